@@ -1,0 +1,76 @@
+"""A federation: one dataset, and who holds which of its samples.
+
+Samples are stored once. A client is three lists of indices (train, validation, test) into the
+shared arrays, so that a hundred clients of CIFAR take no more memory than CIFAR.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..draws import name_key
+
+Indices = tuple[Tensor, ...]  # a list of sample indices for every client
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples and targets, before anybody owns them.
+
+    ``x`` keeps the form it came in (uint8 images, float32 features, int64 tokens); a batch of it
+    becomes model input by ``(x * scale + shift)`` where ``x`` is not made of tokens.
+    """
+
+    name: str
+    x: Tensor  # [N, ...]
+    y: Tensor  # [N] int64 classes, or [N] float32 targets
+    classes: int  # 0 means regression
+    fixed: Tensor | None = None  # [N] int8: 0 train, 1 validation, 2 test, as the source says
+    owners: Tensor | None = None  # [N] natural client of each sample
+    owner_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    scale: Tensor | None = None  # broadcast against one sample
+    shift: Tensor | None = None
+
+    @property
+    def regression(self) -> bool:
+        """Whether targets are real numbers."""
+        return self.classes == 0
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who holds what. ``groups`` and ``relabel`` are known only where the data was made so."""
+
+    dataset: Dataset
+    partition: str  # the partition's name and parameters, for people
+    clients: tuple[str, ...]  # names, in order of first appearance
+    train: Indices
+    val: Indices
+    test: Indices
+    groups: Tensor | None = None  # [K] the hidden truth, for scoring only
+    relabel: Tensor | None = None  # [K, classes] client i reads class c as relabel[i, c]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def keys(self) -> Tensor:
+        """A number for each client, derived from its name: its place in every random draw."""
+        return torch.tensor([name_key(name) for name in self.clients])
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change when any client's data does."""
+        digest = hashlib.sha256()
+        for name, *splits in zip(self.clients, self.train, self.val, self.test, strict=True):
+            digest.update(name.encode())
+            for indices in splits:
+                digest.update(f"|{len(indices)}|".encode())
+                digest.update(indices.to(torch.int64).numpy().tobytes())
+        for extra in (self.dataset.y, self.relabel):
+            if extra is not None:
+                digest.update(extra.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]

@@ -1,0 +1,92 @@
+"""Randomness as a function: every draw is derived from what it is for.
+
+A draw is a hash of words such as (seed, purpose, round, client, position). It needs no state, so
+the order of clients, chunks of them, a second evaluation, a stop and a resume change nothing; it is
+integer arithmetic on tensors, so it gives the same numbers on every device, inside ``vmap`` and
+inside a captured graph.
+
+The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014) folded over the words.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+Word = int | str | Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(z: int) -> int:
+    return z - (1 << 64) if z >> 63 else z
+
+
+def _mix_int(z: int) -> int:
+    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
+    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+    return z ^ (z >> 31)
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    """A logical right shift: torch's int64 shift copies the sign."""
+    return (z >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
+    return z ^ _shifted(z, 31)
+
+
+def name_key(name: str) -> int:
+    """A 63-bit number for a name, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def derive(*words: int | str) -> int:
+    """A 63-bit seed derived from words, for generators that are not ours (model initialisation)."""
+    key = 0
+    for word in words:
+        number = name_key(word) if isinstance(word, str) else word & _MASK
+        key = _mix_int(((key + _GOLDEN) & _MASK) ^ _mix_int(number))
+    return key >> 1
+
+
+def bits(*words: Word) -> Tensor:
+    """64 random bits as int64 for every entry of the broadcast tensor words."""
+    key: int | Tensor = 0
+    for word in words:
+        if isinstance(word, str):
+            word = name_key(word)
+        if isinstance(word, int) and isinstance(key, int):
+            key = _mix_int(((key + _GOLDEN) & _MASK) ^ _mix_int(word & _MASK))
+            continue
+        mixed = _mix(word) if isinstance(word, Tensor) else _signed(_mix_int(word & _MASK))
+        if isinstance(key, int):
+            key = _signed((key + _GOLDEN) & _MASK)
+        else:
+            key = key + _signed(_GOLDEN)
+        key = _mix(key ^ mixed)
+    return torch.tensor(_signed(key)) if isinstance(key, int) else key
+
+
+def uniform(*words: Word) -> Tensor:
+    """Uniform on [0, 1), float64."""
+    return _shifted(bits(*words), 11).to(torch.float64) * 2.0**-53
+
+
+def normal(*words: Word) -> Tensor:
+    """Standard normal, float64, by inversion (one hash a draw)."""
+    centred = 2.0 * (uniform(*words) + 2.0**-54) - 1.0
+    return torch.erfinv(centred) * math.sqrt(2.0)
+
+
+def permutation(count: int, *words: Word) -> Tensor:
+    """A random order of ``count`` things; tensor words give a row an entry."""
+    device = next((w.device for w in words if isinstance(w, Tensor)), None)
+    rows = (w.unsqueeze(-1) if isinstance(w, Tensor) else w for w in words)
+    return bits(*rows, torch.arange(count, device=device)).argsort(-1, stable=True)

@@ -1,0 +1,46 @@
+"""What can go wrong, and what it is called.
+
+    CoterieError
+    ├── ConfigError        a field, a file or a combination of fields that cannot be run
+    ├── DataError          a dataset, table or partition that cannot be read or made
+    ├── EngineError        an engine that cannot run this exactly, or a client that failed in it
+    └── StoreError         a run's folder that cannot be written, read or trusted
+
+Every message says what was found, what was expected and what to do. The command line prints it
+without a traceback and ends with code 2.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class CoterieError(Exception):
+    """Anything this library raises on purpose."""
+
+
+class ConfigError(CoterieError):
+    """A configuration that cannot be run."""
+
+
+class DataError(CoterieError):
+    """Data that cannot be read, or a partition that cannot be made from it."""
+
+
+class EngineError(CoterieError):
+    """An engine that cannot do what is asked, or a client that failed inside it."""
+
+
+class StoreError(CoterieError):
+    """A run's folder that cannot be written, read or trusted."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The tail of an "unknown name" message: a guess where one is close, then all known names.
+
+    >>> did_you_mean("epsilonn", ["downloads", "epsilon"])
+    "did you mean 'epsilon'? (known: downloads, epsilon)"
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    guess = f"did you mean '{close[0]}'? " if close else ""
+    return f"{guess}(known: {', '.join(known)})"

@@ -1,0 +1,103 @@
+"""Messages and states as trees: tensors in NamedTuples, with a row a client.
+
+``torch.utils._pytree`` walks such trees too; this module exists for :class:`Bank`, which must stay
+one table for all clients where an ordinary leaf has a row for each.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Tree = Any  # a Tensor, a Bank, or a (named) tuple of trees; () is the empty message
+
+
+class Bank(NamedTuple):
+    """Models that several clients receive, without a copy for each.
+
+    Only a network has to send copies. An index of -1 marks an empty slot.
+    """
+
+    models: Tensor  # [n, P], one table for everybody
+    index: Tensor  # [m, M] a row a client; [M] inside ``local``
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """The models of one client's slots ``[M, P]`` and which slots hold one ``[M]``."""
+        return self.models[self.index.clamp(min=0)], self.index >= 0
+
+
+def _rebuild(like: Tree, parts: list[Tree]) -> Tree:
+    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+
+
+def map_leaves(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
+    """Apply ``f`` leaf by leaf; a Bank keeps its table and is mapped on its index."""
+    if isinstance(tree, Tensor):
+        return f(tree, *others)
+    if isinstance(tree, Bank):
+        return Bank(tree.models, f(tree.index, *(other.index for other in others)))
+    return _rebuild(tree, [map_leaves(f, *parts) for parts in zip(tree, *others, strict=True)])
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """All tensors, left to right; of a Bank its index."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Bank):
+        yield tree.index
+    else:
+        for part in tree:
+            yield from leaves(part)
+
+
+def dims(tree: Tree) -> Tree:
+    """``in_dims`` for vmap: 0 for what has a row a client, None for a Bank's table."""
+    if isinstance(tree, Tensor):
+        return 0
+    if isinstance(tree, Bank):
+        return Bank(None, 0)  # type: ignore[arg-type]
+    return _rebuild(tree, [dims(part) for part in tree])
+
+
+def take(tree: Tree, rows: Tensor) -> Tree:
+    """The rows of some clients."""
+    return map_leaves(lambda leaf: leaf[rows.to(leaf.device)], tree)
+
+
+def row(tree: Tree, i: int) -> Tree:
+    """One client's part."""
+    return map_leaves(lambda leaf: leaf[i], tree)
+
+
+def stack(trees: list[Tree]) -> Tree:
+    """Rows of single clients as one tree."""
+    return map_leaves(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
+
+
+def concat(trees: list[Tree]) -> Tree:
+    """Chunks of rows as one tree."""
+    return map_leaves(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
+
+
+def where(condition: Tensor, new: Tree, old: Tree) -> Tree:
+    """``new`` where the (scalar) condition holds, else ``old``."""
+    return map_leaves(lambda a, b: torch.where(condition, a, b), new, old)
+
+
+def move(tree: Tree, device: torch.device) -> Tree:
+    """The tree on a device."""
+    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), tree)
+
+
+def count_bytes(message: Tree) -> int:
+    """What a message weighs on a wire, all rows together.
+
+    A Bank counts a model for every filled slot: a client that asks for five models is sent five.
+    """
+    if isinstance(message, Tensor):
+        return message.numel() * message.element_size()
+    if isinstance(message, Bank):
+        slots = int((message.index >= 0).sum())
+        return slots * message.models.shape[-1] * message.models.element_size()
+    return sum(count_bytes(part) for part in message)
