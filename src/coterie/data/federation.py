@@ -6,6 +6,7 @@ shared arrays, so that a hundred clients of CIFAR take no more memory than CIFAR
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ class Dataset:
     fixed: Tensor | None = None  # [N] int8: 0 train, 1 validation, 2 test, as the source says
     owners: Tensor | None = None  # [N] natural client of each sample
     owner_names: tuple[str, ...] = ()
+    owner_groups: Tensor | None = None  # [owners] the hidden truth, where the data was made so
     class_names: tuple[str, ...] = ()
     scale: Tensor | None = None  # broadcast against one sample
     shift: Tensor | None = None
@@ -52,6 +54,7 @@ class Federation:
     test: Indices
     groups: Tensor | None = None  # [K] the hidden truth, for scoring only
     relabel: Tensor | None = None  # [K, classes] client i reads class c as relabel[i, c]
+    foreign: Tensor | None = None  # [K] whose validation and test data client i is judged on
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -61,7 +64,7 @@ class Federation:
         """A number for each client, derived from its name: its place in every random draw."""
         return torch.tensor([name_key(name) for name in self.clients])
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Sixteen hex digits that change when any client's data does."""
         digest = hashlib.sha256()
@@ -70,7 +73,7 @@ class Federation:
             for indices in splits:
                 digest.update(f"|{len(indices)}|".encode())
                 digest.update(indices.to(torch.int64).numpy().tobytes())
-        for extra in (self.dataset.y, self.relabel):
+        for extra in (self.dataset.x, self.dataset.y, self.relabel):
             if extra is not None:
-                digest.update(extra.contiguous().numpy().tobytes())
+                digest.update(extra.contiguous().numpy().data)
         return digest.hexdigest()[:16]

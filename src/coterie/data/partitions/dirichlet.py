@@ -1,0 +1,37 @@
+"""Dirichlet partitions (spec 13.7, 13.8)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..deal import Floats, Ints, Plan, class_cells, client_names, generator
+from ..federation import Dataset
+from .base import Partition, at_least
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """For each class, client shares from a symmetric Dirichlet (P3: 100 clients, 0.9)."""
+
+    clients: int = 100
+    alpha: float = 0.9
+
+    def __post_init__(self) -> None:
+        at_least(1, clients=self.clients)
+        at_least(1e-6, alpha=self.alpha)
+
+    def plan(self, dataset: Dataset, seed: int) -> Plan:
+        """The same shares for the training and the test part."""
+        cells, names = class_cells(dataset, "dirichlet")
+        rng = generator(seed, "dirichlet")
+        shares = rng.dirichlet(np.full(self.clients, self.alpha), size=dataset.classes).T
+        return Plan(
+            client_names(self.clients), cells, names, lambda supply, test: serve(shares, supply)
+        )
+
+
+def serve(shares: Floats, supply: Ints) -> Ints:
+    """Rounded shares of each class, clients served in order until the class is exhausted."""
+    wanted: Ints = np.rint(shares * supply).astype(np.int64).cumsum(axis=0)
+    served: Ints = np.diff(np.minimum(wanted, supply), axis=0, prepend=0)
+    return served

@@ -1,0 +1,118 @@
+"""Partitions with hidden groups: label groups (P2, spec 13.6) and concept shift."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import ConfigError
+from ..deal import Ints, Plan, class_cells, client_names, even, generator, one_cell
+from ..federation import Dataset
+from .base import Partition, at_least
+
+
+@dataclass(frozen=True)
+class LabelGroups(Partition):
+    """Classes are cut into groups with disjoint labels; each client belongs to one, at random."""
+
+    clients: int = 8
+    groups: int = 2
+
+    def __post_init__(self) -> None:
+        at_least(1, groups=self.groups)
+        at_least(self.groups, clients=self.clients)
+
+    def plan(self, dataset: Dataset, seed: int) -> Plan:
+        """A group's samples divided equally among its clients."""
+        labels, _ = class_cells(dataset, "label_groups")
+        if self.groups > dataset.classes:
+            raise ConfigError(
+                f"partition.groups: found {self.groups}, but {dataset.name} has only "
+                f"{dataset.classes} classes to divide"
+            )
+        rng = generator(seed, "label_groups")
+        group_of_class = np.empty(dataset.classes, np.int64)
+        sizes = even(dataset.classes, self.groups)
+        group_of_class[rng.permutation(dataset.classes)] = np.repeat(range(self.groups), sizes)
+        groups = random_groups(self.clients, self.groups, rng)
+        return Plan(
+            client_names(self.clients),
+            group_of_class[labels],
+            tuple(f"label group {g}" for g in range(self.groups)),
+            lambda supply, test: even_within(groups, supply),
+            groups,
+        )
+
+
+def random_groups(clients: int, groups: int, rng: np.random.Generator) -> Ints:
+    """A group for every client, uniform except that none is empty."""
+    drawn = np.concatenate([np.arange(groups), rng.integers(groups, size=clients - groups)])
+    return rng.permutation(drawn)
+
+
+def even_within(groups: Ints, supply: Ints) -> Ints:
+    """Each cell divided equally among the clients of the group of that number ``[K, cells]``."""
+    counts = np.zeros((len(groups), len(supply)), np.int64)
+    for cell, available in enumerate(supply):
+        members = np.flatnonzero(groups == cell)
+        if len(members):
+            counts[members, cell] = even(int(available), len(members))
+    return counts
+
+
+@dataclass(frozen=True)
+class ConceptShift(Partition):
+    """IID samples, but every hidden group names the classes its own way.
+
+    Any two groups disagree about every class. With ``shared = false`` every client but the first
+    has an independent permutation instead, as in P4, and there are no groups.
+    """
+
+    clients: int = 12
+    groups: int = 3
+    shared: bool = True
+
+    def __post_init__(self) -> None:
+        at_least(1, groups=self.groups)
+        at_least(self.groups if self.shared else 1, clients=self.clients)
+
+    def plan(self, dataset: Dataset, seed: int) -> Plan:
+        """An equal share for each client, and its names for the classes."""
+        class_cells(dataset, "concept_shift")  # refuses regression
+        cells, names = one_cell(dataset)
+        groups = None
+        if self.shared:
+            groups = np.arange(self.clients) * self.groups // self.clients
+            relabel = conflicting(self.groups, dataset.classes, seed)[groups]
+        else:
+            relabel = independent(self.clients, dataset.classes, seed)
+        return Plan(
+            client_names(self.clients),
+            cells,
+            names,
+            lambda supply, test: even(int(supply[0]), self.clients)[:, None],
+            groups,
+            relabel,
+        )
+
+
+def conflicting(groups: int, classes: int, seed: int) -> Ints:
+    """Random permutations of the classes ``[groups, classes]``, no two alike in any class.
+
+    They are rows of a shuffled cyclic Latin square, so there can be no more than classes.
+    """
+    if groups > classes:
+        raise ConfigError(
+            f"partition.groups: found {groups}, but only {classes} groups can disagree about every "
+            f"one of {classes} classes"
+        )
+    rng = generator(seed, "concept_shift")
+    column, symbol = rng.permutation(classes), rng.permutation(classes)
+    shift = rng.permutation(classes)[:groups]
+    return np.take(symbol, (column[None, :] + shift[:, None]) % classes)
+
+
+def independent(clients: int, classes: int, seed: int) -> Ints:
+    """A uniform permutation for every client but the first, which keeps the true names (P4)."""
+    rng = generator(seed, "concept_shift")
+    others = [rng.permutation(classes) for _ in range(clients - 1)]
+    return np.stack([np.arange(classes), *others])
