@@ -1,0 +1,147 @@
+"""What a name in a config stands for, and which fields it can be told.
+
+Methods, adaptations and partitions are dataclasses; networks and dataset loaders are functions
+with keyword-only options. Both are read here as lists of fields. What a field means stands in the
+docstring, as a line ``name: meaning``, and in a dataclass may instead be the comment behind it.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import json
+import math
+import re
+import sys
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .errors import ConfigError, did_you_mean
+
+REQUIRED = inspect.Parameter.empty
+
+
+class Field(NamedTuple):
+    """One thing that can be told."""
+
+    name: str
+    type: Any
+    default: Any  # REQUIRED where there is none
+    meaning: str
+
+    @property
+    def kind(self) -> str:
+        """Its type in words that a config's author knows."""
+        return _words(self.type)
+
+
+def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
+    """The fields of a dataclass, or the keyword-only options of a function."""
+    hints = typing.get_type_hints(owner)
+    meanings = _meanings(owner)
+    defaults: dict[str, Any] = {}
+    if dataclasses.is_dataclass(owner):
+        for field in dataclasses.fields(owner):
+            made = field.default_factory
+            default = field.default if made is dataclasses.MISSING else made()
+            if field.init:
+                defaults[field.name] = REQUIRED if default is dataclasses.MISSING else default
+    else:
+        for name, parameter in inspect.signature(owner).parameters.items():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                defaults[name] = parameter.default
+    return tuple(
+        Field(name, hints.get(name, Any), default, meanings.get(name, ""))
+        for name, default in defaults.items()
+    )
+
+
+def checked(
+    given: Mapping[str, Any], known: Iterable[Field], where: str, owner: str
+) -> dict[str, Any]:
+    """The values in their fields' types; a wrong name, a wrong type or a missing field refuses."""
+    table = {field.name: field for field in known}
+    for name in given:
+        if name not in table:
+            fault = f"{where}.{name}: {owner} has no such field; "
+            raise ConfigError(fault + did_you_mean(name, table).replace("known:", "fields:"))
+    for field in table.values():
+        if field.default is REQUIRED and field.name not in given:
+            raise ConfigError(
+                f"{where}.{field.name}: missing; {owner} needs it ({field.kind}"
+                + (f": {field.meaning})" if field.meaning else ")")
+            )
+    return {name: _typed(value, table[name], f"{where}.{name}") for name, value in given.items()}
+
+
+def _typed(value: Any, field: Field, where: str) -> Any:
+    """One value in the field's type, judged as strictly as TOML writes it."""
+    import pydantic
+
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: found {value}; expected {field.kind} that is finite")
+    try:
+        return pydantic.TypeAdapter(field.type).validate_json(json.dumps(value), strict=True)
+    except pydantic.ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise ConfigError(f"{where}: found {value!r}; expected {field.kind} ({reason})") from None
+
+
+def imported(name: str, where: str, folder: Path | None = None) -> Any:
+    """What ``package.module:Name`` names; ``folder``, the config's own, is searched too."""
+    module, _, attribute = name.partition(":")
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{where}: '{name}' cannot be imported ({error}); expected package.module:Class of an "
+            "installed package or of a folder on PYTHONPATH"
+        ) from error
+
+
+def summary(owner: object) -> str:
+    """The first sentence or line of a docstring."""
+    return (inspect.getdoc(owner) or "").partition("\n")[0].rstrip(".")
+
+
+def _meanings(owner: object) -> dict[str, str]:
+    """``name: meaning`` lines of the docstring; else the comments behind a dataclass's fields."""
+    found: dict[str, str] = {}
+    try:
+        source = textwrap.dedent(inspect.getsource(owner))  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        source = ""
+    if isinstance(owner, type):
+        for name, meaning in re.findall(r"^    (\w+): [^#\n]*  # (.+)$", source, re.MULTILINE):
+            found[name] = meaning
+    text = inspect.getdoc(owner) or ""
+    for name, meaning in re.findall(r"^ *(\w+): (.+(?:\n +[^\s:]+ .*)*)$", text, re.MULTILINE):
+        found[name] = re.sub(r"\s+", " ", meaning)
+    return found
+
+
+def _words(kind: Any) -> str:
+    """A type in plain words: ``float | Literal["auto"]`` is "a number or 'auto'"."""
+    plain = {
+        int: "a whole number",
+        float: "a number",
+        bool: "true or false",
+        str: "a text",
+        type(None): "nothing",
+        Any: "a value",
+    }
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return " or ".join(repr(value) for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_words(part) for part in arguments if part is not type(None))
+    if origin in (tuple, list):
+        return f"a list of {_words(arguments[0]).removeprefix('a ')}s"
+    if origin is typing.Annotated:
+        return _words(arguments[0])
+    return plain.get(kind, getattr(kind, "__name__", str(kind)))

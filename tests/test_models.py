@@ -1,0 +1,145 @@
+"""The papers' networks: their sizes, what they accept, and that stacked parameters go through."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+
+from coterie import models
+from coterie.data.federation import Dataset
+from coterie.errors import ConfigError
+from coterie.model import FlatModel, build
+
+
+def dataset(shape: tuple[int, ...], classes: int, dtype: torch.dtype = torch.float32) -> Dataset:
+    return Dataset("made", torch.zeros(4, *shape).to(dtype), torch.zeros(4).long(), classes)
+
+
+# Counted by hand from the papers' descriptions; the known ones (61,706; 1,663,370; 6,603,710;
+# 122,570; 11,173,962) are the numbers those networks are quoted with.
+SIZES = [
+    ("linear", (64,), 10, {}, 650),
+    ("mlp", (64,), 10, {}, 4810),
+    ("mlp", (512,), 65, {"hidden": (1000, 200)}, 726_265),
+    ("lenet5", (1, 28, 28), 10, {}, 61_706),
+    ("fedavg_cnn", (1, 28, 28), 10, {}, 1_663_370),
+    ("leaf_cnn", (1, 28, 28), 62, {}, 6_603_710),
+    ("p2_cnn", (3, 32, 32), 10, {}, 319_242),
+    ("fomo_code_cnn", (3, 32, 32), 10, {}, 122_570),
+    ("vgg11", (3, 32, 32), 10, {}, 9_225_610),
+    ("resnet18", (3, 32, 32), 10, {}, 11_173_962),
+    ("resnet18", (3, 32, 32), 10, {"norm": "batch"}, 11_173_962),
+    ("char_lstm", (80,), 80, {}, 819_920),
+    ("word_lstm", (64,), 5000, {}, 1_648_200),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "options", "size"), SIZES)
+def test_parameter_counts_and_the_name_of_the_last_layer(name, shape, classes, options, size):
+    with torch.device("meta"):  # shapes only: nothing is initialised
+        model = FlatModel(models.MODELS[name](shape, classes, **options))
+    assert model.size == size
+    assert model.layers()[-1] == "head"
+
+
+def test_every_network_has_a_counted_size():
+    assert {row[0] for row in SIZES} == set(models.MODELS)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda s: models.linear(s, 3), (5,)),
+        (lambda s: models.mlp(s, 3, hidden=(6, 4)), (1, 8, 8)),
+        (lambda s: models.lenet5(s, 3), (1, 8, 8)),
+        (lambda s: models.lenet5(s, 3), (1, 12, 12)),
+        (lambda s: models.fedavg_cnn(s, 3), (1, 8, 8)),
+        (lambda s: models.p2_cnn(s, 3), (3, 8, 8)),
+        (lambda s: models.fomo_code_cnn(s, 3), (3, 18, 18)),
+        (lambda s: models._Residual(32, 64, 2, "group"), (32, 4, 4)),  # all of ResNet takes 30 s
+    ],
+)
+def test_a_stack_of_parameters_gives_each_its_own_gradient(make, shape):
+    model = FlatModel(build(lambda: make(shape), "stack").double())
+    start = model.flatten(model.module)
+    stacked = torch.stack([start, start * 0.5])
+    x = torch.randn(2, 2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def loss(w, x):
+        return model(w, x).square().mean()
+
+    together = vmap(grad(loss))(stacked, x)
+    alone = torch.stack([grad(loss)(stacked[i], x[i]) for i in range(2)])
+    torch.testing.assert_close(together, alone, rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(together[0], together[1])
+
+
+@pytest.mark.parametrize("name", ["char_lstm", "word_lstm"])
+def test_lstm_depends_on_its_vector_and_learns_from_all_of_it(name):
+    model = FlatModel(build(lambda: models.MODELS[name]((7,), 11), "text"))
+    start = model.flatten(model.module)
+    tokens = torch.arange(14).view(2, 7) % 11
+    gradient = grad(lambda w: model(w, tokens).square().mean())(start)
+    assert model(start, tokens).shape == (2, 11)
+    for slot in model.slots:
+        assert gradient[slot.start : slot.stop].abs().sum() > 0, slot.name
+    assert not torch.equal(model(start, tokens), model(start * 0.9, tokens))
+
+
+def test_word_lstm_ties_its_output_to_its_embedding():
+    names = [slot.name for slot in FlatModel(models.word_lstm((4,), 9)).slots]
+    assert "embedding.weight" in names
+    assert "head.weight" not in names
+
+
+@pytest.mark.parametrize("side", [28, 12, 11, 8, 4])
+def test_lenet5_fits_any_side(side):
+    assert models.lenet5((1, side, side), 10)(torch.zeros(2, 1, side, side)).shape == (2, 10)
+
+
+def test_regression_has_one_output():
+    assert models.mlp((4,), 0)(torch.zeros(2, 4)).shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "classes", "expected"),
+    [
+        ((5,), torch.float32, 2, "mlp"),
+        ((1, 8, 8), torch.uint8, 10, "mlp"),
+        ((1, 28, 28), torch.uint8, 10, "lenet5"),
+        ((3, 32, 32), torch.uint8, 10, "fedavg_cnn"),
+        ((80,), torch.int64, 80, "char_lstm"),
+        ((64,), torch.int64, 5000, "word_lstm"),
+    ],
+)
+def test_auto_picks_by_kind_of_data(shape, dtype, classes, expected):
+    data = dataset(shape, classes, dtype)
+    with torch.device("meta"):
+        made, wanted = models.factory("auto", data)(), models.factory(expected, data)()
+    assert str(made) == str(wanted)
+
+
+class Own(nn.Module):
+    def __init__(self, shape: tuple[int, ...], width: int = 2) -> None:
+        super().__init__()
+        self.layer = nn.Linear(shape[0], width)
+
+
+def test_own_class_gets_the_shape_it_asks_for_and_the_options():
+    made = models.factory(f"{__name__}:Own", dataset((5,), 2), width=7)()
+    assert made.layer.weight.shape == (7, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("lenet", (1, 28, 28), "did you mean 'lenet5'?"),
+        ("lenet5", (64,), "needs images"),
+        ("fomo_code_cnn", (1, 8, 8), "at least 18x18"),
+        ("char_lstm", (1, 8, 8), "needs sequences of tokens"),
+        ("no.such:Net", (5,), "cannot be imported"),
+    ],
+)
+def test_refusals_say_what_to_do(name, shape, message):
+    with pytest.raises(ConfigError, match=message):
+        models.factory(name, dataset(shape, 10))()
