@@ -1,0 +1,121 @@
+"""Files that are either whole or absent, and a list that proves it.
+
+Everything a run leaves is written beside its place, flushed to disk and renamed into it. Nothing
+is ever a pickle.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import StoreError
+
+MANIFEST = "MANIFEST.json"
+
+
+def flush_to_disk(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power cut."""
+    if path.is_dir() and os.name != "posix":
+        return  # only POSIX can flush a folder
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes ``path`` in one step, or leaves no trace."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with writing(path):
+            yield temporary
+            flush_to_disk(temporary)
+            temporary.replace(path)
+            flush_to_disk(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say it clearly when the disk says no."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written ({error.strerror or error}); free some space or choose "
+            "another folder with --out; what was written before is intact"
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: NaN becomes null, infinities the texts "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Strict JSON text."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole."""
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise StoreError(f"{path}: missing; expected a finished run's folder") from error
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read ({error}); expected JSON text") from error
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def list_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Name, size and sha256 of every plain file of a folder but the manifest itself."""
+    return {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name != MANIFEST and not path.name.startswith(".")
+    }
+
+
+def faults(folder: Path) -> list[str]:
+    """What differs from the manifest, one sentence a file; empty when the folder can be trusted."""
+    promised: dict[str, dict[str, Any]] = read_json(folder / MANIFEST)["files"]
+    found = list_files(folder)
+    wrong = [f"{name} is missing" for name in promised if name not in found]
+    for name in promised.keys() & found.keys():
+        if promised[name] != found[name]:
+            wrong.append(f"{name} has changed since the run was finished")
+    return sorted(wrong)

@@ -1,0 +1,170 @@
+"""The files of a run's folder, one writer and one reader each."""
+
+import csv
+import hashlib
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .algorithm import Mixture
+from .errors import StoreError
+from .history import SCORES, Line, Packed, Roster, Scores, dense
+
+COLUMNS = ("round", "client", "n_train", "n_val", "n_test", *SCORES)
+DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
+
+
+def digest(mixture: Mixture) -> str:
+    """The sha256 over all clients' predictors in client order: its weights, then its models."""
+    total = hashlib.sha256()
+    for predictor in zip(mixture.weights, mixture.models, strict=True):
+        for part in predictor:
+            total.update(part.detach().cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def write_models(path: Path, mixture: Mixture) -> None:
+    """Every client's predictor: ``models [U, P]``, each once, ``index [K, r]``, ``weights``."""
+    from safetensors.torch import save_file
+
+    weights, models = mixture.weights.detach().cpu(), mixture.models.detach().cpu()
+    places: dict[bytes, int] = {}
+    kept: list[Tensor] = []
+    index = torch.zeros(weights.shape, dtype=torch.int64)
+    for i, row in enumerate(models):
+        for j, model in enumerate(row):
+            key = hashlib.sha256(model.contiguous().numpy().tobytes()).digest()
+            if key not in places:
+                places[key] = len(kept)
+                kept.append(model)
+            index[i, j] = places[key]
+    tensors = {"models": torch.stack(kept), "index": index, "weights": weights.contiguous()}
+    save_file(tensors, path)
+
+
+def read_models(path: Path) -> Mixture:
+    """Every client's predictor: ``weights [K, r]``, ``models [K, r, P]``."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+        return Mixture(tensors["weights"], tensors["models"][tensors["index"]])
+    except (OSError, SafetensorError, KeyError, IndexError) as error:
+        raise _unreadable(path, error, "the models of a run") from error
+
+
+def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: Roster) -> None:
+    """``A [R, K, K]`` with ``rounds``, ``clients`` and, where known, ``groups``.
+
+    Above 5e7 entries the matrices are stored by their non-zero entries, one under the other, as
+    the parts of one CSR matrix of ``R·K`` rows: ``data``, ``indices``, ``indptr``.
+    """
+    arrays: dict[str, Any] = {
+        "rounds": np.array([index for index, _ in matrices]),
+        "clients": np.array(roster.clients, dtype=str),
+    }
+    if roster.groups is not None:
+        arrays["groups"] = roster.groups
+    if len(matrices) * len(roster) ** 2 > DENSE_UP_TO:
+        from scipy.sparse import csr_array, vstack
+
+        stacked = vstack([csr_array(matrix) for _, matrix in matrices], format="csr")
+        arrays |= {"data": stacked.data, "indices": stacked.indices, "indptr": stacked.indptr}
+    else:
+        arrays["A"] = np.stack([dense(matrix) for _, matrix in matrices])
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], NDArray[np.int64] | None]:
+    """The matrices of each recorded round, and the true groups where they are known."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            rounds, groups = stored["rounds"].tolist(), stored.get("groups")
+            if "A" in stored:
+                return list(zip(rounds, stored["A"], strict=True)), groups
+            from scipy.sparse import csr_array
+
+            K = len(stored["clients"])
+            parts = stored["data"], stored["indices"], stored["indptr"]
+            stacked = csr_array(parts, shape=(len(rounds) * K, K))
+            return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], groups
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _unreadable(path, error, "the collaboration matrices of a run") from error
+
+
+def read_rounds(path: Path) -> list[Line]:
+    """The whole lines of ``rounds.jsonl``; a last line that a crash cut short is left out."""
+    lines: list[Line] = []
+    for text in _read_lines(path).split("\n")[:-1]:
+        try:
+            lines.append(json.loads(text))
+        except ValueError as error:
+            raise _unreadable(path, error, "a JSON object a line") from error
+    return lines
+
+
+def client_rows(index: int, scores: Scores, roster: Roster) -> Iterator[tuple[Any, ...]]:
+    """The lines of one round for ``clients.csv``; an empty cell is a score that does not exist."""
+    for i, name in enumerate(roster.clients):
+        numbers = [float(scores[column][i]) for column in SCORES]
+        cells = ["" if math.isnan(number) else repr(number) for number in numbers]
+        yield (index, name, roster.n_train[i], roster.n_val[i], roster.n_test[i], *cells)
+
+
+def append_clients(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
+    """Add lines to ``clients.csv``."""
+    with path.open("a", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def read_clients(path: Path) -> tuple[list[tuple[int, Scores]], Roster]:
+    """The scores of every evaluated round and who was scored; a round cut short is left out."""
+    table = csv.DictReader(io.StringIO(_read_lines(path), newline=""))
+    rounds: dict[int, list[dict[str, str]]] = {}
+    try:
+        for row in table:
+            rounds.setdefault(int(row["round"]), []).append(row)
+        first = next(iter(rounds.values()), [])
+        sizes = {name: np.array([int(row[name]) for row in first]) for name in COLUMNS[2:5]}
+        names = tuple(row["client"] for row in first)
+        scores = [
+            (index, {name: _column(rows, name) for name in SCORES})
+            for index, rows in rounds.items()
+            if tuple(row["client"] for row in rows) == names
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error, f"a table with columns {', '.join(COLUMNS)}") from error
+    return scores, Roster(names, **sizes, groups=None, fingerprint="", weak={})
+
+
+def _column(rows: list[dict[str, str]], name: str) -> Any:
+    return np.array([float(row[name]) if row[name] else math.nan for row in rows])
+
+
+def _read_lines(path: Path) -> str:
+    """A text file up to its last line's end: what follows was cut short by a crash."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            text = file.read()
+        return text[: text.rfind("\n") + 1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error, "a text file of a run") from error
+
+
+def _unreadable(path: Path, error: Exception, expected: str) -> StoreError:
+    return StoreError(
+        f"{path}: cannot be read ({error}); expected {expected}; check the folder with "
+        "'coterie verify'"
+    )

@@ -1,0 +1,243 @@
+"""What a run leaves behind, as plain arrays: who took part, every score, every matrix.
+
+A :class:`Log` takes the records of a run one by one and becomes a :class:`History`; reading a run's
+folder gives the same history. Everything after it (summaries, alarms, tables, figures) is a
+function of histories, so a run in memory and a run on disk are judged by the same code.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import metrics
+from .errors import StoreError
+from .metrics import Floats
+
+if TYPE_CHECKING:
+    from .data.federation import Federation
+    from .run import Record
+
+Line = dict[str, Any]  # one round, as a line of rounds.jsonl
+Scores = dict[str, Floats]  # for each name of SCORES, a number a client [K]
+Matrix = NDArray[np.float32]  # [K, K]
+Packed = Any  # a Matrix, or a scipy.sparse.csr_array of one
+
+SCORES = ("test", "val", "test_loss", "val_loss")
+SPARSE_FROM = 500  # clients; from there on a matrix is held by its non-zero entries
+
+
+def pack(A: NDArray[Any]) -> Packed:
+    """A matrix as it is held and stored: float32, sparse where there are many clients."""
+    small = A.astype(np.float32)
+    if len(A) < SPARSE_FROM:
+        return small
+    from scipy.sparse import csr_array
+
+    return csr_array(small)
+
+
+def dense(matrix: Packed) -> Matrix:
+    """All entries of a packed matrix."""
+    entries: Matrix = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+    return entries
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """The clients of a federation, without their data."""
+
+    clients: tuple[str, ...]
+    n_train: NDArray[np.int64]  # [K]
+    n_val: NDArray[np.int64]
+    n_test: NDArray[np.int64]
+    groups: NDArray[np.int64] | None  # [K] the hidden truth where it is known
+    fingerprint: str
+    weak: Mapping[str, str]  # client: what it lacks to be judged
+
+    @classmethod
+    def of(cls, federation: "Federation") -> "Roster":
+        """Who is in this federation."""
+        splits = federation.train, federation.val, federation.test
+        train, val, test = (np.array([len(part) for part in split]) for split in splits)
+        groups = None if federation.groups is None else federation.groups.numpy().astype(np.int64)
+        weak = {
+            name: lack
+            for i, name in enumerate(federation.clients)
+            if (lack := _lack(federation, i))
+        }
+        return cls(federation.clients, train, val, test, groups, federation.fingerprint, weak)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+
+def _lack(federation: "Federation", i: int) -> str | None:
+    """What a client lacks to train and to be judged; None where it has enough."""
+    own, data = federation.train[i], federation.dataset
+    if len(own) < 2:
+        return "one training sample" if len(own) else "no training samples"
+    for name, split in (("test", federation.test[i]), ("validation", federation.val[i])):
+        if len(split) == 0:
+            return f"no {name} data"
+    if not data.regression and bool((data.y[own] == data.y[own[0]]).all()):
+        return "one class only"
+    if bool((data.x[own] == data.x[own[0]]).all()):
+        return "constant features"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """One run: a line a round, and in evaluated rounds a number a client."""
+
+    method: str
+    seed: int
+    metric: str
+    roster: Roster
+    lines: tuple[Line, ...]
+    rounds: NDArray[np.int64]  # [R] the evaluated ones
+    test: Floats  # [R, K], NaN where a client has no such data
+    val: Floats
+    test_loss: Floats
+    val_loss: Floats
+    matrix_rounds: tuple[int, ...] = ()
+    matrices: tuple[Packed, ...] = ()  # one for each of these rounds
+
+    @property
+    def last(self) -> Floats:
+        """Every client's test score at the end ``[K]``."""
+        scores: Floats = self.test[-1]
+        return scores
+
+    @property
+    def weights(self) -> Matrix | None:
+        """The collaboration matrix at the end ``[K, K]``; None for methods that have none."""
+        return dense(self.matrices[-1]) if self.matrices else None
+
+
+@dataclass
+class Log:
+    """Takes a run's records as they come."""
+
+    method: str
+    seed: int
+    metric: str
+    roster: Roster
+    lines: list[Line] = field(default_factory=list)
+    evaluated: list[tuple[int, Scores]] = field(default_factory=list)
+    matrices: list[tuple[int, Packed]] = field(default_factory=list)
+
+    def append(self, record: "Record") -> Line:
+        """Note one round and return its line."""
+        line = _line(record, self.roster)
+        if record.evaluation is not None:
+            scores = {name: getattr(record.evaluation, name) for name in SCORES}
+            self.evaluated.append((record.index, scores))
+        if record.collaboration is not None:
+            self.matrices.append((record.index, pack(record.collaboration)))
+        self.lines.append(line)
+        return line
+
+    def history(self) -> History:
+        """All that was noted so far."""
+        if not self.evaluated:
+            raise StoreError(
+                f"{self.method}: no round has been evaluated; expected the last one at least"
+            )
+        rounds = np.array([index for index, _ in self.evaluated], dtype=np.int64)
+        scores = {
+            name: np.array([scores[name] for _, scores in self.evaluated], dtype=np.float64)
+            for name in SCORES
+        }
+        return History(
+            self.method,
+            self.seed,
+            self.metric,
+            self.roster,
+            tuple(self.lines),
+            rounds,
+            **scores,
+            matrix_rounds=tuple(index for index, _ in self.matrices),
+            matrices=tuple(matrix for _, matrix in self.matrices),
+        )
+
+
+def _line(record: "Record", roster: Roster) -> Line:
+    line: Line = {
+        "round": record.index,
+        "clients": list(record.clients),
+        "bytes_down": record.traffic.down,
+        "bytes_up": record.traffic.up,
+        "bytes_serve": record.traffic.serve,
+        "seconds": record.seconds,
+        "rejected": [
+            {"client": roster.clients[r.client], "reason": r.reason} for r in record.rejected
+        ],
+    }
+    if record.evaluation is not None:
+        for name in SCORES:
+            line[name] = float(metrics.mean_known(getattr(record.evaluation, name)))
+    if record.collaboration is not None:
+        A = record.collaboration
+        line["in_group_weight"] = metrics.in_group_weight(A, roster.groups)
+        line["off_diagonal"] = metrics.off_diagonal(A, record.clients)
+    return line
+
+
+def summarise(
+    history: History, digest: str | None = None, local: History | None = None
+) -> dict[str, Any]:
+    """The numbers of ``summary.json``; those relative to Local are None where it is not given."""
+    metric, roster = history.metric, history.roster
+    prefix = "accuracy" if metric == "accuracy" else "score"
+    spread = metrics.spread(history.last, roster.n_test, metric)
+    means = metrics.mean_known(history.test)
+    by_val = metrics.best_round(history.val, metric)
+    by_test = metrics.best_round(history.test, metric)
+    gained = None if local is None else metrics.gains(history.last, local.last, metric)
+    A = history.weights
+    lines = history.lines
+    return {
+        "method": history.method,
+        "rounds": len(lines),
+        "seed": history.seed,
+        "metric": metric,
+        f"{prefix}_last": spread.mean,
+        f"{prefix}_best_by_validation": None if by_val is None else float(means[by_val]),
+        "round_best_by_validation": None if by_val is None else int(history.rounds[by_val]),
+        "bmta": None if by_test is None else float(means[by_test]),
+        "round_best_on_test": None if by_test is None else int(history.rounds[by_test]),
+        "weighted_mean": spread.weighted_mean,
+        "worst_tenth": spread.worst_tenth,
+        "best_tenth": spread.best_tenth,
+        "variance": spread.variance,
+        "variance_worst_tenth": spread.variance_worst,
+        "variance_best_tenth": spread.variance_best,
+        "relative_to_local": None if gained is None else float(metrics.mean_known(gained)),
+        "worse_than_local": None if gained is None else metrics.count_worse(gained),
+        "in_group_weight": None if A is None else metrics.in_group_weight(A, roster.groups),
+        "weight_recovery_auc": None if A is None else metrics.weight_recovery(A, roster.groups),
+        "clients": len(roster),
+        "clients_scored": spread.scored,
+        "clients_without_test": spread.unscored,
+        "weak_clients": dict(roster.weak),
+        "bytes_up": sum(line["bytes_up"] for line in lines),
+        "bytes_down": sum(line["bytes_down"] for line in lines),
+        "bytes_serve": sum(line["bytes_serve"] for line in lines),
+        "seconds": sum(line["seconds"] for line in lines),
+        "digest": digest,
+        "partition_fingerprint": roster.fingerprint,
+        "alarms": [],
+        "rejected": dict(Counter(r["reason"] for line in lines for r in line["rejected"])),
+    }
+
+
+def last_score(summary: Mapping[str, Any]) -> float:
+    """The mean at the end, under whichever name the metric gives it."""
+    value = summary.get("accuracy_last", summary.get("score_last"))
+    return math.nan if value is None else float(value)

@@ -1,0 +1,267 @@
+"""What ``coterie.run`` and ``coterie.compare`` return: one run, and methods × seeds beside Local.
+
+Both are made from data in memory or read from a folder; every number is computed by the same code.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import files, metrics, store
+from .alarms import Alarm, raise_alarms
+from .errors import StoreError
+from .history import History, last_score, summarise
+from .metrics import Floats, OverSeeds, Paired
+from .store import RunData
+
+COMPARISON, REPORT = "comparison.json", "report.html"
+LOCAL = "local"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunResult:
+    """One run: its summary, its history, every client's model."""
+
+    data: RunData
+
+    @classmethod
+    def read(cls, path: str | Path) -> "RunResult":
+        """A finished run from its folder."""
+        return cls(store.read(Path(path)))
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.data.history.method
+
+    @property
+    def seed(self) -> int:
+        """The seed everything was derived from."""
+        return self.data.history.seed
+
+    @property
+    def history(self) -> History:
+        """Every round, every client's scores, every matrix."""
+        return self.data.history
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The numbers of ``summary.json``."""
+        return dict(self.data.summary)
+
+    @property
+    def path(self) -> Path | None:
+        """The run's folder; None for a run that was not written down."""
+        return self.data.path
+
+    def __repr__(self) -> str:
+        from .report.table import run_text
+
+        return run_text(self)
+
+    def _repr_html_(self) -> str:
+        from .report.table import run_html
+
+        return run_html(self)
+
+
+class Row(NamedTuple):
+    """One method of a comparison, over its seeds. A field is NaN where it does not exist."""
+
+    method: str
+    mean: OverSeeds  # last round
+    weighted_mean: OverSeeds
+    worst_tenth: OverSeeds
+    best_tenth: OverSeeds
+    best_by_validation: OverSeeds  # the round chosen by validation data
+    best_on_test: OverSeeds  # BMTA: the round chosen by test data, as some papers do
+    relative_to_local: OverSeeds
+    worse_than_local: OverSeeds  # clients a run
+    better: int  # client-runs that gained, over all seeds
+    worse: int
+    compared: int
+    in_group_weight: OverSeeds
+    bytes_per_client: OverSeeds  # sent and received for training, whole run
+    seconds: OverSeeds
+    paired: Paired | None  # against Local, last round; a client's gains are averaged over seeds
+    paired_on_test: Paired | None  # the same at each method's best round on test (P5)
+    alarms: tuple[Alarm, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Several methods on the same federation, always beside Local."""
+
+    runs: tuple[RunResult, ...]
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, runs: Iterable[RunResult], path: Path | None = None) -> "Comparison":
+        """A comparison of runs that can be compared: same clients, same metric, Local for each."""
+        runs = tuple(runs)
+        _check(runs)
+        return cls(runs, path)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Comparison":
+        """A comparison from the folder ``coterie compare`` wrote."""
+        path = Path(path)
+        listed = files.read_json(path / COMPARISON)["runs"]
+        return cls.of((RunResult.read(path / run["path"]) for run in listed), path)
+
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """The methods in the order they were asked for."""
+        return tuple(dict.fromkeys(run.method for run in self.runs))
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds in the order they were asked for."""
+        return tuple(dict.fromkeys(run.seed for run in self.runs))
+
+    @property
+    def metric(self) -> str:
+        """What is scored."""
+        return self.runs[0].history.metric
+
+    def of_method(self, method: str) -> tuple[RunResult, ...]:
+        """One method's runs, a seed each."""
+        return tuple(run for run in self.runs if run.method == method)
+
+    def of_seed(self, seed: int) -> dict[str, History]:
+        """One seed's histories by method."""
+        return {run.method: run.history for run in self.runs if run.seed == seed}
+
+    def gains(self, method: str, at: str = "last") -> Floats:
+        """Each client's gain over its own local model ``[seeds, clients]``; positive is better.
+
+        ``at`` is ``last``, or ``best`` for each method's best round on test data.
+        """
+        rows = []
+        for run in self.of_method(method):
+            local = self.of_seed(run.seed)[LOCAL]
+            rows.append(metrics.gains(_scores(run.history, at), _scores(local, at), self.metric))
+        return np.array(rows)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """A row a method."""
+        return tuple(_row(self, method) for method in self.methods)
+
+    @cached_property
+    def verdict(self) -> str:
+        """Whether joining is worth it, in a sentence or two."""
+        from .report.verdict import verdict
+
+        return verdict(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``comparison.json`` holds."""
+        return {
+            "verdict": self.verdict,
+            "metric": self.metric,
+            "seeds": list(self.seeds),
+            "methods": [row._asdict() for row in self.rows],
+            "runs": [
+                {
+                    "method": run.method,
+                    "seed": run.seed,
+                    "digest": run.summary["digest"],
+                    "path": f"{run.method}/seed-{run.seed}",
+                }
+                for run in self.runs
+            ],
+        }
+
+    def write(self, path: str | Path) -> Path:
+        """Write ``comparison.json`` and ``report.html`` into a folder; the page's path."""
+        from .report.page import page
+
+        path = Path(path)
+        files.write_json(path / COMPARISON, self.to_dict())
+        files.write_text(path / REPORT, page(self))
+        return path / REPORT
+
+    def __repr__(self) -> str:
+        from .report.table import comparison_text
+
+        return comparison_text(self)
+
+    def _repr_html_(self) -> str:
+        from .report.table import comparison_html
+
+        return comparison_html(self)
+
+
+def _scores(history: History, at: str) -> Floats:
+    best = metrics.best_round(history.test, history.metric) if at == "best" else None
+    scores: Floats = history.test[-1 if best is None else best]
+    return scores
+
+
+def _check(runs: tuple[RunResult, ...]) -> None:
+    seen: dict[int, str] = {}
+    for run in runs:
+        history = run.history
+        if history.metric != runs[0].history.metric or len(history.roster) != len(
+            runs[0].history.roster
+        ):
+            raise StoreError(
+                f"{run.method} has metric {history.metric} and {len(history.roster)} clients; "
+                f"expected {runs[0].history.metric} and {len(runs[0].history.roster)} as the first "
+                "run; compare runs of one config"
+            )
+        if seen.setdefault(run.seed, history.roster.fingerprint) != history.roster.fingerprint:
+            raise StoreError(
+                f"{run.method}, seed {run.seed}: its clients hold other data than those of the "
+                "runs before; expected the same partition; compare runs of one config"
+            )
+    lacking = set(seen) - {run.seed for run in runs if run.method == LOCAL}
+    if lacking or not runs:
+        raise StoreError(
+            f"no run of 'local' for seed {', '.join(map(str, sorted(lacking))) or 'any'}; expected "
+            "one beside every method; add 'local' to the methods"
+        )
+
+
+def _row(comparison: Comparison, method: str) -> Row:
+    runs = comparison.of_method(method)
+    found = [summarise(r.history, None, comparison.of_seed(r.seed)[LOCAL]) for r in runs]
+    gained = comparison.gains(method)
+    alone = method == LOCAL
+
+    def over(name: str) -> OverSeeds:
+        return metrics.over_seeds([summary[name] for summary in found])
+
+    def paired(at: str) -> Paired | None:
+        if alone:
+            return None
+        return metrics.wilcoxon(metrics.mean_known(comparison.gains(method, at).T))
+
+    prefix = "accuracy" if comparison.metric == "accuracy" else "score"
+    traffic = [(s["bytes_up"] + s["bytes_down"]) / s["clients"] for s in found]
+    raised = [a for r in runs for a in raise_alarms(r.history, comparison.of_seed(r.seed))]
+    return Row(
+        method=method,
+        mean=metrics.over_seeds([last_score(s) for s in found]),
+        weighted_mean=over("weighted_mean"),
+        worst_tenth=over("worst_tenth"),
+        best_tenth=over("best_tenth"),
+        best_by_validation=over(f"{prefix}_best_by_validation"),
+        best_on_test=over("bmta"),
+        relative_to_local=over("relative_to_local"),
+        worse_than_local=over("worse_than_local"),
+        better=int((gained > 0).sum()),
+        worse=metrics.count_worse(gained),
+        compared=int((~np.isnan(gained)).sum()),
+        in_group_weight=over("in_group_weight"),
+        bytes_per_client=metrics.over_seeds(traffic),
+        seconds=over("seconds"),
+        paired=paired("last"),
+        paired_on_test=paired("best"),
+        alarms=tuple(dict.fromkeys(raised)),
+    )

@@ -1,0 +1,254 @@
+"""A folder a run: everything needed to read it, draw it, repeat it and trust it.
+
+    config.json           what was run, resolved; written before the first round
+    environment.json      where it was run: versions, device, threads, command
+    rounds.jsonl          a line a round
+    clients.csv           a line a client and evaluated round
+    collaboration.npz     A [R, K, K], for methods that have one
+    models.safetensors    every client's predictor; identical models are stored once
+    summary.json          the numbers of the table
+    MANIFEST.json         sha256 and size of each file; written last, so a run without it is
+                          unfinished
+
+While a run goes on, its matrices wait in ``collaboration.parts/``, a file a round, so that a killed
+run can be continued from any round (:meth:`RunFolder.reopen`).
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import __version__, files, formats
+from .alarms import raise_alarms
+from .algorithm import Mixture
+from .errors import StoreError
+from .history import History, Line, Log, summarise
+
+if TYPE_CHECKING:
+    from .run import Record
+
+CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
+ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
+MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
+NAMES = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST)
+
+digest = formats.digest
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """One finished run, in memory or read from its folder."""
+
+    history: History
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    path: Path | None = None
+    held: Mixture | None = None  # the predictors; None where they wait in the folder
+
+    def mixture(self) -> Mixture:
+        """Every client's predictor: ``weights [K, r]``, ``models [K, r, P]``."""
+        if self.held is not None:
+            return self.held
+        if self.path is None:
+            raise StoreError("this run kept no models; expected a folder or models in memory")
+        return formats.read_models(self.path / MODELS)
+
+
+def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Where this process runs: what may change a result's last bits, and how it was started."""
+    packages = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
+    device = torch.device(device)
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()
+    return {
+        "coterie": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: metadata.version(name) for name in packages},
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "git_commit": _git_commit(),
+        "argv": list(sys.argv),
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the folder we run in, with a '+' where files differ from it."""
+    try:
+        command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+def collect(
+    log: Log,
+    mixture: Mixture,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    references: Mapping[str, History] | None = None,
+) -> RunData:
+    """A finished run in memory; ``references`` are the histories of ``local`` and ``fedavg``.
+
+    They must be of the same clients: a client is compared with itself.
+    """
+    history, known = log.history(), references or {}
+    for name, other in known.items():
+        if other.roster.fingerprint != history.roster.fingerprint:
+            raise StoreError(
+                f"{history.method} and {name} ran on different data (partition "
+                f"{history.roster.fingerprint} and {other.roster.fingerprint}); expected the same "
+                "clients; run both with the same seed and partition"
+            )
+    summary = summarise(history, digest(mixture), known.get("local"))
+    summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(history, known)]
+    return RunData(history, config, environment, files.plain(summary), held=mixture)
+
+
+class RunFolder:
+    """The folder of one run while it is being written."""
+
+    def __init__(
+        self, path: Path, log: Log, config: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> None:
+        self.path, self.log = path, log
+        self.config, self.environment = config, environment
+        self._unsafe: list[Path] = []  # parts that a power cut could still take
+
+    @classmethod
+    def create(
+        cls, path: Path, log: Log, config: Mapping[str, Any], environment: Mapping[str, Any]
+    ) -> "RunFolder":
+        """Start a new folder; one that holds a run, finished or not, is left as it is."""
+        refuse_used(path)
+        with files.writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        files.write_json(path / CONFIG, dict(config))
+        files.write_json(path / ENVIRONMENT, dict(environment))
+        files.write_text(path / ROUNDS, "")
+        files.write_text(path / CLIENTS, ",".join(formats.COLUMNS) + "\n")
+        return cls(path, log, config, environment)
+
+    @classmethod
+    def reopen(cls, path: Path, log: Log, rounds: int) -> "RunFolder":
+        """Continue an unfinished run after ``rounds`` rounds; what came later is dropped."""
+        lines = formats.read_rounds(path / ROUNDS)[:rounds]
+        if len(lines) < rounds:
+            raise StoreError(
+                f"{path / ROUNDS}: found {len(lines)} whole rounds; expected {rounds}; resume from "
+                "an earlier checkpoint"
+            )
+        scores, _ = formats.read_clients(path / CLIENTS)
+        log.lines = lines
+        log.evaluated = [(index, found) for index, found in scores if index < rounds]
+        log.matrices = []
+        for part in sorted((path / PARTS).glob("*.npz")):
+            if int(part.stem) < rounds:
+                log.matrices += formats.read_matrices(part)[0]
+            else:
+                part.unlink()
+        files.write_text(path / ROUNDS, "".join(files.to_json(line) + "\n" for line in lines))
+        with files.whole(path / CLIENTS) as temporary:
+            temporary.write_text(",".join(formats.COLUMNS) + "\n", encoding="utf-8")
+            for index, found in log.evaluated:
+                formats.append_clients(temporary, formats.client_rows(index, found, log.roster))
+        config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
+        return cls(path, log, config, where)
+
+    def append(self, record: "Record") -> Line:
+        """Write down one round."""
+        line = self.log.append(record)
+        with files.writing(self.path):
+            with (self.path / ROUNDS).open("a", encoding="utf-8", newline="\n") as file:
+                file.write(files.to_json(line) + "\n")
+            if record.evaluation is not None:
+                rows = formats.client_rows(*self.log.evaluated[-1], self.log.roster)
+                formats.append_clients(self.path / CLIENTS, rows)
+            if record.collaboration is not None:
+                (self.path / PARTS).mkdir(exist_ok=True)
+                part = self.path / PARTS / f"{record.index:08d}.npz"
+                formats.write_matrices(part, self.log.matrices[-1:], self.log.roster)
+                self._unsafe.append(part)
+        return line
+
+    def sync(self) -> None:
+        """Flush what has grown; a checkpoint may then say that these rounds are safe."""
+        with files.writing(self.path):
+            for path in (self.path / ROUNDS, self.path / CLIENTS, *self._unsafe):
+                files.flush_to_disk(path)
+        self._unsafe = []
+
+    def finish(self, mixture: Mixture, references: Mapping[str, History] | None = None) -> RunData:
+        """Write matrices, models, summary and, last, the manifest: the run is then finished."""
+        log, path = self.log, self.path
+        data = collect(log, mixture, self.config, self.environment, references)
+        self.sync()
+        if log.matrices:
+            with files.whole(path / MATRICES) as temporary:
+                formats.write_matrices(temporary, log.matrices, log.roster)
+        with files.whole(path / MODELS) as temporary:
+            formats.write_models(temporary, mixture)
+        files.write_json(path / SUMMARY, data.summary)
+        files.write_json(path / files.MANIFEST, {"files": files.list_files(path)})
+        shutil.rmtree(path / PARTS, ignore_errors=True)
+        return replace(data, path=path, held=None)
+
+
+def refuse_used(path: Path) -> None:
+    """Refuse a folder that holds a run already, and say what can be done about it."""
+    if path.exists() and not path.is_dir():
+        raise StoreError(f"{path}: is a file; expected a folder, new or empty; choose one by --out")
+    used = [name for name in NAMES if (path / name).exists()]
+    if not used:
+        return
+    found, advice = f"an unfinished run ({', '.join(used)})", f"run 'coterie resume {path}', "
+    if finished(path):
+        found, advice = "a finished run", ""
+    raise StoreError(
+        f"{path}: holds {found}; expected a folder without one; nothing was overwritten; {advice}"
+        "choose another folder with --out or delete this one first"
+    )
+
+
+def finished(path: Path) -> bool:
+    """Whether the folder holds a run that came to its end."""
+    return (path / files.MANIFEST).is_file() and (path / SUMMARY).is_file()
+
+
+def read(path: Path) -> RunData:
+    """A finished run from its folder."""
+    if not finished(path):
+        raise StoreError(
+            f"{path}: holds no finished run (no {files.MANIFEST}); expected a folder written by "
+            "'coterie run'; finish it with 'coterie resume' or run it again"
+        )
+    summary = files.read_json(path / SUMMARY)
+    scores, roster = formats.read_clients(path / CLIENTS)
+    facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
+    log = Log(summary["method"], summary["seed"], summary["metric"], replace(roster, **facts))
+    log.lines, log.evaluated = formats.read_rounds(path / ROUNDS), scores
+    if (path / MATRICES).exists():
+        log.matrices, groups = formats.read_matrices(path / MATRICES)
+        log.roster = replace(log.roster, groups=groups)
+    config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
+    return RunData(log.history(), config, where, summary, path)
+
+
+def verify(path: Path) -> list[str]:
+    """What is wrong with a finished run's folder, a sentence each; empty when all is as written."""
+    wrong = files.faults(path)
+    if not wrong and digest(formats.read_models(path / MODELS)) != read(path).summary["digest"]:
+        wrong = [f"{MODELS} does not give the digest in {SUMMARY}"]
+    return wrong
