@@ -180,7 +180,8 @@ def best_round(scores: Floats, metric: str) -> int | None:
 
 def gains(scores: Floats, reference: Floats, metric: str) -> Floats:
     """What each client gained over the reference; positive is better off, NaN is not known."""
-    return (scores - reference) * (1.0 if higher_is_better(metric) else -1.0)
+    with np.errstate(invalid="ignore"):  # two infinite errors have no known difference
+        return (scores - reference) * (1.0 if higher_is_better(metric) else -1.0)
 
 
 def count_worse(gained: Floats) -> int:

@@ -1,0 +1,193 @@
+"""The table of a comparison: the same cells for the terminal, for plain text and for a page."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from markupsafe import Markup
+
+from ..metrics import higher_is_better
+from ..results import LOCAL
+from . import words
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from ..results import Comparison, Row, RunResult
+
+
+class Column(NamedTuple):
+    """A heading and what it means."""
+
+    head: str
+    meaning: str
+
+
+class Line(NamedTuple):
+    """One method's cells."""
+
+    cells: tuple[str, ...]
+    best: bool  # the best mean of the table
+    local: bool
+    alarm: bool
+
+
+class Table(NamedTuple):
+    """Columns and lines, the first cell of each being the method's name."""
+
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+
+
+def table(comparison: "Comparison") -> Table:
+    """The table of a comparison."""
+    rows = comparison.rows
+    means = [row.mean.mean for row in rows]
+    best = (max if higher_is_better(comparison.metric) else min)(means)
+    lines = tuple(
+        Line(_cells(row, comparison), row.mean.mean == best, row.method == LOCAL, bool(row.alarms))
+        for row in rows
+    )
+    return Table(_columns(comparison), lines)
+
+
+def _columns(comparison: "Comparison") -> tuple[Column, ...]:
+    unit = words.unit(comparison.metric).strip()
+    mean = f"mean {unit}".strip()
+    return (
+        Column("method", ""),
+        Column(mean, f"mean {words.METRIC_NAMES[comparison.metric]} over clients, last round"),
+        Column("worst tenth", "mean of the tenth of clients that fare worst, last round"),
+        Column("worse off", "clients worse off than with their own local model, a run"),
+        Column("bytes a client", "bytes sent and received by a client to train, whole run"),
+        Column("in group", "share of the weight on others that lies inside the true group"),
+        Column("best by val.", "mean in the round that validation data chooses"),
+        Column("best on test", "mean in the best round on test data (BMTA): optimistic"),
+    )
+
+
+def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
+    metric = comparison.metric
+    clients = row.compared // max(1, len(comparison.of_method(row.method)))
+    alone = row.method == LOCAL
+    return (
+        words.label(row.method),
+        words.spread(row.mean, metric),
+        words.spread(row.worst_tenth, metric),
+        words.NONE if alone else f"{words.count(row.worse_than_local)} of {clients}",
+        words.size(row.bytes_per_client.mean),
+        words.share(row.in_group_weight),
+        words.spread(row.best_by_validation, metric),
+        words.spread(row.best_on_test, metric),
+    )
+
+
+def to_text(shown: Table) -> str:
+    """Plain text; the best mean has a star, a row with an alarm an exclamation mark."""
+    heads = ["", *(column.head for column in shown.columns)]
+    body = [[_mark(line), *line.cells] for line in shown.lines]
+    widths = [max(map(len, cells)) for cells in zip(heads, *body, strict=True)]
+    lines = [_aligned(heads, widths), "  ".join("─" * width for width in widths)]
+    return "\n".join([*lines, *(_aligned(cells, widths) for cells in body)])
+
+
+def _mark(line: Line) -> str:
+    return "!" if line.alarm else "*" if line.best else " "
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+    right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+    return "  ".join([*left, *right]).rstrip()
+
+
+def to_rich(shown: Table) -> "RichTable":
+    """For a terminal, in colour where it has any."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(shown.columns):
+        made.add_column(column.head, justify="left" if i == 0 else "right", no_wrap=i == 0)
+    for line in shown.lines:
+        style = "red" if line.alarm else "bold green" if line.best else "dim" if line.local else ""
+        made.add_row(*(Text(cell, style) for cell in line.cells))
+    return made
+
+
+_HEAD = Markup('<th scope="col" title="{}">{}</th>')
+_ROW = Markup('<tr class="{}"><th scope="row">{}</th>{}</tr>')
+
+
+def to_html(shown: Table) -> Markup:
+    """For a page or a notebook; every text is escaped."""
+    head = Markup("").join(_HEAD.format(c.meaning, c.head) for c in shown.columns)
+    body = Markup("\n").join(
+        _ROW.format(
+            " ".join(name for name in ("best", "local", "alarm") if getattr(line, name)),
+            line.cells[0],
+            Markup("").join(Markup("<td>{}</td>").format(cell) for cell in line.cells[1:]),
+        )
+        for line in shown.lines
+    )
+    return Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, body)
+
+
+def comparison_text(comparison: "Comparison") -> str:
+    """The table and the verdict, as ``repr`` shows them."""
+    seeds = len(comparison.seeds)
+    over = f", mean ± deviation over {seeds} seeds" if seeds > 1 else ""
+    title = f"{words.METRIC_NAMES[comparison.metric]} of {len(comparison.methods)} methods{over}"
+    return f"{title}\n\n{to_text(table(comparison))}\n\n{comparison.verdict}"
+
+
+def comparison_html(comparison: "Comparison") -> str:
+    """The table and the verdict, as a notebook shows them."""
+    body = Markup("<p>{}</p>{}").format(comparison.verdict, to_html(table(comparison)))
+    return str(Markup("<div>{}</div>").format(body))
+
+
+def _facts(result: "RunResult") -> list[tuple[str, str]]:
+    found, metric = result.data.summary, result.history.metric
+
+    def text(value: float | None) -> str:
+        return words.NONE if value is None else words.number(float(value), metric)
+
+    prefix = "accuracy" if metric == "accuracy" else "score"
+    last = found[f"{prefix}_last"]
+    traffic = (found["bytes_up"] + found["bytes_down"]) / max(1, found["clients"])
+    inside = found["in_group_weight"]
+    return [
+        (f"mean {words.METRIC_NAMES[metric]}", f"{text(last)}{words.unit(metric)}"),
+        ("worst tenth", text(found["worst_tenth"])),
+        ("best by validation", text(found[f"{prefix}_best_by_validation"])),
+        ("best on test", text(found["bmta"])),
+        ("bytes a client", words.size(traffic)),
+        ("weight in group", words.NONE if inside is None else f"{100 * inside:.0f} %"),
+        ("seconds", f"{found['seconds']:.1f}"),
+        ("digest", str(found["digest"])[:16]),
+        ("folder", str(result.path or words.NONE)),
+        *(("alarm", alarm["text"]) for alarm in found["alarms"]),
+    ]
+
+
+def _run_title(result: "RunResult") -> str:
+    found = result.data.summary
+    return (
+        f"{words.label(result.method)}: {found['rounds']} rounds, {found['clients']} clients, "
+        f"seed {result.seed}"
+    )
+
+
+def run_text(result: "RunResult") -> str:
+    """One run as ``repr`` shows it."""
+    facts = _facts(result)
+    width = max(len(name) for name, _ in facts)
+    return "\n".join([_run_title(result), *(f"  {name:<{width}}  {text}" for name, text in facts)])
+
+
+def run_html(result: "RunResult") -> str:
+    """One run as a notebook shows it."""
+    cell = Markup('<tr><th scope="row" style="text-align:left">{}</th><td>{}</td></tr>')
+    rows = Markup("").join(cell.format(name, text) for name, text in _facts(result))
+    return str(Markup("<table><caption>{}</caption>{}</table>").format(_run_title(result), rows))

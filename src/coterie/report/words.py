@@ -1,0 +1,94 @@
+"""Numbers and names as people read them."""
+
+import math
+
+from ..metrics import OverSeeds
+
+NONE = "—"
+POINTS = ("accuracy", "balanced_accuracy", "auc", "f1")  # metrics in percent
+MINUS = "\N{MINUS SIGN}"
+
+METRIC_NAMES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "auc": "AUC",
+    "f1": "F1",
+    "r2": "R²",
+    "rmse": "error (RMSE)",
+}
+
+
+def label(method: str) -> str:
+    """A method's name as its paper writes it; an unknown one as it is.
+
+    >>> label("fedavg_ft"), label("my.package:Method")
+    ('FedAvg-FT', 'Method')
+    """
+    from ..algorithms import ALGORITHMS, ALIASES
+
+    if method in ALIASES:
+        base, adapt = ALIASES[method]
+        return f"{label(base)}-{adapt.upper()}"
+    if method in ALGORITHMS:
+        return ALGORITHMS[method].__name__
+    return method.rpartition(":")[2]
+
+
+def number(value: float, metric: str, sign: bool = False) -> str:
+    """A score or a difference of scores: one decimal for percents, three significant otherwise."""
+    if math.isnan(value):
+        return NONE
+    style = f"{'+' if sign else ''}{'.1f' if metric in POINTS else '.3g'}"
+    text = format(value + 0.0, style)
+    return text.lstrip("+-") if float(text) == 0 else text.replace("-", MINUS)
+
+
+def unit(metric: str) -> str:
+    """What stands behind a score in a sentence."""
+    return " %" if metric in POINTS else ""
+
+
+def spread(value: OverSeeds, metric: str) -> str:
+    """``mean ± deviation over seeds``, or the mean alone of one seed."""
+    if math.isnan(value.deviation):
+        return number(value.mean, metric)
+    return f"{number(value.mean, metric)} ± {number(value.deviation, metric)}"
+
+
+def size(value: float) -> str:
+    """Bytes with a unit of thousands.
+
+    >>> size(0), size(999), size(1_234_000)
+    ('0', '999 B', '1.2 MB')
+    """
+    if math.isnan(value):
+        return NONE
+    if value == 0:
+        return "0"
+    power = min(int(math.log10(value) // 3), 4) if value >= 1 else 0
+    scaled, name = value / 1000**power, ("B", "kB", "MB", "GB", "TB")[power]
+    return f"{scaled:.0f} {name}" if power == 0 or scaled >= 100 else f"{scaled:.1f} {name}"
+
+
+def share(value: OverSeeds) -> str:
+    """A share as a percentage, the dash where there is none."""
+    return NONE if math.isnan(value.mean) else f"{100 * value.mean:.0f} %"
+
+
+def count(value: OverSeeds) -> str:
+    """A count: whole for one seed, a decimal over several."""
+    if math.isnan(value.mean):
+        return NONE
+    return f"{value.mean:.0f}" if value.mean == round(value.mean) else f"{value.mean:.1f}"
+
+
+def chance(p: float) -> str:
+    """A p-value as it is written: never 0."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def listing(names: list[str], most: int = 3) -> str:
+    """Some names in a sentence: ``a, b and c`` or ``a, b, c and 4 others``."""
+    if len(names) > most + 1:
+        return f"{', '.join(names[:most])} and {len(names) - most} others"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""

@@ -1,0 +1,102 @@
+"""Made-up runs with known properties, for the tests of stores and reports."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.algorithm import Mixture
+from coterie.engines.base import Evaluation
+from coterie.history import History, Log, Roster
+from coterie.results import Comparison, RunResult
+from coterie.run import Record, Rejection, Traffic
+from coterie.store import collect
+
+CLIENTS = 12
+GROUPS = np.arange(CLIENTS) % 3
+
+
+def roster(
+    clients: int = CLIENTS, seed: int = 0, names: tuple[str, ...] = (), **facts: Any
+) -> Roster:
+    n = np.full(clients, 40)
+    known: dict[str, Any] = {
+        "groups": np.arange(clients) % 3,
+        "fingerprint": f"made-up-{seed}",
+        "weak": {},
+        **facts,
+    }
+    return Roster(names or tuple(f"site-{i}" for i in range(clients)), n, n // 4, n // 2, **known)
+
+
+def grouped(inside: float, clients: int = CLIENTS) -> np.ndarray:
+    """Rows of 0.4 on oneself, ``inside`` of the rest on one's own group."""
+    groups = np.arange(clients) % 3
+    same = (groups[:, None] == groups) & ~np.eye(clients, dtype=bool)
+    other = groups[:, None] != groups
+    rest = inside * same / same.sum(1) + (1 - inside) * other / other.sum(1)
+    return 0.4 * np.eye(clients) + 0.6 * rest
+
+
+def record(index: int, test: np.ndarray, A: np.ndarray | None = None, size: int = 1000) -> Record:
+    loss = (100 - test) / 50
+    rejected = (Rejection(1, "not_finite"),) if index == 2 else ()
+    traffic = Traffic(size * len(test), size * len(test), 0)
+    everybody = tuple(range(len(test)))
+    evaluation = Evaluation(test, test - 1, loss, loss + 0.1)
+    return Record(index, everybody, traffic, rejected, 0.25, evaluation, A, None, (), ())
+
+
+def mixture(clients: int = CLIENTS, models: int = 2, size: int = 5) -> Mixture:
+    """Two models shared by everybody, so that identical ones occur."""
+    kept = torch.arange(2 * size, dtype=torch.float32).view(2, size)
+    index = torch.arange(clients * models).view(clients, models) % 2
+    weights = torch.linspace(0.1, 0.9, clients)[:, None].expand(clients, models).contiguous()
+    return Mixture(weights, kept[index])
+
+
+def scores(method: str, seed: int, rounds: int, clients: int = CLIENTS) -> np.ndarray:
+    """Learning curves ``[rounds, clients]``: how high and how fast each method gets."""
+    ends = {
+        "local": 78,
+        "fedavg": 41,
+        "fedavg_ft": 80,
+        "fedfomo": 91,
+        "fedamp": 88,
+        "heurfedamp": 89,
+    }
+    rng = np.random.default_rng([seed, len(method), ord(method[-1])])
+    own = np.random.default_rng(seed).normal(0, 4, clients)
+    end = ends[method] + own + rng.normal(0, 1.5, clients)
+    rise = 1 - 0.75 * np.exp(-np.arange(rounds) / (3 + rng.random()))[:, None]
+    return np.clip(end * rise + rng.normal(0, 0.6, (rounds, clients)), 0, 100)
+
+
+def run_of(
+    method: str,
+    seed: int = 0,
+    rounds: int = 20,
+    references: Mapping[str, History] | None = None,
+    who: Roster | None = None,
+    test: np.ndarray | None = None,
+) -> RunResult:
+    inside = {"fedfomo": 0.97, "fedamp": 0.86, "heurfedamp": 0.82}.get(method)
+    who = roster(seed=seed) if who is None else who
+    test = scores(method, seed, rounds, len(who)) if test is None else test
+    log = Log(method, seed, "accuracy", who)
+    for index, row in enumerate(test):
+        A = None if inside is None else grouped(inside * (index + 5) / (rounds + 4), len(who))
+        size = 0 if method == "local" else 5000 if method == "fedfomo" else 1000
+        log.append(record(index, row, A, size))
+    config = {"algorithm": {"name": method}, "run": {"seed": seed, "rounds": rounds}}
+    return RunResult(collect(log, mixture(len(who)), config, {"python": "3.11"}, references))
+
+
+def comparison_of(
+    methods: tuple[str, ...] = ("local", "fedavg", "fedavg_ft", "fedfomo", "fedamp", "heurfedamp"),
+    seeds: tuple[int, ...] = (0,),
+    **facts: Any,
+) -> Comparison:
+    who = {seed: roster(seed=seed, **facts) for seed in seeds}
+    return Comparison.of(run_of(m, seed, who=who[seed]) for m in methods for seed in seeds)

@@ -1,0 +1,314 @@
+import hashlib
+import json
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from coterie import files, formats, history, store
+from coterie.algorithm import Mixture
+from coterie.data.federation import Dataset, Federation
+from coterie.errors import StoreError
+from coterie.history import SCORES, Log, Roster, summarise
+from coterie.run import Rejection
+from coterie.store import RunFolder
+from synthetic import CLIENTS, GROUPS, grouped, mixture, record, roster, scores
+
+CONFIG = {"algorithm": {"name": "fedfomo"}, "run": {"rounds": 4}}
+
+
+def log_of(**facts):
+    return Log("fedfomo", 7, "accuracy", roster(seed=7, **facts))
+
+
+def records(count=4):
+    test = scores("fedfomo", 7, count)
+    test[:, 3] = np.nan  # a client without test data
+    return [record(i, row, grouped(0.9)) for i, row in enumerate(test)]
+
+
+@pytest.fixture
+def made(tmp_path):
+    """A finished run's folder and what it was made from."""
+    folder = RunFolder.create(tmp_path / "run", log_of(), CONFIG, store.environment())
+    for each in records():
+        folder.append(each)
+    return folder.path, folder.finish(mixture())
+
+
+def test_the_folder_holds_exactly_the_files_of_the_design(made):
+    path, _ = made
+    assert sorted(entry.name for entry in path.iterdir()) == [
+        "MANIFEST.json",
+        "clients.csv",
+        "collaboration.npz",
+        "config.json",
+        "environment.json",
+        "models.safetensors",
+        "rounds.jsonl",
+        "summary.json",
+    ]
+    assert json.loads((path / "config.json").read_text()) == CONFIG
+    where = json.loads((path / "environment.json").read_text())
+    assert where["argv"] == sys.argv
+    assert where["versions"]["torch"] == torch.__version__
+    assert where["threads"] == torch.get_num_threads()
+
+
+def test_the_summary_has_every_field_of_the_design(made):
+    path, _ = made
+    summary = json.loads((path / "summary.json").read_text())
+    expected = (
+        "method rounds seed metric accuracy_last accuracy_best_by_validation bmta weighted_mean "
+        "worst_tenth best_tenth variance relative_to_local worse_than_local in_group_weight "
+        "bytes_up bytes_down bytes_serve seconds digest partition_fingerprint alarms rejected"
+    )
+    assert set(expected.split()) <= set(summary)
+    assert summary["method"] == "fedfomo"
+    assert summary["rounds"] == 4
+    assert summary["bytes_up"] == 4 * CLIENTS * 1000
+    assert summary["seconds"] == 1.0
+    assert summary["rejected"] == {"not_finite": 1}
+    assert summary["clients_without_test"] == 1
+    assert summary["relative_to_local"] is None
+    assert summary["in_group_weight"] == pytest.approx(0.9, abs=1e-6)
+
+
+def test_reading_gives_back_what_was_written(made):
+    path, data = made
+    again = store.read(path)
+    for name in (*SCORES, "rounds"):
+        np.testing.assert_array_equal(getattr(again.history, name), getattr(data.history, name))
+    np.testing.assert_array_equal(again.history.matrices, data.history.matrices)
+    assert again.history.matrix_rounds == (0, 1, 2, 3)
+    assert again.history.roster.clients == data.history.roster.clients
+    np.testing.assert_array_equal(again.history.roster.groups, GROUPS)
+    assert again.summary == data.summary
+    recomputed = summarise(again.history, again.summary["digest"])
+    assert files.plain(recomputed) == data.summary
+    assert torch.equal(again.mixture().models, mixture().models)
+    assert torch.equal(again.mixture().weights, mixture().weights)
+
+
+def test_names_with_commas_quotes_and_line_ends_survive(tmp_path):
+    names = ('St. "Mary", ward 3', "two\nlines", "\u2028", *(f"s{i}" for i in range(9)))
+    folder = RunFolder.create(tmp_path / "run", log_of(names=names), {}, {})
+    for each in records(3):
+        folder.append(each._replace(rejected=(Rejection(2, "not_finite"),)))
+    folder.finish(mixture())
+    again = store.read(folder.path).history
+    assert again.roster.clients == names
+    assert again.lines[0]["rejected"] == [{"client": "\u2028", "reason": "not_finite"}]
+
+
+def test_other_metrics_are_scores_not_accuracies():
+    log = Log("fedavg", 0, "rmse", roster())
+    for index, mean in enumerate((3.0, 1.0, 2.0)):
+        log.append(record(index, np.full(CLIENTS, mean)))
+    summary = summarise(log.history())
+    assert "accuracy_last" not in summary
+    assert summary["score_last"] == 2.0
+    assert summary["score_best_by_validation"] == 1.0
+    assert (summary["bmta"], summary["round_best_on_test"]) == (1.0, 1)
+
+
+def test_the_round_of_a_summary_is_chosen_by_validation_not_by_test():
+    log = log_of()
+    for index, (test, val) in enumerate([(50.0, 90.0), (80.0, 70.0), (60.0, 60.0)]):
+        made = record(index, np.full(CLIENTS, test))
+        log.append(made._replace(evaluation=made.evaluation._replace(val=np.full(CLIENTS, val))))
+    summary = summarise(log.history())
+    assert summary["accuracy_last"] == 60.0
+    assert (summary["accuracy_best_by_validation"], summary["bmta"]) == (50.0, 80.0)
+    assert (summary["round_best_by_validation"], summary["round_best_on_test"]) == (0, 1)
+
+
+def test_relative_to_local_counts_who_is_worse_off():
+    runs = {}
+    for method, ends in (("local", [50.0, 60.0, 70.0]), ("fedavg", [55.0, 60.0, 40.0])):
+        log = Log(method, 0, "accuracy", roster(3))
+        log.append(record(0, np.array(ends)))
+        runs[method] = log.history()
+    summary = summarise(runs["fedavg"], local=runs["local"])
+    assert summary["relative_to_local"] == pytest.approx(-25 / 3)
+    assert summary["worse_than_local"] == 1
+
+
+def test_identical_models_are_stored_once(made):
+    path, _ = made
+    stored = load_file(path / "models.safetensors")
+    assert stored["models"].shape == (2, 5)
+    assert stored["index"].shape == stored["weights"].shape == (CLIENTS, 2)
+
+
+def test_the_digest_is_the_sha256_of_weights_then_models_client_by_client():
+    given = mixture(3)
+    expected = hashlib.sha256()
+    for weights, models in zip(given.weights.numpy(), given.models.numpy(), strict=True):
+        expected.update(weights.tobytes() + models.tobytes())
+    assert store.digest(given) == expected.hexdigest()
+    strided = Mixture(given.weights, given.models.transpose(1, 2).contiguous().transpose(1, 2))
+    assert store.digest(strided) == expected.hexdigest()
+    swapped = Mixture(given.weights.flip(0), given.models.flip(0))
+    assert store.digest(swapped) != expected.hexdigest()
+
+
+def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
+    monkeypatch.setattr(history, "SPARSE_FROM", 10)
+    monkeypatch.setattr(formats, "DENSE_UP_TO", 3 * CLIENTS**2 - 1)
+    folder = RunFolder.create(tmp_path / "run", log_of(), {}, {})
+    wanted = [grouped(share) for share in (0.5, 0.7, 1.0)]
+    for index, A in enumerate(wanted):
+        folder.append(record(index, np.ones(CLIENTS), A))
+    folder.finish(mixture())
+    with np.load(folder.path / "collaboration.npz", allow_pickle=False) as stored:
+        assert "A" not in stored
+        assert stored["indptr"].shape == (3 * CLIENTS + 1,)
+    again = store.read(folder.path).history
+    for found, A in zip(again.matrices, wanted, strict=True):
+        np.testing.assert_allclose(history.dense(found), A, atol=1e-7)
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_a_used_folder_is_refused_and_left_alone(tmp_path, finish):
+    folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
+    for each in records():
+        folder.append(each)
+    if finish:
+        folder.finish(mixture())
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(StoreError, match="a finished run" if finish else "coterie resume"):
+        RunFolder.create(tmp_path, log_of(), {}, {})
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_an_unfinished_run_is_not_read_as_a_result(tmp_path):
+    folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
+    folder.append(records()[0])
+    with pytest.raises(StoreError, match="no finished run"):
+        store.read(tmp_path)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_run_continued_from_an_earlier_round_ends_the_same(made, tmp_path, torn):
+    path, _ = made
+    folder = RunFolder.create(tmp_path / "again", log_of(), CONFIG, {})
+    for each in records()[:3]:
+        folder.append(each)
+    if torn:  # a crash in the middle of a write
+        for name in ("rounds.jsonl", "clients.csv", "collaboration.parts/00000002.npz"):
+            whole = (folder.path / name).read_bytes()
+            (folder.path / name).write_bytes(whole[:-7])
+    folder = RunFolder.reopen(folder.path, log_of(), 2)
+    for each in records()[2:]:
+        folder.append(each)
+    folder.finish(mixture())
+    for name in ("rounds.jsonl", "clients.csv", "models.safetensors", "summary.json"):
+        assert (folder.path / name).read_bytes() == (path / name).read_bytes()
+    again, first = store.read(folder.path).history, store.read(path).history
+    np.testing.assert_array_equal(again.matrices, first.matrices)
+
+
+def test_a_run_cannot_continue_from_a_round_it_never_reached(tmp_path):
+    folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
+    folder.append(records()[0])
+    with pytest.raises(StoreError, match="found 1 whole rounds; expected 2"):
+        RunFolder.reopen(tmp_path, log_of(), 2)
+
+
+def test_verify_names_the_file_that_changed(made):
+    path, _ = made
+    assert store.verify(path) == []
+    models = bytearray((path / "models.safetensors").read_bytes())
+    models[-1] ^= 1
+    (path / "models.safetensors").write_bytes(models)
+    (path / "clients.csv").unlink()
+    assert store.verify(path) == [
+        "clients.csv is missing",
+        "models.safetensors has changed since the run was finished",
+    ]
+
+
+def test_verify_recomputes_the_digest(made):
+    path, _ = made
+    summary = json.loads((path / "summary.json").read_text())
+    files.write_json(path / "summary.json", {**summary, "digest": "0" * 64})
+    files.write_json(path / files.MANIFEST, {"files": files.list_files(path)})
+    assert store.verify(path) == ["models.safetensors does not give the digest in summary.json"]
+
+
+class Bomb:
+    def __reduce__(self):
+        return (open, ("canary", "w"))
+
+
+@pytest.mark.parametrize("name", ["collaboration.npz", "models.safetensors", "rounds.jsonl"])
+def test_a_pickle_is_never_run(made, name, tmp_path, monkeypatch):
+    path, _ = made
+    monkeypatch.chdir(tmp_path)
+    if name.endswith("npz"):
+        np.savez(path / name, A=np.array([Bomb()], dtype=object), rounds=np.array([0]))
+    else:
+        (path / name).write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(StoreError, match="cannot be read"):
+        store.read(path).mixture()
+    assert not (tmp_path / "canary").exists()
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+    target = tmp_path / "file"
+    files.write_text(target, "old")
+
+    def fail():
+        with files.whole(target) as temporary:
+            temporary.write_text("half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(StoreError, match="No space left on device"):
+        fail()
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_json_is_strict():
+    value = {"a": float("nan"), "b": float("inf"), "c": (1, Rejection(1, "x"))}
+    assert files.to_json(value) == '{"a": null, "b": "inf", "c": [1, {"client": 1, "reason": "x"}]}'
+
+
+def test_references_of_other_clients_are_refused():
+    local = Log("local", 0, "accuracy", roster(seed=1))
+    local.append(record(0, np.ones(CLIENTS)))
+    log = log_of()
+    log.append(record(0, np.ones(CLIENTS)))
+    with pytest.raises(StoreError, match="different data"):
+        store.collect(log, mixture(), {}, {}, {"local": local.history()})
+
+
+def test_weak_clients_are_named_for_what_they_lack():
+    x, y = torch.arange(40.0).view(20, 2), torch.arange(20) % 2
+    x[12:14] = 1.0
+    parts = {  # train, validation, test
+        "fine": ([0, 1], [2], [3]),
+        "empty": ([], [4], [5]),
+        "single": ([6], [4], [5]),
+        "unjudged": ([0, 1], [2], []),
+        "no validation": ([0, 1], [], [3]),
+        "one-sided": ([0, 2], [4], [5]),
+        "constant": ([12, 13], [4], [5]),
+    }
+    splits = [
+        tuple(torch.tensor(p[k], dtype=torch.int64) for p in parts.values()) for k in range(3)
+    ]
+    found = Roster.of(Federation(Dataset("toy", x, y, 2), "by hand", tuple(parts), *splits))
+    assert found.weak == {
+        "empty": "no training samples",
+        "single": "one training sample",
+        "unjudged": "no test data",
+        "no validation": "no validation data",
+        "one-sided": "one class only",
+        "constant": "constant features",
+    }
+    assert found.n_train.tolist() == [2, 0, 1, 2, 2, 2, 2]
