@@ -89,4 +89,4 @@ def permutation(count: int, *words: Word) -> Tensor:
     """A random order of ``count`` things; tensor words give a row an entry."""
     device = next((w.device for w in words if isinstance(w, Tensor)), None)
     rows = (w.unsqueeze(-1) if isinstance(w, Tensor) else w for w in words)
-    return bits(*rows, torch.arange(count, device=device)).argsort(-1, stable=True)
+    return bits(*rows, torch.arange(count, device=device)).argsort(dim=-1, stable=True)

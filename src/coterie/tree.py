@@ -16,15 +16,16 @@ Tree = Any  # a Tensor, a Bank, or a (named) tuple of trees; () is the empty mes
 class Bank(NamedTuple):
     """Models that several clients receive, without a copy for each.
 
-    Only a network has to send copies. An index of -1 marks an empty slot.
+    Only a network has to send copies. A slot of -1 is empty.
     """
 
     models: Tensor  # [n, P], one table for everybody
-    index: Tensor  # [m, M] a row a client; [M] inside ``local``
+    slot: Tensor  # [m, M] rows of the table; [M] inside ``local``
+    owner: Tensor  # [m, M] whose models they are
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """The models of one client's slots ``[M, P]`` and which slots hold one ``[M]``."""
-        return self.models[self.index.clamp(min=0)], self.index >= 0
+        return self.models[self.slot.clamp(min=0)], self.slot >= 0
 
 
 def _rebuild(like: Tree, parts: list[Tree]) -> Tree:
@@ -32,20 +33,21 @@ def _rebuild(like: Tree, parts: list[Tree]) -> Tree:
 
 
 def map_leaves(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
-    """Apply ``f`` leaf by leaf; a Bank keeps its table and is mapped on its index."""
+    """Apply ``f`` leaf by leaf; a Bank keeps its table and is mapped on what has a row a client."""
     if isinstance(tree, Tensor):
         return f(tree, *others)
     if isinstance(tree, Bank):
-        return Bank(tree.models, f(tree.index, *(other.index for other in others)))
+        slots = f(tree.slot, *(other.slot for other in others))
+        return Bank(tree.models, slots, f(tree.owner, *(other.owner for other in others)))
     return _rebuild(tree, [map_leaves(f, *parts) for parts in zip(tree, *others, strict=True)])
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
-    """All tensors, left to right; of a Bank its index."""
+    """All tensors with a row a client, left to right."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, Bank):
-        yield tree.index
+        yield from (tree.slot, tree.owner)
     else:
         for part in tree:
             yield from leaves(part)
@@ -56,7 +58,7 @@ def dims(tree: Tree) -> Tree:
     if isinstance(tree, Tensor):
         return 0
     if isinstance(tree, Bank):
-        return Bank(None, 0)  # type: ignore[arg-type]
+        return Bank(None, 0, 0)  # type: ignore[arg-type]
     return _rebuild(tree, [dims(part) for part in tree])
 
 
@@ -93,11 +95,11 @@ def move(tree: Tree, device: torch.device) -> Tree:
 def count_bytes(message: Tree) -> int:
     """What a message weighs on a wire, all rows together.
 
-    A Bank counts a model for every filled slot: a client that asks for five models is sent five.
+    A Bank counts a model and its owner for every filled slot: who asks for five is sent five.
     """
     if isinstance(message, Tensor):
         return message.numel() * message.element_size()
     if isinstance(message, Bank):
-        slots = int((message.index >= 0).sum())
-        return slots * message.models.shape[-1] * message.models.element_size()
+        a_slot = message.models.shape[-1] * message.models.element_size()
+        return int((message.slot >= 0).sum()) * (a_slot + message.owner.element_size())
     return sum(count_bytes(part) for part in message)

@@ -1,0 +1,148 @@
+"""A method is two halves and a message each way.
+
+    server ──download──▶ row i ──▶ local(client_i, row_i, state_i) ──▶ upload_i, state_i'
+       ▲                                                                   │
+       └──────────────── aggregate(server, uploads, round) ◀───────────────┘
+    prediction:  predictor(client_i, served_i, state_i) ──▶ Mixture
+
+``local`` and ``predictor`` are written for ONE client and are the only code that sees data.
+``download``, ``serve`` and ``aggregate`` work on stacked rows, one a client of the round, and never
+see data. Nothing changes its arguments. A concrete method is a frozen dataclass whose fields are
+its hyper-parameters.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from . import draws
+from .client import Client
+from .task import Task
+from .tree import Tree
+
+Server = TypeVar("Server")
+Down = TypeVar("Down")
+Up = TypeVar("Up")
+State = TypeVar("State")
+
+
+class Round(NamedTuple):
+    """One communication round as the server sees it."""
+
+    index: int  # counts from 0
+    horizon: int  # rounds of the whole run
+    clients: Tensor  # [m] who takes part
+    population: int
+    seed: int
+    lr: float  # the clients' learning rate in this round
+    keys: Tensor  # [population] a number for each client, from its name
+
+    def draw(self, purpose: str, *clients: Tensor, count: int | None = None) -> Tensor:
+        """Uniform draws derived from (seed, round, purpose, clients), broadcast over clients.
+
+        ``count`` asks for so many of each, in a last dimension.
+        """
+        words = [self.keys[c] for c in clients]
+        if count is not None:
+            words = [word.unsqueeze(-1) for word in words]
+            words.append(torch.arange(count, device=self.keys.device))
+        return draws.uniform(self.seed, purpose, self.index, *words)
+
+
+class Mixture(NamedTuple):
+    """What predicts: ``p(y|x) = Σ_r weights[r] · softmax(h(models[r], x))``."""
+
+    weights: Tensor  # [r]
+    models: Tensor  # [r, P]
+
+
+def single(w: Tensor) -> Mixture:
+    """A predictor that is one model."""
+    return Mixture(w.new_ones(1), w.unsqueeze(0))
+
+
+class Algorithm(ABC, Generic[Server, Down, Up, State]):
+    """What every method defines. See the module's docstring for how the parts meet."""
+
+    paper: ClassVar[str] = ""
+    bibtex: ClassVar[str] = ""
+
+    @property
+    def uses_validation(self) -> bool:
+        """Whether clients weigh models on validation data; if not, they train on it (spec 1.1)."""
+        return False
+
+    @property
+    def everybody(self) -> bool:
+        """Whether all clients take part in every round, whatever the run samples."""
+        return False
+
+    @abstractmethod
+    def init(self, task: Task) -> tuple[Server, State]:
+        """The server before round 0 and a row of state for every client ``[K, ...]``."""
+
+    @abstractmethod
+    def download(self, server: Server, round: Round) -> Down:
+        """What each client of the round receives, a row a client."""
+
+    @abstractmethod
+    def local(self, client: Client, received: Down, state: State) -> tuple[Up, State]:
+        """One client's round."""
+
+    @abstractmethod
+    def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
+        """The server after the round; ``round.clients`` are those who replied."""
+
+    @abstractmethod
+    def serve(self, server: Server, round: Round) -> Tree:
+        """What each client receives only to predict with."""
+
+    @abstractmethod
+    def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
+        """One client's deployed model."""
+
+    def collaboration(self, server: Server, states: State) -> Tensor | None:
+        """Who draws on whom ``[K, K]``, for people to look at; None where there is no such thing."""
+        return None
+
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+
+
+class GlobalModel(Algorithm[Server, Down, Up, State]):
+    """A method whose predictor is one model that the server sends to everybody."""
+
+    @abstractmethod
+    def model(self, server: Server) -> Tensor:
+        """The global model ``[P]``."""
+
+    def serve(self, server: Server, round: Round) -> Tensor:
+        """The newest global model."""
+        return self.model(server).expand(len(round.clients), -1)
+
+    def predictor(self, client: Client, served: Tensor, state: State) -> Mixture:
+        """The global model as it is."""
+        return single(served)
+
+
+class OwnModel(Algorithm[Server, Down, Up, State]):
+    """A method whose predictor is a model that the client keeps."""
+
+    @abstractmethod
+    def model(self, state: State) -> Tensor:
+        """The client's own model ``[P]``."""
+
+    def serve(self, server: Server, round: Round) -> Tree:
+        """Nothing: the client has what it needs."""
+        return ()
+
+    def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
+        """The client's own model."""
+        return single(self.model(state))
+
+
+def rows(value: Tensor, count: int) -> Tensor:
+    """The same value for ``count`` clients, without copies."""
+    return torch.as_tensor(value).expand(count, *value.shape)

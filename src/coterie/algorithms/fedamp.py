@@ -1,0 +1,254 @@
+"""FedAMP: clients whose models are alike attract each other.
+
+Objective: Σ_i F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²) with A increasing and concave.
+
+    ξ_ij = α_k A'(‖w_i − w_j‖²)  (j ≠ i),   ξ_ii = 1 − Σ_{j≠i} ξ_ij            (Eq. 5, 7)
+    u_i  = Σ_j ξ_ij w_j                                                    on the server
+    w_i  = argmin F_i(w) + (λ/2α_k)‖w − u_i‖²                              on the client
+
+Travels: w_i up, u_i down.
+
+Notes:
+    ``sigma = "auto"`` and ``alpha = "auto"`` are ours (spec 9.3): with the constants found in
+    public code the attention is uniform on real models. sigma is a quarter of the median squared
+    distance, taken at every exchange; alpha is the largest step that leaves every client
+    ``1 − mass`` of its own model. The proximal coefficient λ/α_k is then given directly as
+    ``prox``; with ``lam`` set it is ``lam / alpha``, as printed.
+    The paper does not say where local training starts; ``start = "cloud"`` (u_i) is our default.
+    Clients start at a common point, and the first exchange follows the first local training: P5's
+    independent starts would average unrelated deep networks. In a round, u_i is formed over those
+    of its participants that have uploaded before; a first-timer gets the common start.
+    Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5.
+    ``safe_attention`` scales a row down where its off-diagonal weights exceed one; the paper asks
+    for a convex combination and leaves the step size to the user.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import OwnModel, Round, rows
+from ..client import Client
+from ..errors import ConfigError
+from ..mixing import mix, off_diagonal, squared_distances
+from ..task import Task
+from .fedprox import proximal
+
+Auto = Literal["auto"]
+
+
+class Uploads(NamedTuple):
+    """The server: everybody's last upload."""
+
+    models: Tensor  # [K, P]
+    seen: Tensor  # [K] who has uploaded
+    start: Tensor  # [P] the common start
+    sigma: Tensor  # [] the width of the first exchange, for ``sigma_freeze``
+
+
+class Cloud(NamedTuple):
+    """What a client receives."""
+
+    u: Tensor  # [P]
+    prox: Tensor  # [] the proximal coefficient λ/α_k
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    w: Tensor  # [P]
+
+
+def slope(distances: Tensor, sigma: Tensor | float) -> Tensor:
+    """``A'(s) = exp(−s/σ)/σ`` of squared distances, zero on the diagonal."""
+    return (torch.exp(-distances / sigma) / sigma).fill_diagonal_(0)
+
+
+def attention(W: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> Tensor:
+    """Eq. 5 and 7 with the negative exponential: rows sum to one, float64.
+
+    >>> attention(torch.tensor([[0.0], [1.0], [3.0]]), alpha=0.5, sigma=2.0)[0]
+    tensor([0.8456, 0.1516, 0.0028], dtype=torch.float64)
+    """
+    A = alpha * slope(squared_distances(W), sigma)                               # Eq. 5
+    return A + torch.diag(1 - A.sum(1))
+
+
+def step_size(W: Tensor, sigma: Tensor | float, mass: float) -> Tensor:
+    """The largest α_k that leaves every client ``1 − mass`` of itself; 0 where all A' vanish."""
+    largest = slope(squared_distances(W), sigma).sum(1).max()
+    return torch.where(largest > 0, mass / largest, 0.0)
+
+
+def median_width(W: Tensor, factor: float) -> Tensor:
+    """σ as a multiple of the median squared distance, 1 where all models are the same."""
+    width = factor * off_diagonal(squared_distances(W)).median()
+    return torch.where(width > 0, width, 1.0)
+
+
+def spread(A: Tensor, mass: float) -> Tensor:
+    """Scale every row's off-diagonal weights to sum to ``mass`` (a row without any stays)."""
+    others = A.clone().fill_diagonal_(0)
+    total = others.sum(1, keepdim=True)
+    others = torch.where(total > 0, mass * others / total, 0.0)
+    return others + torch.diag(1 - others.sum(1))
+
+
+def safe(A: Tensor) -> Tensor:
+    """Scale down the rows whose off-diagonal weights exceed one."""
+    others = A.clone().fill_diagonal_(0)
+    others = others / others.sum(1, keepdim=True).clamp(min=1)
+    return others + torch.diag(1 - others.sum(1))
+
+
+def exchange(
+    server: Uploads, round: Round, weigh: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """u for every client of the round: ``weigh(W) @ W`` over those who have uploaded before."""
+    known = server.seen[round.clients]
+    u = server.start.repeat(len(round.clients), 1)
+    W = server.models[round.clients[known]]
+    if len(W):
+        u[known] = mix(weigh(W), W) if len(W) > 1 else W
+    return u
+
+
+def among_seen(server: Uploads, weigh: Callable[[Tensor], Tensor]) -> Tensor:
+    """The weights of an exchange between all who have uploaded; strangers stand alone."""
+    A = torch.eye(len(server.seen), dtype=torch.float64, device=server.seen.device)
+    at = server.seen.nonzero().flatten()
+    if len(at) > 1:
+        A[at[:, None], at] = weigh(server.models[at])
+    return A
+
+
+@dataclass(frozen=True)
+class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
+    """Federated attentive message passing.
+
+    Fields:
+        sigma: width σ of the attention; ``auto`` follows the median squared distance.
+        alpha: step size α_k; ``auto`` is as large as ``mass`` allows.
+        alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
+        alpha_every: rounds between two reductions of alpha.
+        mass: with ``alpha = "auto"``, the most weight a client gives to others.
+        attention_mass: ``symmetric`` gives only the best connected client that much;
+            ``rows`` gives it to every client.
+        sigma_factor: ``auto`` sigma in units of the median squared distance.
+        sigma_freeze: keep the ``auto`` sigma of the first exchange.
+        lam: λ of the paper; the proximal coefficient is then lam/alpha. None uses ``prox``.
+        prox: the proximal coefficient λ/α_k itself.
+        start: local training starts from the ``cloud`` model u_i or from the client's own
+            (``self``).
+        safe_attention: scale rows whose weights on others exceed one.
+    """
+
+    sigma: float | Auto = "auto"
+    alpha: float | Auto = "auto"
+    alpha_gamma: float = 1.0
+    alpha_every: int = 30
+    mass: float = 0.8
+    attention_mass: Literal["symmetric", "rows"] = "symmetric"
+    sigma_factor: float = 0.25
+    sigma_freeze: bool = False
+    lam: float | None = None
+    prox: float = 1e-4
+    start: Literal["cloud", "self"] = "cloud"
+    safe_attention: bool = True
+
+    paper: ClassVar[str] = (
+        "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on "
+        "Non-IID Data, AAAI 2021"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{huang2021fedamp,
+  title={Personalized Cross-Silo Federated Learning on Non-{IID} Data},
+  author={Huang, Yutao and Chu, Lingyang and Zhou, Zirui and Wang, Lanjun and Liu, Jiangchuan and
+          Pei, Jian and Zhang, Yong},
+  booktitle={AAAI}, year={2021}}"""
+
+    def init(self, task: Task) -> tuple[Uploads, Own]:
+        """The common start."""
+        return start_together(task)
+
+    def _alpha(self, index: int, lr: float) -> float | None:
+        """α_k = α_0 γ^⌊k/every⌋, refused where the proximal step would overshoot (spec 9.3)."""
+        if self.alpha == "auto":
+            return None
+        alpha = self.alpha * self.alpha_gamma ** (index // self.alpha_every)
+        if self.lam and (alpha <= 0 or lr * self.lam / alpha >= 1):
+            raise ConfigError(
+                f"fedamp: lr * lam / alpha is {lr * self.lam / alpha if alpha else float('inf'):g} "
+                f"in round {index} and must stay below 1; raise alpha, or lower lam or alpha_gamma"
+            )
+        return alpha
+
+    def _weigh(self, sigma: Tensor | float, alpha: float | None) -> Callable[[Tensor], Tensor]:
+        def weigh(W: Tensor) -> Tensor:
+            step = step_size(W, sigma, self.mass) if alpha is None else alpha
+            A = attention(W, step, sigma)
+            if alpha is None and self.attention_mass == "rows":
+                A = spread(A, self.mass)
+            return safe(A) if self.safe_attention else A
+
+        return weigh
+
+    def _sigma(self, server: Uploads, W: Tensor) -> Tensor | float:
+        if self.sigma != "auto":
+            return self.sigma
+        if self.sigma_freeze and server.sigma > 0:
+            return server.sigma
+        return median_width(W, self.sigma_factor)
+
+    def download(self, server: Uploads, round: Round) -> Cloud:
+        """u_i, and how strongly to stay near it."""
+        alpha = self._alpha(round.index, round.lr)
+        u = exchange(server, round, lambda W: self._weigh(self._sigma(server, W), alpha)(W))
+        prox = self.prox if self.lam is None or alpha is None else self._ratio(alpha)
+        return Cloud(u, u.new_full((len(u),), prox))
+
+    def _ratio(self, alpha: float) -> float:
+        return self.lam / alpha if self.lam else 0.0
+
+    def local(self, client: Client, received: Cloud, state: Own) -> tuple[Tensor, Own]:
+        """Train near u_i."""
+        w = train_near(client, received, state, self.start)
+        return w, Own(w)
+
+    def aggregate(self, server: Uploads, uploads: Tensor, round: Round) -> Uploads:
+        """Store."""
+        new = store(server, uploads, round)
+        if server.sigma > 0 or len(uploads) < 2:
+            return new
+        return new._replace(sigma=median_width(uploads, self.sigma_factor))
+
+    def model(self, state: Own) -> Tensor:
+        """The client's own model."""
+        return state.w
+
+    def collaboration(self, server: Uploads, states: Own) -> Tensor:
+        """The attention of an exchange between all who have uploaded."""
+        alpha = None if self.alpha == "auto" else self.alpha
+        return among_seen(server, lambda W: self._weigh(self._sigma(server, W), alpha)(W))
+
+
+def start_together(task: Task) -> tuple[Uploads, Own]:
+    """The server and the clients before round 0, all at the common start."""
+    models = rows(task.start, task.population)
+    nobody = torch.zeros(task.population, dtype=torch.bool, device=task.device)
+    width = torch.zeros((), dtype=torch.float64, device=task.device)
+    return Uploads(models, nobody, task.start, width), Own(models)
+
+
+def train_near(client: Client, received: Cloud, state: Own, start: str) -> Tensor:
+    """``argmin F_i(w) + (λ/2α_k)‖w − u_i‖²`` by local training."""
+    begin = received.u if start == "cloud" else state.w
+    return client.train(begin, penalty=lambda w: proximal(w, received.u, received.prox))
+
+
+def store(server: Uploads, uploads: Tensor, round: Round) -> Uploads:
+    """The server with the round's uploads."""
+    models = server.models.index_copy(0, round.clients, uploads)
+    return server._replace(models=models, seen=server.seen.index_fill(0, round.clients, True))

@@ -1,0 +1,77 @@
+"""FedAvg: one model for everybody, averaged over the clients' local training.
+
+    θ_i = LocalTrain(θ)                     on every participant
+    θ⁺  = θ + η_g Σ_i p_i (θ_i − θ)         on the server
+
+Travels: θ down, θ_i and the sample count up.
+
+Notes:
+    P3's Eq. 2 prints the sum of models; the sum of differences is meant (spec 2.1).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from ..algorithm import GlobalModel, Round, rows
+from ..client import Client
+from ..mixing import mix, shares
+from ..task import Task
+
+Weighting = Literal["samples", "uniform"]
+
+
+class Update(NamedTuple):
+    """What a client sends."""
+
+    w: Tensor  # [P]
+    size: Tensor  # []
+
+
+def average(w: Tensor, uploads: Update, weighting: Weighting, server_lr: float) -> Tensor:
+    """``w + η_g Σ p_i (w_i − w)`` over whoever replied."""
+    return w + server_lr * mix(shares(uploads.size, weighting), uploads.w - w)
+
+
+@dataclass(frozen=True)
+class FedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
+    """Federated averaging.
+
+    Fields:
+        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
+        server_lr: the server's step η_g towards the average; 1 is the average itself.
+    """
+
+    weighting: Weighting = "samples"
+    server_lr: float = 1.0
+
+    paper: ClassVar[str] = (
+        "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep "
+        "Networks from Decentralized Data, AISTATS 2017"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{mcmahan2017fedavg,
+  title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
+  author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and
+          Ag{\\"u}era y Arcas, Blaise},
+  booktitle={AISTATS}, year={2017}}"""
+
+    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+        """The common start; clients keep nothing."""
+        return task.start, ()
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        """The global model."""
+        return rows(server, len(round.clients))
+
+    def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
+        """Train the received model."""
+        return Update(client.train(received), client.size), ()
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Average."""
+        return average(server, uploads, self.weighting, self.server_lr)
+
+    def model(self, server: Tensor) -> Tensor:
+        """The global model."""
+        return server

@@ -1,0 +1,224 @@
+"""FedFomo: each client weighs the models of others by how much they help on its own data.
+
+For every downloaded model θ_n and the client's own model, on validation data:
+
+    w_n  = (L_i(θ_i^old) − L_i(θ_n)) / ‖θ_n − θ_i^old‖                          (Eq. 3)
+    w*_n = max(w_n, 0) / Σ_m max(w_m, 0)
+    θ_i  = θ_i^old + Σ_n w*_n (θ_n − θ_i^old);   affinity P[i,n] += w_n
+    θ_i^old ← θ_i;   θ_i ← LocalTrain(θ_i);   upload θ_i
+
+θ_i^old is the model the client held before its last local training. If nothing helps, the client
+returns to it: that is the method's early stopping.
+
+Travels: M models down, one model up. Affinities stay on the client; the server is told only in
+which order the client prefers the others, and fills the M slots ε-greedily from that order.
+
+Notes:
+    The client's own model is a candidate beside the M downloads (spec 6.1). Nobody has uploaded
+    before round 0, so round 0 is local training. The evaluated model is the one after a further
+    weighing (spec 6.1, "End"). A client uploads the rank of every other client rather than M
+    requested ids, because at upload time it cannot know whose models will be there in the round in
+    which it next takes part; ranks say no more than the requests of several rounds would. Random
+    ties are drawn by the server. A non-finite w_n counts 0 and leaves P alone (spec 16).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Mixture, Round, rows, single
+from ..client import Client, mean
+from ..mixing import epsilon_greedy
+from ..task import Task
+from ..tree import Bank
+
+Distance = Literal["l2", "l1", "sq_l2"]
+
+
+class Pool(NamedTuple):
+    """The server: everybody's last upload and wishes."""
+
+    models: Tensor  # [K, P]
+    age: Tensor  # [K] the round of the upload, -1 before the first
+    ranks: Tensor  # [K, K] how many clients each client prefers to this one
+
+
+class Upload(NamedTuple):
+    """What a client sends."""
+
+    theta: Tensor  # [P]
+    ranks: Tensor  # [K]
+
+
+class Kept(NamedTuple):
+    """What a client keeps."""
+
+    theta: Tensor  # [P] after its last local training
+    old: Tensor  # [P] before it
+    affinity: Tensor  # [K] its row of P
+    weights: Tensor  # [K] its last w*, its own share on itself
+
+
+def fomo_weights(base_loss: Tensor, losses: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 3, clipped and normalised: raw weights and shares, both ``[M]``.
+
+    A model at distance zero and a non-finite weight count 0. Shares sum to one, or are all zero
+    where no model helps.
+
+    >>> raw, shares = fomo_weights(torch.tensor(1.0), torch.tensor([0.0, 0.5, 1.3]),
+    ...                            torch.tensor([5.0, 2.0, 1.0]))
+    >>> raw
+    tensor([ 0.2000,  0.2500, -0.3000])
+    >>> shares
+    tensor([0.4444, 0.5556, 0.0000])
+    """
+    raw = torch.where(distances > 0, (base_loss - losses) / (distances + 1e-12), 0.0)  # Eq. 3
+    raw = torch.where(raw.isfinite(), raw, 0.0)
+    positive = raw.clamp(min=0)
+    largest = positive.max(-1, keepdim=True).values  # sums of huge weights must not overflow
+    scaled = torch.where(largest > 0, positive / largest, 0.0)
+    total = scaled.sum(-1, keepdim=True)
+    return raw, torch.where(total > 0, scaled / total.clamp(min=1.0), 0.0)
+
+
+@dataclass(frozen=True)
+class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
+    """First-order model optimisation.
+
+    Fields:
+        downloads: models M that a client may fetch in a round, beside its own.
+        epsilon: chance at round 0 that a slot is filled at random instead of by affinity.
+        decay: what epsilon loses every round.
+        eps_decay: ``subtractive`` (ε − decay·t) or ``multiplicative`` (ε·(1 − decay)^t).
+        distance: the norm of Eq. 3: ``l2``, ``l1`` (public code) or ``sq_l2``.
+        affinity_update: ``raw`` adds w_n; ``abs_sum`` adds w_n / |Σ w| (public code).
+        pool: candidates are ``all_uploaded`` models or only those of the ``last_round``.
+        min_gain_se: ignore a model whose gain is below so many standard errors; 0 ignores none.
+    """
+
+    downloads: int = 5
+    epsilon: float = 0.3
+    decay: float = 0.05
+    eps_decay: Literal["subtractive", "multiplicative"] = "subtractive"
+    distance: Distance = "l2"
+    affinity_update: Literal["raw", "abs_sum"] = "raw"
+    pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
+    min_gain_se: float = 0.0
+
+    paper: ClassVar[str] = (
+        "Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order "
+        "Model Optimization, ICLR 2021"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{zhang2021fedfomo,
+  title={Personalized Federated Learning with First Order Model Optimization},
+  author={Zhang, Michael and Sapra, Karan and Fidler, Sanja and Yeung, Serena and
+          Alvarez, Jose M.},
+  booktitle={ICLR}, year={2021}}"""
+
+    @property
+    def uses_validation(self) -> bool:
+        """Models are weighed on it."""
+        return True
+
+    def init(self, task: Task) -> tuple[Pool, Kept]:
+        """The common start; P is the identity."""
+        K = task.population
+        identity = torch.eye(K, dtype=task.dtype, device=task.device)
+        nobody = torch.full((K,), -1, device=task.device)
+        models = rows(task.start, K)
+        ranks = torch.zeros(K, K, dtype=torch.int32, device=task.device)
+        return Pool(models, nobody, ranks), Kept(models, models, identity, identity)
+
+    def download(self, server: Pool, round: Round) -> Bank:
+        """The M models each client is sent: ε-greedy over those that are there."""
+        me, others = round.clients[:, None], torch.arange(round.population, device=server.age.device)
+        oldest = round.index - 1 if self.pool == "last_round" else 0
+        candidate = (server.age >= oldest) & (server.age >= 0) & (others != me)
+        scores = -server.ranks[round.clients].to(torch.float64)
+        scores = scores.masked_fill(~candidate, -torch.inf)
+        count = min(self.downloads, round.population - 1)
+        explore = round.draw("explore", round.clients, count=count) < self._chance(round.index)
+        ties = round.draw("ties", me, others)
+        chosen = epsilon_greedy(scores, explore, ties, count)
+        return Bank(server.models, chosen, chosen)
+
+    def _chance(self, t: int) -> float:
+        if self.eps_decay == "multiplicative":
+            return self.epsilon * (1 - self.decay) ** t
+        return max(0.0, self.epsilon - self.decay * t)
+
+    def local(self, client: Client, received: Bank, state: Kept) -> tuple[Upload, Kept]:
+        """Weigh, mix, train."""
+        theta, raw, shares = self.weigh(client, received, state)
+        everybody = torch.arange(client.population, device=client.id.device)
+        owners = torch.cat([client.id[None], torch.where(received.slot >= 0, received.owner, -1)])
+        place = (owners[:, None] == everybody).to(raw.dtype)  # [M + 1, K], no row for empty slots
+        affinity = state.affinity + self._increment(raw) @ place
+        kept_old = 1 - shares.sum()
+        weights = shares @ place + kept_old * (everybody == client.id)
+        preferred = (affinity[None, :] > affinity[:, None]).sum(1).to(torch.int32)
+        trained = client.train(theta)
+        return Upload(trained, preferred), Kept(trained, theta, affinity, weights)
+
+    def weigh(self, client: Client, received: Bank, state: Kept) -> tuple[Tensor, Tensor, Tensor]:
+        """The client's model after weighing its own and the received ones (steps 3 and 4)."""
+        peers, present = received.rows()
+        models = torch.cat([state.theta[None], peers])
+        usable = torch.cat([present.new_ones(1), present])
+        if self.min_gain_se:
+            usable = usable & self._significant(client, models, state.old)
+        base = client.loss(state.old, "val")
+        losses = client.map(lambda w: client.loss(w, "val"), models)
+        losses = torch.where(usable, losses, base)  # no gain, hence no weight
+        apart = models - state.old
+        raw, shares = fomo_weights(base, losses, self._norm(apart))
+        return state.old + shares @ apart, raw, shares
+
+    def _norm(self, apart: Tensor) -> Tensor:
+        if self.distance == "l1":
+            return apart.abs().sum(-1)
+        square = (apart.to(torch.float64) ** 2).sum(-1)
+        return (square if self.distance == "sq_l2" else square.sqrt()).to(apart.dtype)
+
+    def _increment(self, raw: Tensor) -> Tensor:
+        if self.affinity_update == "raw":
+            return raw
+        return raw / raw.sum().abs().clamp(min=1e-9)
+
+    def _significant(self, client: Client, models: Tensor, old: Tensor) -> Tensor:
+        """Whose gain is at least ``min_gain_se`` standard errors of the paired differences."""
+
+        def gain_over_error(w: Tensor) -> Tensor:
+            blocks = list(client.blocks("val"))
+            gains = torch.cat([client.losses(old, b) - client.losses(w, b) for b in blocks])
+            masks = [b.mask for b in blocks if b.mask is not None]
+            mask = torch.cat(masks) if masks else None
+            centre = mean(gains, mask)
+            count = gains.new_tensor(len(gains)) if mask is None else mask.sum()
+            spread = mean((gains - centre) ** 2, mask) * count / (count - 1).clamp(min=1)
+            return centre / (spread / count.clamp(min=1)).sqrt().clamp(min=1e-12)
+
+        return client.map(gain_over_error, models) >= self.min_gain_se
+
+    def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
+        """Store."""
+        at = round.clients
+        return Pool(
+            server.models.index_copy(0, at, uploads.theta),
+            server.age.index_fill(0, at, round.index),
+            server.ranks.index_copy(0, at, uploads.ranks),
+        )
+
+    def serve(self, server: Pool, round: Round) -> Bank:
+        """What a client would download next."""
+        return self.download(server, round)
+
+    def predictor(self, client: Client, served: Bank, state: Kept) -> Mixture:
+        """The client's model after a further weighing."""
+        return single(self.weigh(client, served, state)[0])
+
+    def collaboration(self, server: Pool, states: Kept) -> Tensor:
+        """Every client's last shares."""
+        return states.weights

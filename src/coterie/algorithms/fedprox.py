@@ -1,0 +1,68 @@
+"""FedProx: FedAvg whose clients are held back towards the model they received.
+
+    θ_i minimises F_i(w) + (μ/2)‖w − θ‖²,   θ frozen
+    θ⁺ = θ + η_g Σ_i p_i (θ_i − θ)
+
+Travels: as FedAvg. Stable only while ημ < 2.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from ..algorithm import GlobalModel, Round, rows
+from ..client import Client
+from ..task import Task
+from .fedavg import Update, Weighting, average
+
+
+def proximal(w: Tensor, anchor: Tensor, strength: float | Tensor) -> Tensor:
+    """``(μ/2)‖w − anchor‖²``; its gradient in ``w`` is ``μ(w − anchor)``."""
+    return 0.5 * strength * ((w - anchor) ** 2).sum()
+
+
+@dataclass(frozen=True)
+class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
+    """FedAvg with a proximal term.
+
+    Fields:
+        mu: strength μ of the pull towards the received model; 0 is FedAvg.
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+        server_lr: the server's step η_g.
+    """
+
+    mu: float = 0.1
+    weighting: Weighting = "samples"
+    server_lr: float = 1.0
+
+    paper: ClassVar[str] = (
+        "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous "
+        "Networks, MLSys 2020"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{li2020fedprox,
+  title={Federated Optimization in Heterogeneous Networks},
+  author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and
+          Talwalkar, Ameet and Smith, Virginia},
+  booktitle={MLSys}, year={2020}}"""
+
+    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+        """The common start; clients keep nothing."""
+        return task.start, ()
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        """The global model."""
+        return rows(server, len(round.clients))
+
+    def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
+        """Train the received model, held back towards it."""
+        w = client.train(received, penalty=lambda w: proximal(w, received, self.mu))
+        return Update(w, client.size), ()
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Average."""
+        return average(server, uploads, self.weighting, self.server_lr)
+
+    def model(self, server: Tensor) -> Tensor:
+        """The global model."""
+        return server

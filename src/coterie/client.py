@@ -1,0 +1,219 @@
+"""What a method may do with one client's private data.
+
+A :class:`Client` looks like one client. Under the vmap engine its tensors stand for many at once,
+which is why sizes are tensors and shorter clients are padded and masked; no method sees that.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vmap
+
+from . import draws, tree
+from .task import Recipe, Split, Task, View
+
+Carry = TypeVar("Carry")
+SplitName = Literal["train", "val"]
+
+EVALUATION_BLOCK = 500  # samples of a split that are evaluated at once
+
+
+class Batch(NamedTuple):
+    """Some samples of one client."""
+
+    x: Tensor  # [B, ...]
+    y: Tensor  # [B]
+    mask: Tensor | None  # [B] 1 for a sample, 0 for padding; None where nothing is padding
+    position: Tensor  # [B] place of each sample in the client's split
+    step: int  # number of this batch in the round
+
+
+Loss = Callable[[Tensor, Batch], Tensor]
+
+
+class Shape(NamedTuple):
+    """What is the same for all clients that are computed together."""
+
+    smallest: int  # training samples of the client with fewest of them
+    even: dict[str, bool]  # split -> no padding in it
+    batched: bool  # under vmap: inner maps may use vmap too
+
+
+class Client:
+    """One client: its data, its model function, its randomness.
+
+    ``id`` is its index, ``size`` its number of training samples, ``steps`` the steps it takes this
+    round and ``lr`` the rate of them; all are scalar tensors. ``round`` counts from 0.
+    """
+
+    def __init__(
+        self, task: Task, view: View, shape: Shape, round_index: int, recipe: Recipe | None = None
+    ) -> None:
+        self._task, self._view, self._shape = task, view, shape
+        self.recipe = recipe or task.recipe
+        self.model, self.optimizer = task.model, self.recipe.rule()
+        self.id, self.size, self.lr = view.id, view.train.size, view.lr
+        self.population, self.round = task.population, round_index
+
+    def tuned(self, *, epochs: int | None = None, lr: float | None = None) -> "Client":
+        """The same client with another number of epochs or another rate."""
+        view, recipe = self._view, self.recipe
+        if lr is not None:
+            view = view._replace(lr=torch.full_like(view.lr, lr))
+        if epochs is not None:
+            recipe = replace(recipe, epochs=epochs, steps=None)
+        return Client(self._task, view, self._shape, self.round, recipe)
+
+    @property
+    def steps(self) -> Tensor:
+        """Optimiser steps of this client this round."""
+        if self.recipe.steps is not None:
+            return torch.full_like(self.size, self.recipe.steps)
+        return self.recipe.epochs * self._steps_an_epoch
+
+    @property
+    def _steps_an_epoch(self) -> Tensor:
+        batch = self.recipe.batch
+        return ((self.size + batch - 1) // batch).clamp(min=1)
+
+    # ---- loss ------------------------------------------------------------------------------
+
+    def losses(self, w: Tensor, batch: Batch) -> Tensor:
+        """The loss of every sample of a batch ``[B]``: cross-entropy or half squared error."""
+        output = self.model(w, batch.x)
+        if self._task.regression:
+            return 0.5 * (output.squeeze(-1) - batch.y) ** 2
+        return F.cross_entropy(output, batch.y, reduction="none")
+
+    def loss(self, w: Tensor, on: Batch | SplitName) -> Tensor:
+        """The mean loss on a batch or on a whole split."""
+        if isinstance(on, Batch):
+            return mean(self.losses(w, on), on.mask)
+        total, count = w.new_zeros(()), w.new_zeros(())
+        for block in self.blocks(on):
+            losses = self.losses(w, block)
+            weight = torch.ones_like(losses) if block.mask is None else block.mask
+            total, count = total + (losses * weight).sum(), count + weight.sum()
+        return total / count.clamp(min=1)
+
+    def gradient(self, w: Tensor, on: Batch | SplitName, loss: Loss | None = None) -> Tensor:
+        """The gradient of the mean loss, or of another loss of (w, batch)."""
+        result: Tensor = grad(loss or self.loss)(w, on)  # type: ignore[arg-type]
+        return result
+
+    def map(self, f: Callable[[Tensor], Tensor], models: Tensor) -> Tensor:
+        """``f`` of every row of ``models``, as one batched call where the engine is batched."""
+        if len(models) == 1:
+            return f(models[0]).unsqueeze(0)
+        if self._shape.batched:
+            return vmap(f)(models)
+        return torch.stack([f(w) for w in models])
+
+    # ---- data ------------------------------------------------------------------------------
+
+    def blocks(self, name: SplitName) -> Iterator[Batch]:
+        """A split in its stored order, in blocks that bound the memory of an evaluation."""
+        split = self._split(name)
+        places = torch.arange(split.index.shape[-1], device=split.index.device)
+        for number, place in enumerate(places.split(EVALUATION_BLOCK)):
+            yield self._gather(name, place, place < split.size, number)
+
+    def _split(self, name: SplitName) -> Split:
+        return self._view.train if name == "train" else self._view.val
+
+    def _gather(self, name: SplitName, place: Tensor, inside: Tensor, step: int) -> Batch:
+        index = self._split(name).index[place]
+        y = self._task.y[index]
+        if self._view.relabel.shape[-1]:
+            y = self._view.relabel[y]
+        mask = None if self._shape.even[name] else inside.to(self._task.dtype)
+        return Batch(self._task.inputs(index), y, mask, place, step)
+
+    # ---- training --------------------------------------------------------------------------
+
+    def scan(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
+        """``carry = step(carry, batch)`` over this round's minibatches.
+
+        A client that has fewer of them than its neighbours under vmap keeps its carry.
+        """
+        steps = self.steps
+        for number in range(self.recipe.count(self._width)):
+            new = step(carry, self.batch(number))
+            even = self._shape.even["train"]
+            carry = new if even else tree.where(number < steps, new, carry)
+        return carry
+
+    def batch(self, number: int) -> Batch:
+        """Minibatch ``number`` of this round."""
+        size = min(self.recipe.batch, self._width)
+        if self._shape.even["train"]:  # sizes are alike: the last batch is short for everybody
+            an_epoch = -(-self._width // size)
+            epoch, first = divmod(number, an_epoch)
+            place = self._orders[epoch, first * size : (first + 1) * size]
+            return self._gather("train", place, place >= 0, number)
+        epochs, slots = number // self._steps_an_epoch, number % self._steps_an_epoch
+        rank = slots * self.recipe.batch + torch.arange(size, device=self.size.device)
+        order = self._orders[epochs.clamp(max=len(self._orders) - 1)]
+        place = order[rank.clamp(max=self._width - 1)]
+        return self._gather("train", place, rank < self.size, number)
+
+    @property
+    def _width(self) -> int:
+        return self._view.train.index.shape[-1]
+
+    @cached_property
+    def _orders(self) -> Tensor:
+        """A random order of this client's samples for every epoch; padding comes last."""
+        places = torch.arange(self._width, device=self.size.device)
+        fewest = -(-max(1, self._shape.smallest) // self.recipe.batch)
+        passes = -(-self.recipe.count(self._width) // fewest) if self.recipe.steps else self.recipe.epochs
+        epochs = torch.arange(passes, device=self.size.device)
+        keys = draws.bits(self._view.stream, "batches", epochs[:, None], places) >> 1
+        keys = torch.where(places < self.size, keys, torch.iinfo(torch.int64).max)
+        return keys.argsort(dim=-1, stable=True)
+
+    def train(
+        self,
+        w: Tensor,
+        *,
+        loss: Loss | None = None,
+        penalty: Callable[[Tensor], Tensor] | None = None,
+        drift: Tensor | float = 0.0,
+    ) -> Tensor:
+        """This round's local training from ``w``: one optimiser step a minibatch.
+
+        ``loss`` replaces the mean loss of a batch, ``penalty`` of the parameters is added to it,
+        ``drift`` is added to every gradient.
+        """
+        base = loss or self.loss
+
+        def objective(w: Tensor, batch: Batch) -> Tensor:
+            value = base(w, batch)
+            return value if penalty is None else value + penalty(w)
+
+        def step(carry: tuple[Tensor, tree.Tree], batch: Batch) -> tuple[Tensor, tree.Tree]:
+            w, state = carry
+            g = self.gradient(w, batch, objective)
+            return self.optimizer.step(w, g + drift, state, self.lr)
+
+        return self.scan(step, (w, self.optimizer.init(w)))[0]
+
+    # ---- randomness ------------------------------------------------------------------------
+
+    def draw(self, purpose: str, shape: tuple[int, ...] = (), at: int = 0) -> Tensor:
+        """Uniform draws on [0, 1), derived from (seed, round, client, purpose, at)."""
+        count = torch.Size(shape).numel()
+        places = torch.arange(count, device=self.size.device)
+        return draws.uniform(self._view.stream, purpose, at, places).view(shape)
+
+
+def mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over what is not padding."""
+    if mask is None:
+        return values.mean()
+    return (values * mask).sum() / mask.sum().clamp(min=1)

@@ -1,0 +1,39 @@
+"""Who runs the clients: ``vmap``, ``loop``, ``wire``, or whichever ``auto`` finds fastest."""
+
+from ..errors import ConfigError, did_you_mean
+from ..task import Task
+from .base import Engine, Evaluation
+
+__all__ = ["ENGINES", "Engine", "Evaluation", "make_engine"]
+
+ENGINES = {
+    "auto": "measures the others on the real model and takes the fastest",
+    "vmap": "many clients at once, on one CPU or GPU",
+    "loop": "one client at a time: the reference",
+    "wire": "one client at a time, every message and state through bytes",
+}
+
+
+def make_engine(
+    name: str,
+    task: Task,
+    *,
+    chunk: int | None = None,
+    memory_mib: int | None = None,
+    state: str = "device",
+) -> Engine:
+    """The engine of a configuration. ``auto`` measures; the others take what they are given."""
+    from . import auto
+    from .loop import LoopEngine
+    from .vmap import VmapEngine
+    from .wire import WireEngine
+
+    if name == "auto":
+        return auto.pick(task, chunk=chunk, memory_mib=memory_mib, state=state)
+    if name == "vmap":
+        return VmapEngine(task, chunk=auto.fitting(task, chunk, memory_mib), state=state)
+    if name == "loop":
+        return LoopEngine(task, state=state)
+    if name == "wire":
+        return WireEngine(task, state=state)
+    raise ConfigError(f"engine '{name}' is unknown; {did_you_mean(name, ENGINES)}")

@@ -1,0 +1,163 @@
+"""Which engine is fastest here: a short measurement on the real model, remembered.
+
+The answer is kept in the user's cache for each (model, shapes, recipe, device), so that a second run
+resolves to the same engine and hence to the same digest.
+"""
+
+import copy
+import hashlib
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..algorithm import Round
+from ..algorithms.local import Local
+from ..errors import CoterieError
+from ..task import Task
+from .base import Engine
+from .loop import LoopEngine
+from .vmap import VmapEngine
+
+CPU_CHUNKS = (5, 10, 20, 50)
+GPU_CHUNKS = (100, 1000)
+PROBE_STEPS = 4
+_DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
+
+
+def pick(task: Task, *, chunk: int | None, memory_mib: int | None, state: str) -> Engine:
+    """The fastest local engine for this task."""
+    key = _key(task, chunk, memory_mib)
+    remembered = _read().get(key)
+    if remembered is None:
+        remembered = measure(task, chunk=chunk, memory_mib=memory_mib)
+        _write(key, remembered)
+    if remembered["engine"] == "loop":
+        return LoopEngine(task, state=state)
+    return VmapEngine(task, chunk=remembered["chunk"], state=state)
+
+
+def measure(task: Task, *, chunk: int | None, memory_mib: int | None) -> dict[str, Any]:
+    """Time a few steps of every candidate on real clients; seconds are a client's."""
+    probe = copy.copy(task)
+    probe.recipe = replace(task.recipe, steps=PROBE_STEPS)
+    largest = fitting(task, chunk, memory_mib)
+    sizes = CPU_CHUNKS if task.device.type == "cpu" else GPU_CHUNKS
+    chunks = {chunk} if chunk else {min(c, largest, task.population) for c in sizes}
+    best = {"engine": "loop", "seconds": _seconds(LoopEngine(probe), min(3, task.population))}
+    for size in sorted(chunks):
+        try:
+            seconds = _seconds(VmapEngine(probe, chunk=size), size)
+        except (RuntimeError, CoterieError):  # an operation that vmap cannot batch
+            break
+        if seconds < best["seconds"]:
+            best = {"engine": "vmap", "chunk": size, "seconds": seconds}
+    return best
+
+
+def _seconds(engine: Engine, clients: int) -> float:
+    """Seconds a client of a few local steps: the better of two, after one to warm up."""
+    task = engine.task
+    able = (task.sizes > 0).nonzero().flatten()[:clients]
+    round = Round(0, 1, able, task.population, task.seed, task.recipe.rate(0), task.keys)
+    _, states = Local().init(task)
+    rows = states._replace(w=states.w[able])
+    return min([_timed(engine, rows, round) for _ in range(3)][1:]) / len(able)
+
+
+def _timed(engine: Engine, rows: Any, round: Round) -> float:
+    began = time.perf_counter()
+    engine.local(Local(), (), rows, round)
+    if engine.task.device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def fitting(task: Task, chunk: int | None, memory_mib: int | None) -> int:
+    """How many clients may be computed together within the memory budget."""
+    if memory_mib is None:
+        memory_mib = _budget(task.device)
+    fits = max(1, int(memory_mib * 2**20 / footprint(task)))
+    return min(fits, chunk or (20 if task.device.type == "cpu" else 1000))
+
+
+def _budget(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _GPU_SHARE / 2**20)
+    return _DEFAULT_CPU_MIB
+
+
+def footprint(task: Task) -> int:
+    """Bytes one client takes while it trains: vectors of its model, and activations of a batch."""
+    activations = 0
+
+    def count(_module: Any, _inputs: Any, output: Any) -> None:
+        nonlocal activations
+        for part in output if isinstance(output, tuple) else (output,):
+            activations += part.numel() if isinstance(part, torch.Tensor) else 0
+
+    hooks = [m.register_forward_hook(count) for m in task.model.module.modules()]
+    try:
+        samples = min(task.recipe.batch, max(1, int(task.sizes.max())))
+        with torch.no_grad():
+            task.model.module(task.inputs(torch.zeros(samples, dtype=torch.int64)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    vectors = 8 if task.recipe.optimizer == "adam" else 6
+    return (vectors * task.model.size + 3 * activations) * task.start.element_size()
+
+
+# ---- memory of earlier measurements ------------------------------------------------------------
+
+
+def cache_file() -> Path:
+    """Where measurements are remembered; COTERIE_CACHE moves it."""
+    root = os.environ.get("COTERIE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    base = Path(root) if root else Path.home() / ".cache"
+    return base / "coterie" / "engines.json"
+
+
+def _key(task: Task, chunk: int | None, memory_mib: int | None) -> str:
+    parts = (
+        repr(task.model.module),
+        tuple(task.x.shape[1:]),
+        task.recipe,
+        min(task.population, 50),
+        str(task.dtype),
+        _device_name(task.device),
+        torch.get_num_threads(),
+        torch.__version__,
+        chunk,
+        memory_mib,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _read() -> dict[str, Any]:
+    try:
+        found = json.loads(cache_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(key: str, choice: dict[str, Any]) -> None:
+    """Remember; a cache that cannot be written is no reason to stop."""
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({**_read(), key: choice}, indent=1))
+        temporary.replace(path)
+    except OSError:
+        return

@@ -1,0 +1,108 @@
+"""The seam between the round loop and whatever runs the clients."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import metrics
+from ..algorithm import AnyAlgorithm, Mixture, Round
+from ..client import EVALUATION_BLOCK, Client, Shape
+from ..model import FlatModel
+from ..task import Split, Task
+from ..tree import Tree
+
+Scores = NDArray[np.float64]
+
+
+class Evaluation(NamedTuple):
+    """How good every client's predictor is; NaN where a client has no such data."""
+
+    test: Scores  # [K] the run's metric on test data
+    val: Scores  # [K] the same on validation data
+    test_loss: Scores  # [K]
+    val_loss: Scores  # [K]
+
+
+class Engine(Protocol):
+    """Runs the client half of a method for many clients, wherever they are."""
+
+    task: Task
+
+    @property
+    def state_device(self) -> torch.device:
+        """Where the clients' state is kept between rounds."""
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """What was resolved: enough to get the same numbers again."""
+
+    def local(
+        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+    ) -> tuple[Tree, Tree]:
+        """Uploads and new states of the round's clients, a row a client."""
+
+    def predict(
+        self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
+    ) -> tuple[Evaluation, Mixture]:
+        """How good the predictors of the round's clients are, and the predictors (on the CPU)."""
+
+
+def shape_of(task: Task, ids: list[int], *, batched: bool) -> Shape:
+    """What these clients have in common when they are computed together."""
+    return Shape(
+        smallest=min(task.splits["train"].sizes[i] for i in ids),
+        even={name: task.splits[name].even(ids) for name in ("train", "val")},
+        batched=batched,
+    )
+
+
+def outputs(model: FlatModel, mixture: Mixture, x: Tensor, regression: bool) -> Tensor:
+    """What a mixture predicts: probabilities ``[n, classes]`` or values ``[n]``."""
+    total: Tensor | None = None
+    for weight, w in zip(mixture.weights, mixture.models, strict=True):
+        h = model(w, x)
+        part = weight * (h.squeeze(-1) if regression else h.softmax(-1))
+        total = part if total is None else total + part
+    if total is None:
+        raise ValueError("a mixture needs at least one model")
+    return total
+
+
+def blocks_of(split: Split) -> Iterator[Tensor]:
+    """Sample indices of a split in blocks that bound the memory of an evaluation."""
+    yield from split.index.split(EVALUATION_BLOCK, dim=-1)
+
+
+def judge(
+    task: Task, metric: str, ids: list[int], name: str, predicted: Tensor
+) -> tuple[Scores, Scores]:
+    """Score and mean loss of padded predictions ``[m, n, ...]`` of some clients on a split."""
+    split = task.splits[name].rows(ids)
+    y = task.y[split.index]
+    if task.relabel.shape[-1]:
+        y = task.relabel[torch.tensor(ids, device=task.device)].gather(1, y)
+    values, targets = predicted.double().cpu().numpy(), y.cpu().numpy()
+    pairs = [
+        (values[i, : task.splits[name].sizes[k]], targets[i, : task.splits[name].sizes[k]])
+        for i, k in enumerate(ids)
+    ]
+    scores = [metrics.score(metric, p, t) for p, t in pairs]
+    return np.array(scores), np.array([_loss(p, t, task.regression) for p, t in pairs])
+
+
+def _loss(predicted: Scores, target: NDArray[Any], regression: bool) -> float:
+    if not len(target):
+        return float("nan")
+    if regression:
+        return float(np.mean(0.5 * (predicted - target) ** 2))
+    chosen = predicted[np.arange(len(target)), target]
+    return float(np.mean(-np.log(np.maximum(chosen, 1e-300))))
+
+
+def client_of(task: Task, view: Tree, shape: Shape, round: Round) -> Client:
+    """The client behind a view."""
+    return Client(task, view, shape, round.index)

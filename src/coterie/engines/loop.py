@@ -1,0 +1,98 @@
+"""The reference: one client at a time, nothing padded, nothing batched.
+
+It runs models that vmap cannot, and an exception names the client, the round and the stage.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from .. import tree
+from ..algorithm import AnyAlgorithm, Mixture, Round
+from ..client import Client
+from ..errors import CoterieError, EngineError
+from ..task import Task
+from ..tree import Tree
+from .base import Evaluation, blocks_of, client_of, judge, outputs, shape_of
+
+T = TypeVar("T")
+
+
+class LoopEngine:
+    """One client at a time."""
+
+    def __init__(self, task: Task, *, state: str = "device") -> None:
+        self.task, self.state = task, state
+
+    @property
+    def state_device(self) -> torch.device:
+        """Where the clients' state is kept between rounds."""
+        return torch.device("cpu") if self.state == "host" else self.task.device
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """What was resolved."""
+        return {"engine": "loop", "state": self.state}
+
+    def local(
+        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+    ) -> tuple[Tree, Tree]:
+        """Uploads and new states of the round's clients, a row a client."""
+        parts = [
+            self._named(
+                "local", client, round, lambda c=client, m=message, s=state: algorithm.local(c, m, s)
+            )
+            for client, message, state in self._clients(received, states, round)
+        ]
+        uploads = tree.stack([upload for upload, _ in parts])
+        return uploads, tree.move(tree.stack([state for _, state in parts]), self.state_device)
+
+    def predict(
+        self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
+    ) -> tuple[Evaluation, Mixture]:
+        """How good the predictors are, and the predictors on the CPU."""
+        table, mixtures = [], []
+        for client, message, state in self._clients(served, states, round):
+            mixture = self._named(
+                "predictor",
+                client,
+                round,
+                lambda c=client, m=message, s=state: algorithm.predictor(c, m, s),
+            )
+            table.append(self._judged(mixture, int(client.id), metric))
+            mixtures.append(tree.move(mixture, torch.device("cpu")))
+        test, test_loss, val, val_loss = np.array(table).T
+        return Evaluation(test, val, test_loss, val_loss), tree.stack(mixtures)
+
+    def _judged(self, mixture: Mixture, client: int, metric: str) -> list[float]:
+        task, row = self.task, []
+        for name in ("test", "val"):
+            split = tree.row(task.splits[name].rows([client]), 0)
+            answers = [
+                outputs(task.model, mixture, task.inputs(block), task.regression)
+                for block in blocks_of(split)
+            ]
+            score, loss = judge(task, metric, [client], name, torch.cat(answers).unsqueeze(0))
+            row += [float(score[0]), float(loss[0])]
+        return row
+
+    def _clients(self, message: Tree, states: Tree, round: Round) -> Any:
+        for position, client in enumerate(round.clients.tolist()):
+            view = tree.row(self.task.views([client], round.index), 0)
+            shape = shape_of(self.task, [client], batched=False)
+            row = tree.move(tree.row(message, position), self.task.device)
+            state = tree.move(tree.row(states, position), self.task.device)
+            yield client_of(self.task, view, shape, round), row, state
+
+    def _named(self, stage: str, client: Client, round: Round, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except CoterieError:
+            raise
+        except Exception as error:
+            name = self.task.federation.clients[int(client.id)]
+            raise EngineError(
+                f"client '{name}' failed in {stage}() of round {round.index}: {error}"
+            ) from error

@@ -1,0 +1,86 @@
+"""Rows of models and the weights between them: what servers of many methods share."""
+
+import torch
+from torch import Tensor
+
+from .errors import ConfigError
+
+_COLUMNS = 1 << 16  # columns converted to float64 at once
+
+
+def shares(sizes: Tensor, weighting: str = "samples") -> Tensor:
+    """Aggregation weights p of whoever replied, float64, summing to one.
+
+    ``samples`` weighs by training samples, ``uniform`` counts everybody once.
+    """
+    if weighting == "uniform":
+        sizes = torch.ones_like(sizes)
+    elif weighting != "samples":
+        raise ConfigError(f"weighting '{weighting}' is unknown; expected 'samples' or 'uniform'")
+    sizes = sizes.to(torch.float64)
+    return sizes / sizes.sum()
+
+
+def mix(weights: Tensor, models: Tensor) -> Tensor:
+    """``A @ W`` in the models' precision; a vector of weights gives one model."""
+    return weights.to(models.dtype) @ models
+
+
+def gram(W: Tensor) -> Tensor:
+    """All dot products between rows ``[m, m]``, in float64, without an m² × P intermediate."""
+    total = W.new_zeros(len(W), len(W), dtype=torch.float64)
+    for block in W.split(_COLUMNS, dim=1):
+        wide = block.to(torch.float64)
+        total += wide @ wide.T
+    return total
+
+
+def squared_distances(W: Tensor) -> Tensor:
+    """``‖w_i − w_j‖²`` for all pairs, float64, zero on the diagonal.
+
+    Rows are centred first: models are close to each other and far from zero.
+    """
+    products = gram(W - W.mean(0, keepdim=True))
+    square = products.diagonal()
+    distances = (square[:, None] + square[None, :] - 2 * products).clamp(min=0)
+    return distances.fill_diagonal_(0)
+
+
+def cosines(W: Tensor) -> Tensor:
+    """``cos(w_i, w_j)`` for all pairs, float64; 0 where a row is zero."""
+    products = gram(W)
+    norm = products.diagonal().clamp(min=0).sqrt()
+    scale = norm[:, None] * norm[None, :]
+    return torch.where(scale > 0, products / scale.clamp(min=1e-300), 0.0).clamp(-1, 1)
+
+
+def off_diagonal(A: Tensor) -> Tensor:
+    """All entries but the diagonal, as one vector."""
+    return A[~torch.eye(len(A), dtype=torch.bool, device=A.device)]
+
+
+def epsilon_greedy(scores: Tensor, explore: Tensor, ties: Tensor, count: int) -> Tensor:
+    """Indices ``[m, count]`` of the candidates chosen in every row, -1 where none is left.
+
+    Slot by slot: where ``explore[m, count]`` holds, the not yet chosen candidate with the largest
+    random number in ``ties[m, n]``, otherwise the one with the largest score, equal scores in
+    random order. A score of ``-inf`` marks what is no candidate.
+    """
+    open_, chosen = scores > -torch.inf, []
+    by_chance = ties.masked_fill(~open_, -1)
+    order = ties.argsort(1)  # sorting a shuffled row stably breaks ties at random
+    ranked = torch.empty_like(order).scatter_(
+        1, order.gather(1, scores.gather(1, order).argsort(dim=1, stable=True)), _counted(scores)
+    )
+    by_score = ranked.masked_fill(~open_, -1).to(ties.dtype)
+    for slot in range(count):
+        left = open_.any(1)
+        value = torch.where(explore[:, slot, None], by_chance, by_score)
+        pick = value.masked_fill(~open_, -1).argmax(1)
+        chosen.append(torch.where(left, pick, -1))
+        open_ = open_.scatter(1, pick[:, None], False)
+    return torch.stack(chosen, 1) if chosen else scores.new_zeros(len(scores), 0, dtype=torch.int64)
+
+
+def _counted(scores: Tensor) -> Tensor:
+    return torch.arange(scores.shape[1], device=scores.device).expand(scores.shape).contiguous()

@@ -1,0 +1,185 @@
+"""A task: a federation, a model and a training recipe, on a device.
+
+Engines take their clients from here. A method's ``init`` reads the start, the population and the
+sizes; nothing else of it is for methods.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import draws
+from .data.federation import Federation, Indices
+from .errors import ConfigError
+from .model import FlatModel, build
+from .optim import Optimizer, adam, sgd
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a client trains in one round.
+
+    Fields:
+        optimizer: ``sgd`` or ``adam``; its state starts anew every round.
+        lr: learning rate of the first round.
+        epochs: passes over the client's training data.
+        batch: samples a step; the last, shorter batch of an epoch is kept.
+        momentum: heavy-ball momentum of sgd.
+        weight_decay: added to the gradient as ``weight_decay * w``.
+        decay: the rate of round t is ``max(floor, lr * decay**t)``.
+        floor: smallest rate.
+        steps: a number of steps in place of epochs, the same for every client.
+    """
+
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    epochs: int = 1
+    batch: int = 32
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    decay: float = 1.0
+    floor: float = 0.0
+    steps: int | None = None
+
+    def rate(self, round_index: int) -> float:
+        """The learning rate of a round."""
+        return max(self.floor, self.lr * self.decay**round_index)
+
+    def rule(self) -> Optimizer:
+        """The optimiser as pure functions."""
+        if self.optimizer == "sgd":
+            return sgd(self.momentum, self.weight_decay)
+        if self.optimizer == "adam":
+            return adam(weight_decay=self.weight_decay)
+        raise ConfigError(f"optimizer '{self.optimizer}' is unknown; expected 'sgd' or 'adam'")
+
+    def count(self, samples: int) -> int:
+        """Steps a client with so many samples takes in a round."""
+        return self.epochs * math.ceil(samples / self.batch) if self.steps is None else self.steps
+
+
+class Split(NamedTuple):
+    """One split of one client, or with a leading dimension of several."""
+
+    index: Tensor  # [n] into the dataset; padded where sizes differ
+    size: Tensor  # []
+
+
+class View(NamedTuple):
+    """What an engine hands to :class:`~coterie.client.Client`: tensors with a row a client."""
+
+    id: Tensor  # []
+    stream: Tensor  # [] the root of this client's draws in this round
+    lr: Tensor  # []
+    train: Split
+    val: Split
+    relabel: Tensor  # [classes], or [0] where labels mean the same to everybody
+
+
+class Ragged:
+    """Index lists of all clients in one flat tensor."""
+
+    def __init__(self, lists: Indices, device: torch.device) -> None:
+        self.sizes = [len(part) for part in lists]
+        self._size = torch.tensor(self.sizes, device=device)
+        self._offset = (self._size.cumsum(0) - self._size).to(device)
+        empty = torch.zeros(1, dtype=torch.int64)  # padding points at a real sample
+        self._flat = torch.cat([*(part.to(torch.int64) for part in lists), empty]).to(device)
+
+    def rows(self, ids: list[int]) -> Split:
+        """The lists of some clients, padded to the longest of them (and to one at least)."""
+        at = torch.tensor(ids, device=self._flat.device)
+        width = max(1, *(self.sizes[i] for i in ids))
+        inside = self._offset[at, None] + torch.arange(width, device=at.device)
+        return Split(self._flat[inside.clamp(max=len(self._flat) - 1)], self._size[at])
+
+    def even(self, ids: list[int]) -> bool:
+        """Whether these clients hold equally many samples, and some: then nothing is padding."""
+        sizes = {self.sizes[i] for i in ids}
+        return len(sizes) == 1 and 0 not in sizes
+
+
+class Task:
+    """A federation, a model and a recipe on a device, all of it derived from one seed."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        factory: Callable[[], nn.Module],
+        recipe: Recipe,
+        *,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        merge_val: bool = False,
+    ) -> None:
+        self.federation, self.factory, self.recipe = federation, factory, recipe
+        self.seed, self.device, self.dtype = seed, torch.device(device), dtype
+        self.population = len(federation)
+        module = build(factory, seed, "start")
+        self.model = FlatModel(module.to(self.device, dtype))
+        self.start = self.model.flatten(module).to(self.device, dtype)
+        self.keys = federation.keys.to(self.device)
+        self._load()
+        self._split(merge_val)
+
+    def _load(self) -> None:
+        data = self.federation.dataset
+        self.x, self.y = data.x.to(self.device), data.y.to(self.device)
+        self.regression = data.regression
+        if self.regression:
+            self.y = self.y.to(self.dtype)
+        ones, zeros = torch.ones(()), torch.zeros(())
+        self.scale = (ones if data.scale is None else data.scale).to(self.device, self.dtype)
+        self.shift = (zeros if data.shift is None else data.shift).to(self.device, self.dtype)
+        relabel = self.federation.relabel
+        none = torch.zeros(self.population, 0, dtype=torch.int64)
+        self.relabel = (none if relabel is None else relabel).to(self.device)
+
+    def _split(self, merge_val: bool) -> None:
+        """Merge validation into training for methods that never read it (spec 1.1).
+
+        A client without validation data is weighed on its training data instead (spec 1.8).
+        """
+        train, val = self.federation.train, self.federation.val
+        if merge_val:
+            train = tuple(torch.cat([a, b]) for a, b in zip(train, val, strict=True))
+        lent = tuple(b if len(b) else a for a, b in zip(train, val, strict=True))
+        self.borrowed_validation = [i for i, b in enumerate(val) if not len(b) and len(train[i])]
+        self.splits = {
+            "train": Ragged(train, self.device),
+            "val": Ragged(lent, self.device),
+            "test": Ragged(self.federation.test, self.device),
+        }
+        self.sizes = torch.tensor(self.splits["train"].sizes, device=self.device)
+
+    def fresh(self, clients: Tensor) -> Tensor:
+        """Independent starting points ``[m, P]``, one a client, derived from its name."""
+        names = self.federation.clients
+        modules = (build(self.factory, self.seed, "start", names[i]) for i in clients.tolist())
+        rows = [self.model.flatten(module.to(dtype=self.dtype)) for module in modules]
+        return torch.stack(rows).to(self.device)
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """Model inputs of some samples: numbers are scaled, tokens stay as they are."""
+        x = self.x[index]
+        if x.dtype == torch.int64:
+            return x
+        return x.to(self.dtype) * self.scale + self.shift
+
+    def views(self, ids: list[int], round_index: int) -> View:
+        """The rows of some clients for one round."""
+        at = torch.tensor(ids, device=self.device)
+        rate = torch.full((len(ids),), self.recipe.rate(round_index), dtype=self.dtype)
+        return View(
+            id=at,
+            stream=draws.bits(self.seed, round_index, self.keys[at]),
+            lr=rate.to(self.device),
+            train=self.splits["train"].rows(ids),
+            val=self.splits["val"].rows(ids),
+            relabel=self.relabel[at],
+        )
