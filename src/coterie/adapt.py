@@ -87,6 +87,6 @@ class Adapted(Algorithm[Any, Any, Any, Any]):
         weights, models = self.algorithm.predictor(client, served, state)
         return Mixture(weights, client.map(lambda w: self.adaptation.adapt(client, w), models))
 
-    def collaboration(self, server: Tree, states: Tree) -> Tensor | None:
+    def collaboration(self, server: Tree, states: Tree, round: Round) -> Tensor | None:
         """As the method."""
-        return self.algorithm.collaboration(server, states)
+        return self.algorithm.collaboration(server, states, round)

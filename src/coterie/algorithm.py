@@ -31,13 +31,14 @@ State = TypeVar("State")
 class Round(NamedTuple):
     """One communication round as the server sees it."""
 
-    index: int  # counts from 0
+    index: int  # type: ignore[assignment]  # counts from 0
     horizon: int  # rounds of the whole run
     clients: Tensor  # [m] who takes part
     population: int
     seed: int
     lr: float  # the clients' learning rate in this round
     keys: Tensor  # [population] a number for each client, from its name
+    parameters: int  # how many entries of a model's vector are trained; buffers follow
 
     def draw(self, purpose: str, *clients: Tensor, count: int | None = None) -> Tensor:
         """Uniform draws derived from (seed, round, purpose, clients), broadcast over clients.
@@ -49,6 +50,24 @@ class Round(NamedTuple):
             words = [word.unsqueeze(-1) for word in words]
             words.append(torch.arange(count, device=self.keys.device))
         return draws.uniform(self.seed, purpose, self.index, *words)
+
+    def trainable(self, models: Tensor) -> Tensor:
+        """The part of the models that distances and angles are taken of: no buffers."""
+        return models[..., : self.parameters]
+
+
+def round_of(task: Task, index: int, horizon: int, clients: Tensor) -> Round:
+    """A round of this task for some clients."""
+    return Round(
+        index=index,
+        horizon=horizon,
+        clients=clients,
+        population=task.population,
+        seed=task.seed,
+        lr=task.recipe.rate(index),
+        keys=task.keys,
+        parameters=task.model.parameters,
+    )
 
 
 class Mixture(NamedTuple):
@@ -103,8 +122,8 @@ class Algorithm(ABC, Generic[Server, Down, Up, State]):
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
         """One client's deployed model."""
 
-    def collaboration(self, server: Server, states: State) -> Tensor | None:
-        """Who draws on whom ``[K, K]``, for people to look at; None where there is no such thing."""
+    def collaboration(self, server: Server, states: State, round: Round) -> Tensor | None:
+        """Who draws on whom ``[K, K]``, for people to look at; None where nobody chooses."""
         return None
 
 

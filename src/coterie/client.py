@@ -30,7 +30,7 @@ class Batch(NamedTuple):
     y: Tensor  # [B]
     mask: Tensor | None  # [B] 1 for a sample, 0 for padding; None where nothing is padding
     position: Tensor  # [B] place of each sample in the client's split
-    step: int  # number of this batch in the round
+    step: int  # number of this batch in the round; -1 outside training
 
 
 Loss = Callable[[Tensor, Batch], Tensor]
@@ -56,7 +56,7 @@ class Client:
     ) -> None:
         self._task, self._view, self._shape = task, view, shape
         self.recipe = recipe or task.recipe
-        self.model, self.optimizer = task.model, self.recipe.rule()
+        self.model, self._optimizer = task.model, self.recipe.rule()
         self.id, self.size, self.lr = view.id, view.train.size, view.lr
         self.population, self.round = task.population, round_index
 
@@ -83,9 +83,16 @@ class Client:
 
     # ---- loss ------------------------------------------------------------------------------
 
+    def outputs(self, w: Tensor, batch: Batch, *, training: bool = False) -> Tensor:
+        """What the model says of a batch, in evaluation mode unless it is trained."""
+        return self.model(w, batch.x, training=training)
+
     def losses(self, w: Tensor, batch: Batch) -> Tensor:
-        """The loss of every sample of a batch ``[B]``: cross-entropy or half squared error."""
-        output = self.model(w, batch.x)
+        """The loss of every sample of a batch ``[B]``: cross-entropy or half squared error.
+
+        A minibatch of :meth:`scan` is seen in training mode, a split in evaluation mode.
+        """
+        output = self.outputs(w, batch, training=batch.step >= 0)
         if self._task.regression:
             return 0.5 * (output.squeeze(-1) - batch.y) ** 2
         return F.cross_entropy(output, batch.y, reduction="none")
@@ -119,15 +126,15 @@ class Client:
     def blocks(self, name: SplitName) -> Iterator[Batch]:
         """A split in its stored order, in blocks that bound the memory of an evaluation."""
         split = self._split(name)
-        places = torch.arange(split.index.shape[-1], device=split.index.device)
-        for number, place in enumerate(places.split(EVALUATION_BLOCK)):
-            yield self._gather(name, place, place < split.size, number)
+        places = torch.arange(split.samples.shape[-1], device=split.samples.device)
+        for place in places.split(EVALUATION_BLOCK):
+            yield self._gather(name, place, place < split.size, -1)
 
     def _split(self, name: SplitName) -> Split:
         return self._view.train if name == "train" else self._view.val
 
     def _gather(self, name: SplitName, place: Tensor, inside: Tensor, step: int) -> Batch:
-        index = self._split(name).index[place]
+        index = self._split(name).samples[place]
         y = self._task.y[index]
         if self._view.relabel.shape[-1]:
             y = self._view.relabel[y]
@@ -164,14 +171,18 @@ class Client:
 
     @property
     def _width(self) -> int:
-        return self._view.train.index.shape[-1]
+        return self._view.train.samples.shape[-1]
 
     @cached_property
     def _orders(self) -> Tensor:
         """A random order of this client's samples for every epoch; padding comes last."""
         places = torch.arange(self._width, device=self.size.device)
         fewest = -(-max(1, self._shape.smallest) // self.recipe.batch)
-        passes = -(-self.recipe.count(self._width) // fewest) if self.recipe.steps else self.recipe.epochs
+        passes = (
+            -(-self.recipe.count(self._width) // fewest)
+            if self.recipe.steps
+            else self.recipe.epochs
+        )
         epochs = torch.arange(passes, device=self.size.device)
         keys = draws.bits(self._view.stream, "batches", epochs[:, None], places) >> 1
         keys = torch.where(places < self.size, keys, torch.iinfo(torch.int64).max)
@@ -198,10 +209,25 @@ class Client:
 
         def step(carry: tuple[Tensor, tree.Tree], batch: Batch) -> tuple[Tensor, tree.Tree]:
             w, state = carry
-            g = self.gradient(w, batch, objective)
-            return self.optimizer.step(w, g + drift, state, self.lr)
+            return self.step(w, self.gradient(w, batch, objective) + drift, state, batch)
 
-        return self.scan(step, (w, self.optimizer.init(w)))[0]
+        return self.scan(step, (w, self.begin(w)))[0]
+
+    def begin(self, w: Tensor) -> tree.Tree:
+        """The optimiser's state before the first step."""
+        return self._optimizer.init(self.trainable(w))
+
+    def step(
+        self, w: Tensor, g: Tensor, state: tree.Tree, batch: Batch
+    ) -> tuple[Tensor, tree.Tree]:
+        """One optimiser step along ``g`` after seeing ``batch``; returns (w, state)."""
+        moved, state = self._optimizer.step(self.trainable(w), self.trainable(g), state, self.lr)
+        buffers = self.model.refreshed(w, batch.x)[self.model.parameters :]
+        return (torch.cat([moved, buffers]) if len(buffers) else moved), state
+
+    def trainable(self, w: Tensor) -> Tensor:
+        """The part of a vector that distances, gradients and optimisers see: no buffers."""
+        return w[..., : self.model.parameters]
 
     # ---- randomness ------------------------------------------------------------------------
 

@@ -66,11 +66,8 @@ def bits(*words: Word) -> Tensor:
             key = _mix_int(((key + _GOLDEN) & _MASK) ^ _mix_int(word & _MASK))
             continue
         mixed = _mix(word) if isinstance(word, Tensor) else _signed(_mix_int(word & _MASK))
-        if isinstance(key, int):
-            key = _signed((key + _GOLDEN) & _MASK)
-        else:
-            key = key + _signed(_GOLDEN)
-        key = _mix(key ^ mixed)
+        start = _signed((key + _GOLDEN) & _MASK) if isinstance(key, int) else key + _signed(_GOLDEN)
+        key = _mix(torch.as_tensor(start ^ mixed))
     return torch.tensor(_signed(key)) if isinstance(key, int) else key
 
 

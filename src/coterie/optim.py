@@ -36,7 +36,7 @@ def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
 class AdamState(NamedTuple):
     """Running moments."""
 
-    count: Tensor  # []
+    steps: Tensor  # []
     mean: Tensor  # [P]
     square: Tensor  # [P]
 
@@ -52,10 +52,10 @@ def adam(
     def step(w: Tensor, g: Tensor, state: Tree, lr: Tensor | float) -> tuple[Tensor, Tree]:
         if weight_decay:
             g = g + weight_decay * w
-        count = state.count + 1
+        steps = state.steps + 1
         mean = beta1 * state.mean + (1 - beta1) * g
         square = beta2 * state.square + (1 - beta2) * g * g
-        scale = (square / (1 - beta2**count)).sqrt() + eps
-        return w - lr * (mean / (1 - beta1**count)) / scale, AdamState(count, mean, square)
+        scale = (square / (1 - beta2**steps)).sqrt() + eps
+        return w - lr * (mean / (1 - beta1**steps)) / scale, AdamState(steps, mean, square)
 
     return Optimizer(init, step)

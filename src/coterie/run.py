@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import draws, tree
-from .algorithm import AnyAlgorithm, Mixture, Round
+from .algorithm import AnyAlgorithm, Mixture, Round, round_of
 from .engines.base import Engine, Evaluation
 from .guard import Rejection, screen
 from .task import Task
@@ -29,7 +29,7 @@ class Traffic(NamedTuple):
 class Record(NamedTuple):
     """What one round left behind. ``server`` and ``states`` are read only."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     clients: tuple[int, ...]
     traffic: Traffic
     rejected: tuple[Rejection, ...]
@@ -60,9 +60,7 @@ def run(
     for index in range(rounds):
         began = time.perf_counter()
         clients = participants(algorithm, task, index, participation)
-        round = Round(
-            index, rounds, clients, task.population, task.seed, task.recipe.rate(index), task.keys
-        )
+        round = round_of(task, index, rounds, clients)
         server, states, traffic, rejected = _exchange(algorithm, engine, server, states, round)
         last = index == rounds - 1
         evaluation = collaboration = mixture = None
@@ -71,7 +69,7 @@ def run(
                 algorithm, engine, server, states, round, metric
             )
             traffic = traffic._replace(serve=served)
-            collaboration = _matrix(algorithm.collaboration(server, states))
+            collaboration = _matrix(algorithm.collaboration(server, states, round))
         yield Record(
             index,
             tuple(clients.tolist()),
@@ -86,9 +84,7 @@ def run(
         )
 
 
-def participants(
-    algorithm: AnyAlgorithm, task: Task, index: int, participation: float
-) -> Tensor:
+def participants(algorithm: AnyAlgorithm, task: Task, index: int, participation: float) -> Tensor:
     """Who takes part: uniform without replacement among those who have data (spec 1.5)."""
     able = (task.sizes > 0).nonzero().flatten()
     if algorithm.everybody or participation >= 1.0:

@@ -65,7 +65,7 @@ class Recipe:
 class Split(NamedTuple):
     """One split of one client, or with a leading dimension of several."""
 
-    index: Tensor  # [n] into the dataset; padded where sizes differ
+    samples: Tensor  # [n] indices into the dataset; padded where sizes differ
     size: Tensor  # []
 
 

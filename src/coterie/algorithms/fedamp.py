@@ -73,7 +73,7 @@ def attention(W: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> Tensor
     >>> attention(torch.tensor([[0.0], [1.0], [3.0]]), alpha=0.5, sigma=2.0)[0]
     tensor([0.8456, 0.1516, 0.0028], dtype=torch.float64)
     """
-    A = alpha * slope(squared_distances(W), sigma)                               # Eq. 5
+    A = alpha * slope(squared_distances(W), sigma)  # Eq. 5
     return A + torch.diag(1 - A.sum(1))
 
 
@@ -104,24 +104,25 @@ def safe(A: Tensor) -> Tensor:
     return others + torch.diag(1 - others.sum(1))
 
 
-def exchange(
-    server: Uploads, round: Round, weigh: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """u for every client of the round: ``weigh(W) @ W`` over those who have uploaded before."""
+def exchange(server: Uploads, round: Round, weigh: Callable[[Tensor], Tensor]) -> Tensor:
+    """u for every client of the round: ``weigh(W) @ W`` over those who have uploaded before.
+
+    ``weigh`` sees the trainable part of the models.
+    """
     known = server.seen[round.clients]
     u = server.start.repeat(len(round.clients), 1)
     W = server.models[round.clients[known]]
     if len(W):
-        u[known] = mix(weigh(W), W) if len(W) > 1 else W
+        u[known] = mix(weigh(round.trainable(W)), W) if len(W) > 1 else W
     return u
 
 
-def among_seen(server: Uploads, weigh: Callable[[Tensor], Tensor]) -> Tensor:
+def among_seen(server: Uploads, round: Round, weigh: Callable[[Tensor], Tensor]) -> Tensor:
     """The weights of an exchange between all who have uploaded; strangers stand alone."""
     A = torch.eye(len(server.seen), dtype=torch.float64, device=server.seen.device)
     at = server.seen.nonzero().flatten()
     if len(at) > 1:
-        A[at[:, None], at] = weigh(server.models[at])
+        A[at[:, None], at] = weigh(round.trainable(server.models[at]))
     return A
 
 
@@ -222,16 +223,16 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
         new = store(server, uploads, round)
         if server.sigma > 0 or len(uploads) < 2:
             return new
-        return new._replace(sigma=median_width(uploads, self.sigma_factor))
+        return new._replace(sigma=median_width(round.trainable(uploads), self.sigma_factor))
 
     def model(self, state: Own) -> Tensor:
         """The client's own model."""
         return state.w
 
-    def collaboration(self, server: Uploads, states: Own) -> Tensor:
+    def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
         """The attention of an exchange between all who have uploaded."""
         alpha = None if self.alpha == "auto" else self.alpha
-        return among_seen(server, lambda W: self._weigh(self._sigma(server, W), alpha)(W))
+        return among_seen(server, round, lambda W: self._weigh(self._sigma(server, W), alpha)(W))
 
 
 def start_together(task: Task) -> tuple[Uploads, Own]:

@@ -133,7 +133,10 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
 
     def download(self, server: Pool, round: Round) -> Bank:
         """The M models each client is sent: ε-greedy over those that are there."""
-        me, others = round.clients[:, None], torch.arange(round.population, device=server.age.device)
+        me, others = (
+            round.clients[:, None],
+            torch.arange(round.population, device=server.age.device),
+        )
         oldest = round.index - 1 if self.pool == "last_round" else 0
         candidate = (server.age >= oldest) & (server.age >= 0) & (others != me)
         scores = -server.ranks[round.clients].to(torch.float64)
@@ -173,7 +176,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         losses = client.map(lambda w: client.loss(w, "val"), models)
         losses = torch.where(usable, losses, base)  # no gain, hence no weight
         apart = models - state.old
-        raw, shares = fomo_weights(base, losses, self._norm(apart))
+        raw, shares = fomo_weights(base, losses, self._norm(client.trainable(apart)))
         return state.old + shares @ apart, raw, shares
 
     def _norm(self, apart: Tensor) -> Tensor:
@@ -219,6 +222,6 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         """The client's model after a further weighing."""
         return single(self.weigh(client, served, state)[0])
 
-    def collaboration(self, server: Pool, states: Kept) -> Tensor:
+    def collaboration(self, server: Pool, states: Kept, round: Round) -> Tensor:
         """Every client's last shares."""
         return states.weights

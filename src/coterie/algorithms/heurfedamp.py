@@ -45,7 +45,7 @@ def heuristic_attention(W: Tensor, sigma: float, self_weight: float) -> Tensor:
     if len(W) == 1:
         return torch.ones(1, 1, dtype=torch.float64, device=W.device)
     alike = (sigma * cosines(W)).fill_diagonal_(-torch.inf)
-    A = (1 - self_weight) * alike.softmax(1)                                     # Eq. 8
+    A = (1 - self_weight) * alike.softmax(1)  # Eq. 8
     return A.fill_diagonal_(self_weight)
 
 
@@ -76,7 +76,7 @@ class HeurFedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
 
     def _weigh(self, server: Uploads, W: Tensor) -> Tensor:
         own = 1 / len(W) if self.self_weight == "auto" else self.self_weight
-        seen_as = W - server.start if self.cos_on == "delta" else W
+        seen_as = W - server.start[: W.shape[1]] if self.cos_on == "delta" else W
         return heuristic_attention(seen_as, self.sigma, own)
 
     def download(self, server: Uploads, round: Round) -> Cloud:
@@ -97,6 +97,6 @@ class HeurFedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
         """The client's own model."""
         return state.w
 
-    def collaboration(self, server: Uploads, states: Own) -> Tensor:
+    def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
         """The attention of an exchange between all who have uploaded."""
-        return among_seen(server, lambda W: self._weigh(server, W))
+        return among_seen(server, round, lambda W: self._weigh(server, W))

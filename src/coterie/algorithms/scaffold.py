@@ -19,6 +19,7 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Mixture, Round, rows, single
@@ -56,15 +57,14 @@ def controlled_steps(client: Client, x: Tensor, correction: Tensor) -> tuple[Ten
 
     Returns the trained model and the mean of the raw minibatch gradients met on the way.
     """
-    optimizer = client.optimizer
 
     def step(carry: tuple[Tensor, Tree, Tensor], batch: Batch) -> tuple[Tensor, Tree, Tensor]:
         y, state, total = carry
         g = client.gradient(y, batch)
-        y, state = optimizer.step(y, g + correction, state, client.lr)
+        y, state = client.step(y, g + correction, state, batch)
         return y, state, total + g
 
-    y, _, total = client.scan(step, (x, optimizer.init(x), x.new_zeros(x.shape)))
+    y, _, total = client.scan(step, (x, client.begin(x), torch.zeros_like(x)))
     return y, total / client.steps.to(x.dtype)
 
 

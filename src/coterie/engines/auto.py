@@ -1,7 +1,7 @@
 """Which engine is fastest here: a short measurement on the real model, remembered.
 
-The answer is kept in the user's cache for each (model, shapes, recipe, device), so that a second run
-resolves to the same engine and hence to the same digest.
+The answer is kept in the user's cache for each (model, shapes, recipe, device), so that a second
+run resolves to the same engine and hence to the same digest.
 """
 
 import copy
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..algorithm import Round
+from ..algorithm import Round, round_of
 from ..algorithms.local import Local
 from ..errors import CoterieError
 from ..task import Task
@@ -48,7 +48,10 @@ def measure(task: Task, *, chunk: int | None, memory_mib: int | None) -> dict[st
     largest = fitting(task, chunk, memory_mib)
     sizes = CPU_CHUNKS if task.device.type == "cpu" else GPU_CHUNKS
     chunks = {chunk} if chunk else {min(c, largest, task.population) for c in sizes}
-    best = {"engine": "loop", "seconds": _seconds(LoopEngine(probe), min(3, task.population))}
+    best: dict[str, Any] = {
+        "engine": "loop",
+        "seconds": _seconds(LoopEngine(probe), min(3, task.population)),
+    }
     for size in sorted(chunks):
         try:
             seconds = _seconds(VmapEngine(probe, chunk=size), size)
@@ -63,7 +66,7 @@ def _seconds(engine: Engine, clients: int) -> float:
     """Seconds a client of a few local steps: the better of two, after one to warm up."""
     task = engine.task
     able = (task.sizes > 0).nonzero().flatten()[:clients]
-    round = Round(0, 1, able, task.population, task.seed, task.recipe.rate(0), task.keys)
+    round = round_of(task, 0, 1, able)
     _, states = Local().init(task)
     rows = states._replace(w=states.w[able])
     return min([_timed(engine, rows, round) for _ in range(3)][1:]) / len(able)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..algorithm import AnyAlgorithm, Mixture, Round
-from ..client import EVALUATION_BLOCK, Client, Shape
+from ..client import EVALUATION_BLOCK, Shape
 from ..model import FlatModel
 from ..task import Split, Task
 from ..tree import Tree
@@ -74,7 +74,7 @@ def outputs(model: FlatModel, mixture: Mixture, x: Tensor, regression: bool) -> 
 
 def blocks_of(split: Split) -> Iterator[Tensor]:
     """Sample indices of a split in blocks that bound the memory of an evaluation."""
-    yield from split.index.split(EVALUATION_BLOCK, dim=-1)
+    yield from split.samples.split(EVALUATION_BLOCK, dim=-1)
 
 
 def judge(
@@ -82,7 +82,7 @@ def judge(
 ) -> tuple[Scores, Scores]:
     """Score and mean loss of padded predictions ``[m, n, ...]`` of some clients on a split."""
     split = task.splits[name].rows(ids)
-    y = task.y[split.index]
+    y = task.y[split.samples]
     if task.relabel.shape[-1]:
         y = task.relabel[torch.tensor(ids, device=task.device)].gather(1, y)
     values, targets = predicted.double().cpu().numpy(), y.cpu().numpy()
@@ -101,8 +101,3 @@ def _loss(predicted: Scores, target: NDArray[Any], regression: bool) -> float:
         return float(np.mean(0.5 * (predicted - target) ** 2))
     chosen = predicted[np.arange(len(target)), target]
     return float(np.mean(-np.log(np.maximum(chosen, 1e-300))))
-
-
-def client_of(task: Task, view: Tree, shape: Shape, round: Round) -> Client:
-    """The client behind a view."""
-    return Client(task, view, shape, round.index)

@@ -3,7 +3,7 @@
 It runs models that vmap cannot, and an exception names the client, the round and the stage.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..client import Client
 from ..errors import CoterieError, EngineError
 from ..task import Task
 from ..tree import Tree
-from .base import Evaluation, blocks_of, client_of, judge, outputs, shape_of
+from .base import Evaluation, blocks_of, judge, outputs, shape_of
 
 T = TypeVar("T")
 
@@ -41,9 +41,7 @@ class LoopEngine:
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, a row a client."""
         parts = [
-            self._named(
-                "local", client, round, lambda c=client, m=message, s=state: algorithm.local(c, m, s)
-            )
+            self._named(algorithm.local, client, message, state)
             for client, message, state in self._clients(received, states, round)
         ]
         uploads = tree.stack([upload for upload, _ in parts])
@@ -55,12 +53,7 @@ class LoopEngine:
         """How good the predictors are, and the predictors on the CPU."""
         table, mixtures = [], []
         for client, message, state in self._clients(served, states, round):
-            mixture = self._named(
-                "predictor",
-                client,
-                round,
-                lambda c=client, m=message, s=state: algorithm.predictor(c, m, s),
-            )
+            mixture = self._named(algorithm.predictor, client, message, state)
             table.append(self._judged(mixture, int(client.id), metric))
             mixtures.append(tree.move(mixture, torch.device("cpu")))
         test, test_loss, val, val_loss = np.array(table).T
@@ -78,21 +71,25 @@ class LoopEngine:
             row += [float(score[0]), float(loss[0])]
         return row
 
-    def _clients(self, message: Tree, states: Tree, round: Round) -> Any:
+    def _clients(
+        self, message: Tree, states: Tree, round: Round
+    ) -> Iterator[tuple[Client, Tree, Tree]]:
         for position, client in enumerate(round.clients.tolist()):
             view = tree.row(self.task.views([client], round.index), 0)
             shape = shape_of(self.task, [client], batched=False)
             row = tree.move(tree.row(message, position), self.task.device)
             state = tree.move(tree.row(states, position), self.task.device)
-            yield client_of(self.task, view, shape, round), row, state
+            yield Client(self.task, view, shape, round.index), row, state
 
-    def _named(self, stage: str, client: Client, round: Round, call: Callable[[], T]) -> T:
+    def _named(
+        self, stage: Callable[[Client, Tree, Tree], T], client: Client, message: Tree, state: Tree
+    ) -> T:
+        """Run one client's code; what goes wrong in it says where."""
         try:
-            return call()
+            return stage(client, message, state)
         except CoterieError:
             raise
         except Exception as error:
             name = self.task.federation.clients[int(client.id)]
-            raise EngineError(
-                f"client '{name}' failed in {stage}() of round {round.index}: {error}"
-            ) from error
+            where = f"{stage.__name__}() of round {client.round}"
+            raise EngineError(f"client '{name}' failed in {where}: {error}") from error

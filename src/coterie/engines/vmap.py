@@ -14,10 +14,10 @@ from torch.func import vmap
 
 from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
-from ..client import Shape
+from ..client import Client, Shape
 from ..task import Task, View
 from ..tree import Tree
-from .base import Evaluation, blocks_of, client_of, judge, outputs, shape_of
+from .base import Evaluation, blocks_of, judge, outputs, shape_of
 
 Chunk = list[int]  # positions among the round's clients
 
@@ -51,7 +51,7 @@ class VmapEngine:
 
         def one(shape: Shape) -> Callable[[View, Tree, Tree], Tree]:
             def call(view: View, message: Tree, state: Tree) -> Tree:
-                client = client_of(self.task, view, shape, round)
+                client = Client(self.task, view, shape, round.index)
                 return algorithm.local(client, message, state)
 
             return call
@@ -71,7 +71,7 @@ class VmapEngine:
 
         def one(shape: Shape) -> Callable[[View, Tree, Tree], Tree]:
             def call(view: View, message: Tree, state: Tree) -> Tree:
-                client = client_of(task, view, shape, round)
+                client = Client(task, view, shape, round.index)
                 return algorithm.predictor(client, message, state)
 
             return call
