@@ -112,19 +112,19 @@ def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "g
     return _chain(body=body, head=_head(512, classes))
 
 
-def char_lstm(shape: Shape, classes: int, *, vocabulary: int = 0) -> nn.Module:
+def char_lstm(shape: Shape, classes: int, *, vocabulary: int | None = None) -> nn.Module:
     """LEAF's Shakespeare network: embedding 8, two LSTM layers of 256; predicts the next symbol.
 
-    vocabulary: the number of different tokens; 0 means as many as there are classes
+    vocabulary: the number of different tokens; by default what the data has
     """
     _tokens("char_lstm", shape)
     return _Recurrent(vocabulary or classes, classes, embedding=8, hidden=256)
 
 
-def word_lstm(shape: Shape, classes: int, *, vocabulary: int = 0) -> nn.Module:
+def word_lstm(shape: Shape, classes: int, *, vocabulary: int | None = None) -> nn.Module:
     """P3's Reddit network: two LSTM layers of 200, embedding 200 tied to the output, no dropout.
 
-    vocabulary: the number of different tokens; 0 means as many as there are classes
+    vocabulary: the number of different tokens; by default what the data has
     """
     _tokens("word_lstm", shape)
     return _Recurrent(vocabulary or classes, classes, embedding=200, hidden=200)
@@ -171,7 +171,8 @@ def factory(name: str, dataset: Dataset, **options: Any) -> Callable[[], nn.Modu
     if tokens:
         given["vocabulary"] = int(dataset.x.max()) + 1
     wanted = inspect.signature(build).parameters
-    options = {**{key: given[key] for key in given if key in wanted}, **options}
+    told = {key: value for key, value in options.items() if value is not None}
+    options = {**{key: given[key] for key in given if key in wanted}, **told}
     return lambda: build(**options)
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import math
 import re
 import sys
 import textwrap
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from .errors import ConfigError, did_you_mean
 
+AUTO = "auto"
 REQUIRED = inspect.Parameter.empty
 
 
@@ -39,8 +39,12 @@ class Field(NamedTuple):
 
 
 def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
-    """The fields of a dataclass, or the keyword-only options of a function."""
-    hints = typing.get_type_hints(owner)
+    """The fields of a dataclass, or the options of a function or class.
+
+    ``shape`` and ``classes`` are no options: they come from the data.
+    """
+    made_by_init = isinstance(owner, type) and not dataclasses.is_dataclass(owner)
+    hints = typing.get_type_hints(owner.__init__ if made_by_init else owner)
     meanings = _meanings(owner)
     defaults: dict[str, Any] = {}
     if dataclasses.is_dataclass(owner):
@@ -51,7 +55,7 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
                 defaults[field.name] = REQUIRED if default is dataclasses.MISSING else default
     else:
         for name, parameter in inspect.signature(owner).parameters.items():
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if name not in ("shape", "classes"):
                 defaults[name] = parameter.default
     return tuple(
         Field(name, hints.get(name, Any), default, meanings.get(name, ""))
@@ -62,32 +66,34 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
 def checked(
     given: Mapping[str, Any], known: Iterable[Field], where: str, owner: str
 ) -> dict[str, Any]:
-    """The values in their fields' types; a wrong name, a wrong type or a missing field refuses."""
+    """A value for every field, given or default; a wrong name or type, or a lack, is refused."""
     table = {field.name: field for field in known}
     for name in given:
         if name not in table:
-            fault = f"{where}.{name}: {owner} has no such field; "
-            raise ConfigError(fault + did_you_mean(name, table).replace("known:", "fields:"))
+            tail = (
+                did_you_mean(name, table).replace("known:", "fields:") if table else "it has none"
+            )
+            raise ConfigError(f"{where}.{name}: {owner} has no such field; {tail}")
     for field in table.values():
         if field.default is REQUIRED and field.name not in given:
             raise ConfigError(
                 f"{where}.{field.name}: missing; {owner} needs it ({field.kind}"
                 + (f": {field.meaning})" if field.meaning else ")")
             )
-    return {name: _typed(value, table[name], f"{where}.{name}") for name, value in given.items()}
+    return {
+        name: _typed(given[name], field, f"{where}.{name}") if name in given else field.default
+        for name, field in table.items()
+    }
 
 
 def _typed(value: Any, field: Field, where: str) -> Any:
     """One value in the field's type, judged as strictly as TOML writes it."""
     import pydantic
 
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{where}: found {value}; expected {field.kind} that is finite")
     try:
         return pydantic.TypeAdapter(field.type).validate_json(json.dumps(value), strict=True)
-    except pydantic.ValidationError as error:
-        reason = error.errors()[0]["msg"]
-        raise ConfigError(f"{where}: found {value!r}; expected {field.kind} ({reason})") from None
+    except pydantic.ValidationError:
+        raise ConfigError(f"{where}: found {value!r}; expected {field.kind}") from None
 
 
 def imported(name: str, where: str, folder: Path | None = None) -> Any:
@@ -119,9 +125,16 @@ def _meanings(owner: object) -> dict[str, str]:
     if isinstance(owner, type):
         for name, meaning in re.findall(r"^    (\w+): [^#\n]*  # (.+)$", source, re.MULTILINE):
             found[name] = meaning
-    text = inspect.getdoc(owner) or ""
-    for name, meaning in re.findall(r"^ *(\w+): (.+(?:\n +[^\s:]+ .*)*)$", text, re.MULTILINE):
-        found[name] = re.sub(r"\s+", " ", meaning)
+    depth, name = 0, ""
+    for line in (inspect.getdoc(owner) or "").splitlines():
+        indent = len(line) - len(line.lstrip())
+        if start := re.match(r" *(\w+): (.+)", line):
+            depth, name = indent, start[1]
+            found[name] = start[2]
+        elif name and line and indent > depth:  # the sentence goes on
+            found[name] += " " + line.strip()
+        else:
+            name = ""
     return found
 
 

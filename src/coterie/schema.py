@@ -1,0 +1,153 @@
+"""The tables of a config and their own fields, defaults and limits.
+
+What belongs to a name (a method's fields, a partition's) is kept as ``options`` and checked in
+:mod:`coterie.config` against what the name stands for.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .methods import Method, method_of
+
+Table = dict[str, Any]
+Fields = dict[str, Any]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+METHOD = "fedfomo"  # of `coterie run`, and METHODS of `coterie compare`, where none is named
+METHODS = ("local", "fedavg", "fedavg_ft", "fedfomo", "fedamp", "heurfedamp")
+
+# What `coterie compare` runs where it is told nothing: hidden groups whose labels conflict.
+DEMO: Table = {
+    "data": {"name": "digits"},
+    "partition": {"name": "concept_shift", "clients": 12, "groups": 3},
+    "model": {"name": "mlp"},
+    "run": {"rounds": 20},
+}
+
+# Options of the commands and of coterie.run(): what each of them sets.
+FLAGS = {
+    "data": "data.name",
+    "partition": "partition.name",
+    "clients": "partition.clients",
+    "model": "model.name",
+    "method": "algorithm.name",
+    "methods": "run.methods",
+    "rounds": "run.rounds",
+    "participation": "run.participation",
+    "seed": "run.seed",
+    "seeds": "run.seeds",
+    "epochs": "train.epochs",
+    "batch": "train.batch",
+    "lr": "train.lr",
+    "engine": "engine.name",
+    "device": "engine.device",
+    "adapt": "adapt.name",
+    "out": "run.out",
+}
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Named(_Table):
+    """A name and the fields of what it stands for."""
+
+    name: str
+    options: Fields = {}
+
+
+class Data(_Table):
+    """Where samples come from, and how a client's are divided."""
+
+    name: str = "digits"
+    val: Share = 0.2
+    test: Share = 0.2
+    options: Fields = {}
+
+
+class Train(_Table):
+    """How a client trains in a round."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Rate = 0.1
+    epochs: Count = 1
+    batch: Count = 32
+    momentum: Share = 0.0
+    weight_decay: NotNegative = 0.0
+    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    floor: NotNegative = 0.0
+    precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
+    merge_val: bool = True
+
+
+class Algorithms(_Table):
+    """The method of a run, and the fields of every method by its name."""
+
+    name: str | None = None
+    named: dict[str, Fields] = {}
+
+
+class Engine(_Table):
+    """Who computes, and where."""
+
+    name: Literal["auto", "vmap", "loop", "wire"] = "auto"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    chunk: Count | None = None
+    memory_mib: Count | None = None
+    state: Literal["device", "host"] = "device"
+    threads: Count | None = None
+
+
+class Run(_Table):
+    """How long, how often, how many, and where to."""
+
+    rounds: Count = 20
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: Annotated[int, Field(ge=0)] = 0
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    methods: tuple[str, ...] | None = None
+    evaluate_every: Count = 1
+    metric: Literal["auto", "accuracy", "balanced_accuracy", "auc", "f1", "r2", "rmse"] = "auto"
+    out: str | None = None
+
+
+class Config(_Table):
+    """A whole experiment, checked."""
+
+    data: Data = Data()
+    partition: Named = Named(name="auto")
+    model: Named = Named(name="auto")
+    train: Train = Train()
+    algorithm: Algorithms = Algorithms()
+    adapt: Named = Named(name="none")
+    engine: Engine = Engine()
+    run: Run = Run()
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of a comparison; the one seed where no list is given."""
+        return self.run.seeds or (self.run.seed,)
+
+    def method(self, name: str | None = None) -> Method:
+        """A method with its fields as they are here; the config's own where none is named."""
+        name = name or self.algorithm.name or METHOD
+        return method_of(name, self.algorithm.named, self.adapt.name, self.adapt.options)
+
+    def methods(self) -> tuple[Method, ...]:
+        """The methods of a comparison; Local is always one of them."""
+        names = self.run.methods or ((self.algorithm.name,) if self.algorithm.name else METHODS)
+        if "local" not in names:
+            names = ("local", *names)
+        return tuple({m.label: m for m in map(self.method, names)}.values())
+
+    def single(self, method: Method, seed: int) -> "Config":
+        """The config of one run of a comparison."""
+        adapt = self.adapt if method.adaptation else Named(name="none")
+        algorithm = Algorithms(name=method.name, named={method.name: method.fields})
+        run = self.run.model_copy(update={"seed": seed, "seeds": (), "methods": None})
+        return self.model_copy(update={"algorithm": algorithm, "adapt": adapt, "run": run})
