@@ -1,0 +1,193 @@
+"""Figures of a comparison: how it was learnt, and who gains."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from .. import metrics
+from ..history import History
+from ..metrics import Floats
+from ..results import LOCAL
+from . import words
+from .svg import Scale, apart, figure, polyline, tag, ticks
+
+if TYPE_CHECKING:
+    from ..results import Comparison
+
+WIDTH = 480.0
+COLOURS = 7  # --c1 … --c7 of the page's style; more methods go round again
+
+
+def colour(comparison: "Comparison", method: str) -> str:
+    """A method's colour, the same in every figure; Local is grey."""
+    others = [name for name in comparison.methods if name != LOCAL]
+    if method == LOCAL:
+        return "var(--alone)"
+    return f"var(--c{others.index(method) % COLOURS + 1})"
+
+
+def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
+    """The smallest and the largest of all numbers that are numbers."""
+    values = np.concatenate([array.ravel() for array in arrays])
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+
+
+def learning_curves(comparison: "Comparison") -> Markup:
+    """The mean test score after every evaluated round, a line a method, mean over seeds."""
+    drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
+    height, left, top, bottom = 320.0, 34.0, 12.0, 36.0
+    right = 14 + 7.2 * max(len(words.label(method)) for method in drawn)
+    grid = ticks(*_extent([means for _, means in drawn.values()]))
+    last = max(int(rounds[-1]) for rounds, _ in drawn.values()) + 1
+    first = min(int(rounds[0]) for rounds, _ in drawn.values()) + 1
+    x = Scale(first, max(last, first + 1), left, WIDTH - right)
+    y = Scale(grid[0], grid[-1], height - bottom, top)
+    content = [*_level_lines(grid, y, left, WIDTH - right, comparison.metric)]
+    content += _round_axis(first, last, x, height - bottom)
+    ends = []
+    for method, (rounds, means) in drawn.items():
+        points = [(x(r + 1), y(v)) for r, v in zip(rounds, means, strict=True)]
+        ends.append(next((p[1] for p in reversed(points) if math.isfinite(p[1])), y(grid[0])))
+        alone = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
+        content.append(polyline(points, class_="line", stroke=colour(comparison, method), **alone))
+    content += _end_labels(comparison, list(drawn), ends, WIDTH - right, (top, height - bottom))
+    what = words.METRIC_NAMES[comparison.metric]
+    return figure(WIDTH, height, f"Mean {what} over rounds, a line a method", *content)
+
+
+def _curve(histories: Sequence[History]) -> tuple[NDArray[np.int64], Floats]:
+    means = np.array([metrics.mean_known(history.test) for history in histories])
+    return histories[0].rounds, metrics.mean_known(means.T)
+
+
+def _level_lines(
+    grid: Sequence[float], y: Scale, left: float, right: float, metric: str
+) -> list[Markup]:
+    unit = words.unit(metric)
+    drawn = []
+    for value in grid:
+        text = f"{value:g}{unit.strip() if value == grid[-1] else ''}"
+        drawn.append(tag("line", x1=left, x2=right, y1=y(value), y2=y(value), class_="grid"))
+        drawn.append(tag("text", text, x=left - 6, y=y(value) + 4, class_="tick end"))
+    return drawn
+
+
+def _round_axis(first: int, last: int, x: Scale, base: float) -> list[Markup]:
+    shown = sorted({first, last, *(int(t) for t in ticks(first, last, 4) if first < t < last)})
+    kept = [r for r in shown if r in (first, last) or min(r - first, last - r) * 12 >= last - first]
+    marks = [tag("text", r, x=x(r), y=base + 17, class_="tick middle") for r in kept]
+    middle = (x.start + x.end) / 2
+    return [*marks, tag("text", "round", x=middle, y=base + 33, class_="tick middle")]
+
+
+def _end_labels(
+    comparison: "Comparison",
+    methods: Sequence[str],
+    ends: Sequence[float],
+    x: float,
+    within: tuple[float, float],
+) -> list[Markup]:
+    """Names at the lines' ends, in place of a legend."""
+    places = apart(ends, 15, *within)
+    return [
+        tag(
+            "text",
+            words.label(m),
+            x=x + 8,
+            y=place + 4.5,
+            class_="name",
+            style=f"fill:{colour(comparison, m)}",
+        )
+        for m, place in zip(methods, places, strict=True)
+    ]
+
+
+def gains(comparison: "Comparison") -> Markup:
+    """Each client's gain over its own local model: a dot a client and seed, a row a method."""
+    methods = [method for method in comparison.methods if method != LOCAL]
+    found = {method: comparison.gains(method) for method in methods}
+    grid = ticks(*_extent([*found.values(), np.zeros(1)]), about=6)
+    row, top, bottom = 56.0, 8.0, 40.0
+    height = top + row * max(1, len(methods)) + bottom
+    x = Scale(grid[0], grid[-1], 14, WIDTH - 14)
+    base = height - bottom
+    content = [
+        tag("rect", x=x.start, y=top, width=x(0) - x.start, height=base - top, class_="worse-side"),
+        *_gain_axis(grid, x, top, base, comparison.metric),
+    ]
+    for i, method in enumerate(methods):
+        content += _gain_row(comparison, method, found[method], x, top + row * i, row)
+    content.append(tag("line", x1=x(0), x2=x(0), y1=top, y2=base, class_="zero"))
+    return figure(WIDTH, height, "Each client's gain over training alone, a row a method", *content)
+
+
+def _gain_axis(
+    grid: Sequence[float], x: Scale, top: float, base: float, metric: str
+) -> list[Markup]:
+    drawn = []
+    for value in grid:
+        drawn.append(tag("line", x1=x(value), x2=x(value), y1=top, y2=base, class_="grid"))
+        text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
+        drawn.append(tag("text", text, x=x(value), y=base + 17, class_="tick middle"))
+    unit = "points" if metric in words.POINTS else words.METRIC_NAMES[metric]
+    left = tag("text", "← worse off", x=x(0) - 8, y=base + 34, class_="tick end")
+    right = tag("text", f"better off than alone, {unit} →", x=x(0) + 8, y=base + 34, class_="tick")
+    room = x(0) - x.start > 90
+    return [*drawn, left, right] if room else [*drawn, right]
+
+
+def _gain_row(
+    comparison: "Comparison", method: str, found: Floats, x: Scale, top: float, row: float
+) -> list[Markup]:
+    better, worse = int((found > 0).sum()), int((found < 0).sum())
+    names = comparison.runs[0].history.roster.clients
+    known = [
+        (float(g), names[i % len(names)]) for i, g in enumerate(found.ravel()) if math.isfinite(g)
+    ]
+    radius = 4.2 if len(known) <= 150 else 2.4
+    middle = top + row - 19
+    head = tag(
+        "text",
+        tag("tspan", words.label(method), style=f"fill:{colour(comparison, method)}"),
+        x=x.start,
+        y=top + 15,
+        class_="name",
+    )
+    counts = tag("text", f"{better} better, {worse} worse", x=x.end, y=top + 15, class_="tick end")
+    dots = [
+        tag(
+            "circle",
+            tag("title", f"{name}: {words.number(value, comparison.metric, sign=True)}"),
+            cx=x(value),
+            cy=middle + lift,
+            r=radius,
+            class_="dot" if value >= 0 else "dot worse",
+            style=f"--dot:{colour(comparison, method)}",
+        )
+        for (value, name), lift in zip(
+            known, _swarm([x(g) for g, _ in known], radius, 14), strict=True
+        )
+    ]
+    return [head, counts, *dots]
+
+
+def _swarm(places: Sequence[float], radius: float, room: float) -> list[float]:
+    """How far each dot steps aside so that neighbours do not hide it, within the row's room."""
+    step, lifts = 1.15 * radius, [0.0] * len(places)
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    options = [0.0] + [s * k * step for k in range(1, int(room / step) + 1) for s in (-1, 1)]
+    placed: list[tuple[float, float]] = []
+    for i in order:
+        near = [(p, q) for p, q in placed[-60:] if places[i] - p < 2 * radius]
+
+        def hidden(lift: float, near: list[tuple[float, float]] = near, i: int = i) -> float:
+            return sum(math.hypot(places[i] - p, lift - q) < 1.7 * radius for p, q in near)
+
+        lifts[i] = min(options, key=lambda lift: (hidden(lift), abs(lift)))
+        placed.append((places[i], lifts[i]))
+    return lifts
