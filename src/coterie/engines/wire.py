@@ -22,7 +22,7 @@ from .loop import LoopEngine
 
 def pack(row: Tree) -> bytes:
     """One client's message as safetensors bytes. Of a Bank only the filled slots travel."""
-    return save({str(i): leaf.contiguous().cpu() for i, leaf in enumerate(_flat(row))})
+    return save({str(i): leaf.clone().contiguous().cpu() for i, leaf in enumerate(_flat(row))})
 
 
 def unpack(data: bytes, like: Tree) -> Tree:
@@ -45,6 +45,7 @@ def _build(like: Tree, leaves: Iterator[Tensor]) -> Tree:
     if isinstance(like, Bank):
         models, slot, owner = next(leaves), next(leaves), next(leaves)
         filled = slot >= 0  # the sender's table did not travel: slots are numbered anew
+        models = models if len(models) else models.new_zeros(1, models.shape[1])
         return Bank(models, torch.where(filled, filled.cumsum(-1) - 1, -1), owner)
     parts = [_build(part, leaves) for part in like]
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)

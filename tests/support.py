@@ -1,0 +1,126 @@
+"""Small federations and runs that many tests share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.adapt import ADAPTATIONS, Adapted
+from coterie.algorithm import AnyAlgorithm, Mixture, round_of
+from coterie.algorithms import ALGORITHMS, ALIASES
+from coterie.client import Client
+from coterie.data.federation import Dataset, Federation
+from coterie.engines import make_engine
+from coterie.engines.base import shape_of
+from coterie.run import Record, run
+from coterie.task import Recipe, Task
+from coterie.tree import row
+
+# every method by name, as `coterie run --method NAME` would build it
+METHODS: dict[str, Callable[[], AnyAlgorithm]] = {
+    **ALGORITHMS,
+    **{
+        name: lambda base=base, adapt=adapt: Adapted(ALGORITHMS[base](), ADAPTATIONS[adapt]())
+        for name, (base, adapt) in ALIASES.items()
+    },
+}
+
+RAGGED = (31, 17, 24, 9, 40)  # no two alike, one shorter than a batch of 10
+RECIPE = Recipe(lr=0.1, epochs=2, batch=10, momentum=0.5, weight_decay=1e-3)
+
+
+def images(samples: int, classes: int = 3, seed: int = 0) -> Dataset:
+    """Classes that are noisy versions of random 6 × 6 pictures."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(samples) % classes
+    centre = torch.randn(classes, 1, 6, 6, generator=generator)
+    x = centre[y] + 0.7 * torch.randn(samples, 1, 6, 6, generator=generator)
+    return Dataset("toy", x.float(), y, classes)
+
+
+def federation(
+    sizes: tuple[int, ...] = RAGGED, groups: int = 2, order: list[int] | None = None
+) -> Federation:
+    """Ragged clients; odd and even ones read the labels differently."""
+    val, test = 6, 7
+    data = images(sum(sizes) + len(sizes) * (val + test))
+    shuffled = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(1))
+    parts, start = [], 0
+    for size in sizes:
+        cuts = shuffled[start : start + size + val + test].split([size, val, test])
+        parts.append(cuts)
+        start += size + val + test
+    group = torch.arange(len(sizes)) % groups
+    relabel = torch.stack([torch.arange(3).roll(int(g)) for g in group])
+    order = list(range(len(sizes))) if order is None else order
+    return Federation(
+        data,
+        "ragged",
+        tuple(f"site {i}" for i in order),
+        *(tuple(parts[i][split] for i in order) for split in range(3)),
+        groups=group[order],
+        relabel=relabel[order],
+    )
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)
+    )
+
+
+def task(
+    algorithm: AnyAlgorithm,
+    factory: Callable[[], nn.Module] = mlp,
+    federated: Federation | None = None,
+    recipe: Recipe = RECIPE,
+    **options: Any,
+) -> Task:
+    """A float64 task on the ragged federation."""
+    options.setdefault("dtype", torch.float64)
+    return Task(
+        federation() if federated is None else federated,
+        factory,
+        recipe,
+        merge_val=not algorithm.uses_validation,
+        **options,
+    )
+
+
+def last(
+    algorithm: AnyAlgorithm,
+    on: Task,
+    engine: str = "vmap",
+    rounds: int = 3,
+    chunk: int | None = None,
+    **options: Any,
+) -> Record:
+    """The last record of a run."""
+    options.setdefault("participation", 0.5)
+    made = make_engine(engine, on, chunk=chunk)
+    *_, record = run(algorithm, on, made, rounds, **options)
+    return record
+
+
+def predictors(record: Record) -> Mixture:
+    assert record.mixture is not None
+    return record.mixture
+
+
+def one_client(on: Task, client: int, round_index: int = 0) -> Client:
+    """One client as the reference engine makes it."""
+    view = row(on.views([client], round_index), 0)
+    return Client(on, view, shape_of(on, [client], batched=False), round_index)
+
+
+def whole_round(on: Task, index: int = 0, horizon: int = 10) -> Any:
+    return round_of(on, index, horizon, torch.arange(on.population))
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
