@@ -1,11 +1,14 @@
-"""The datasets by name, and :func:`load`."""
+"""The datasets by name, and :func:`load` for them and for files of one's own."""
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, did_you_mean
-from . import toys
+from . import formats, locate, toys
+from .arrays import TEST, VALIDATION
 from .federation import Dataset
 
 
@@ -17,7 +20,19 @@ class DatasetEntry(NamedTuple):
 
     def options(self) -> tuple[str, ...]:
         """The names of the options the loader takes."""
-        return tuple(inspect.signature(self.loader).parameters)
+        return option_names(self.loader)
+
+
+def _stored(name: str) -> Callable[..., Dataset]:
+    """A loader for a dataset that lies on disk in one of several formats."""
+
+    def loader(*, path: str | None = None, part: str = "all", **options: Any) -> Dataset:
+        found = locate.find(name, path)
+        reader = formats.FORMATS[formats.detect(found)].reader
+        check_options(name, options, option_names(reader))
+        return only(reader(found, name=name, **options), part)
+
+    return loader
 
 
 DATASETS: dict[str, DatasetEntry] = {
@@ -26,17 +41,84 @@ DATASETS: dict[str, DatasetEntry] = {
         toys.regression_groups, "two groups of linear-regression clients, opposite coefficients"
     ),
     "sine": DatasetEntry(toys.sine, "P2's Figure 1: clients on intervals of a noisy sine curve"),
+    "mnist": DatasetEntry(_stored("mnist"), "60,000 + 10,000 grey 28x28 digits"),
+    "fashion_mnist": DatasetEntry(
+        _stored("fashion_mnist"), "60,000 + 10,000 grey 28x28 pictures of clothes"
+    ),
+    "emnist": DatasetEntry(_stored("emnist"), "grey 28x28 digits and letters, 62 classes"),
+    "cifar10": DatasetEntry(_stored("cifar10"), "50,000 + 10,000 colour 32x32 pictures"),
+    "cifar100": DatasetEntry(
+        _stored("cifar100"), "50,000 + 10,000 colour 32x32 pictures, 100 classes in 20 superclasses"
+    ),
+    "femnist": DatasetEntry(_stored("femnist"), "LEAF's digits and letters by writer, 62 classes"),
+    "shakespeare": DatasetEntry(_stored("shakespeare"), "lines of 777 speakers, next character"),
+    "tinyshakespeare": DatasetEntry(_stored("tinyshakespeare"), "1.1M characters, to partition"),
 }
 
 
 def load(name: str, **options: Any) -> Dataset:
-    """The dataset of that name."""
-    if name not in DATASETS:
-        raise ConfigError(f"data.name: no dataset '{name}'; {did_you_mean(name, DATASETS)}")
-    entry = DATASETS[name]
+    """A dataset by its name, or the file or folder of that path.
+
+    A path's format is recognised by its file names; ``format`` overrides. ``part = "train"`` leaves
+    out the source's own test part, so that test data is drawn from each client's samples.
+    """
+    if name in DATASETS:
+        entry = DATASETS[name]
+        if name not in locate.SOURCES:
+            check_options(name, options, entry.options())
+        return entry.loader(**options)
+    path = Path(name).expanduser()
+    if not (path.exists() or path.suffix or len(path.parts) > 1):
+        raise ConfigError(
+            f"data.name: no dataset and no file is called '{name}'; {did_you_mean(name, DATASETS)}"
+        )
+    return _load_path(path, **options)
+
+
+def _load_path(
+    path: Path,
+    *,
+    format: str | None = None,  # noqa: A002  the option's name
+    part: str = "all",
+    **options: Any,
+) -> Dataset:
+    chosen = format or formats.detect(path)
+    if chosen not in formats.FORMATS:
+        raise ConfigError(f"data.format: '{chosen}'; {did_you_mean(chosen, formats.FORMATS)}")
+    if not path.exists():
+        formats.detect(path)  # says that it is not there
+    reader = formats.FORMATS[chosen].reader
+    check_options(path.name, options, option_names(reader))
+    return only(reader(path, **options), part)
+
+
+def only(dataset: Dataset, part: str) -> Dataset:
+    """All of a dataset, or only what its source does not call test."""
+    if part == "all" or dataset.fixed is None:
+        return dataset
+    if part != "train":
+        raise ConfigError(f"data.part: found '{part}', expected 'all' or 'train'")
+    kept = dataset.fixed != TEST
+    fixed = dataset.fixed[kept]
+    return replace(
+        dataset,
+        x=dataset.x[kept],
+        y=dataset.y[kept],
+        fixed=fixed if bool((fixed == VALIDATION).any()) else None,
+        owners=None if dataset.owners is None else dataset.owners[kept],
+    )
+
+
+def option_names(loader: Callable[..., Dataset]) -> tuple[str, ...]:
+    """The names of a loader's options."""
+    parameters = inspect.signature(loader).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+def check_options(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
+    """Refuse an option the loader does not have."""
     for option in options:
-        if option not in entry.options():
+        if option not in known:
             raise ConfigError(
-                f"data.{option}: {name} has no such option; {did_you_mean(option, entry.options())}"
+                f"data.{option}: {name} has no such option; {did_you_mean(option, known)}"
             )
-    return entry.loader(**options)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import draws
 from ..errors import DataError
+from .arrays import TEST
 from .federation import Dataset, Indices
 
 Ints = npt.NDArray[np.int64]
@@ -71,7 +72,9 @@ def largest_remainder(total: int, shares: Floats, ties: Floats | None = None) ->
     """
     exact = total * shares / shares.sum()
     quota: Ints = np.floor(exact + 1e-9).astype(np.int64)
-    order = np.lexsort((np.zeros(len(shares)) if ties is None else ties, quota - exact))
+    order = np.lexsort(
+        (np.zeros(len(shares)) if ties is None else ties, np.round(quota - exact, 9))
+    )
     quota[order[: total - int(quota.sum())]] += 1
     return quota
 
@@ -80,7 +83,7 @@ def deal(dataset: Dataset, plan: Plan, seed: int) -> Parts:
     """Carry a plan out, on the training part and on the source's test part where it has one."""
     is_test = np.zeros(len(dataset.y), bool)
     if dataset.fixed is not None:
-        is_test = (dataset.fixed == 2).numpy()
+        is_test = (dataset.fixed == TEST).numpy()
     pool = np.flatnonzero(~is_test)
     if len(plan.clients) > len(pool):
         raise DataError(

@@ -33,8 +33,13 @@ class Dataset:
     owner_names: tuple[str, ...] = ()
     owner_groups: Tensor | None = None  # [owners] the hidden truth, where the data was made so
     class_names: tuple[str, ...] = ()
+    superclass: Tensor | None = None  # [classes] the coarse class of each class
+    numeric: Tensor | None = None  # [features] which columns `federate` completes and standardises
+    feature_names: tuple[str, ...] = ()
     scale: Tensor | None = None  # broadcast against one sample
     shift: Tensor | None = None
+    target_scale: float = 1.0  # a target in the source's units is y * target_scale + target_shift
+    target_shift: float = 0.0
 
     @property
     def regression(self) -> bool:
@@ -55,6 +60,7 @@ class Federation:
     groups: Tensor | None = None  # [K] the hidden truth, for scoring only
     relabel: Tensor | None = None  # [K, classes] client i reads class c as relabel[i, c]
     foreign: Tensor | None = None  # [K] whose validation and test data client i is judged on
+    note: str = ""  # what else the partition was made with (an embedding), for people
 
     def __len__(self) -> int:
         return len(self.clients)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from .. import draws
+from .arrays import VALIDATION
 from .deal import largest_remainder
 from .federation import Dataset
 
@@ -46,11 +47,15 @@ def three_ways(
     """
     val_share, test_share = shares
     key = draws.name_key(name)
+    given = dataset.fixed is not None and bool((dataset.fixed == VALIDATION).any())
+    val = pool[:0]
+    if dataset.fixed is not None and given:
+        held = dataset.fixed[pool] == VALIDATION
+        pool, val = pool[~held], pool[held]
     if test is None:
         taken = take_share(dataset, pool, test_share, seed, "test", key)
         pool, test = pool[~taken], pool[taken]
-    if dataset.fixed is not None and bool((dataset.fixed == 1).any()):
-        held = dataset.fixed[pool] == 1
-    else:
-        held = take_share(dataset, pool, val_share, seed, "val", key)
-    return pool[~held], pool[held], test
+    if not given:
+        taken = take_share(dataset, pool, val_share, seed, "val", key)
+        pool, val = pool[~taken], pool[taken]
+    return pool, val, test

@@ -1,0 +1,132 @@
+"""From the arrays of a file to a :class:`Dataset`: parts, image layout, labels, normalisation."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .federation import Dataset
+
+Array = npt.NDArray[Any]
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+
+# Mean and deviation of the channels of the training images, pixels from 0 to 1.
+PIXELS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion_mnist": ((0.2860,), (0.3530,)),
+    "emnist": ((0.1736,), (0.3317,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+}
+
+
+class Piece(NamedTuple):
+    """Samples of one part of a dataset."""
+
+    x: Array
+    y: Array
+    part: int  # TRAIN, VALIDATION or TEST
+    owners: Array | None = None
+
+
+class Names(NamedTuple):
+    """What things are called, where the source says so."""
+
+    classes: tuple[str, ...] = ()
+    owners: tuple[str, ...] = ()
+
+
+def assemble(
+    name: str, pieces: Sequence[Piece], names: Names | None = None, superclass: Array | None = None
+) -> Dataset:
+    """One dataset from its parts. uint8 arrays of rank 3 or 4 are images, others are features."""
+    _check(name, pieces)
+    names = names or Names()
+    x = torch.cat([samples(piece.x) for piece in pieces])
+    y, class_names = labels(name, np.concatenate([piece.y for piece in pieces]), names.classes)
+    parts = np.concatenate([np.full(len(p.y), p.part, np.int8) for p in pieces])
+    owners = [p.owners.astype(np.int64) for p in pieces if p.owners is not None]
+    scale, shift = normalisation(name, x)
+    return Dataset(
+        name=name,
+        x=x,
+        y=y,
+        classes=len(class_names),
+        fixed=torch.from_numpy(parts) if len({p.part for p in pieces}) > 1 else None,
+        owners=torch.from_numpy(np.concatenate(owners)) if owners else None,
+        owner_names=names.owners,
+        class_names=class_names,
+        superclass=None if superclass is None else torch.from_numpy(superclass.astype(np.int64)),
+        numeric=torch.ones(x.shape[1], dtype=torch.bool) if x.ndim == 2 else None,
+        scale=scale,
+        shift=shift,
+    )
+
+
+def _check(name: str, pieces: Sequence[Piece]) -> None:
+    for piece in pieces:
+        if len(piece.x) != len(piece.y):
+            raise DataError(
+                f"{name}: found {len(piece.x)} samples but {len(piece.y)} targets; they must be "
+                "equally many"
+            )
+        if piece.x.shape[1:] != pieces[0].x.shape[1:]:
+            raise DataError(
+                f"{name}: found samples of shape {piece.x.shape[1:]} beside "
+                f"{pieces[0].x.shape[1:]}; all must have one shape"
+            )
+    if sum(len(piece.y) for piece in pieces) == 0:
+        raise DataError(f"{name}: found no samples at all")
+
+
+def samples(x: Array) -> Tensor:
+    """Images as uint8 ``[N, channels, height, width]``, anything else as float32."""
+    if x.dtype != np.uint8 or x.ndim < 3:
+        return _own(x.astype(np.float32))
+    if x.ndim == 3:
+        return _own(x[:, None])
+    if x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
+        return _own(x.transpose(0, 3, 1, 2))
+    return _own(x)
+
+
+def _own(x: Array) -> Tensor:
+    """A tensor over memory that may be written; copies only what is read-only or not in order."""
+    return torch.from_numpy(np.require(x, requirements=["C", "W"]))
+
+
+def labels(name: str, y: Array, known: tuple[str, ...] = ()) -> tuple[Tensor, tuple[str, ...]]:
+    """Targets as class numbers with their names, or as float32 with no names."""
+    if y.ndim != 1:
+        raise DataError(f"{name}: targets have shape {y.shape}, expected one number a sample")
+    if y.dtype.kind == "f":
+        if not np.isfinite(y).all():
+            raise DataError(f"{name}: targets contain NaN or infinity; remove those samples")
+        return torch.from_numpy(y.astype(np.float32)), ()
+    if y.dtype.kind in "US":
+        found, y = np.unique(y.astype(str), return_inverse=True)
+        known = tuple(found.tolist())
+    if y.min() < 0:
+        raise DataError(f"{name}: found class {y.min()}, expected classes from 0")
+    count = max(int(y.max()) + 1, len(known))
+    if len(np.unique(y)) < 2:
+        raise DataError(f"{name}: all samples have one class; there is nothing to learn")
+    names = known or tuple(str(c) for c in range(count))
+    return torch.from_numpy(y.astype(np.int64)), names
+
+
+def normalisation(name: str, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Scale and shift of images: known means and deviations, else pixels to [-1, 1]."""
+    if x.dtype != torch.uint8:
+        return None, None
+    channels = x.shape[1]
+    mean, std = PIXELS.get(name, ((0.5,) * channels, (0.5,) * channels))
+    if len(mean) != channels:
+        mean, std = (0.5,) * channels, (0.5,) * channels
+    m, s = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
+    return 1 / (255 * s), -m / s

@@ -1,0 +1,60 @@
+"""Arrays that are slow to make, kept in the user's cache folder under the hash of their source.
+
+The folder is ``$COTERIE_CACHE``, else ``$XDG_CACHE_HOME/coterie``, else ``~/.cache/coterie``. It may
+be deleted at any time.
+"""
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from .arrays import Array
+
+
+def folder() -> Path:
+    """Where cached arrays lie."""
+    if own := os.environ.get("COTERIE_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coterie"
+
+
+def key(*sources: str | Array) -> str:
+    """A name for what is made from these sources."""
+    digest = hashlib.blake2b(digest_size=16)
+    for source in sources:
+        if isinstance(source, str):
+            digest.update(source.encode())
+        else:
+            digest.update(f"|{source.shape}|{source.dtype}|".encode())
+            digest.update(np.ascontiguousarray(source).data)
+    return digest.hexdigest()
+
+
+def remember(name: str, make: Callable[[], Array]) -> Array:
+    """The cached array of that name, made now if it is not there or cannot be read."""
+    file = folder() / f"{name}.npy"
+    if file.exists():
+        with contextlib.suppress(ValueError, OSError, EOFError):
+            found: Array = np.load(file, allow_pickle=False)
+            return found
+    made = make()
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+        _write(file, made)
+    return made
+
+
+def _write(file: Path, array: Array) -> None:
+    """All of it or nothing, whoever else writes the same."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            np.save(stream, array, allow_pickle=False)
+        Path(name).replace(file)
+    finally:
+        Path(name).unlink(missing_ok=True)

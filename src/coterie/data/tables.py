@@ -1,0 +1,143 @@
+"""Tables of sites: a CSV or parquet file with a client column, or a folder of files a client."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..errors import ConfigError, DataError, did_you_mean
+from . import columns
+from .arrays import TEST, TRAIN, VALIDATION, labels
+from .federation import Dataset
+from .sheets import SUFFIXES, Sheet, read_sheet
+
+FEWEST_ROWS = 10
+TASKS = ("auto", "classification", "regression")
+
+_PARTS = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "val": VALIDATION,
+    "valid": VALIDATION,
+    "validation": VALIDATION,
+    "dev": VALIDATION,
+    "test": TEST,
+    "testing": TEST,
+}
+
+
+def read_table(
+    path: Path,
+    *,
+    name: str = "",
+    client: str | None = None,
+    target: str | None = None,
+    split: str | None = None,
+    task: str = "auto",
+    categories: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    delimiter: str | None = None,
+    encoding: str = "utf-8",
+) -> Dataset:
+    """A table as a dataset.
+
+    Args:
+        path: a CSV, TSV or parquet file, or a folder with one a client.
+        name: what to call the dataset; the file's name by default.
+        client: the column that says whose row it is; in a folder, the file's name says so.
+        target: the column to predict.
+        split: a column with train, val or test; without it shares are drawn.
+        task: classification, regression, or auto to judge by the target column.
+        categories: number columns to be taken as categories.
+        drop: columns to leave out.
+        delimiter: what separates the cells of a CSV file.
+        encoding: of a CSV file.
+    """
+    if task not in TASKS:
+        raise ConfigError(f"data.task: found '{task}'; {did_you_mean(task, TASKS)}")
+    files = _files(path)
+    sheet = read_sheet(files, delimiter, encoding, list(drop))
+    if target is None:
+        known = ", ".join(sheet.table.column_names)
+        raise ConfigError(f"data.target: name the column to predict; {path.name} has: {known}")
+    _check_rows(path, sheet)
+    owners, owner_names = _owners(sheet, client, is_folder=path.is_dir())
+    y, class_names = labels(path.name, columns.targets(sheet, target, task))
+    used = {target, client, split}
+    inputs = [column for column in sheet.table.column_names if column not in used]
+    found = columns.features(sheet, inputs, list(categories))
+    return Dataset(
+        name=name or path.stem,
+        x=torch.from_numpy(found.x),
+        y=y,
+        classes=len(class_names),
+        fixed=None if split is None else _parts(sheet, split),
+        owners=None if owners is None else torch.from_numpy(owners),
+        owner_names=owner_names,
+        class_names=class_names,
+        numeric=torch.from_numpy(found.numeric),
+        feature_names=found.names,
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    if not found:
+        raise DataError(f"{path}: found no {', '.join(SUFFIXES)} files")
+    return found
+
+
+def _check_rows(path: Path, sheet: Sheet) -> None:
+    if sheet.table.num_rows < FEWEST_ROWS:
+        raise DataError(
+            f"{path}: found {sheet.table.num_rows} rows; at least {FEWEST_ROWS} are needed to "
+            "train, validate and test anything"
+        )
+
+
+def _owners(
+    sheet: Sheet, client: str | None, *, is_folder: bool
+) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+    """Whose row each is, and the names of all in order of first appearance."""
+    if client is not None:
+        names = columns.texts(columns.column(sheet, client, "client"))
+    elif is_folder:
+        names = [f.stem for f, n in zip(sheet.files, sheet.rows, strict=True) for _ in range(n)]
+        _refuse_alike([file.stem for file in sheet.files])
+    else:
+        return None, ()
+    distinct = list(dict.fromkeys(names))
+    _refuse_alike(distinct)
+    number = {name: i for i, name in enumerate(distinct)}
+    return np.array([number[name] for name in names], np.int64), tuple(distinct)
+
+
+def _refuse_alike(names: list[str]) -> None:
+    """Refuse names that differ only in case or blanks: most likely one client, misspelt."""
+    seen: dict[str, str] = {}
+    for name in names:
+        plain = " ".join(name.casefold().split())
+        if plain in seen:
+            raise DataError(
+                f"duplicate client names '{seen[plain]}' and '{name}'; spell a client one way, and "
+                "give different clients different names"
+            )
+        seen[plain] = name
+
+
+def _parts(sheet: Sheet, split: str) -> torch.Tensor:
+    words = columns.texts(columns.column(sheet, split, "split"))
+    for row, word in enumerate(words):
+        if word.lower() not in _PARTS:
+            raise DataError(
+                f"{sheet.where(row)}: found '{word}' in column '{split}' (data.split); expected "
+                "train, val or test"
+            )
+    parts = torch.tensor([_PARTS[word.lower()] for word in words], dtype=torch.int8)
+    if not bool((parts == TRAIN).any()):
+        raise DataError(f"column '{split}' (data.split) marks no row as train")
+    return parts
