@@ -7,6 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+
+from coterie import tree
+from coterie.engines import make_engine
+from coterie.run import run
 from support import (
     METHODS,
     RECIPE,
@@ -19,10 +23,6 @@ from support import (
     task,
     whole_round,
 )
-
-from coterie import tree
-from coterie.engines import make_engine
-from coterie.run import run
 
 NAMES = list(METHODS)
 NETWORKS = {"mlp": mlp, "cnn": cnn}
@@ -129,7 +129,7 @@ def keeps_state(name):
     return any(True for _ in tree.leaves(states))
 
 
-@pytest.mark.parametrize("name", filter(keeps_state, NAMES))
+@pytest.mark.parametrize("name", list(filter(keeps_state, NAMES)))
 def test_a_lost_state_shows(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
