@@ -79,15 +79,16 @@ def task(
     factory: Callable[[], nn.Module] = mlp,
     federated: Federation | None = None,
     recipe: Recipe = RECIPE,
+    merge: bool | None = None,
     **options: Any,
 ) -> Task:
-    """A float64 task on the ragged federation."""
+    """A float64 task on the ragged federation; ``merge`` overrides what the method asks for."""
     options.setdefault("dtype", torch.float64)
     return Task(
         federation() if federated is None else federated,
         factory,
         recipe,
-        merge_val=not algorithm.uses_validation,
+        merge_val=not algorithm.uses_validation if merge is None else merge,
         **options,
     )
 

@@ -1,0 +1,83 @@
+"""Settings in which one method must equal another (spec 12.2).
+
+A row is a name and two methods that must leave every client with the same predictor, on ragged
+clients with half of them taking part. Rows that need more than that have a test of their own.
+"""
+
+import pytest
+import torch
+
+from coterie.algorithms.fedamp import FedAMP
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.fedfomo import FedFomo
+from coterie.algorithms.fedprox import FedProx
+from coterie.algorithms.heurfedamp import HeurFedAMP
+from coterie.algorithms.local import Local
+from coterie.algorithms.scaffold import Scaffold
+from coterie.engines import make_engine
+from coterie.run import run
+from coterie.task import Recipe
+from support import METHODS, assert_close, federation, last, predictors, task
+
+CASES = {
+    "FedProx mu=0 is FedAvg": (FedProx(mu=0.0), FedAvg()),
+    "FedAMP without attention and pull is Local": (
+        FedAMP(alpha=0.0, sigma=1.0, lam=0.0, start="self"),
+        Local(),
+    ),
+    "HeurFedAMP that looks only at itself is Local": (
+        HeurFedAMP(self_weight=1.0, prox=0.0),
+        Local(),
+    ),
+}
+
+BIT_FOR_BIT = {"FedProx mu=0 is FedAvg"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reduction(case):
+    special, general = CASES[case]
+    found = predictors(last(special, task(special), rounds=4))
+    expected = predictors(last(general, task(general), rounds=4))
+    if case in BIT_FOR_BIT:
+        assert torch.equal(found.models, expected.models)
+    assert_close(found.models, expected.models, 1e-6)
+
+
+# every method is more than the simplest one of its kind: otherwise a reduction proves nothing
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("local", "fedavg")])
+@pytest.mark.parametrize("plain", [Local(), FedAvg()])
+def test_defaults_are_not_a_plain_method(name, plain):
+    algorithm = METHODS[name]()
+    found = predictors(last(algorithm, task(algorithm), rounds=4))
+    on = task(plain, merge=not algorithm.uses_validation)
+    other = predictors(last(plain, on, rounds=4))
+    assert (found.models[:, :1] - other.models).abs().max() > 1e-6
+
+
+def test_fedfomo_without_downloads_is_local_while_validation_improves():
+    gentle = Recipe(lr=0.01, epochs=1, batch=10)
+    alone = FedFomo(downloads=0)
+    found = last(alone, task(alone, recipe=gentle), rounds=4, participation=1.0)
+    other = last(Local(), task(Local(), recipe=gentle, merge=False), rounds=4, participation=1.0)
+    assert_close(predictors(found).models, predictors(other).models, 1e-6)
+
+
+def test_scaffold_without_controls_is_uniform_fedavg():
+    def forgetful(method):
+        on = task(method)
+        engine, results = make_engine("vmap", on), []
+        for record in run(method, on, engine, 1, participation=1.0):
+            results.append(record.server)
+        return results[-1]
+
+    # controls are zero before the first round: one round of both methods is the same
+    scaffold, fedavg = Scaffold(), FedAvg(weighting="uniform")
+    assert_close(forgetful(scaffold).x, forgetful(fedavg), 1e-12)
+
+
+def test_one_participant_becomes_the_average():
+    alone = federation(sizes=(31,))
+    found = last(FedAvg(), task(FedAvg(), federated=alone), rounds=3, participation=1.0)
+    other = last(Local(), task(Local(), federated=alone), rounds=3, participation=1.0)
+    assert_close(predictors(found).models, predictors(other).models, 1e-12)
