@@ -35,7 +35,7 @@ def grouped(inside: float, clients: int = CLIENTS) -> np.ndarray:
     groups = np.arange(clients) % 3
     same = (groups[:, None] == groups) & ~np.eye(clients, dtype=bool)
     other = groups[:, None] != groups
-    rest = inside * same / same.sum(1) + (1 - inside) * other / other.sum(1)
+    rest = inside * same / np.maximum(1, same.sum(1)) + (1 - inside) * other / other.sum(1)
     return 0.4 * np.eye(clients) + 0.6 * rest
 
 

@@ -1,5 +1,6 @@
 """Figures of a comparison: how it was learnt, and who gains."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ from .svg import Scale, apart, figure, polyline, tag, ticks
 if TYPE_CHECKING:
     from ..results import Comparison
 
-WIDTH = 480.0
+WIDTH = 440.0
 COLOURS = 7  # --c1 … --c7 of the page's style; more methods go round again
 
 
@@ -40,8 +41,8 @@ def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
 def learning_curves(comparison: "Comparison") -> Markup:
     """The mean test score after every evaluated round, a line a method, mean over seeds."""
     drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
-    height, left, top, bottom = 320.0, 34.0, 12.0, 36.0
-    right = 14 + 7.2 * max(len(words.label(method)) for method in drawn)
+    height, left, top, bottom = 320.0, 38.0, 12.0, 36.0
+    right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
     grid = ticks(*_extent([means for _, means in drawn.values()]))
     last = max(int(rounds[-1]) for rounds, _ in drawn.values()) + 1
     first = min(int(rounds[0]) for rounds, _ in drawn.values()) + 1
@@ -101,7 +102,7 @@ def _end_labels(
             x=x + 8,
             y=place + 4.5,
             class_="name",
-            style=f"fill:{colour(comparison, m)}",
+            fill=colour(comparison, m),
         )
         for m, place in zip(methods, places, strict=True)
     ]
@@ -112,68 +113,56 @@ def gains(comparison: "Comparison") -> Markup:
     methods = [method for method in comparison.methods if method != LOCAL]
     found = {method: comparison.gains(method) for method in methods}
     grid = ticks(*_extent([*found.values(), np.zeros(1)]), about=6)
-    row, top, bottom = 56.0, 8.0, 40.0
+    row, top, bottom = 66.0, 4.0, 44.0
     height = top + row * max(1, len(methods)) + bottom
     x = Scale(grid[0], grid[-1], 14, WIDTH - 14)
     base = height - bottom
     content = [
         tag("rect", x=x.start, y=top, width=x(0) - x.start, height=base - top, class_="worse-side"),
-        *_gain_axis(grid, x, top, base, comparison.metric),
+        *_gain_axis(grid, x, base, comparison.metric),
     ]
     for i, method in enumerate(methods):
         content += _gain_row(comparison, method, found[method], x, top + row * i, row)
-    content.append(tag("line", x1=x(0), x2=x(0), y1=top, y2=base, class_="zero"))
     return figure(WIDTH, height, "Each client's gain over training alone, a row a method", *content)
 
 
-def _gain_axis(
-    grid: Sequence[float], x: Scale, top: float, base: float, metric: str
-) -> list[Markup]:
+def _gain_axis(grid: Sequence[float], x: Scale, base: float, metric: str) -> list[Markup]:
     drawn = []
     for value in grid:
-        drawn.append(tag("line", x1=x(value), x2=x(value), y1=top, y2=base, class_="grid"))
+        drawn.append(tag("line", x1=x(value), x2=x(value), y1=base, y2=base + 4, class_="grid"))
         text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
-        drawn.append(tag("text", text, x=x(value), y=base + 17, class_="tick middle"))
+        drawn.append(tag("text", text, x=x(value), y=base + 19, class_="tick middle"))
     unit = "points" if metric in words.POINTS else words.METRIC_NAMES[metric]
-    left = tag("text", "← worse off", x=x(0) - 8, y=base + 34, class_="tick end")
-    right = tag("text", f"better off than alone, {unit} →", x=x(0) + 8, y=base + 34, class_="tick")
-    room = x(0) - x.start > 90
-    return [*drawn, left, right] if room else [*drawn, right]
+    what = f"gain over training alone, {unit}"
+    return [*drawn, tag("text", what, x=WIDTH / 2, y=base + 38, class_="tick middle")]
 
 
 def _gain_row(
     comparison: "Comparison", method: str, found: Floats, x: Scale, top: float, row: float
 ) -> list[Markup]:
     better, worse = int((found > 0).sum()), int((found < 0).sum())
-    names = comparison.runs[0].history.roster.clients
-    known = [
-        (float(g), names[i % len(names)]) for i, g in enumerate(found.ravel()) if math.isfinite(g)
-    ]
-    radius = 4.2 if len(known) <= 150 else 2.4
-    middle = top + row - 19
-    head = tag(
-        "text",
-        tag("tspan", words.label(method), style=f"fill:{colour(comparison, method)}"),
-        x=x.start,
-        y=top + 15,
-        class_="name",
-    )
-    counts = tag("text", f"{better} better, {worse} worse", x=x.end, y=top + 15, class_="tick end")
+    names, ink = comparison.runs[0].history.roster.clients, colour(comparison, method)
+    every = zip(found.ravel().tolist(), itertools.cycle(names), strict=False)
+    shown = [(value, client) for value, client in every if math.isfinite(value)]
+    radius = 4.2 if len(shown) <= 150 else 2.4
+    lifts = _swarm([x(value) for value, _ in shown], radius, 16)
+    name = tag("text", words.label(method), x=x.start, y=top + 17, class_="name", fill=ink)
+    counts = tag("text", f"{better} better, {worse} worse", x=x.end, y=top + 17, class_="tick end")
+    rule = tag("line", x1=x.start, x2=x.end, y1=top, y2=top, class_="grid")
+    zero = tag("line", x1=x(0), x2=x(0), y1=top + 25, y2=top + row, class_="zero")
     dots = [
         tag(
             "circle",
-            tag("title", f"{name}: {words.number(value, comparison.metric, sign=True)}"),
+            tag("title", f"{client}: {words.number(value, comparison.metric, sign=True)}"),
             cx=x(value),
-            cy=middle + lift,
+            cy=top + row - 22 + lift,
             r=radius,
-            class_="dot" if value >= 0 else "dot worse",
-            style=f"--dot:{colour(comparison, method)}",
+            class_="dot worse" if value < 0 else "dot",
+            fill=ink,
         )
-        for (value, name), lift in zip(
-            known, _swarm([x(g) for g, _ in known], radius, 14), strict=True
-        )
+        for (value, client), lift in zip(shown, lifts, strict=True)
     ]
-    return [head, counts, *dots]
+    return [rule, zero, name, counts, *dots]
 
 
 def _swarm(places: Sequence[float], radius: float, room: float) -> list[float]:
@@ -183,11 +172,14 @@ def _swarm(places: Sequence[float], radius: float, room: float) -> list[float]:
     options = [0.0] + [s * k * step for k in range(1, int(room / step) + 1) for s in (-1, 1)]
     placed: list[tuple[float, float]] = []
     for i in order:
-        near = [(p, q) for p, q in placed[-60:] if places[i] - p < 2 * radius]
-
-        def hidden(lift: float, near: list[tuple[float, float]] = near, i: int = i) -> float:
-            return sum(math.hypot(places[i] - p, lift - q) < 1.7 * radius for p, q in near)
-
-        lifts[i] = min(options, key=lambda lift: (hidden(lift), abs(lift)))
+        near = [dot for dot in placed[-60:] if places[i] - dot[0] < 2 * radius]
+        free = [
+            (_hidden((places[i], lift), near, 1.7 * radius), abs(lift), lift) for lift in options
+        ]
+        lifts[i] = min(free)[-1]
         placed.append((places[i], lifts[i]))
     return lifts
+
+
+def _hidden(dot: tuple[float, float], others: list[tuple[float, float]], reach: float) -> int:
+    return sum(math.dist(dot, other) < reach for other in others)

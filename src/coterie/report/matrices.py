@@ -103,16 +103,23 @@ def inside_curve(history: History, stroke: str) -> Markup | None:
         return None
     same = groups[:, None] == groups
     luck = (same.sum() - len(groups)) / max(1, same.size - len(groups))
-    width, height = 240.0, 64.0
-    x = Scale(points[0][0], points[-1][0], 2, width - 42)
+    width, height = 300.0, 72.0
+    x = Scale(points[0][0], points[-1][0], 2, width - 52)
     y = Scale(0, 1, height - 6, 6)
     end = points[-1][1]
     return figure(
         width,
         height,
         "Share of weight inside the true group over rounds",
-        tag("line", x1=2, x2=width - 42, y1=y(luck), y2=y(luck), class_="luck"),
-        tag("text", "chance", x=width - 36, y=y(luck) + 4, class_="tick small"),
+        tag("line", x1=2, x2=width - 52, y1=y(luck), y2=y(luck), class_="luck"),
+        tag("text", "chance", x=width - 46, y=y(luck) + 4, class_="tick small"),
         polyline([(x(r), y(v)) for r, v in points], class_="line", stroke=stroke),
-        tag("text", f"{100 * end:.0f} %", x=width - 36, y=y(end) + 4, class_="name small"),
+        tag(
+            "text",
+            f"{100 * end:.0f} %",
+            x=width - 46,
+            y=y(end) + 4,
+            class_="name small",
+            fill=stroke,
+        ),
     )

@@ -1,10 +1,12 @@
 """One page that holds a whole comparison: it needs no network, no script and no other file."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -23,6 +25,7 @@ class Card(NamedTuple):
     method: str
     weights: Markup
     shared: Markup
+    most: str  # the largest weight on another client
     inside: Markup | None
 
 
@@ -46,7 +49,7 @@ def page(comparison: "Comparison") -> str:
     best = _best(comparison)
     return environment.get_template("report.html").render(
         title="Is joining worth it?",
-        verdict=comparison.verdict,
+        verdict=_unbroken(comparison.verdict),
         facts=_facts(comparison),
         alarms=[alarm for row in comparison.rows for alarm in row.alarms],
         rejected=_rejected(comparison),
@@ -66,6 +69,11 @@ def page(comparison: "Comparison") -> str:
         config=_pretty(comparison.runs[-1].data.config),
         where=_pretty(comparison.runs[-1].data.environment),
     )
+
+
+def _unbroken(text: str) -> str:
+    """The text with numbers that stay on one line with their units."""
+    return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
 
 
 def _best(comparison: "Comparison") -> str:
@@ -96,13 +104,18 @@ def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
 
 
 def _rejected(comparison: "Comparison") -> list[str]:
-    found = []
+    """A sentence for each reason for which uploads were left out."""
+    found: dict[str, dict[str, int]] = {}
     for run in comparison.runs:
         for reason, count in run.summary["rejected"].items():
-            times = "once" if count == 1 else f"{count} times"
-            who = f"{words.label(run.method)}, seed {run.seed}"
-            found.append(f"{who}: an upload was left out {times} ({reason}).")
-    return found
+            methods = found.setdefault(reason, {})
+            methods[run.method] = methods.get(run.method, 0) + count
+    return [
+        f"Uploads were left out as {reason.replace('_', ' ')}: "
+        + ", ".join(f"{count} of {words.label(method)}" for method, count in methods.items())
+        + "."
+        for reason, methods in found.items()
+    ]
 
 
 def _meanings(shown: Table) -> list[tuple[str, str]]:
@@ -131,7 +144,7 @@ def _cards(comparison: "Comparison") -> list[Card]:
         A = None if history is None else history.weights
         if history is None or A is None:
             continue
-        name = words.label(method)
+        name, most = words.label(method), float((A - np.diag(A.diagonal())).max())
         cards.append(
             Card(
                 name,
@@ -141,6 +154,7 @@ def _cards(comparison: "Comparison") -> list[Card]:
                 matrices.heatmap(
                     A @ A.T, history, f"{name}: how much two clients draw on the same"
                 ),
+                f"{most:.2g}",
                 matrices.inside_curve(history, figures.colour(comparison, method)),
             )
         )

@@ -101,17 +101,18 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def to_rich(shown: Table) -> "RichTable":
-    """For a terminal, in colour where it has any."""
+    """For a terminal, in colour where it has any; close-set, to fit 80 columns."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(shown.columns):
-        made.add_column(column.head, justify="left" if i == 0 else "right", no_wrap=i == 0)
+        head = column.head.replace(" ", "\n")
+        made.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
     for line in shown.lines:
         style = "red" if line.alarm else "bold green" if line.best else "dim" if line.local else ""
-        made.add_row(*(Text(cell, style) for cell in line.cells))
+        made.add_row(*(Text(cell.replace(" ± ", "±"), style) for cell in line.cells))
     return made
 
 

@@ -38,36 +38,29 @@ def corrected(row: "Row", tried: int) -> float:
 def _answer(comparison: "Comparison", best: "Row", tried: int) -> str:
     metric = comparison.metric
     local = next(row for row in comparison.rows if row.method == LOCAL)
-    gain = best.relative_to_local.mean
-    p = corrected(best, tried)
-    unit, name = words.unit(metric), words.METRIC_NAMES[metric]
+    p, unit = corrected(best, tried), words.unit(metric)
     mean, alone = words.number(best.mean.mean, metric), words.number(local.mean.mean, metric)
-    scores = f"a mean {name} of {mean}{unit} instead of {alone}{unit} alone"
-    method, heads = words.label(best.method), _heads(comparison, best)
-    test = f"paired test, {words.chance(p)}"
-    if gain <= 0:
-        return (
-            f"Joining is not worth it here: no method beats training alone, and the closest, "
-            f"{method}, gives {scores} and leaves {heads}."
-        )
+    outcome = (
+        f"{words.label(best.method)} gives a mean {words.METRIC_NAMES[metric]} of {mean}{unit} "
+        f"instead of {alone}{unit} alone, with {_heads(comparison, best)}"
+    )
+    test = f"(paired test, {words.chance(p)})"
+    if best.relative_to_local.mean <= 0:
+        return f"Joining is not worth it here: at best, {outcome}."
+    if best.better <= best.worse:
+        return f"Joining pays for some clients only: {outcome}."
     if p >= SIGNIFICANT:
         few = best.paired is not None and tried * 2.0 ** (1 - best.paired.n) >= SIGNIFICANT
-        why = (
-            f"too few clients differ to tell it from chance ({test})"
-            if few
-            else (f"this could be chance ({test})")
-        )
-        return f"Joining may help, but {why}: {method} gives {scores} and leaves {heads}."
-    worth = "Joining is worth it" if 2 * best.better > best.compared else "Joining pays for some"
-    return f"{worth}: {method} gives {scores} and leaves {heads}; this is not chance ({test})."
+        why = "for so few clients that it could be chance" if few else "which could be chance"
+        return f"Joining may help, but this does not show it: {outcome}, {why} {test}."
+    return f"Joining is worth it: {outcome}, which is unlikely to be chance {test}."
 
 
 def _heads(comparison: "Comparison", row: "Row") -> str:
     """How many are better and worse off, over all seeds."""
     runs = len(comparison.of_method(row.method))
     who = "clients" if runs == 1 else f"clients (over {runs} seeds)"
-    worse = f"{row.worse or 'none'} worse off"
-    return f"{row.better} of {row.compared} {who} better off, {worse}"
+    return f"{row.better} of {row.compared} {who} better off and {row.worse or 'none'} worse off"
 
 
 def _warnings(comparison: "Comparison") -> list[str]:

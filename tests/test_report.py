@@ -1,0 +1,378 @@
+import html.parser
+import io
+import json
+import math
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from coterie import metrics
+from coterie.alarms import raise_alarms, same_run
+from coterie.errors import StoreError
+from coterie.history import Log
+from coterie.report import figures, matrices, page, svg, table, words
+from coterie.results import Comparison, RunResult
+from coterie.store import RunFolder, collect
+from synthetic import (
+    CLIENTS,
+    GROUPS,
+    comparison_of,
+    grouped,
+    mixture,
+    record,
+    roster,
+    run_of,
+    scores,
+)
+
+EVIL = '<script>alert("x")</script>&\'"'
+
+
+def history_of(method, test, A=None):
+    log = Log(method, 0, "accuracy", roster(len(test[0])))
+    for index, row in enumerate(test):
+        log.append(record(index, np.asarray(row, dtype=float), A))
+    return log.history()
+
+
+def codes(history, **references):
+    return [alarm.code for alarm in raise_alarms(history, references)]
+
+
+# Alarms
+
+
+def test_a_run_that_equals_another_is_loud():
+    local, fedavg = scores("local", 0, 3), scores("fedavg", 0, 3)
+    references = {"local": history_of("local", local), "fedavg": history_of("fedavg", fedavg)}
+    assert codes(history_of("fedfomo", local), **references) == ["equals_local"]
+    assert codes(history_of("fedprox", fedavg), **references) == ["equals_fedavg"]
+    assert codes(history_of("fedfomo", local * (1 + 1e-9)), **references) == ["equals_local"]
+    assert codes(references["local"], **references) == []
+    assert codes(references["fedavg"], **references) == []
+    assert codes(history_of("fedavg", local), local=references["local"]) == ["equals_local"]
+
+
+def test_one_other_loss_in_one_round_is_enough_to_differ():
+    local = history_of("local", np.full((3, 4), 100.0))
+    other = history_of("fedfomo", np.full((3, 4), 100.0))
+    assert same_run(other, local)
+    other.test_loss[1, 2] += 1e-3
+    assert codes(other, local=local) == []
+
+
+def test_only_rounds_that_both_evaluated_are_compared():
+    test = scores("local", 0, 4)
+    often, rarely = history_of("local", test), Log("fedfomo", 0, "accuracy", roster())
+    rarely.append(record(1, test[1]))
+    rarely.append(record(3, test[3]))
+    assert same_run(rarely.history(), often)
+    never = Log("fedfomo", 0, "accuracy", roster())
+    never.append(record(9, test[3]))
+    assert not same_run(never.history(), often)
+
+
+def test_weights_that_say_nothing_are_loud():
+    test = scores("fedamp", 0, 2)
+    uniform = np.full((CLIENTS, CLIENTS), 1 / CLIENTS)
+    assert codes(history_of("fedamp", test, np.eye(CLIENTS))) == ["no_collaboration"]
+    assert codes(history_of("fedamp", test, uniform)) == ["uniform_weights"]
+    assert codes(history_of("fedamp", test, grouped(0.8))) == []
+    log = Log("fedamp", 0, "accuracy", roster())
+    log.append(record(0, test[0], uniform))
+    log.append(record(1, test[1], grouped(0.8)))
+    assert codes(log.history()) == []  # uniform once is a start, not an alarm
+
+
+# Comparisons
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return comparison_of(seeds=(0, 1, 2))
+
+
+def test_a_row_is_the_mean_and_deviation_over_seeds(comparison):
+    row = next(row for row in comparison.rows if row.method == "fedfomo")
+    means = [run.summary["accuracy_last"] for run in comparison.of_method("fedfomo")]
+    assert row.mean == (pytest.approx(np.mean(means)), pytest.approx(np.std(means, ddof=1)))
+    gained = np.array(
+        [
+            scores("fedfomo", seed, 20)[-1] - scores("local", seed, 20)[-1]
+            for seed in comparison.seeds
+        ]
+    )
+    assert row.relative_to_local.mean == pytest.approx(gained.mean())
+    assert (row.better, row.worse, row.compared) == ((gained > 0).sum(), (gained < 0).sum(), 36)
+    assert row.paired == metrics.wilcoxon(gained.mean(0))
+    assert row.paired_on_test.n == CLIENTS
+    assert row.bytes_per_client.mean == 20 * 2 * 5000
+
+
+def test_local_has_no_gain_and_no_test(comparison):
+    row = comparison.rows[0]
+    assert row.method == "local"
+    assert row.relative_to_local == (0.0, 0.0)
+    assert (row.better, row.worse) == (0, 0)
+    assert row.paired is None
+
+
+def test_a_comparison_without_local_is_refused():
+    with pytest.raises(StoreError, match="no run of 'local' for seed 1"):
+        Comparison.of([run_of("local", 0), run_of("fedavg", 0), run_of("fedavg", 1)])
+
+
+def test_runs_on_other_data_are_not_compared():
+    with pytest.raises(StoreError, match="other data"):
+        Comparison.of([run_of("local"), run_of("fedavg", who=roster(seed=5))])
+    with pytest.raises(StoreError, match="and 6 clients; expected accuracy and 12"):
+        Comparison.of([run_of("local"), run_of("fedavg", who=roster(6))])
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    runs = []
+    for method in ("local", "fedfomo"):
+        log = Log(method, 4, "accuracy", roster(seed=4))
+        folder = RunFolder.create(tmp_path / method / "seed-4", log, {}, {})
+        for index, row in enumerate(scores(method, 4, 3)):
+            folder.append(record(index, row, grouped(0.9) if method == "fedfomo" else None))
+        runs.append(RunResult(folder.finish(mixture())))
+    made = Comparison.of(runs, tmp_path)
+    made.write(tmp_path)
+    again = Comparison.read(tmp_path)
+    assert repr(again) == repr(made)
+    assert again.to_dict() == made.to_dict()
+    stored = json.loads((tmp_path / "comparison.json").read_text())
+    assert stored["verdict"] == made.verdict
+    assert stored["methods"][1]["in_group_weight"]["mean"] == pytest.approx(0.9, abs=1e-6)
+    moved = shutil.move(tmp_path, tmp_path.with_name("moved"))
+    assert repr(Comparison.read(moved)) == repr(made)
+
+
+# Words
+
+
+def test_a_table_says_the_same_in_text_terminal_and_page(comparison):
+    from rich.console import Console
+
+    shown = table.table(comparison)
+    text, page_text = table.to_text(shown), str(table.to_html(shown))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table.to_rich(shown))
+    printed = console.export_text()
+    assert len(max(printed.splitlines(), key=len)) <= 80
+    for line in shown.lines:
+        for cell in line.cells:
+            assert cell in text
+            assert cell in page_text
+            assert cell.replace(" ± ", "±") in printed
+    assert [line.cells[0] for line in shown.lines if line.best] == ["FedFomo"]
+
+
+def test_cells_by_hand():
+    who = roster(2, groups=None)
+    runs = [
+        run_of("local", who=who, test=np.array([[50.0, 60.0]])),
+        run_of("fedavg", who=who, test=np.array([[60.0, 55.0]])),
+    ]
+    cells = table.table(Comparison.of(runs)).lines[1].cells
+    assert cells == ("FedAvg", "57.5", "55.0", "1 of 2", "2.0 kB", "—", "57.5", "57.5")
+
+
+def test_numbers_for_people():
+    assert words.number(-0.04, "accuracy", sign=True) == "0.0"
+    assert words.number(1.25, "rmse") == "1.25"
+    assert words.number(-3.0, "accuracy", sign=True) == "\N{MINUS SIGN}3.0"
+    assert words.number(math.nan, "accuracy") == "—"
+    assert [words.size(n) for n in (0, 12, 1500, 2.5e6, 1e15)] == [
+        "0",
+        "12 B",
+        "1.5 kB",
+        "2.5 MB",
+        "1000 TB",
+    ]
+    assert words.listing(["a", "b", "c", "d"]) == "a, b, c and d"
+    assert words.listing(list("abcdef")) == "a, b, c and 3 others"
+    assert words.listing(["a"]) == "a"
+    assert words.chance(1e-9) == "p < 0.001"
+    assert words.label("fedprox_ft") == "FedProx-FT"
+
+
+def verdict_of(ends, method="fedfomo", **facts):
+    """The verdict on one method whose clients gain ``ends`` over 50 %."""
+    ends = np.asarray(ends, dtype=float)
+    who = roster(len(ends), **facts)
+    alone = np.where(np.isnan(ends), np.nan, 50.0)[None]
+    runs = [run_of("local", who=who, test=alone), run_of(method, who=who, test=alone + ends)]
+    return Comparison.of(runs).verdict
+
+
+def test_verdict_when_joining_is_worth_it():
+    assert verdict_of(range(1, 11)) == (
+        "Joining is worth it: FedFomo gives a mean accuracy of 55.5 % instead of 50.0 % alone, "
+        "with 10 of 10 clients better off and none worse off, which is unlikely to be chance "
+        "(paired test, p = 0.002)."
+    )
+
+
+def test_verdict_when_it_is_not():
+    found = verdict_of(-np.arange(1, 11))
+    assert found.startswith("Joining is not worth it here")
+    assert "0 of 10 clients better off and 10 worse off" in found
+    assert verdict_of(np.zeros(5)).startswith("Joining is not worth it here")
+
+
+def test_verdict_when_it_could_be_chance():
+    found = verdict_of([5, -4, 3, -2.5, 2, -1, 1.5, 0.5, -0.2, 0.1])
+    assert "which could be chance (paired test, p = " in found
+    assert "for so few clients that it could be chance" in verdict_of([5, 6, 7, 8])
+
+
+def test_verdict_when_few_gain_much():
+    found = verdict_of([90, 80, *-np.arange(1.0, 15.0)])
+    assert found.startswith("Joining pays for some clients only")
+
+
+def test_trying_many_methods_raises_the_bar():
+    who, alone = roster(6), np.full((1, 6), 50.0)
+    runs = [run_of("local", who=who, test=alone)]
+    better = alone + np.arange(1, 7)  # p = 1/32 alone, twice that for two methods
+    one = Comparison.of([*runs, run_of("fedfomo", who=who, test=better)])
+    two = Comparison.of([*one.runs, run_of("fedavg", who=who, test=alone - 1)])
+    assert "unlikely to be chance (paired test, p = 0.031)" in one.verdict
+    assert "could be chance (paired test, p = 0.062)" in two.verdict
+
+
+def test_verdict_names_weak_clients_and_alarms_in_a_second_sentence():
+    found = verdict_of([math.nan, *range(1, 11)], weak={"site-0": "no test data"})
+    assert found.endswith("Beware: not enough data to judge site-0 (no test data).")
+    assert "10 of 10 clients" in found
+    copied = comparison_of(("local",)).runs[0]
+    copy = RunResult(collect(_copied(copied), mixture(), {}, {}))
+    assert Comparison.of([copied, copy]).verdict.endswith(
+        "Beware: FedProx did not do what its name says (equals_local)."
+    )
+
+
+def _copied(run):
+    log = Log("fedprox", 0, "accuracy", run.history.roster)
+    for index, row in enumerate(run.history.test):
+        log.append(record(index, row))
+    return log
+
+
+def test_verdict_without_anything_to_say():
+    assert comparison_of(("local",)).verdict.startswith("Only local training")
+    assert verdict_of([math.nan] * 3).startswith("No client has test data")
+
+
+# The page
+
+
+class Reader(html.parser.HTMLParser):
+    """Checks that tags nest and notes names and addresses."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.addresses = [], set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        self.addresses += [v for k, v in attrs if k in ("href", "src")]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def read_page(text):
+    reader = Reader()
+    reader.feed(text)
+    assert reader.open == []
+    return reader
+
+
+def test_the_page_stands_alone_and_is_well_formed(comparison):
+    text = page.page(comparison)
+    reader = read_page(text)
+    assert {"table", "svg", "details", "h1"} <= reader.seen
+    assert reader.seen.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert all(address.startswith("data:") for address in reader.addresses)
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert comparison.verdict[:20] in text
+    assert text.count("<circle") == 5 * 3 * CLIENTS
+
+
+def test_a_large_federation_has_images_for_matrices():
+    text = page.page(comparison_of(("local", "fedfomo"), clients=60))
+    addresses = read_page(text).addresses
+    assert len(addresses) == 2
+    assert all(address.startswith("data:image/png;base64,") for address in addresses)
+
+
+def test_names_from_users_are_text_and_nothing_else(comparison):
+    names = (EVIL, *(f"s{i}" for i in range(CLIENTS - 1)))
+    evil = comparison_of(("local", "fedfomo"), names=names, weak={EVIL: EVIL})
+    method = run_of("fedfomo", who=evil.runs[0].history.roster)
+    config = {**method.data.config, EVIL: EVIL}
+    environment = {"argv": ["coterie", "compare", EVIL]}
+    dressed = collect(_copied(method), mixture(), config, environment)
+    whole = Comparison.of([evil.runs[0], method, RunResult(dressed)])
+    for text in (page.page(whole), whole._repr_html_(), whole.runs[2]._repr_html_()):
+        assert "<script" not in text
+        read_page(text)
+    assert "&lt;script&gt;" in page.page(whole)
+    assert "coterie compare &#39;&lt;script" in page.page(whole)
+
+
+def test_a_page_of_clients_without_scores_is_made_too():
+    nan = np.full((1, 4), math.nan)
+    who = roster(4, groups=None)
+    runs = [run_of("local", who=who, test=nan), run_of("fedavg", who=who, test=nan)]
+    assert "nothing can be said" in page.page(Comparison.of(runs))
+    read_page(page.page(comparison_of(("local",))))
+
+
+def test_the_heatmap_orders_clients_by_group_and_leaves_oneself_out():
+    drawn = str(matrices.heatmap(grouped(1.0), run_of("fedfomo").history, "weights"))
+    assert drawn.count('class="self"') == CLIENTS
+    full = re.findall(r"<title>(site-\d+) ← (site-\d+): [^<]*</title></rect>", drawn)
+    order = [pair[1] for pair in full[:CLIENTS]]
+    assert order == [f"site-{i}" for i in np.argsort(GROUPS, kind="stable")]
+    opaque = re.findall(r'fill-opacity="1"><title>site-(\d+) ← site-(\d+)', drawn)
+    assert len(opaque) == CLIENTS * 3
+    assert all(int(a) % 3 == int(b) % 3 for a, b in opaque)
+
+
+def test_dots_stand_where_the_gains_are():
+    who = roster(3)
+    ends = np.array([[40.0, 50.0, 60.0]])
+    runs = [
+        run_of("local", who=who, test=np.full((1, 3), 50.0)),
+        run_of("fedavg", who=who, test=ends),
+    ]
+    drawn = str(figures.gains(Comparison.of(runs)))
+    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', drawn)]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.05)
+    assert "site-0: \N{MINUS SIGN}10.0" in drawn
+    assert drawn.count('class="dot worse"') == 1
+
+
+def test_labels_are_moved_apart_and_stay_inside():
+    moved = svg.apart([50.0, 50.0, 50.0, 99.0], 15, 0, 100)
+    ordered = sorted(moved)
+    assert min(np.diff(ordered)) >= 15
+    assert ordered[-1] <= 100
+    assert svg.ticks(0.2, 0.9) == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert svg.ticks(5, 5)[0] <= 5 <= svg.ticks(5, 5)[-1]
+
+
+def test_results_speak_for_themselves(comparison):
+    assert "FedFomo" in repr(comparison)
+    assert comparison.verdict in repr(comparison)
+    run = repr(comparison.of_method("fedamp")[0])
+    assert run.startswith("FedAMP: 20 rounds, 12 clients, seed 0")
+    assert "86 %" in run
