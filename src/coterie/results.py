@@ -3,6 +3,7 @@
 Both are made from data in memory or read from a folder; every number is computed by the same code.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -171,11 +172,17 @@ class Comparison:
                     "method": run.method,
                     "seed": run.seed,
                     "digest": run.summary["digest"],
-                    "path": f"{run.method}/seed-{run.seed}",
+                    "path": self._place(run),
                 }
                 for run in self.runs
             ],
         }
+
+    def _place(self, run: RunResult) -> str | None:
+        """Where a run lies, seen from the comparison's folder; None where it was not written."""
+        if run.path is None or self.path is None:
+            return None
+        return Path(os.path.relpath(run.path, self.path)).as_posix()
 
     def write(self, path: str | Path) -> Path:
         """Write ``comparison.json`` and ``report.html`` into a folder; the page's path."""
