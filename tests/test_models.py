@@ -38,7 +38,7 @@ SIZES = [
 def test_parameter_counts_and_the_name_of_the_last_layer(name, shape, classes, options, size):
     with torch.device("meta"):  # shapes only: nothing is initialised
         model = FlatModel(models.MODELS[name](shape, classes, **options))
-    assert model.size == size
+    assert model.parameters == size
     assert model.layers()[-1] == "head"
 
 

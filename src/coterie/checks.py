@@ -42,17 +42,26 @@ def _unknown(path: list[str]) -> ConfigError:
 
 def with_names(config: Config, folder: Path) -> Config:
     """Data, partition and model looked up; their fields checked and filled in."""
-    data = config.data.model_copy(update={"options": _data_options(config)})
-    partition = Named(name=config.partition.name, options=_partition_options(config.partition))
-    model = Named(name=config.model.name, options=_model_options(config.model, folder))
-    return config.model_copy(update={"data": data, "partition": partition, "model": model})
+    found = {
+        "data": _data_options(config),
+        "partition": _partition_options(config.partition),
+        "model": _model_options(config.model, folder),
+    }
+    tables = {
+        table: getattr(config, table).model_copy(update={"options": options})
+        for table, options in found.items()
+    }
+    return config.model_copy(update=tables)
 
 
 def _data_options(config: Config) -> Fields:
-    """A built-in dataset's options filled in; those of a file are its loader's to check."""
+    """Options of data made here, filled in; those of files are for their readers to check."""
     from .data.datasets import DATASETS
+    from .data.locate import SOURCES
 
     name, options = config.data.name, config.data.options
+    if name in SOURCES:
+        return options
     if name in DATASETS:
         return checked(options, fields(DATASETS[name].loader), "data", name)
     if not Path(name).exists():

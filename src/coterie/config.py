@@ -22,7 +22,12 @@ from .methods import NONE
 from .names import AUTO
 from .schema import DEMO, Config, Fields, Table
 
-NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}  # tables of a name, and its default
+__all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
+
+WRITTEN = ("resolved", "hash")  # what a run adds to its config.json
+# The tables of a name: its default, and the fields that are the table's own.
+NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}
+OWN = {"data": ("name", "val", "test"), "partition": ("name", "foreign_targets")}
 
 
 def load(
@@ -39,11 +44,12 @@ def load(
     if isinstance(source, Mapping):
         tables = dict(source)
     elif source is not None:
-        tables, folder, prefix = read(Path(source)), Path(source).resolve().parent, f"{source}: "
+        folder, prefix = Path(source).resolve().parent, f"{source}: "
+        tables = _anchored(read(Path(source)), folder)
     elif "data.name" in changes:  # the built-in partition is of the built-in data
         tables = {}
     try:
-        return _resolved(_anchored(tables, folder), changes, folder)
+        return _resolved(tables, changes, folder)
     except CoterieError as error:
         told = str(error).partition(":")[0] in changes  # then the file is not to blame
         raise type(error)(f"{'' if told else prefix}{error}") from None
@@ -58,10 +64,12 @@ def read(path: Path) -> Table:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); expected UTF-8 text") from None
     try:
-        tables: Table = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        if path.suffix != ".json":
+            return tomllib.loads(text)
+        tables: Table = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{path}: is not valid TOML: {error}") from None
-    return tables
+        raise ConfigError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
+    return {key: table for key, table in tables.items() if key not in WRITTEN}
 
 
 def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
@@ -99,10 +107,10 @@ def config_hash(config: Config) -> str:
 def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
     """Relative paths of a file made relative to it: its output folder, and data that exists."""
     made = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tables.items()}
-    for table, field, always in (("run", "out", True), ("data", "name", False)):
-        value = made.get(table, {}).get(field) if isinstance(made.get(table), dict) else None
-        if isinstance(value, str) and (always or (folder / value).exists()):
-            made[table][field] = str(folder / value)
+    for table, field in (("run", "out"), ("data", "path"), ("data", "name")):
+        value = made[table].get(field) if isinstance(made.get(table), dict) else None
+        if isinstance(value, str) and (field != "name" or (folder / value).exists()):
+            made[table][field] = str(folder / Path(value).expanduser())
     return made
 
 
@@ -136,7 +144,7 @@ def _formed(tables: Table) -> Table:
     for table in ("data", *NAMED):
         given = tables.get(table, {})
         if isinstance(given, Mapping):
-            own = {"name", "val", "test"} if table == "data" else {"name"}
+            own = OWN.get(table, ("name",))
             fixed = {key: value for key, value in given.items() if key in own}
             rest = {key: value for key, value in given.items() if key not in own}
             name = {"name": NAMED[table]} if table in NAMED else {}

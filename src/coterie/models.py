@@ -145,10 +145,11 @@ MODELS: dict[str, Builder] = {
 }
 
 
-def default(shape: Shape, tokens: bool, classes: int) -> str:
-    """The network for a kind of data: table, small or grey image, colour image, text."""
-    if tokens:
-        return "char_lstm" if classes <= 256 else "word_lstm"
+def default(dataset: Dataset) -> str:
+    """The network for a kind of data: table or tiny image, grey image, colour image, text."""
+    shape = dataset.x.shape[1:]
+    if dataset.x.dtype == torch.int64:
+        return "char_lstm" if dataset.classes <= 256 else "word_lstm"
     if len(shape) != 3 or min(shape[1:]) < _TINY:
         return "mlp"
     return "lenet5" if shape[0] == 1 else "fedavg_cnn"
@@ -162,18 +163,32 @@ def factory(name: str, dataset: Dataset, **options: Any) -> Callable[[], nn.Modu
     >>> [type(layer).__name__ for layer in factory("auto", table)()]
     ['Sequential', 'Linear']
     """
-    shape = tuple(dataset.x.shape[1:])
-    tokens = dataset.x.dtype == torch.int64
-    if name == "auto":
-        name = default(shape, tokens, dataset.classes)
-    build = builder(name)
-    given: dict[str, Any] = {"shape": shape, "classes": dataset.classes}
-    if tokens:
+    build = builder(default(dataset) if name == "auto" else name)
+    given: dict[str, Any] = {"shape": tuple(dataset.x.shape[1:]), "classes": dataset.classes}
+    if dataset.x.dtype == torch.int64:
         given["vocabulary"] = int(dataset.x.max()) + 1
     wanted = inspect.signature(build).parameters
     told = {key: value for key, value in options.items() if value is not None}
     options = {**{key: given[key] for key in given if key in wanted}, **told}
     return lambda: build(**options)
+
+
+def in_bfloat16(make: Callable[[], nn.Module], device_type: str) -> Callable[[], nn.Module]:
+    """The same networks computing in bfloat16; parameters and outputs stay float32."""
+
+    def half() -> nn.Module:
+        module = make()
+        plain = type(module)
+
+        def forward(self: nn.Module, x: Tensor) -> Tensor:
+            with torch.autocast(device_type, torch.bfloat16):
+                scores: Tensor = plain.forward(self, x)
+            return scores.float()
+
+        module.__class__ = type(f"Half{plain.__name__}", (plain,), {"forward": forward})
+        return module
+
+    return half
 
 
 def builder(name: str) -> Builder:

@@ -55,10 +55,11 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
                 defaults[field.name] = REQUIRED if default is dataclasses.MISSING else default
     else:
         for name, parameter in inspect.signature(owner).parameters.items():
-            if name not in ("shape", "classes"):
+            open_ended = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if name not in ("shape", "classes") and not open_ended:
                 defaults[name] = parameter.default
     return tuple(
-        Field(name, hints.get(name, Any), default, meanings.get(name, ""))
+        Field(name, hints.get(name, Any), default, meanings.get(name, "").replace("``", ""))
         for name, default in defaults.items()
     )
 

@@ -61,6 +61,13 @@ class Named(_Table):
     options: Fields = {}
 
 
+class Partition(Named):
+    """How samples are divided; each client may be judged on another's data (P1)."""
+
+    name: str = "auto"
+    foreign_targets: bool = False
+
+
 class Data(_Table):
     """Where samples come from, and how a client's are divided."""
 
@@ -120,7 +127,7 @@ class Config(_Table):
     """A whole experiment, checked."""
 
     data: Data = Data()
-    partition: Named = Named(name="auto")
+    partition: Partition = Partition()
     model: Named = Named(name="auto")
     train: Train = Train()
     algorithm: Algorithms = Algorithms()

@@ -1,0 +1,108 @@
+"""A look at an experiment before it costs anything: data, clients, memory, time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .api import Source, configure
+from .assemble import Assembly, assemble, task_of
+from .engines import auto
+from .history import Roster
+from .methods import Method
+from .task import Task
+
+MANY = 8  # clients named one by one in a warning
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What would be run, and what about it deserves a second look."""
+
+    facts: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        width = max(len(name) for name, _ in self.facts)
+        lines = [f"{name:<{width}}  {text}" for name, text in self.facts]
+        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+
+
+def doctor(source: Source = None, **flags: object) -> Diagnosis:
+    """Check a config and its data without training; a few steps are timed for the estimate."""
+    config = configure(source, **flags)
+    methods, assembly = config.methods(), assemble(config)
+    seed = config.seeds[0]
+    task = task_of(assembly, methods[-1].build(), seed)
+    roster = Roster.of(task.federation)
+    facts = [*_data_facts(assembly, task, roster), *_cost_facts(assembly, task, methods)]
+    return Diagnosis(tuple(facts), tuple(_warnings(assembly, roster)))
+
+
+def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[str, str]]:
+    config, federation = assembly.config, task.federation
+    data = federation.dataset
+    kind = f"{data.classes} classes" if data.classes else "regression"
+    shape = "x".join(map(str, data.x.shape[1:]))
+    splits = (("train", roster.n_train), ("val", roster.n_val), ("test", roster.n_test))
+    facts = [
+        ("data", f"{data.name}: {len(data.x):,} samples of shape {shape}, {kind}"),
+        ("partition", f"{federation.partition}, fingerprint {roster.fingerprint}"),
+        ("clients", str(len(roster))),
+        *((f"{name} samples", f"{_range(n)}, {n.sum():,} in all") for name, n in splits),
+    ]
+    if data.classes:
+        counts = [len(data.y[own].unique()) for own in federation.train]
+        facts.append(("classes", _range(np.array(counts))))
+    if roster.groups is not None:
+        facts.append(("hidden groups", str(len(np.unique(roster.groups)))))
+    model = f"{config.model.name}, {task.model.parameters:,} parameters"
+    return [*facts, ("model", model), ("metric", config.run.metric)]
+
+
+def _range(sizes: NDArray[np.int64]) -> str:
+    least, most = sizes.min(), sizes.max()
+    return f"{most} a client" if least == most else f"{least} to {most} a client"
+
+
+def _cost_facts(
+    assembly: Assembly, task: Task, methods: tuple[Method, ...]
+) -> list[tuple[str, str]]:
+    run, engine = assembly.config.run, assembly.config.engine
+    found = auto.measure(task, chunk=engine.chunk, memory_mib=engine.memory_mib)
+    together = found.get("chunk", 1)
+    held = task.population * task.model.size * task.start.element_size() * 4
+    mib = (auto.footprint(task) * together + held) / 2**20
+    steps = sum(task.recipe.count(size) for size in task.splits["train"].sizes)
+    turns = run.rounds * len(methods) * len(assembly.config.seeds)
+    seconds = found["seconds"] / auto.PROBE_STEPS * steps * run.participation * turns
+    names = ", ".join(method.label for method in methods)
+    return [
+        ("methods", names),
+        (
+            "runs",
+            f"{len(methods)} methods x {len(assembly.config.seeds)} seeds, {run.rounds} rounds",
+        ),
+        ("fastest engine", f"{found['engine']}, {together} clients at a time"),
+        ("memory", f"about {mib:,.0f} MiB beside the data"),
+        ("training time", f"about {_duration(seconds)}, without evaluation"),
+    ]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _warnings(assembly: Assembly, roster: Roster) -> list[str]:
+    kinds: dict[str, list[str]] = {}
+    for name, lack in roster.weak.items():
+        kinds.setdefault(lack, []).append(name)
+    found = []
+    for lack, names in kinds.items():
+        shown = ", ".join(names[:MANY]) + (" …" if len(names) > MANY else "")
+        found.append(f"{len(names)} of {len(roster)} clients have {lack}: {shown}")
+    if assembly.config.run.participation * len(roster) < 1:
+        found.append("participation is below one client a round; one takes part")
+    return found

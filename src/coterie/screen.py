@@ -1,0 +1,74 @@
+"""What the commands show: progress on stderr, results on stdout, plain text where it is piped."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .api import Progress as Step
+from .api import Watch
+from .config import config_hash
+from .results import REPORT, Comparison
+from .schema import Config
+
+
+def default_out(config: Config) -> Config:
+    """The config with a folder for its results, one of its own where none is named."""
+    if config.run.out is not None:
+        return config
+    data = Path(config.data.name).stem
+    out = str(Path("runs") / f"{data}-{config_hash(config)[:8]}")
+    return config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
+
+
+@contextlib.contextmanager
+def progress_on_stderr(runs: int, rounds: int) -> Iterator[Watch]:
+    """A bar over all runs and rounds; where stderr is no terminal, a line a finished run."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_line
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} rounds"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=runs * rounds)
+        yield lambda step: _advance(bar, task, step)
+
+
+def _advance(bar: Progress, task: object, step: Step) -> None:
+    by = step.rounds if step.reused else 1
+    bar.update(task, advance=by, description=f"{step.method}, seed {step.seed}")  # type: ignore[arg-type]
+    if step.done == step.rounds:
+        bar.console.print(_finished(step), highlight=False)
+
+
+def _plain_line(step: Step) -> None:
+    if step.done == step.rounds:
+        print(_finished(step), file=sys.stderr, flush=True)
+
+
+def _finished(step: Step) -> str:
+    what = "finished before, read again" if step.reused else f"{step.rounds} rounds"
+    score = "" if step.score is None else f", mean {step.score:.4g}"
+    return f"{step.method}, seed {step.seed}: {what}{score}"
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """The table, the verdict, and where everything is."""
+    from .report.table import table, to_rich, to_text
+
+    console = Console()
+    if console.is_terminal:
+        console.print(to_rich(table(comparison)))
+    else:
+        print(to_text(table(comparison)) + "\n")
+    print(comparison.verdict)
+    if comparison.path is not None:
+        print(f"\nfolder: {comparison.path}\npage:   {comparison.path / REPORT}")
