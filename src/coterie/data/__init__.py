@@ -2,6 +2,20 @@
 
 from .datasets import DATASETS, load
 from .federation import Dataset, Federation
+from .formats import FORMATS
+from .manifest import describe, emd, manifest, remarks
 from .partition import PARTITIONS, federate
 
-__all__ = ["DATASETS", "PARTITIONS", "Dataset", "Federation", "federate", "load"]
+__all__ = [
+    "DATASETS",
+    "FORMATS",
+    "PARTITIONS",
+    "Dataset",
+    "Federation",
+    "describe",
+    "emd",
+    "federate",
+    "load",
+    "manifest",
+    "remarks",
+]

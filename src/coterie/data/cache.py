@@ -1,19 +1,22 @@
 """Arrays that are slow to make, kept in the user's cache folder under the hash of their source.
 
-The folder is ``$COTERIE_CACHE``, else ``$XDG_CACHE_HOME/coterie``, else ``~/.cache/coterie``. It may
-be deleted at any time.
+The folder is ``$COTERIE_CACHE``, else ``$XDG_CACHE_HOME/coterie``, else ``~/.cache/coterie``. It
+may be deleted at any time.
 """
 
 import contextlib
 import hashlib
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from .arrays import Array
+
+Arrays = dict[str, Array]
 
 
 def folder() -> Path:
@@ -35,26 +38,30 @@ def key(*sources: str | Array) -> str:
     return digest.hexdigest()
 
 
-def remember(name: str, make: Callable[[], Array]) -> Array:
-    """The cached array of that name, made now if it is not there or cannot be read."""
-    file = folder() / f"{name}.npy"
+def remember(name: str, make: Callable[[], Arrays]) -> Arrays:
+    """The cached arrays of that name, made now if they are not there or cannot be read."""
+    file = folder() / f"{name}.npz"
     if file.exists():
-        with contextlib.suppress(ValueError, OSError, EOFError):
-            found: Array = np.load(file, allow_pickle=False)
-            return found
+        with contextlib.suppress(ValueError, OSError, EOFError, zipfile.BadZipFile):
+            return _read(file)
     made = make()
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
         _write(file, made)
     return made
 
 
-def _write(file: Path, array: Array) -> None:
+def _read(file: Path) -> Arrays:
+    with np.load(file, allow_pickle=False) as archive:
+        return {key: archive[key] for key in archive.files}
+
+
+def _write(file: Path, arrays: Arrays) -> None:
     """All of it or nothing, whoever else writes the same."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
     try:
         with os.fdopen(handle, "wb") as stream:
-            np.save(stream, array, allow_pickle=False)
+            np.savez(stream, allow_pickle=False, **arrays)
         Path(name).replace(file)
     finally:
         Path(name).unlink(missing_ok=True)

@@ -31,6 +31,7 @@ class Plan(NamedTuple):
     counts: Callable[[Ints, bool], Ints]  # (supply [cells], is it the test part) -> [K, cells]
     groups: Ints | None = None  # [K]
     relabel: Ints | None = None  # [K, classes]
+    note: str = ""
 
 
 class Parts(NamedTuple):
@@ -41,6 +42,7 @@ class Parts(NamedTuple):
     test: Indices | None  # from the source's own test part, where it has one
     groups: Tensor | None = None
     relabel: Tensor | None = None
+    note: str = ""
 
 
 def client_names(count: int) -> tuple[str, ...]:
@@ -60,6 +62,11 @@ def even(total: int, parts: int) -> Ints:
     [3, 3, 2, 2]
     """
     return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
+
+
+def part_of(supply: Ints, fraction: float) -> Ints:
+    """A fraction of every cell, rounded down."""
+    return np.asarray(np.floor(fraction * supply + 1e-9), np.int64)
 
 
 def largest_remainder(total: int, shares: Floats, ties: Floats | None = None) -> Ints:
@@ -96,6 +103,7 @@ def deal(dataset: Dataset, plan: Plan, seed: int) -> Parts:
         test=_hand_out(plan, np.flatnonzero(is_test), True, seed) if is_test.any() else None,
         groups=_tensor(plan.groups),
         relabel=_tensor(plan.relabel),
+        note=plan.note,
     )
 
 

@@ -72,10 +72,14 @@ def _images(arrays: Arrays, suffix: str) -> Array | None:
     if not mosaics:
         return None
     name = cache.key("mosaics", *(arrays[key] for key in mosaics))
-    return cache.remember(  # decoding takes half a minute where reading takes none
-        f"images-{name}",
-        lambda: np.concatenate([_tiles(decode(arrays[key].tobytes(), key)) for key in mosaics]),
+    made = cache.remember(  # decoding takes half a minute where reading takes none
+        f"images-{name}", lambda: {"x": np.concatenate(_decoded(arrays, mosaics))}
     )
+    return made["x"]
+
+
+def _decoded(arrays: Arrays, keys: list[str]) -> list[Array]:
+    return [_tiles(decode(arrays[key].tobytes(), key)) for key in keys]
 
 
 def _tiles(mosaic: Array, side: int = 32) -> Array:

@@ -1,19 +1,32 @@
 """The partitions by name, and :func:`federate`."""
 
+from dataclasses import replace
+
+import torch
+
+from .. import draws
 from ..errors import ConfigError
 from .federation import Dataset, Federation
 from .partitions.base import Partition
-from .partitions.dirichlet import Dirichlet
+from .partitions.dirichlet import Dirichlet, DirichletClusters
 from .partitions.groups import ConceptShift, LabelGroups
+from .partitions.latent import Latent
+from .partitions.practical import PracticalGroups
 from .partitions.simple import IID, Natural, Pathological
+from .partitions.waffle import Waffle
 from .splits import three_ways
+from .standard import standardised
 
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": IID,
     "pathological": Pathological,
+    "latent": Latent,
+    "practical_groups": PracticalGroups,
+    "waffle": Waffle,
     "label_groups": LabelGroups,
     "concept_shift": ConceptShift,
     "dirichlet": Dirichlet,
+    "dirichlet_clusters": DirichletClusters,
     "natural": Natural,
 }
 
@@ -25,11 +38,14 @@ def federate(
     val: float = 0.2,
     test: float = 0.2,
     seed: int = 0,
+    foreign_targets: bool = False,
 ) -> Federation:
     """The federation a partition makes of a dataset.
 
     ``test`` is the share of a client's samples kept for testing, unless the source has a test part
-    of its own; ``val`` is the share of the rest kept for validation.
+    of its own; ``val`` is the share of the rest kept for validation. With ``foreign_targets`` each
+    client is judged on another's validation and test data (P1's out-of-distribution study). Numbers
+    of a table are completed and standardised here, by the training data alone.
     """
     for field, share in (("val", val), ("test", test)):
         if not 0 <= share < 1:
@@ -41,8 +57,8 @@ def federate(
         for name, pool, held in zip(parts.clients, parts.pool, tests, strict=True)
     ]
     trains, vals, helds = zip(*splits, strict=True)
-    return Federation(
-        dataset=dataset,
+    made = Federation(
+        dataset=standardised(dataset, torch.cat(trains)),
         partition=repr(partition),
         clients=parts.clients,
         train=trains,
@@ -50,4 +66,26 @@ def federate(
         test=helds,
         groups=parts.groups,
         relabel=parts.relabel,
+        note=parts.note,
+    )
+    return shuffle_targets(made, seed) if foreign_targets else made
+
+
+def shuffle_targets(federation: Federation, seed: int) -> Federation:
+    """Client i is given the validation and test data of client ``foreign[i]`` (spec 13.10).
+
+    The permutation is uniform: a client may draw itself, as in P1.
+    """
+    if federation.relabel is not None:
+        raise ConfigError(
+            "partition.foreign_targets: cannot be combined with concept shift, where clients give "
+            "the same class different names"
+        )
+    luck = draws.bits(seed, "foreign targets", torch.arange(len(federation)))
+    foreign = luck.argsort(stable=True)
+    return replace(
+        federation,
+        val=tuple(federation.val[j] for j in foreign.tolist()),
+        test=tuple(federation.test[j] for j in foreign.tolist()),
+        foreign=foreign,
     )

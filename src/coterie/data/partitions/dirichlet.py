@@ -4,9 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..deal import Floats, Ints, Plan, class_cells, client_names, generator
+from ..deal import Floats, Ints, Plan, class_cells, client_names, generator, part_of
 from ..federation import Dataset
-from .base import Partition, at_least
+from .base import Partition, at_least, share
+from .groups import cut_classes
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,35 @@ class Dirichlet(Partition):
         return Plan(
             client_names(self.clients), cells, names, lambda supply, test: serve(shares, supply)
         )
+
+
+@dataclass(frozen=True)
+class DirichletClusters(Partition):
+    """Classes in clusters; for each, client shares from a Dirichlet, then multinomial counts."""
+
+    clients: int = 10
+    clusters: int = 4
+    alpha: float = 0.4
+    fraction: float = 1.0  # of the data to deal out
+
+    def __post_init__(self) -> None:
+        at_least(1, clients=self.clients, clusters=self.clusters)
+        at_least(1e-6, alpha=self.alpha)
+        share(fraction=self.fraction)
+
+    def plan(self, dataset: Dataset, seed: int) -> Plan:
+        """The same shares for the training and the test part; the counts are drawn for each."""
+        labels, _ = class_cells(dataset, "dirichlet_clusters")
+        rng = generator(seed, "dirichlet_clusters")
+        cluster = cut_classes(dataset, self.clusters, rng)
+        shares = rng.dirichlet(np.full(self.clients, self.alpha), size=self.clusters)
+
+        def counts(supply: Ints, test: bool) -> Ints:
+            lots = generator(seed, "dirichlet_clusters", int(test))
+            return lots.multinomial(part_of(supply, self.fraction), shares).T
+
+        names = tuple(f"label cluster {c}" for c in range(self.clusters))
+        return Plan(client_names(self.clients), cluster[labels], names, counts)
 
 
 def serve(shares: Floats, supply: Ints) -> Ints:

@@ -1,0 +1,126 @@
+"""An embedding of images: the last hidden layer of a small network trained here, and cached.
+
+P1 used an ImageNet-pretrained VGG-11, which is not to be had without a download. Ours has the same
+shape in small (convolutions, then two dense layers, of which the second is the embedding) and is
+trained from nothing. What it reached on the test part is part of its name.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import DataError
+from . import cache
+from .arrays import TEST, Array
+from .federation import Dataset
+
+WIDTH = 512
+EPOCHS, BATCH, RATE = 12, 128, 0.05
+_RECIPE = f"vgg-small-{WIDTH}-{EPOCHS}-{BATCH}-{RATE}-1"
+
+
+def embed(dataset: Dataset) -> tuple[Array, str]:
+    """A row of numbers for every sample, and what made them. Tables stand for themselves."""
+    if dataset.x.ndim == 2 and dataset.x.is_floating_point():
+        return dataset.x.nan_to_num(0.0).numpy(), "the features themselves"
+    if dataset.x.dtype != torch.uint8 or dataset.regression:
+        raise DataError(
+            f"{dataset.name}: only images with classes can be embedded here; give an embedding of "
+            "your own with partition.embedding = 'file.npy'"
+        )
+    name = cache.key(_RECIPE, dataset.x.numpy(), dataset.y.numpy())
+    made = cache.remember(f"embedding-{name}", lambda: train(dataset))
+    part = "training" if dataset.fixed is None else "test"
+    return made["embedding"], f"{_RECIPE}, {part} accuracy {100 * float(made['accuracy']):.1f} %"
+
+
+class Network(nn.Module):
+    """Convolutions of 3x3 with batch norm and pooling, two dense layers, an output layer."""
+
+    def __init__(self, channels: int, side: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in (64, 128, 256) if channels == 3 else (32, 64, 128):
+            for start in (channels, width):
+                layers += [nn.Conv2d(start, width, 3, padding=1, bias=False)]
+                layers += [nn.BatchNorm2d(width), nn.ReLU()]
+            channels = width
+            if side >= 4:
+                layers.append(nn.MaxPool2d(2))
+                side //= 2
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(min(side, 4)), nn.Flatten())
+        self.first = nn.Linear(channels * min(side, 4) ** 2, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, classes)
+
+    def embedded(self, x: Tensor) -> Tensor:
+        """The second dense layer, before its ReLU."""
+        hidden: Tensor = self.second(F.relu(self.first(self.body(x))))
+        return hidden
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores of the classes."""
+        scores: Tensor = self.out(F.relu(self.embedded(x)))
+        return scores
+
+
+def train(dataset: Dataset) -> cache.Arrays:
+    """Train on the training part; embed everything."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = Network(dataset.x.shape[1], min(dataset.x.shape[2:]), dataset.classes).to(device)
+        is_test = torch.zeros(len(dataset.y), dtype=torch.bool)
+        if dataset.fixed is not None:
+            is_test = dataset.fixed == TEST
+        _fit(network, dataset, (~is_test).nonzero()[:, 0], device)
+    points, right = _apply(network.eval(), dataset, device)
+    judged = right[is_test.numpy()] if bool(is_test.any()) else right
+    return {"embedding": points, "accuracy": np.array(judged.mean())}
+
+
+def _fit(network: Network, dataset: Dataset, rows: Tensor, device: torch.device) -> None:
+    optimizer = torch.optim.SGD(
+        network.parameters(), RATE, momentum=0.9, weight_decay=5e-4, nesterov=True
+    )
+    steps = EPOCHS * -(-len(rows) // BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps + 1)
+    for _ in range(EPOCHS):
+        for batch in rows[torch.randperm(len(rows))].split(BATCH):
+            if len(batch) == 1:  # batch norm needs two
+                continue
+            x = _augmented(_inputs(dataset, batch, device))
+            optimizer.zero_grad()
+            F.cross_entropy(network(x), dataset.y[batch].to(device)).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def _inputs(dataset: Dataset, rows: Tensor, device: torch.device) -> Tensor:
+    x = dataset.x[rows].to(device).float()
+    if dataset.scale is None or dataset.shift is None:
+        return x / 255
+    return x * dataset.scale.to(device) + dataset.shift.to(device)
+
+
+def _augmented(x: Tensor) -> Tensor:
+    """Colour pictures shifted by up to four pixels and mirrored at random, a batch alike."""
+    if x.shape[1] != 3:
+        return x
+    dy, dx = torch.randint(0, 9, (2,)).tolist()
+    x = F.pad(x, (4, 4, 4, 4))[:, :, dy : dy + x.shape[2], dx : dx + x.shape[3]]
+    mirrored = torch.rand(len(x), device=x.device) < 0.5
+    return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
+
+
+@torch.no_grad()
+def _apply(network: Network, dataset: Dataset, device: torch.device) -> tuple[Array, Array]:
+    """Embeddings of all samples, and which of them are classified right."""
+    points, right = [], []
+    for rows in torch.arange(len(dataset.y)).split(512):
+        hidden = network.embedded(_inputs(dataset, rows, device))
+        points.append(hidden.cpu())
+        guess = network.out(F.relu(hidden)).argmax(-1).cpu()
+        right.append(guess == dataset.y[rows])
+    return torch.cat(points).numpy(), torch.cat(right).numpy()

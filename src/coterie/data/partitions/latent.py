@@ -1,0 +1,85 @@
+"""Latent distributions (P1, spec 13.2): clusters of images in the space of a trained network."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ... import draws
+from ...errors import DataError
+from ..arrays import Array
+from ..deal import Ints, Plan, class_cells, client_names
+from ..embedding import embed
+from ..federation import Dataset
+from .base import Partition, at_least
+from .groups import even_within
+
+
+@dataclass(frozen=True)
+class Latent(Partition):
+    """Clients are given one cluster of samples each, found by PCA and k-means on an embedding."""
+
+    clients: int = 15
+    distributions: int = 5
+    embedding: str | None = None  # a .npy or .npz file, a row a sample; None: trained here, cached
+    components: int = 256
+
+    def __post_init__(self) -> None:
+        at_least(1, distributions=self.distributions, components=self.components)
+        at_least(self.distributions, clients=self.clients)
+
+    def plan(self, dataset: Dataset, seed: int) -> Plan:
+        """A cluster's samples divided equally among its clients."""
+        clusters, note = self._clusters(dataset, seed)
+        groups = consecutive(self.clients, self.distributions)
+        return Plan(
+            client_names(self.clients),
+            clusters,
+            tuple(f"distribution {d}" for d in range(self.distributions)),
+            lambda supply, test: even_within(groups, supply),
+            groups,
+            note=note,
+        )
+
+    def _clusters(self, dataset: Dataset, seed: int) -> tuple[Ints, str]:
+        if self.embedding is None and self.distributions == dataset.classes:
+            labels, _ = class_cells(dataset, "latent")
+            return labels, "the distributions are the classes"
+        if self.embedding is None:
+            points, note = embed(dataset)
+        else:
+            points, note = read_embedding(Path(self.embedding), len(dataset.y))
+        return cluster(points, self.distributions, self.components, seed), f"embedding: {note}"
+
+
+def consecutive(clients: int, groups: int) -> Ints:
+    """Clients in equal consecutive blocks, what remains one after another."""
+    blocks = np.repeat(np.arange(groups), clients // groups)
+    return np.concatenate([blocks, np.arange(clients - len(blocks))])
+
+
+def read_embedding(path: Path, samples: int) -> tuple[Array, str]:
+    """An embedding of one's own: a row a sample, in the order of the dataset."""
+    try:
+        found = np.load(path.expanduser(), allow_pickle=False)
+        points = found if isinstance(found, np.ndarray) else found[found.files[0]]
+    except (OSError, ValueError, EOFError, IndexError) as error:
+        raise DataError(f"{path}: not an embedding that can be read ({error})") from error
+    if points.ndim != 2 or len(points) != samples or not np.isfinite(points).all():
+        raise DataError(
+            f"{path}: found shape {points.shape}, expected {samples} rows (one a sample: "
+            "training, then test) of finite numbers"
+        )
+    return points, path.name
+
+
+def cluster(points: Array, clusters: int, components: int, seed: int) -> Ints:
+    """PCA, then k-means (k-means++ start, 5 restarts, at most 100 iterations)."""
+    from sklearn.cluster import KMeans
+    from sklearn.decomposition import PCA
+
+    state = draws.derive(seed, "latent") % 2**32
+    kept = min(components, *points.shape)
+    reduced = PCA(kept, random_state=state).fit_transform(points.astype(np.float64))
+    means = KMeans(clusters, n_init=5, max_iter=100, random_state=state)
+    return np.asarray(means.fit_predict(reduced), np.int64)
