@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..results import Comparison
 
 WIDTH = 440.0
+RADII = (4.2, 3.2, 2.4, 1.7)  # of dots, the largest that hides none
 COLOURS = 7  # --c1 … --c7 of the page's style; more methods go round again
 
 
@@ -144,8 +145,7 @@ def _gain_row(
     names, ink = comparison.runs[0].history.roster.clients, colour(comparison, method)
     every = zip(found.ravel().tolist(), itertools.cycle(names), strict=False)
     shown = [(value, client) for value, client in every if math.isfinite(value)]
-    radius = 4.2 if len(shown) <= 150 else 2.4
-    lifts = _swarm([x(value) for value, _ in shown], radius, 16)
+    radius, lifts = _swarm([x(value) for value, _ in shown], room=17)
     name = tag("text", words.label(method), x=x.start, y=top + 17, class_="name", fill=ink)
     counts = tag("text", f"{better} better, {worse} worse", x=x.end, y=top + 17, class_="tick end")
     rule = tag("line", x1=x.start, x2=x.end, y1=top, y2=top, class_="grid")
@@ -165,21 +165,20 @@ def _gain_row(
     return [rule, zero, name, counts, *dots]
 
 
-def _swarm(places: Sequence[float], radius: float, room: float) -> list[float]:
-    """How far each dot steps aside so that neighbours do not hide it, within the row's room."""
-    step, lifts = 1.15 * radius, [0.0] * len(places)
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    options = [0.0] + [s * k * step for k in range(1, int(room / step) + 1) for s in (-1, 1)]
-    placed: list[tuple[float, float]] = []
-    for i in order:
-        near = [dot for dot in placed[-60:] if places[i] - dot[0] < 2 * radius]
-        free = [
-            (_hidden((places[i], lift), near, 1.7 * radius), abs(lift), lift) for lift in options
-        ]
-        lifts[i] = min(free)[-1]
-        placed.append((places[i], lifts[i]))
-    return lifts
-
-
-def _hidden(dot: tuple[float, float], others: list[tuple[float, float]], reach: float) -> int:
-    return sum(math.dist(dot, other) < reach for other in others)
+def _swarm(places: Sequence[float], room: float) -> tuple[float, list[float]]:
+    """Dots as large as the row allows, and how far each steps aside to hide no neighbour."""
+    for radius in RADII:
+        step, lifts, crowded = 1.8 * radius, [0.0] * len(places), False
+        free = [s * k * step for k in range(int(room / step) + 1) for s in (-1, 1)]
+        placed: list[tuple[float, float]] = []
+        for i in sorted(range(len(places)), key=lambda i: places[i]):
+            near = [dot for dot in placed[-60:] if places[i] - dot[0] < step]
+            hidden = [
+                sum(math.dist((places[i], y), dot) < 0.99 * step for dot in near) for y in free
+            ]
+            lifts[i] = free[hidden.index(min(hidden))]
+            crowded |= min(hidden) > 0
+            placed.append((places[i], lifts[i]))
+        if not crowded:
+            break
+    return radius, lifts
