@@ -38,6 +38,7 @@ from ..task import Task
 from .fedprox import proximal
 
 Auto = Literal["auto"]
+TINY = 1e-300  # below it a reciprocal may overflow
 
 
 class Uploads(NamedTuple):
@@ -80,13 +81,13 @@ def attention(W: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> Tensor
 def step_size(W: Tensor, sigma: Tensor | float, mass: float) -> Tensor:
     """The largest α_k that leaves every client ``1 − mass`` of itself; 0 where all A' vanish."""
     largest = slope(squared_distances(W), sigma).sum(1).max()
-    return torch.where(largest > 0, mass / largest, 0.0)
+    return torch.where(largest > TINY, mass / largest, 0.0)
 
 
 def median_width(W: Tensor, factor: float) -> Tensor:
     """σ as a multiple of the median squared distance, 1 where all models are the same."""
     width = factor * off_diagonal(squared_distances(W)).median()
-    return torch.where(width > 0, width, 1.0)
+    return torch.where(width > TINY, width, 1.0)
 
 
 def spread(A: Tensor, mass: float) -> Tensor:

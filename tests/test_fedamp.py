@@ -1,0 +1,208 @@
+"""FedAMP's and HeurFedAMP's attention (spec 9)."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from coterie.algorithms.fedamp import (
+    Cloud,
+    FedAMP,
+    Own,
+    attention,
+    median_width,
+    safe,
+    slope,
+    spread,
+    step_size,
+)
+from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
+from coterie.errors import ConfigError
+from coterie.mixing import mix
+from support import assert_close, last, one_client, task, whole_round
+
+matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
+    lambda shape: arrays(float, shape, elements=st.floats(-1e100, 1e100))
+)
+
+
+def wide(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def models(rows=5, columns=7):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(3)).double()
+
+
+def test_golden():
+    W = wide([[0.0], [1.0], [3.0]])
+    A = attention(W, alpha=0.5, sigma=2.0)
+    assert_close(A[0], wide([0.84559, 0.15163, 0.00278]), 1e-5)
+    assert_close(mix(A, W)[0], wide([0.15996]), 1e-4)
+
+
+def test_attention_equals_a_double_loop():
+    W, alpha, sigma = models(), 0.3, 4.0
+    slow = torch.zeros(5, 5).double()
+    for i in range(5):
+        for j in range(5):
+            if i != j:
+                slow[i, j] = alpha * torch.exp(-((W[i] - W[j]) ** 2).sum() / sigma) / sigma
+        slow[i, i] = 1 - slow[i].sum()
+    assert_close(attention(W, alpha, sigma), slow)
+
+
+def test_the_pull_is_half_the_gradient_of_the_penalty():
+    W, alpha, sigma = models().requires_grad_(), 0.3, 4.0
+    pairs = torch.combinations(torch.arange(5))
+    s = ((W[pairs[:, 0]] - W[pairs[:, 1]]) ** 2).sum(1)
+    (1 - torch.exp(-s / sigma)).sum().backward()
+    u = attention(W.detach(), alpha, sigma) @ W.detach()
+    assert_close(W.detach() - u, alpha / 2 * W.grad)
+
+
+def test_far_groups_do_not_see_each_other():
+    W = torch.cat([models(3), models(3) + 50])
+    A = attention(W, 0.1, median_width(W[:3], 1.0))
+    assert A[:3, 3:].abs().max() < 1e-6
+    assert A[0, 1] > 1e-6
+
+
+@given(matrices)
+def test_automatic_attention_is_a_symmetric_convex_combination(values):
+    W = torch.from_numpy(values)
+    sigma = median_width(W, 0.25)
+    A = attention(W, step_size(W, sigma, 0.8), sigma)
+    assert A.isfinite().all()
+    assert_close(A.sum(1), torch.ones(len(W)).double())
+    assert (A >= -1e-12).all()
+    assert A.diagonal().min() >= 0.2 - 1e-9
+    assert_close(A, A.T)
+    order = torch.arange(len(W) - 1, -1, -1)
+    turned = attention(W[order], step_size(W[order], sigma, 0.8), sigma)
+    assert_close(turned, A[order][:, order], 1e-6)
+
+
+def test_automatic_attention_does_not_depend_on_the_scale_of_the_model():
+    W = models()
+
+    def automatic(W):
+        sigma = median_width(W, 0.25)
+        return attention(W, step_size(W, sigma, 0.8), sigma)
+
+    assert_close(automatic(1000 * W), automatic(W), 1e-9)
+
+
+def test_attention_that_underflows_stands_alone():
+    W = wide([[0.0], [1e9]])
+    sigma = 1.0
+    assert step_size(W, sigma, 0.8) == 0
+    assert_close(attention(W, step_size(W, sigma, 0.8), sigma), torch.eye(2).double())
+
+
+def test_rows_share_the_mass_equally_between_rows():
+    A = spread(attention(models(), 0.1, 3.0), 0.8)
+    assert_close(A.diagonal(), torch.full((5,), 0.2, dtype=torch.float64))
+    assert_close(spread(torch.eye(3).double(), 0.8), torch.eye(3).double())
+
+
+def test_safe_attention_scales_only_what_exceeds_one():
+    A = wide([[-1.0, 1.5, 0.5], [0.1, 0.8, 0.1], [0.0, 0.0, 1.0]])
+    assert_close(safe(A), wide([[0.0, 0.75, 0.25], [0.1, 0.8, 0.1], [0.0, 0.0, 1.0]]))
+
+
+def test_heuristic_golden():
+    A = heuristic_attention(wide([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), 1.0, 1 / 3)
+    assert_close(A[0], wide([1 / 3, 0.2202, 0.4465]), 1e-4)
+
+
+def test_heuristic_attention_equals_a_double_loop():
+    W, sigma, own = models(), 3.0, 0.3
+    A = heuristic_attention(W, sigma, own)
+    for i in range(5):
+        cos = [torch.cosine_similarity(W[i], W[j], dim=0) for j in range(5)]
+        total = sum(torch.exp(sigma * cos[h]) for h in range(5) if h != i)
+        for j in range(5):
+            expected = own if i == j else (1 - own) * torch.exp(sigma * cos[j]) / total
+            assert float(A[i, j]) == pytest.approx(float(expected))
+
+
+@given(matrices, st.floats(0, 500), st.floats(0, 1))
+def test_heuristic_attention_is_a_simplex(values, sigma, own):
+    A = heuristic_attention(torch.from_numpy(values), sigma, own)
+    assert A.isfinite().all()
+    assert (A >= 0).all()
+    assert_close(A.sum(1), torch.ones(len(A)).double())
+    assert (A.diagonal() == own).all()
+
+
+def test_heuristic_attention_sees_only_directions():
+    W = models()
+    longer = W * wide([1.0, 2.0, 3.0, 0.5, 10.0])[:, None]
+    assert_close(heuristic_attention(longer, 5.0, 0.2), heuristic_attention(W, 5.0, 0.2))
+    level = heuristic_attention(W, 0.0, 0.2)
+    assert_close(level, torch.full((5, 5), 0.2, dtype=torch.float64))
+
+
+def test_one_participant_keeps_its_own_model():
+    for method in (FedAMP(), HeurFedAMP()):
+        on = task(method)
+        server, _ = method.init(on)
+        server = server._replace(models=server.models + 1, seen=torch.ones(5, dtype=torch.bool))
+        round = whole_round(on, 1)._replace(clients=torch.tensor([2]))
+        assert_close(method.download(server, round).u, server.models[2:3])
+
+
+def test_first_timers_get_the_common_start():
+    method = FedAMP()
+    on = task(method)
+    server, _ = method.init(on)
+    seen = torch.tensor([True, True, False, True, False])
+    noise = torch.randn(5, len(on.start), generator=torch.Generator().manual_seed(0)).double()
+    server = server._replace(models=server.models + noise, seen=seen)
+    u = method.download(server, whole_round(on, 1)).u
+    assert torch.equal(u[~seen], on.start.expand(2, -1))
+    W = server.models[seen]
+    sigma = median_width(W, 0.25)
+    expected = mix(attention(W, step_size(W, sigma, 0.8), sigma), W)
+    assert_close(u[seen], expected)
+
+
+def test_the_proximal_pull_is_alive():
+    """From u + δ the pull moves the model towards u; without it nothing of u is left."""
+    on = task(FedAMP())
+    client = one_client(on, 0)
+    away = Own(on.start + 0.5)
+    for strength, pulled in ((0.0, False), (5.0, True)):
+        received = Cloud(on.start, on.start.new_tensor(strength))
+        _, after = FedAMP(start="self").local(client, received, away)
+        free = client.train(away.w)
+        assert torch.equal(after.w, free) != pulled
+
+
+def test_a_schedule_that_overshoots_is_refused():
+    steep = FedAMP(sigma=1e6, alpha=1e4, lam=1.0, alpha_gamma=0.1)
+    on = task(steep)
+    server, _ = steep.init(on)
+    steep.download(server, whole_round(on, 0))
+    with pytest.raises(ConfigError, match="must stay below 1"):
+        steep.download(server, whole_round(on, 180))
+
+
+def test_public_constants_give_uniform_attention():
+    """Why the defaults are scale-free (spec 9.3)."""
+    public = FedAMP(sigma=1e6, alpha=1e4, lam=1.0)
+    record = last(public, task(public), rounds=3, participation=1.0)
+    others = record.collaboration[0, 1:]
+    assert others.max() / others.min() < 1.001
+
+
+def test_sigma_can_be_frozen():
+    W = models()
+    frozen = FedAMP(sigma_freeze=True)
+    on = task(frozen)
+    server = frozen.init(on)[0]._replace(sigma=torch.tensor(7.0).double())
+    assert frozen._sigma(server, W) == 7.0
+    assert FedAMP()._sigma(server, W) == median_width(W, 0.25)
+    assert slope(torch.zeros(2, 2).double(), 2.0).tolist() == [[0, 0.5], [0.5, 0]]
