@@ -60,11 +60,22 @@ class Client:
         self.id, self.size, self.lr = view.id, view.train.size, view.lr
         self.population, self.round = task.population, round_index
 
-    def tuned(self, *, epochs: int | None = None, lr: float | None = None) -> "Client":
-        """The same client with another number of epochs or another rate."""
+    def tuned(
+        self,
+        *,
+        epochs: int | None = None,
+        lr: float | Tensor | None = None,
+        batches: str | None = None,
+    ) -> "Client":
+        """The same client with another number of epochs, another rate or other minibatches.
+
+        ``batches`` names what the other minibatches are for; they are drawn anew for each name.
+        """
         view, recipe = self._view, self.recipe
+        if batches is not None:
+            view = view._replace(stream=draws.bits(view.stream, batches))
         if lr is not None:
-            view = view._replace(lr=torch.full_like(view.lr, lr))
+            view = view._replace(lr=torch.zeros_like(view.lr) + lr)
         if epochs is not None:
             recipe = replace(recipe, epochs=epochs, steps=None)
         return Client(self._task, view, self._shape, self.round, recipe)
@@ -195,11 +206,13 @@ class Client:
         loss: Loss | None = None,
         penalty: Callable[[Tensor], Tensor] | None = None,
         drift: Tensor | float = 0.0,
+        only: Tensor | None = None,
     ) -> Tensor:
         """This round's local training from ``w``: one optimiser step a minibatch.
 
         ``loss`` replaces the mean loss of a batch, ``penalty`` of the parameters is added to it,
-        ``drift`` is added to every gradient.
+        ``drift`` is added to every gradient. Where the mask ``only`` is false nothing moves, not
+        by momentum or weight decay either.
         """
         base = loss or self.loss
 
@@ -209,7 +222,8 @@ class Client:
 
         def step(carry: tuple[Tensor, tree.Tree], batch: Batch) -> tuple[Tensor, tree.Tree]:
             w, state = carry
-            return self.step(w, self.gradient(w, batch, objective) + drift, state, batch)
+            new, state = self.step(w, self.gradient(w, batch, objective) + drift, state, batch)
+            return (new if only is None else torch.where(only, new, w)), state
 
         return self.scan(step, (w, self.begin(w)))[0]
 

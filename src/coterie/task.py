@@ -164,6 +164,18 @@ class Task:
         rows = [self.model.flatten(module.to(dtype=self.dtype)) for module in modules]
         return torch.stack(rows).to(self.device)
 
+    def starts(self, count: int, draw: int = 0) -> Tensor:
+        """Starting points ``[count, P]`` of several models of one server, unlike each other.
+
+        The first of draw 0 is the common start.
+        """
+        words = [(f"model {j}", f"draw {draw}") for j in range(count)]
+        modules = (build(self.factory, self.seed, "start", *word) for word in words)
+        models = [self.model.flatten(m.to(dtype=self.dtype)).to(self.device) for m in modules]
+        if draw == 0:
+            models[0] = self.start
+        return torch.stack(models)
+
     def inputs(self, index: Tensor) -> Tensor:
         """Model inputs of some samples: numbers are scaled, tokens stay as they are."""
         x = self.x[index]
