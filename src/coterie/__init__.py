@@ -7,6 +7,8 @@ Names are imported when they are first used, so that ``import coterie`` is quick
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -56,11 +58,20 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             module = importlib.import_module(f".{home}", __name__)
-            # Kept here under their own names: the module coterie.run must not hide the function.
-            globals().update({each: getattr(module, each) for each in names})
-            return globals()[name]
+            return getattr(module, name)
     raise AttributeError(f"module 'coterie' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
+
+
+class _Package(ModuleType):
+    """Importing the module ``coterie.run`` must not hide the function ``coterie.run``."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

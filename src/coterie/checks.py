@@ -114,7 +114,24 @@ def with_methods(config: Config, loose: Fields, folder: Path) -> Config:
     config = config.model_copy(update=update)
     for method in (config.method(), *config.methods()):
         method.build()  # a method may refuse a combination of its fields
+    _check_lists(config)
     return config
+
+
+def _check_lists(config: Config) -> None:
+    """Seeds and methods that a comparison can tell apart."""
+    seeds, names = config.run.seeds, config.run.methods
+    twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    if twice:
+        raise ConfigError(f"run.seeds: {twice[0]} stands there twice; name each seed once")
+    if names is not None and not names:
+        raise ConfigError("run.methods: found an empty list; name at least one method")
+    labels: dict[str, Any] = {}
+    for method in map(config.method, names or ()):
+        if labels.setdefault(method.label, method.algorithm) is not method.algorithm:
+            raise ConfigError(
+                f"run.methods: two classes would both be called '{method.label}'; rename one"
+            )
 
 
 def _method_fields(name: str, told: Mapping[str, Fields], where: str, folder: Path) -> Fields:
