@@ -19,7 +19,7 @@ from torch import Tensor
 
 from . import draws
 from .client import Client
-from .task import Task
+from .task import Recipe, Task
 from .tree import Tree
 
 Server = TypeVar("Server")
@@ -39,6 +39,7 @@ class Round(NamedTuple):
     lr: float  # the clients' learning rate in this round
     keys: Tensor  # [population] a number for each client, from its name
     parameters: int  # how many entries of a model's vector are trained; buffers follow
+    recipe: Recipe  # how the clients train
 
     def draw(self, purpose: str, *clients: Tensor, count: int | None = None) -> Tensor:
         """Uniform draws derived from (seed, round, purpose, clients), broadcast over clients.
@@ -67,6 +68,7 @@ def round_of(task: Task, index: int, horizon: int, clients: Tensor) -> Round:
         lr=task.recipe.rate(index),
         keys=task.keys,
         parameters=task.model.parameters,
+        recipe=task.recipe,
     )
 
 
@@ -80,6 +82,11 @@ class Mixture(NamedTuple):
 def single(w: Tensor) -> Mixture:
     """A predictor that is one model."""
     return Mixture(w.new_ones(1), w.unsqueeze(0))
+
+
+def nobody(w: Tensor) -> Mixture:
+    """No predictor: the client is left out of the metrics. ``w`` only gives the shape."""
+    return Mixture(w.new_zeros(1), w.unsqueeze(0))
 
 
 class Algorithm(ABC, Generic[Server, Down, Up, State]):

@@ -124,13 +124,13 @@ class Client:
         result: Tensor = grad(loss or self.loss)(w, on)  # type: ignore[arg-type]
         return result
 
-    def map(self, f: Callable[[Tensor], Tensor], models: Tensor) -> Tensor:
-        """``f`` of every row of ``models``, as one batched call where the engine is batched."""
-        if len(models) == 1:
-            return f(models[0]).unsqueeze(0)
+    def map(self, f: Callable[..., tree.Tree], *rows: Tensor) -> tree.Tree:
+        """``f`` of every row of the tensors, as one batched call where the engine is batched."""
+        if len(rows[0]) == 1:
+            return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), f(*(part[0] for part in rows)))
         if self._shape.batched:
-            return vmap(f)(models)
-        return torch.stack([f(w) for w in models])
+            return vmap(f)(*rows)
+        return tree.stack([f(*parts) for parts in zip(*rows, strict=True)])
 
     # ---- data ------------------------------------------------------------------------------
 
@@ -250,6 +250,11 @@ class Client:
         count = torch.Size(shape).numel()
         places = torch.arange(count, device=self.size.device)
         return draws.uniform(self._view.stream, purpose, at, places).view(shape)
+
+    def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int = 0) -> Tensor:
+        """Standard normal draws, derived as :meth:`draw`."""
+        places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
+        return draws.normal(self._view.stream, purpose, at, places).view(shape)
 
 
 def mean(values: Tensor, mask: Tensor | None) -> Tensor:

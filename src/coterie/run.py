@@ -122,7 +122,9 @@ def _evaluate(
     after = round._replace(index=round.index + 1, clients=everybody)
     served = algorithm.serve(server, after)
     evaluation, mixture = engine.predict(algorithm, served, states, after, metric)
-    return evaluation, mixture, tree.count_bytes(served)
+    judged = (mixture.weights != 0).any(1).numpy()  # who has no predictor is in no metric
+    scores = Evaluation(*(np.where(judged, column, np.nan) for column in evaluation))
+    return scores, mixture, tree.count_bytes(served)
 
 
 def _matrix(A: Tensor | None) -> NDArray[np.float64] | None:

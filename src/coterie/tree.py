@@ -28,6 +28,16 @@ class Bank(NamedTuple):
         return self.models[self.slot.clamp(min=0)], self.slot >= 0
 
 
+class Parcels(NamedTuple):
+    """Vectors of which only some travel: the others are nothing, or lie with the receiver already.
+
+    In a simulation a message holds them all; on a wire only what is sent has weight.
+    """
+
+    vectors: Tensor  # [m, n, P]; [n, P] inside ``local``
+    sent: Tensor  # [m, n] whether it crosses the wire
+
+
 def _rebuild(like: Tree, parts: list[Tree]) -> Tree:
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
 
@@ -96,10 +106,13 @@ def count_bytes(message: Tree) -> int:
     """What a message weighs on a wire, all rows together.
 
     A Bank counts a model and its owner for every filled slot: who asks for five is sent five.
+    Parcels count what is sent.
     """
     if isinstance(message, Tensor):
         return message.numel() * message.element_size()
     if isinstance(message, Bank):
         a_slot = message.models.shape[-1] * message.models.element_size()
         return int((message.slot >= 0).sum()) * (a_slot + message.owner.element_size())
+    if isinstance(message, Parcels):
+        return int(message.sent.sum()) * message.vectors.shape[-1] * message.vectors.element_size()
     return sum(count_bytes(part) for part in message)
