@@ -17,7 +17,7 @@ from .federation import Dataset
 
 WIDTH = 512
 EPOCHS, BATCH, RATE = 12, 128, 0.05
-_RECIPE = f"vgg-small-{WIDTH}-{EPOCHS}-{BATCH}-{RATE}-1"
+_RECIPE = f"vgg-small-{WIDTH}-{EPOCHS}-{BATCH}-{RATE}-2"
 
 
 def embed(dataset: Dataset) -> tuple[Array, str]:
