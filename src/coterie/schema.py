@@ -20,11 +20,13 @@ Count = Annotated[int, Field(ge=1)]
 METHOD = "fedfomo"  # of `coterie run`, and METHODS of `coterie compare`, where none is named
 METHODS = ("local", "fedavg", "fedavg_ft", "fedfomo", "fedamp", "heurfedamp")
 
-# What `coterie compare` runs where it is told nothing: hidden groups whose labels conflict.
+# What `coterie compare` runs where it is told nothing: hidden groups whose labels conflict. Half of
+# each client's data is for testing, which leaves the others' models something to add.
 DEMO: Table = {
-    "data": {"name": "digits"},
+    "data": {"name": "digits", "test": 0.5},
     "partition": {"name": "concept_shift", "clients": 12, "groups": 3},
     "model": {"name": "mlp"},
+    "train": {"lr": 0.2, "epochs": 2, "batch": 10},
     "run": {"rounds": 20},
 }
 
