@@ -98,14 +98,20 @@ def _measured(name: str, values: Floats) -> tuple[npt.NDArray[np.float32], list[
     """A number column and, where cells are missing, a column that says so."""
     missing = np.isnan(values)
     if missing.all():
-        raise DataError(f"column '{name}' is empty in every row; leave it out with data.drop")
+        raise DataError(_empty(name))
     if not missing.any():
         return values[:, None].astype(np.float32), [name]
     return np.stack([values, missing], axis=1).astype(np.float32), [name, f"{name} is missing"]
 
 
+def _empty(name: str) -> str:
+    return f"column '{name}' is empty in every row; leave it out with data.drop = ['{name}']"
+
+
 def _levels(sheet: Sheet, name: str) -> tuple[npt.NDArray[np.float32], list[str]]:
     """One column a category; a missing one is a category of its own."""
+    if sheet.table.column(name).null_count == sheet.table.num_rows:
+        raise DataError(_empty(name))
     raw = pc.fill_null(sheet.table.column(name).cast(pa.string()), "(missing)")
     levels, place = np.unique(np.array(raw.to_pylist()), return_inverse=True)
     if len(levels) > MOST_LEVELS:
