@@ -10,10 +10,15 @@ import torch
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
+from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedprox import FedProx
+from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.heurfedamp import HeurFedAMP
+from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.local import Local
+from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
+from coterie.algorithms.term import TERM
 from coterie.engines import make_engine
 from coterie.run import run
 from coterie.task import Recipe
@@ -21,6 +26,8 @@ from support import METHODS, assert_close, federation, last, predictors, task
 
 CASES = {
     "FedProx mu=0 is FedAvg": (FedProx(mu=0.0), FedAvg()),
+    "q-FedAvg q=0 is FedAvg": (QFedAvg(q=0.0), FedAvg()),
+    "TERM t=0 is FedAvg": (TERM(t=0.0), FedAvg()),
     "FedAMP without attention and pull is Local": (
         FedAMP(alpha=0.0, sigma=1.0, lam=0.0, start="self"),
         Local(),
@@ -29,6 +36,12 @@ CASES = {
         HeurFedAMP(self_weight=1.0, prox=0.0),
         Local(),
     ),
+    "LG-FedAvg with all layers global is FedAvg": (LGFedAvg(global_layers=2), FedAvg("uniform")),
+    "LG-FedAvg with no layer global is Local": (LGFedAvg(global_layers=0), Local()),
+    "LG-FedAvg while it pretrains is FedAvg": (LGFedAvg(pretrain_rounds=9), FedAvg("uniform")),
+    "FedPer without a head is FedAvg": (FedPer(head=0), FedAvg()),
+    "FedPer that is all head is Local": (FedPer(head=2), Local()),
+    "FedRep without a head is FedAvg": (FedRep(head=0, base_epochs=2), FedAvg()),
 }
 
 BIT_FOR_BIT = {"FedProx mu=0 is FedAvg"}

@@ -1,0 +1,101 @@
+"""FedPer: one shared body, and every client its own head.
+
+    w_i = (global base, own head);   w_i ← LocalTrain(w_i)          base and head together
+    base ← base + Σ_i p_i (base_i − base)                           on the server
+
+Travels: the base, both ways. The head never leaves the client.
+
+Notes:
+    The mirror of LG-FedAvg: layers near the *output* are personal here.
+    ``head = 1`` is the last layer; the paper tries one to four. A network of a single layer is then
+    all head: local training.
+    Batch-norm statistics belong to their layer. Predictions use the newest base (spec 1.6). A
+    client that never took part predicts with the head of the common start; ``adapt = "fb"`` gives
+    it one of its own.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from ..algorithm import Algorithm, Mixture, Round, rows, single
+from ..client import Client
+from ..task import Task
+from .fedavg import Update, Weighting, average
+from .lgfedavg import Layers, Parts, parts
+
+
+class Head(NamedTuple):
+    """What a client keeps."""
+
+    w: Tensor  # [P - s]
+
+
+@dataclass(frozen=True)
+class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
+    """What FedPer and FedRep have in common; they differ in how a client trains.
+
+    Fields:
+        head: the layers that stay with the client: a number of last ones, or names.
+        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
+    """
+
+    head: Layers = 1
+    weighting: Weighting = "samples"
+
+    @abstractmethod
+    def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
+        """The client's whole model after its round."""
+
+    def init(self, task: Task) -> tuple[Tensor, Head]:
+        """The common start."""
+        head, base, _ = parts(task.model, self.head)
+        return task.start[base], Head(rows(task.start[head], task.population))
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        """The base."""
+        return rows(server, len(round.clients))
+
+    def local(self, client: Client, received: Tensor, state: Head) -> tuple[Update, Head]:
+        """Train; send the base and keep the head."""
+        at = parts(client.model, self.head)
+        w = self.trained(client, at.join(state.w, received), at)
+        return Update(w[at.lower], client.size), Head(w[at.upper])
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Average the bases."""
+        return average(server, uploads, self.weighting, 1.0)
+
+    def serve(self, server: Tensor, round: Round) -> Tensor:
+        """The newest base."""
+        return self.download(server, round)
+
+    def predictor(self, client: Client, served: Tensor, state: Head) -> Mixture:
+        """The newest base and the client's own head."""
+        return single(parts(client.model, self.head).join(state.w, served))
+
+
+@dataclass(frozen=True)
+class FedPer(PersonalHead):
+    """Personalisation layers.
+
+    Fields:
+        head: the layers that stay with the client: a number of last ones, or names.
+        weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
+    """
+
+    paper: ClassVar[str] = (
+        "Arivazhagan, Aggarwal, Singh, Choudhary: Federated Learning with Personalization Layers, "
+        "2019"
+    )
+    bibtex: ClassVar[str] = """@article{arivazhagan2019fedper,
+  title={Federated Learning with Personalization Layers},
+  author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and
+          Choudhary, Sunav},
+  journal={arXiv:1912.00818}, year={2019}}"""
+
+    def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
+        """Base and head together."""
+        return client.train(w)

@@ -1,0 +1,170 @@
+"""LG-FedAvg: everybody reads the data in its own way, and all share the upper layers.
+
+    w_i = (own lower layers, global upper layers);   w_i ← LocalTrain(w_i)     all layers together
+    upper ← Σ_i p_i upper_i                                                    on the server
+
+Travels: the upper layers, both ways. The lower layers never leave the client.
+
+Notes:
+    The direction is often reversed: layers near the *input* are local here (spec 10.1).
+    How many layers are global depends on the network: the authors share the last two of a CNN and
+    the last three of an MLP. ``global_layers = "auto"`` is the last two, and one fewer than there
+    are in a smaller network; a network of a single layer then shares nothing and is local training.
+    The server averages uniformly, as the authors' code does.
+    The authors start from a trained FedAvg model; ``pretrain_rounds`` makes one first (ours: 0).
+    Then the whole model travels, and every client receives the pretrained lower layers once, in
+    the first round after it in which it takes part.
+    Batch-norm statistics belong to their layer.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Mixture, Round, rows, single
+from ..client import Client
+from ..errors import ConfigError
+from ..model import FlatModel
+from ..task import Task
+from ..tree import Bank
+from .fedavg import Update, Weighting, average
+
+Auto = Literal["auto"]
+Layers = int | tuple[str, ...]
+
+
+class Parts(NamedTuple):
+    """Where the two parts of a model lie in its vector."""
+
+    upper: Tensor  # positions
+    lower: Tensor  # all others
+    order: Tensor  # where each position of the vector is in (upper, lower)
+
+    def join(self, upper: Tensor, lower: Tensor) -> Tensor:
+        """The whole vector."""
+        return torch.cat([upper, lower], -1)[..., self.order]
+
+
+def parts(model: FlatModel, upper: Layers) -> Parts:
+    """The last so many layers, or the named ones, and the rest; buffers go with their layer."""
+    if isinstance(upper, int):
+        names = model.layers()[max(0, len(model.layers()) - upper) :]
+        mine = [s for s in model.slots if s.name.rpartition(".")[0] in names]
+        at = torch.cat([torch.arange(0), *(torch.arange(s.start, s.stop) for s in mine)])
+    else:
+        at = model.positions(upper)
+    rest = torch.ones(model.size, dtype=torch.bool).index_fill(0, at, False).nonzero().flatten()
+    device = next(model.module.parameters()).device
+    at, rest = at.to(device), rest.to(device)
+    return Parts(at, rest, torch.cat([at, rest]).argsort())
+
+
+class Shared(NamedTuple):
+    """The server."""
+
+    upper: Tensor  # [s]
+    lower: Tensor  # [P - s] the pretrained lower layers
+    begun: Tensor  # [K] who has lower layers of its own
+
+
+class Down(NamedTuple):
+    """What a client receives."""
+
+    upper: Tensor  # [s]
+    lower: Bank  # one slot: the pretrained lower layers, for who has none of its own
+
+
+class Up(NamedTuple):
+    """What a client sends."""
+
+    upper: Tensor  # [s]
+    lower: Tensor  # [P - s] while pretraining, then [0]
+    size: Tensor  # []
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    lower: Tensor  # [P - s]
+
+
+@dataclass(frozen=True)
+class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
+    """Local representations, global upper layers.
+
+    Fields:
+        global_layers: the layers that are shared: a number of last ones, or names; ``auto`` is the
+            last two, as long as one stays local.
+        pretrain_rounds: rounds of FedAvg on the whole model before the parts separate.
+        weighting: ``uniform`` counts every client once, ``samples`` by its training samples.
+    """
+
+    global_layers: Layers | Auto = "auto"
+    pretrain_rounds: int = 0
+    weighting: Weighting = "uniform"
+
+    paper: ClassVar[str] = (
+        "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act "
+        "Globally: Federated Learning with Local and Global Representations, 2020"
+    )
+    bibtex: ClassVar[str] = """@article{liang2020lgfedavg,
+  title={Think Locally, Act Globally: Federated Learning with Local and Global Representations},
+  author={Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and
+          Auerbach, Randy P. and Brent, David and Salakhutdinov, Ruslan and
+          Morency, Louis-Philippe},
+  journal={arXiv:2001.01523}, year={2020}}"""
+
+    def _parts(self, model: FlatModel) -> Parts:
+        layers = self.global_layers
+        return parts(model, min(2, len(model.layers()) - 1) if layers == "auto" else layers)
+
+    def init(self, task: Task) -> tuple[Shared, Own]:
+        """The common start."""
+        if self.pretrain_rounds < 0:
+            raise ConfigError(
+                f"lgfedavg: pretrain_rounds is {self.pretrain_rounds}; expected 0 or more"
+            )
+        upper, lower, _ = self._parts(task.model)
+        begun = torch.full((task.population,), self.pretrain_rounds == 0, device=task.device)
+        own = Own(rows(task.start[lower], task.population))
+        return Shared(task.start[upper], task.start[lower], begun), own
+
+    def download(self, server: Shared, round: Round) -> Down:
+        """The upper layers; the lower ones only to who has none of its own."""
+        slot = torch.where(server.begun[round.clients], -1, 0)[:, None]
+        lower = Bank(server.lower[None], slot, slot)
+        return Down(rows(server.upper, len(round.clients)), lower)
+
+    def _lower(self, received: Down, state: Own) -> Tensor:
+        sent, present = received.lower.rows()
+        return torch.where(present, sent[0], state.lower)
+
+    def local(self, client: Client, received: Down, state: Own) -> tuple[Up, Own]:
+        """Train all layers together."""
+        upper, lower, _ = at = self._parts(client.model)
+        w = client.train(at.join(received.upper, self._lower(received, state)))
+        pretraining = client.round < self.pretrain_rounds
+        sent = w[lower] if pretraining else w.new_zeros(0)
+        return Up(w[upper], sent, client.size), Own(w[lower])
+
+    def aggregate(self, server: Shared, uploads: Up, round: Round) -> Shared:
+        """Average the upper layers, and all of them while pretraining."""
+
+        def mean(old: Tensor, new: Tensor) -> Tensor:
+            return average(old, Update(new, uploads.size), self.weighting, 1.0)
+
+        upper = mean(server.upper, uploads.upper)
+        if round.index < self.pretrain_rounds:
+            return server._replace(upper=upper, lower=mean(server.lower, uploads.lower))
+        return server._replace(upper=upper, begun=server.begun.index_fill(0, round.clients, True))
+
+    def serve(self, server: Shared, round: Round) -> Down:
+        """The newest upper layers."""
+        return self.download(server, round)
+
+    def predictor(self, client: Client, served: Down, state: Own) -> Mixture:
+        """Own lower and global upper layers."""
+        at = self._parts(client.model)
+        return single(at.join(served.upper, self._lower(served, state)))

@@ -1,0 +1,39 @@
+"""What travels, measured by the run, is what the cost table of the spec (section 11) says.
+
+A row gives the bytes one participant receives and sends in a round, for a model of ``m`` bytes.
+Scalars count 8 bytes here: the task is float64 and counts are int64.
+"""
+
+import pytest
+
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.fedper import FedPer
+from coterie.algorithms.fedrep import FedRep
+from coterie.algorithms.lgfedavg import LGFedAvg
+from coterie.algorithms.local import Local
+from coterie.engines import make_engine
+from coterie.run import run
+from support import task
+
+S = 8  # a scalar
+HEAD = 8 * (8 * 3 + 3)  # the last layer of support.mlp
+
+# method -> (down, up, serve): bytes a client
+LEDGER = {
+    Local(): lambda m: (0, 0, 0),
+    FedAvg(): lambda m: (m, m + S, m),
+    LGFedAvg(): lambda m: (HEAD, HEAD + S, HEAD),
+    FedPer(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
+    FedRep(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
+}
+
+
+@pytest.mark.parametrize("method", LEDGER, ids=str)
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_ledger(method, participation):
+    on = task(method)
+    down, up, serve = LEDGER[method](8 * on.model.size)
+    records = list(run(method, on, make_engine("wire", on), 3, participation=participation))
+    for record in records:
+        count = len(record.clients)
+        assert record.traffic == (count * down, count * up, on.population * serve)

@@ -1,0 +1,176 @@
+"""LG-FedAvg, FedPer, FedRep: which part of a model travels, which stays, which trains when."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from coterie.algorithms.fedper import FedPer
+from coterie.algorithms.fedrep import FedRep
+from coterie.algorithms.lgfedavg import LGFedAvg, parts
+from coterie.engines import make_engine
+from coterie.errors import ConfigError
+from coterie.model import FlatModel
+from coterie.run import run
+from support import RECIPE, assert_close, last, mlp, one_client, predictors, task, whole_round
+
+BODY, HEAD = 36 * 8 + 8, 8 * 3 + 3  # the two layers of support.mlp
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+    )
+
+
+def test_parts_cover_the_vector_once_and_join_to_it():
+    model = FlatModel(normed())
+    w = torch.arange(model.size)
+    for layers in (0, 1, 2, 3, 9, ("4",), ("2", "1")):
+        at = parts(model, layers)
+        assert torch.equal(torch.cat([at.upper, at.lower]).sort().values, w)
+        assert torch.equal(at.join(w[at.upper], w[at.lower]), w)
+
+
+def test_the_last_layer_is_the_one_next_to_the_output():
+    assert parts(FlatModel(mlp()), 1).upper.tolist() == list(range(BODY, BODY + HEAD))
+
+
+def test_batch_norm_statistics_go_with_their_layer():
+    model = FlatModel(normed())
+    norm = parts(model, ("2",)).upper
+    assert len(norm) == 4 * 8  # scale, shift, mean, variance
+    assert (norm >= model.parameters).sum() == 2 * 8
+
+
+def test_an_unknown_layer_is_refused_by_name():
+    with pytest.raises(ConfigError, match="no layer 'heat'"):
+        parts(FlatModel(mlp()), ("heat",))
+
+
+@pytest.mark.parametrize(
+    ("method", "travels"),
+    [(LGFedAvg(), HEAD), (FedPer(), BODY), (FedRep(), BODY), (FedPer(head=("3",)), BODY)],
+)
+def test_only_the_shared_part_travels(method, travels):
+    on = task(method)
+    engine = make_engine("vmap", on)
+    server, states = method.init(on)
+    round = whole_round(on)
+    received = method.download(server, round)
+    uploads, after = engine.local(method, received, states, round)
+    down = received.upper if isinstance(method, LGFedAvg) else received
+    up = uploads.upper if isinstance(method, LGFedAvg) else uploads.w
+    assert down.shape == up.shape == (on.population, travels)
+    if isinstance(method, LGFedAvg):
+        assert (received.lower.slot < 0).all() and uploads.lower.numel() == 0
+    assert next(iter(after)).shape == (on.population, BODY + HEAD - travels)
+
+
+@pytest.mark.parametrize(("method", "shared"), [(LGFedAvg(), "upper"), (FedPer(), "lower")])
+def test_predictors_share_the_shared_part_and_differ_in_the_rest(method, shared):
+    on = task(method)
+    at = parts(on.model, 1)
+    models = predictors(last(method, on, participation=1.0)).models[:, 0]
+    same = models[:, getattr(at, shared)]
+    own = models[:, at.lower if shared == "upper" else at.upper]
+    assert_close(same, same[:1].expand_as(same), 0)
+    assert (own[0] - own[1]).abs().max() > 1e-3
+
+
+def test_lgfedavg_averages_uniformly():
+    method = LGFedAvg()
+    on = task(method)
+    server, states = method.init(on)
+    round = whole_round(on)
+    uploads, _ = make_engine("loop", on).local(
+        method, method.download(server, round), states, round
+    )
+    assert_close(method.aggregate(server, uploads, round).upper, uploads.upper.mean(0), 1e-12)
+
+
+def test_pretrained_lower_layers_reach_every_client_once():
+    method = LGFedAvg(pretrain_rounds=2)
+    on = task(method)
+    at = parts(on.model, 1)
+    begun, pretrained = set(), None
+    for record in run(method, on, make_engine("vmap", on), 6, participation=0.5):
+        if record.index < 2:
+            pretrained = record.server.lower
+            assert not record.server.begun.any()
+            continue
+        begun |= set(record.clients)
+        assert set(record.server.begun.nonzero().flatten().tolist()) == begun
+        assert torch.equal(record.server.lower, pretrained)  # own layers are never sent
+    final = predictors(last(method, on, rounds=2)).models[:, 0]
+    assert_close(final[:, at.lower], pretrained.expand(on.population, -1), 1e-12)
+
+
+def test_pretraining_is_fedavg_then_only_the_upper_part_travels():
+    method = LGFedAvg(pretrain_rounds=1)
+    on = task(method)
+    model, slots = 8 * (BODY + HEAD), 8
+    ups, downs = [], []
+    for record in run(method, on, make_engine("vmap", on), 3, participation=1.0):
+        ups.append(record.traffic.up // on.population)
+        downs.append(record.traffic.down // on.population)
+    assert ups == [model + 8, 8 * HEAD + 8, 8 * HEAD + 8]
+    assert downs == [model + slots, model + slots, 8 * HEAD]
+
+
+def test_negative_pretraining_is_refused():
+    method = LGFedAvg(pretrain_rounds=-1)
+    with pytest.raises(ConfigError, match="pretrain_rounds is -1"):
+        method.init(task(method))
+
+
+# ---- FedRep's two phases ---------------------------------------------------------------------
+
+
+def fedrep_round(**epochs):
+    method = FedRep(**epochs)
+    on = task(method)
+    base, heads = method.init(on)
+    update, head = method.local(one_client(on, 0), base, type(heads)(heads.w[0]))
+    return base, heads.w[0], update.w, head.w
+
+
+def test_the_head_phase_leaves_the_base_alone_and_the_base_phase_the_head():
+    base, head, base1, head1 = fedrep_round(head_epochs=3, base_epochs=0)
+    assert torch.equal(base, base1) and (head - head1).abs().max() > 1e-3
+    _, _, base2, head2 = fedrep_round(head_epochs=3, base_epochs=2)
+    assert torch.equal(head1, head2) and (base1 - base2).abs().max() > 1e-3
+
+
+def test_fedrep_equals_two_torch_optimisers():
+    method = FedRep(head_epochs=2, base_epochs=1)
+    on = task(method)
+    base, heads = method.init(on)
+    update, head = method.local(one_client(on, 0), base, type(heads)(heads.w[0]))
+
+    module = mlp().double()
+    vector = on.start.clone()
+    for p in module.parameters():
+        p.data, vector = vector[: p.numel()].view(p.shape).clone(), vector[p.numel() :]
+    client = one_client(on, 0)
+    phases = (
+        (module[3], client.tuned(epochs=2, batches="head")),
+        (module[1], client.tuned(epochs=1)),
+    )
+    for layer, clock in phases:
+        rule = torch.optim.SGD(layer.parameters(), RECIPE.lr, RECIPE.momentum, weight_decay=1e-3)
+        for number in range(int(clock.steps)):
+            batch = clock.batch(number)
+            module.zero_grad()
+            nn.functional.cross_entropy(module(batch.x), batch.y).backward()
+            rule.step()
+    flat = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    assert_close(torch.cat([update.w, head.w]), flat, 1e-10)
+
+
+def test_the_recipe_s_epochs_do_not_reach_fedrep():
+    method = FedRep()
+    usual = predictors(last(method, task(method))).models
+    longer = predictors(last(method, task(method, recipe=replace(RECIPE, epochs=5)))).models
+    assert torch.equal(usual, longer)
