@@ -116,7 +116,15 @@ class History:
 
     @property
     def weights(self) -> Matrix | None:
-        """The collaboration matrix at the end ``[K, K]``; None for methods that have none."""
+        """The last collaboration matrix in which anybody draws on another ``[K, K]``.
+
+        A method may fall silent when it has nothing more to gain (FedFomo does); what it found
+        before is then what counts. None for methods that have no such matrix.
+        """
+        for packed in reversed(self.matrices):
+            matrix = dense(packed)
+            if (matrix * (1 - np.eye(len(matrix)))).any():
+                return matrix
         return dense(self.matrices[-1]) if self.matrices else None
 
 

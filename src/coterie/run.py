@@ -63,13 +63,13 @@ def run(
         round = round_of(task, index, rounds, clients)
         server, states, traffic, rejected = _exchange(algorithm, engine, server, states, round)
         last = index == rounds - 1
-        evaluation = collaboration = mixture = None
+        evaluation = mixture = None
+        collaboration = _matrix(algorithm.collaboration(server, states, round))
         if last or (index + 1) % evaluate_every == 0:
             evaluation, mixture, served = _evaluate(
                 algorithm, engine, server, states, round, metric
             )
             traffic = traffic._replace(serve=served)
-            collaboration = _matrix(algorithm.collaboration(server, states, round))
         yield Record(
             index,
             tuple(clients.tolist()),

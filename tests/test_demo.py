@@ -1,0 +1,37 @@
+"""The demo's promise, on three seeds: who finds the hidden groups is better off than alone."""
+
+import pytest
+
+import coterie
+
+FINDERS = {"fedfomo": 0.9, "fedamp": 0.8, "heurfedamp": 0.8}  # and the weight inside the group
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return coterie.compare(seeds=3, set={"engine.name": "vmap", "run.evaluate_every": 20})
+
+
+def scores(comparison, method):
+    summaries = [run.summary for run in comparison.runs if run.summary["method"] == method]
+    return {summary["seed"]: summary for summary in summaries}
+
+
+@pytest.mark.parametrize("method", FINDERS)
+def test_who_finds_the_groups_beats_local_and_fedavg(comparison, method):
+    mine = scores(comparison, method)
+    assert sorted(mine) == [0, 1, 2]
+    for seed, summary in mine.items():
+        for other in ("local", "fedavg"):
+            assert summary["accuracy_last"] > scores(comparison, other)[seed]["accuracy_last"] + 1
+        assert summary["in_group_weight"] >= FINDERS[method]
+        assert summary["alarms"] == []
+
+
+def test_one_model_for_all_is_worse_than_none(comparison):
+    for summary in scores(comparison, "fedavg").values():
+        assert summary["worse_than_local"] == 12
+
+
+def test_the_verdict_says_so(comparison):
+    assert comparison.verdict.startswith("Joining is worth it")
