@@ -38,6 +38,7 @@ def assemble(config: Config) -> Assembly:
     _check_device(config.engine.device)
     dataset = load_data(config.data.name, **config.data.options)
     config = _settled(config, dataset)
+    _check_clients(config.partition.options.get("clients", 1), dataset)
     partition = PARTITIONS[config.partition.name](**config.partition.options)
     federations = {
         seed: federate(
@@ -126,6 +127,15 @@ def _check_device(device: str) -> None:
         raise ConfigError(
             f"engine.device: found '{device}', but torch sees {count} CUDA devices here; "
             "use cpu, or install a torch build for this machine's GPU"
+        )
+
+
+def _check_clients(clients: int, dataset: Dataset) -> None:
+    """Before the partition tries: a table of a billion clients would not fit in memory."""
+    if clients > len(dataset.x):
+        raise ConfigError(
+            f"partition.clients: found {clients}, but {dataset.name} has only {len(dataset.x):,} "
+            "samples; expected at most a client a sample"
         )
 
 

@@ -52,9 +52,6 @@ def main(arguments: list[str] | None = None) -> None:
     except CoterieError as error:
         print(f"coterie: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("coterie: interrupted; finished runs are kept", file=sys.stderr)
-        raise SystemExit(130) from None
 
 
 def _version(asked: bool) -> None:
@@ -101,7 +98,11 @@ def configured(command: Command) -> Callable[..., None]:
 
     def wrapped(**given: Any) -> None:
         config = given.pop("config")
-        command(config, flags(given))
+        try:
+            command(config, flags(given))
+        except KeyboardInterrupt:
+            print("coterie: interrupted; finished runs are kept", file=sys.stderr)
+            raise SystemExit(130) from None
 
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -1,0 +1,326 @@
+"""The commands as a user meets them: what they print, where, what they refuse, what they leave."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import coterie
+from coterie import cli
+from coterie.adapt import ADAPTATIONS
+from coterie.algorithms import ALGORITHMS, ALIASES
+from coterie.data.datasets import DATASETS
+from coterie.data.partition import PARTITIONS
+from coterie.models import MODELS
+
+QUICK = ["--rounds", "2", "--engine", "vmap", "--clients", "4", "--methods", "fedavg,fedfomo"]
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path, monkeypatch):
+    """An empty folder to work in."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def command(capsys):
+    """Run a command; its exit code, stdout and stderr."""
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+def python(code: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    return done.stdout
+
+
+# ---- quick to start, and the names one can use ---------------------------------------------------
+
+HEAVY = ("torch", "numpy", "sklearn", "scipy", "pydantic", "pandas", "pyarrow")
+
+
+def loaded_by(code: str) -> list[str]:
+    return python(f"import sys\n{code}\nprint(*[m for m in {HEAVY} if m in sys.modules])").split()
+
+
+def test_help_imports_nothing_heavy():
+    calls = "import coterie.cli\ntry: coterie.cli.main(['--help'])\nexcept SystemExit: pass\n"
+    hidden = "import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()):\n    "
+    assert loaded_by(hidden + calls.replace("\n", "\n    ")) == []
+    assert loaded_by("import coterie") == []
+    assert "torch" in loaded_by("import coterie; coterie.run")  # the check can fail
+
+
+def test_public_names_are_exactly_all_of_them():
+    homes = [name for names in coterie._HOMES.values() for name in names]
+    assert sorted(homes) == sorted(coterie.__all__)
+    assert all(getattr(coterie, name) is not None for name in coterie.__all__)
+    assert set(coterie.__all__) <= set(dir(coterie))
+    with pytest.raises(AttributeError, match="no attribute 'rum'"):
+        _ = coterie.rum
+
+
+def test_the_module_run_does_not_hide_the_function_run():
+    code = "import coterie; from coterie.run import Record; coterie.compare; print(coterie.run)"
+    assert python(code).startswith("<function run")
+
+
+def test_version(command):
+    assert command("--version") == (0, f"coterie {coterie.__version__}\n", "")
+
+
+# ---- comparing and running -----------------------------------------------------------------------
+
+
+def test_compare_ends_with_table_verdict_folder_and_page(command, work):
+    code, out, err = command("compare", *QUICK, "--out", "mine")
+    assert code == 0
+    for name in ("Local", "FedAvg", "FedFomo", "in group", "bytes a client", "worse off"):
+        assert name in out
+    assert re.search(r"\nJoining .*\.\n", out)
+    assert out.endswith("folder: mine\npage:   mine/report.html\n")
+    assert "local, seed 0: 2 rounds, mean" in err
+    assert (work / "mine" / "report.html").stat().st_size > 1000
+    for method in ("local", "fedavg", "fedfomo"):
+        assert (work / "mine" / method / "seed-0" / "MANIFEST.json").exists()
+    listed = json.loads((work / "mine" / "comparison.json").read_text())
+    assert [row["method"] for row in listed["methods"]] == ["local", "fedavg", "fedfomo"]
+    assert [path.name for path in work.iterdir()] == ["mine"]
+
+
+def test_piped_output_has_no_control_characters(command):
+    _, out, err = command("compare", *QUICK, "--out", "mine")
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", out + err)
+
+
+def test_the_same_comparison_again_reads_what_is_there(command):
+    first = command("compare", *QUICK, "--out", "mine")
+    again = command("compare", *QUICK, "--out", "mine")
+    assert again[1] == first[1]
+    assert again[2].count("finished before, read again") == 3
+    code, out, err = command("compare", *QUICK, "--lr", "0.2", "--out", "mine")
+    assert (code, out) == (2, "")
+    assert "holds a finished run" in err
+
+
+def test_every_seed_has_clients_of_its_own(command, work):
+    command("compare", *QUICK, "--methods", "local", "--seeds", "3,1", "--out", "mine")
+    read = [json.loads((work / f"mine/local/seed-{s}/summary.json").read_text()) for s in (3, 1)]
+    assert read[0]["partition_fingerprint"] != read[1]["partition_fingerprint"]
+
+
+def test_the_folder_of_a_run_has_a_name_of_its_own(command, work):
+    code, out, _ = command("run", "--rounds", "1", "--engine", "loop", "--method", "fedavg_ft")
+    assert code == 0
+    (folder,) = (work / "runs").iterdir()
+    assert re.fullmatch(r"digits-[0-9a-f]{8}", folder.name)
+    assert str(folder.relative_to(work)) in out
+    assert json.loads((folder / "summary.json").read_text())["method"] == "fedavg_ft"
+
+
+def test_a_runs_own_config_gives_the_same_models_again(command, work):
+    command("compare", *QUICK, "--participation", "0.5", "--out", "mine")
+    config = work / "mine/fedfomo/seed-0/config.json"
+    assert command("run", config, "--out", "again")[0] == 0
+    assert command("run", config, "--seed", "1", "--out", "other")[0] == 0
+    paths = ("mine/fedfomo/seed-0", "again", "other")
+    found = [json.loads((work / p / "summary.json").read_text())["digest"] for p in paths]
+    assert found[0] == found[1] != found[2]
+
+
+def test_options_and_set_reach_the_config(command, work):
+    options = ["--epochs", "2", "--batch", "8", "--lr", "0.02", "--set", "train.momentum=0.5"]
+    fields = ["--set", "algorithm.sigma=auto", "--set", "model.hidden=[6]"]
+    command("run", "--rounds", "1", "--method", "fedamp", *options, *fields, "--out", "mine")
+    found = json.loads((work / "mine/config.json").read_text())
+    train = found["train"]
+    assert (train["epochs"], train["batch"], train["lr"], train["momentum"]) == (2, 8, 0.02, 0.5)
+    assert found["algorithm"]["fedamp"]["sigma"] == "auto"
+    assert found["model"]["hidden"] == [6]
+    assert found["resolved"]["engine"] == found["engine"]["name"] != "auto"
+
+
+def test_from_python_nothing_is_written_and_results_are_the_same(command, work):
+    result = coterie.compare(rounds=2, engine="vmap", clients=4, methods=["fedavg", "fedfomo"])
+    assert list(work.iterdir()) == []
+    command("compare", *QUICK, "--out", "mine")
+    for run in result.runs:
+        found = json.loads((work / "mine" / run.method / "seed-0/summary.json").read_text())
+        assert run.summary["digest"] == found["digest"]
+    assert "<table" in result._repr_html_()
+    with pytest.raises(coterie.ConfigError, match="no option 'round'; did you mean 'rounds'"):
+        coterie.compare(round=2)
+
+
+def test_python_progress_counts_every_round():
+    seen = []
+    coterie.run(rounds=3, method="local", engine="loop", progress=seen.append)
+    assert [(step.method, step.done, step.rounds) for step in seen] == [
+        ("local", done, 3) for done in (1, 2, 3)
+    ]
+
+
+# ---- explaining ----------------------------------------------------------------------------------
+
+KINDS = {
+    "methods": [*ALGORITHMS, *ALIASES],
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "models": MODELS,
+    "adaptations": ADAPTATIONS,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_has_every_name_and_show_explains_it(command, kind):
+    code, out, _ = command("list", kind)
+    lines = out.splitlines()
+    assert code == 0
+    assert [line.split()[0] for line in lines] == list(KINDS[kind])
+    assert all(len(line.split()) > 1 for line in lines)
+    for name in KINDS[kind]:
+        assert command("show", name)[0] == 0
+        assert command("show", kind.removesuffix("s"), name)[1].startswith(f"{name}: ")
+
+
+def test_show_tells_what_fields_mean_and_whom_to_cite(command):
+    _, out, _ = command("show", "fedfomo")
+    assert re.search(r"downloads \(a whole number; default \d+\)\n +\w+", out)
+    assert "Zhang" in out
+    assert "@" in out.split("paper")[1]
+
+
+def test_show_partition_draws_it(command):
+    _, out, _ = command("show", "partition", "label_groups", "--data", "digits", "--clients", "5")
+    rows = [line for line in out.splitlines() if line.startswith("client") and "group" not in line]
+    assert len(rows) == 5
+    assert all(re.search(r"[▁▂▃▄▅▆▇█]", row) for row in rows)
+    other = command("show", "partition", "label_groups", "--data", "digits", "--seed", "1")[1]
+    assert out.splitlines()[-1] != other.splitlines()[-1]
+
+
+def test_doctor_counts_and_warns_and_trains_nothing(command, work):
+    code, out, _ = command(
+        "doctor",
+        "--partition",
+        "pathological",
+        "--clients",
+        "10",
+        "--set",
+        "partition.groups=3",
+        "--set",
+        "partition.per_client=1",
+    )
+    assert code == 2  # pathological has no groups
+    text = '[partition]\nname = "pathological"\nclients = 10\nper_client = 1\n'
+    (work / "x.toml").write_text(text)
+    code, out, _ = command("doctor", "x.toml", "--methods", "fedavg")
+    assert code == 0
+    for fact in ("1,797 samples of shape 1x8x8, 10 classes", "1 a client", "memory", "training"):
+        assert fact in out
+    assert "warning: 10 of 10 clients have one class only" in out
+    assert [path.name for path in work.iterdir()] == ["x.toml"]
+
+
+# ---- refusing ------------------------------------------------------------------------------------
+
+REFUSED = [
+    (["--clients", "0"], "partition.clients: found 0"),
+    (["--clients", "-3"], "partition.clients: found -3"),
+    (["--clients", "5000"], "found 5000, but digits has only 1,797 samples"),
+    (["--clients", "1000000000"], "found 1000000000, but digits has only"),
+    (["--rounds", "0"], "run.rounds: found 0"),
+    (["--participation", "0"], "run.participation: found 0"),
+    (["--participation", "1.5"], "run.participation: found 1.5"),
+    (["--participation", "nan"], "run.participation: found nan"),
+    (["--lr", "-1"], "train.lr: found -1.0"),
+    (["--lr", "nan"], "train.lr: found nan; expected a finite number"),
+    (["--lr", "inf"], "train.lr: found inf"),
+    (["--lr", "fast"], "Invalid value for '--lr'"),
+    (["--epochs", "0"], "train.epochs: found 0"),
+    (["--batch", "0"], "train.batch: found 0"),
+    (["--seed", "-1"], "run.seed: found -1"),
+    (["--seeds", "x"], "run.seeds: found 'x'; expected a number, or 0,1,2"),
+    (["--methods", "fedav"], "did you mean 'fedavg'?"),
+    (["--methods", ","], "run.methods: found an empty list"),
+    (["--method", "fedfom"], "did you mean 'fedfomo'?"),
+    (["--data", "digts"], "did you mean 'digits'?"),
+    (["--data", "sites.csv"], "sites.csv"),
+    (["--partition", "idd"], "did you mean 'iid'?"),
+    (["--model", "lenet"], "did you mean 'lenet5'?"),
+    (["--model", "fomo_code_cnn"], "needs images"),
+    (["--model", "no.such:Net"], "cannot be imported"),
+    (["--engine", "gpu"], "engine.name: found 'gpu'"),
+    (["--device", "tpu"], "expected cpu, cuda or cuda:N"),
+    (["--device", "cuda:99"], "torch sees"),
+    (["--adapt", "tf"], "there is no adapt 'tf'"),
+    (["--set", "algorithm.epsilon"], "expected FIELD=VALUE"),
+    (["--set", "train.lr=[1"], "is no TOML value"),
+    (["--set", "train.lrr=1"], "train.lrr: [train] has no such field; did you mean 'lr'?"),
+    (["--set", "run.metric=rmse"], "run.metric: 'rmse' does not fit digits"),
+    (["--data", "sine", "--set", "run.metric=auc"], "does not fit sine"),
+    (["--data", "sine", "--partition", "concept_shift"], "sine"),
+    (["--data", "sine", "--clients", "3"], "comes with its own clients"),
+    (["--set", "data.test=0"], "no client has any test data"),
+    (["none.toml"], "none.toml: no such file"),
+    (["--colour", "red"], "--colour"),
+]
+
+
+@pytest.mark.parametrize("name", ["compare", "run", "doctor"])
+@pytest.mark.parametrize(("options", "message"), REFUSED, ids=[" ".join(r[0]) for r in REFUSED])
+def test_the_impossible_is_refused_before_anything_is_written(
+    command, work, name, options, message
+):
+    code, out, err = command(name, *options)
+    assert code == 2
+    assert out == ""
+    assert message in re.sub(r"[\s│]+", " ", err)
+    assert "Traceback" not in err
+    assert list(work.iterdir()) == []
+
+
+def test_a_refused_folder_is_left_as_it_is(command, work):
+    (work / "mine").write_text("a file of mine")
+    code, _, err = command("compare", *QUICK, "--out", "mine")
+    assert code == 2
+    assert "mine" in err
+    assert (work / "mine").read_text() == "a file of mine"
+
+
+def test_an_interrupt_is_no_traceback(command, monkeypatch):
+    def stop(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coterie.api.compare", stop)
+    code, _, err = command("compare")
+    assert code == 130
+    assert "interrupted" in err
+
+
+def test_every_option_of_the_commands_is_one_of_python_too():
+    from coterie.schema import FLAGS
+
+    assert list(cli.OPTIONS) == list(FLAGS)
+    for name, (_, meaning) in cli.OPTIONS.items():
+        assert f"[{FLAGS[name]}]" in meaning
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (Path(coterie.__file__).parent / "py.typed").exists()
