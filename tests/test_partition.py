@@ -1,0 +1,653 @@
+"""Laws of all partitions, and the papers' own numbers for each."""
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
+from coterie.data.deal import even, largest_remainder
+from coterie.data.draw import as_svg, as_text, shades
+from coterie.data.federation import Dataset, Federation
+from coterie.data.manifest import class_counts, distance
+from coterie.data.partitions.dirichlet import serve
+from coterie.data.partitions.groups import conflicting
+from coterie.data.partitions.latent import consecutive
+from coterie.data.partitions.practical import quotas, resized, standard_groups
+from coterie.data.partitions.simple import shard_classes
+from coterie.data.partitions.waffle import LISTS, SIZES, label_shares, share_out, sized
+from coterie.data.splits import take_share
+from coterie.errors import ConfigError, CoterieError, DataError
+
+
+def balanced(classes: int, train: int, test: int = 0, name: str = "toy") -> Dataset:
+    """So many training and test samples of each class, in a scrambled order."""
+    y = np.repeat(np.arange(classes), train)
+    y_test = np.repeat(np.arange(classes), test)
+    order = np.random.default_rng(0).permutation(len(y))
+    labels = torch.from_numpy(np.concatenate([y[order], y_test]))
+    parts = torch.tensor([0] * len(y) + [2] * len(y_test), dtype=torch.int8)
+    x = torch.from_numpy(np.random.default_rng(1).normal(size=(len(labels), 2)).astype(np.float32))
+    names = tuple(f"c{i}" for i in range(classes))
+    return Dataset(name, x, labels, classes, fixed=parts if test else None, class_names=names)
+
+
+def samples(made: Federation) -> list[int]:
+    """Every index that was given out, as often as it was."""
+    return [
+        i for split in (made.train, made.val, made.test) for part in split for i in part.tolist()
+    ]
+
+
+def counts(made: Federation) -> np.ndarray:
+    return class_counts(made, made.train, made.val)
+
+
+# Laws
+
+CLASSY = ["iid", "pathological", "label_groups", "concept_shift", "dirichlet",
+          "dirichlet_clusters", "practical_groups", "waffle"]  # fmt: skip
+
+
+@st.composite
+def situations(draw):
+    """Any dataset with any partition of it, sensible or not."""
+    classes = draw(st.integers(2, 12))
+    sizes = draw(st.lists(st.integers(0, 30), min_size=classes, max_size=classes))
+    tests = draw(st.lists(st.integers(0, 8), min_size=classes, max_size=classes))
+    y = torch.tensor(
+        np.repeat(np.arange(classes), sizes).tolist()
+        + np.repeat(np.arange(classes), tests).tolist(),
+        dtype=torch.int64,
+    )
+    fixed = torch.tensor([0] * sum(sizes) + [2] * sum(tests), dtype=torch.int8)
+    x = torch.arange(len(y), dtype=torch.float32)[:, None]
+    data = Dataset("any", x, y, classes, fixed=fixed if draw(st.booleans()) else None)
+    name = draw(st.sampled_from(CLASSY))
+    fields = PARTITIONS[name].__dataclass_fields__
+    options = {}
+    if "clients" in fields:
+        options["clients"] = draw(st.integers(1, 40))
+    for field in ("groups", "clusters", "per_client"):
+        if field in fields:
+            options[field] = draw(st.integers(1, 6))
+    if "alpha" in fields:
+        options["alpha"] = draw(st.sampled_from([0.01, 0.5, 100.0]))
+    if "distribution" in fields:
+        options["distribution"] = draw(st.sampled_from(["A", "B", "C", "A*", "B*"]))
+        options["sizes"] = draw(st.sampled_from("ABC"))
+    return data, name, options, draw(st.integers(0, 2**31))
+
+
+@given(situations())
+@settings(max_examples=150, deadline=2000)
+def test_any_situation_gives_a_partition_or_a_clear_refusal(situation):
+    data, name, options, seed = situation
+    try:
+        made = federate(data, PARTITIONS[name](**options), seed=seed)
+    except CoterieError:
+        return
+    given_out = samples(made)
+    assert len(given_out) == len(set(given_out))
+    assert len(made.train) == len(made.val) == len(made.test) == len(made)
+    if data.fixed is not None and (data.fixed == 2).any():
+        is_test = data.fixed == 2
+        assert all(is_test[part].all() for part in made.test)
+        assert not any(is_test[part].any() for part in (*made.train, *made.val))
+    if made.relabel is not None:
+        assert (made.relabel.sort(dim=1).values == torch.arange(data.classes)).all()
+    again = federate(data, PARTITIONS[name](**options), seed=seed)
+    assert again.fingerprint == made.fingerprint
+
+
+@pytest.mark.parametrize("name", CLASSY)
+def test_the_seed_and_nothing_else_decides(name):
+    data = balanced(10, 60, 20)
+    partition = PARTITIONS[name]()
+    one = federate(data, partition, seed=1)
+    assert federate(data, partition, seed=1).fingerprint == one.fingerprint
+    assert federate(data, partition, seed=2).fingerprint != one.fingerprint
+
+
+def test_the_fingerprint_follows_the_data():
+    data = balanced(10, 20)
+    partition = PARTITIONS["iid"](clients=3)
+    changed = replace(data, x=data.x + 1)
+    assert federate(data, partition).fingerprint != federate(changed, partition).fingerprint
+
+
+@pytest.mark.parametrize("name", [n for n in CLASSY if n != "iid"])
+def test_partitions_of_classes_refuse_a_regression(name):
+    with pytest.raises(DataError, match="use iid or natural"):
+        federate(load("sine"), PARTITIONS[name]())
+
+
+def test_more_clients_than_samples_are_refused():
+    with pytest.raises(DataError, match="30 clients but only 20 training samples"):
+        federate(balanced(2, 10), PARTITIONS["iid"](clients=30))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("iid", {"clients": 0}),
+        ("pathological", {"per_client": 0}),
+        ("label_groups", {"clients": 2, "groups": 3}),
+        ("label_groups", {"fraction": 0.0}),
+        ("label_groups", {"fraction": 1.5}),
+        ("dirichlet", {"alpha": 0.0}),
+        ("dirichlet", {"alpha": float("nan")}),
+        ("dirichlet_clusters", {"clusters": 0}),
+        ("latent", {"clients": 2, "distributions": 3}),
+        ("waffle", {"distribution": "D"}),
+        ("waffle", {"sizes": "X"}),
+        ("waffle", {"shift": "up"}),
+        ("practical_groups", {"dominating": 0}),
+        ("practical_groups", {"table": [{"clients": 1}]}),
+        ("practical_groups", {"table": [{"clients": 0, "classes": [0], "train": 1, "test": 1}]}),
+    ],
+)
+def test_impossible_parameters_are_refused(name, options):
+    with pytest.raises(ConfigError, match=r"partition\."):
+        PARTITIONS[name](**options)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_impossible_shares_are_refused(share):
+    with pytest.raises(ConfigError, match=r"data\.val"):
+        federate(load("digits"), PARTITIONS["iid"](), val=share)
+
+
+# Splits
+
+
+def test_splits_are_stratified():
+    made = federate(balanced(4, 100), PARTITIONS["iid"](clients=2), val=0.25, test=0.2)
+    whole = class_counts(made, made.train, made.val, made.test)
+    assert np.abs(class_counts(made, made.test) - 0.2 * whole).max() < 1
+    assert np.abs(class_counts(made, made.val) - 0.2 * whole).max() < 1.5
+
+
+@given(st.integers(0, 12), st.sampled_from([0.0, 0.01, 0.2, 0.5, 0.99]), st.integers(0, 9))
+def test_a_share_takes_something_and_leaves_something(count, share, seed):
+    data = balanced(3, 4)
+    taken = take_share(data, torch.arange(count), share, seed, "test", 1)
+    assert len(taken) == count
+    if share == 0 or count < 2:
+        assert not taken.any()
+    else:
+        assert 0 < int(taken.sum()) < count
+
+
+def test_equal_shares_do_not_favour_low_classes():
+    data = balanced(10, 1)
+    seen = torch.zeros(10)
+    for seed in range(200):
+        seen[data.y[take_share(data, torch.arange(10), 0.2, seed, "test", 1)]] += 1
+    assert seen.min() > 20  # forty expected of each
+
+
+@given(st.integers(0, 500), st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any))
+def test_largest_remainders_add_up_and_stay_within_one(total, shares):
+    quota = largest_remainder(total, np.array(shares, float))
+    exact = total * np.array(shares) / sum(shares)
+    assert quota.sum() == total
+    assert (np.abs(quota - exact) < 1).all()
+
+
+@given(st.integers(0, 1000), st.integers(1, 50))
+def test_even_parts_add_up_and_differ_by_one(total, parts):
+    cut = even(total, parts)
+    assert cut.sum() == total
+    assert cut.max() - cut.min() <= 1
+
+
+# Natural, IID
+
+
+def test_natural_clients_keep_their_samples_and_groups():
+    data = load("regression_groups")
+    made = federate(data, PARTITIONS["natural"]())
+    assert made.clients == data.owner_names
+    assert torch.equal(made.groups, data.owner_groups)
+    for i in range(len(made)):
+        mine = torch.cat([made.train[i], made.val[i], made.test[i]])
+        assert (data.owners[mine] == i).all()
+        assert len(mine) == 40
+
+
+def test_iid_clients_hold_equally_many():
+    made = federate(balanced(10, 60, 10), PARTITIONS["iid"](clients=7))
+    sizes = [len(a) + len(b) for a, b in zip(made.train, made.val, strict=True)]
+    assert sum(sizes) == 600
+    assert max(sizes) - min(sizes) <= 1
+    assert sum(len(part) for part in made.test) == 100
+
+
+# Pathological (13.1)
+
+
+@pytest.mark.parametrize("clients", [15, 100])
+def test_pathological_clients_hold_two_classes_in_equal_shards(clients):
+    made = federate(balanced(10, 400, 100), PARTITIONS["pathological"](clients=clients))
+    held = counts(made)
+    shards = clients * 2 // 10
+    assert ((held > 0).sum(axis=1) == 2).all()
+    assert held[held > 0].max() - held[held > 0].min() <= 1
+    assert ((held > 0).sum(axis=0) == shards).all()
+    tests = class_counts(made, made.test)
+    assert ((tests > 0) == (held > 0)).all()
+    assert tests.sum() == 1000
+    assert emd(made).emd_p1 == pytest.approx(2.4, abs=0.01)
+    assert made.groups is None
+
+
+def test_the_public_codes_variant_may_repeat_a_class():
+    hands = [shard_classes(15, 2, 10, False, seed) for seed in range(20)]
+    assert any((hand[:, 0] == hand[:, 1]).any() for hand in hands)
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(1, 12), st.integers(0, 99))
+def test_distinct_shards_never_repeat_a_class(clients, each, classes, seed):
+    if each > classes:
+        return
+    hands = shard_classes(clients, each, classes, True, seed)
+    assert hands.shape == (clients, each)
+    assert all(len(set(hand)) == each for hand in hands.tolist())
+    often = np.bincount(hands.reshape(-1), minlength=classes)
+    assert often.max() - often.min() <= 1
+
+
+def test_shards_beyond_the_supply_are_refused_by_class_and_number():
+    data = balanced(10, 20)
+    keep = (data.y != 0) | ((data.y == 0).cumsum(0) <= 3)  # three samples of class c0 are left
+    rare = replace(data, x=data.x[keep], y=data.y[keep])
+    with pytest.raises(
+        DataError, match=r"class c0: the partition cuts it into 8 shards .* 3 train"
+    ):
+        federate(rare, PARTITIONS["pathological"](clients=40))
+
+
+def test_more_classes_a_client_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match="only 2 classes"):
+        federate(balanced(2, 10), PARTITIONS["pathological"](clients=4, per_client=3))
+
+
+# Latent distributions (13.2)
+
+
+def test_clients_take_clusters_in_consecutive_blocks():
+    assert consecutive(15, 5).tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    assert consecutive(8, 3).tolist() == [0, 0, 1, 1, 2, 2, 0, 1]
+
+
+def test_as_many_distributions_as_classes_are_the_classes():
+    made = federate(balanced(10, 30, 10), PARTITIONS["latent"](clients=20, distributions=10))
+    assert ((counts(made) > 0).sum(axis=1) == 1).all()
+    assert emd(made).emd_p1 == pytest.approx(2.7)
+    assert made.groups.tolist() == sorted([*range(10)] * 2)
+
+
+def test_a_users_embedding_decides_the_clusters(tmp_path):
+    data = balanced(4, 30, 10)
+    place = 10.0 * torch.nn.functional.one_hot(data.y % 2, 2) + 0.01 * data.x
+    np.save(tmp_path / "e.npy", place.numpy())
+    partition = PARTITIONS["latent"](clients=6, distributions=2, embedding=str(tmp_path / "e.npy"))
+    made = federate(data, partition)
+    assert made.note == "embedding: e.npy"
+    for group in (0, 1):
+        members = (made.groups == group).nonzero()[:, 0]
+        held = {int(c) % 2 for i in members for c in data.y[made.train[i]]}
+        assert len(held) == 1
+    assert sum(len(part) for part in made.test) == 40
+
+
+@pytest.mark.parametrize("content", [np.zeros((3, 2)), np.zeros(120), np.full((160, 2), np.nan)])
+def test_a_wrong_embedding_is_refused(tmp_path, content):
+    np.save(tmp_path / "e.npy", content)
+    partition = PARTITIONS["latent"](clients=6, distributions=2, embedding=str(tmp_path / "e.npy"))
+    with pytest.raises(DataError, match="expected 160 rows"):
+        federate(balanced(4, 30, 10), partition)
+
+
+def test_an_embedding_is_trained_once_and_named(monkeypatch):
+    monkeypatch.setattr("coterie.data.embedding.EPOCHS", 3)
+    digits = load("digits")
+    small = replace(digits, x=digits.x[:300], y=digits.y[:300])
+    partition = PARTITIONS["latent"](clients=6, distributions=3)
+    made = federate(small, partition)
+    assert "training accuracy" in made.note
+    assert emd(made).l1 > 0.5  # clusters of the network follow the classes
+    monkeypatch.setattr("coterie.data.embedding.train", lambda _: pytest.fail("trained again"))
+    assert federate(small, partition).fingerprint == made.fingerprint
+
+
+def test_tables_are_their_own_embedding_and_text_has_none():
+    data = balanced(4, 30)
+    made = federate(data, PARTITIONS["latent"](clients=4, distributions=2))
+    assert made.note == "embedding: the features themselves"
+    tokens = replace(data, x=data.y[:, None])
+    with pytest.raises(DataError, match=r"partition\.embedding"):
+        federate(tokens, PARTITIONS["latent"](clients=4, distributions=2))
+
+
+# Practical groups (13.4)
+
+
+def test_mnists_groups_are_as_specified():
+    made = federate(balanced(10, 6000, 1000, "mnist"), PARTITIONS["practical_groups"]())
+    held = counts(made)
+    assert len(made) == 100
+    assert made.groups.bincount().tolist() == [30, 30, 40]
+    assert held.sum(axis=1).tolist() == [600] * 30 + [500] * 30 + [400] * 40
+    assert (held[:30, :3] == 160).all()  # 80 % of 600 over three classes
+    assert (np.abs(held[:30, 3:] - 120 / 7) < 1).all()
+    assert (held[60:, 6:] == 80).all()
+    assert [len(part) for part in made.test] == [50] * 100
+
+
+def test_emnists_groups_are_the_papers():
+    table, scaled = standard_groups(balanced(62, 1, name="emnist"))
+    assert [group.clients for group in table] == [10, 26, 26]
+    assert [group.train for group in table] == [1000, 700, 400]
+    assert [group.test for group in table] == [100, 100, 100]
+    assert table[1].classes == tuple(range(10, 36))
+    assert not scaled
+    assert standard_groups(balanced(62, 1, name="femnist")) == (table, True)
+
+
+def test_cifar100s_groups_follow_superclasses():
+    coarse = torch.arange(100) % 20
+    data = replace(balanced(100, 500, 100, "cifar100"), superclass=coarse)
+    made = federate(data, PARTITIONS["practical_groups"]())
+    held = counts(made)
+    dominating = coarse.numpy() < 7
+    assert made.groups.bincount().tolist() == [33, 33, 34]
+    assert (held[:33][:, dominating].sum(axis=1) == 400).all()
+    assert (held[:33].sum(axis=1) == 500).all()
+
+
+def test_other_datasets_get_sizes_that_fit():
+    made = federate(load("digits"), PARTITIONS["practical_groups"](clients=12))
+    sizes = np.array(
+        [len(a) + len(b) + len(c) for a, b, c in zip(made.train, made.val, made.test, strict=True)]
+    )
+    assert made.groups.bincount().tolist() == [4, 4, 4]
+    assert sizes[0] > sizes[4] > sizes[8]
+    assert sizes.sum() > 0.7 * 1797
+
+
+def test_groups_as_a_table_and_demand_beyond_supply():
+    rows = [
+        {"clients": 2, "classes": [0, 1], "train": 50, "test": 10},
+        {"clients": 3, "classes": [2, 3], "train": 20, "test": 5},
+    ]
+    made = federate(balanced(4, 60, 20), PARTITIONS["practical_groups"](table=rows))
+    assert counts(made).sum(axis=1).tolist() == [50, 50, 20, 20, 20]
+    assert counts(made)[0].tolist() == [20, 20, 5, 5]
+    with pytest.raises(DataError, match=r"class c0: the partition asks for 46 training .* are 30"):
+        federate(balanced(4, 30, 20), PARTITIONS["practical_groups"](table=rows))
+    scaled = federate(balanced(4, 30, 20), PARTITIONS["practical_groups"](table=rows, scale=True))
+    assert 25 <= counts(scaled).sum(axis=0).max() <= 30
+    with pytest.raises(ConfigError, match="found class 3"):
+        federate(balanced(3, 30), PARTITIONS["practical_groups"](table=rows))
+
+
+def test_leftovers_go_to_different_classes():
+    table = quotas(np.full(7, 10), [(0,)] * 7, 0.5, 4)
+    assert (table.sum(axis=1) == 10).all()
+    assert (table[:, 1:].sum(axis=0) >= 10).all()  # 7 times 5 samples over 3 classes
+
+
+def test_groups_keep_a_client_each_when_resized():
+    table, _ = standard_groups(balanced(10, 1))
+    assert [group.clients for group in resized(table, 3)] == [1, 1, 1]
+    assert sum(group.clients for group in resized(table, 17)) == 17
+    with pytest.raises(ConfigError, match="3 groups"):
+        resized(table, 2)
+
+
+# WAFFLE (13.5)
+
+
+def test_distribution_c_is_p4s_table():
+    printed = label_shares(LISTS["C"], "left")
+    assert printed[0].tolist() == [0, 0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0, 0]
+    assert printed[1].tolist() == [0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0, 0, 0]
+    assert printed[9].tolist() == [0, 0, 0, 0, 0.1, 0.2, 0.4, 0.2, 0.1, 0]
+    mirrored = label_shares(LISTS["C"], "right")
+    assert all(np.array_equal(mirrored[i], printed[-i % 10]) for i in range(10))
+
+
+@pytest.mark.parametrize("name", ["A", "B", "C"])
+def test_every_class_is_used_up_exactly_once(name):
+    made = federate(balanced(10, 200, 50), PARTITIONS["waffle"](distribution=name))
+    assert (counts(made).sum(axis=0) == 200).all()
+    expected = label_shares(LISTS[name], "right")
+    assert np.array_equal(counts(made), np.rint(200 * expected))
+    assert np.abs(class_counts(made, made.test) - 50 * expected).max() <= 0.5
+    assert made.relabel is None
+
+
+def test_agents_of_b_have_four_labels_each():
+    made = federate(balanced(10, 40), PARTITIONS["waffle"](distribution="B"))
+    held = [np.flatnonzero(row).tolist() for row in counts_all(made)]
+    assert held[0] == [0, 1, 2, 3]
+    assert held[1] == [1, 2, 3, 4]
+    assert held[9] == [0, 1, 2, 9]
+
+
+def counts_all(made: Federation) -> np.ndarray:
+    return class_counts(made, made.train, made.val, made.test)
+
+
+@pytest.mark.parametrize("name", ["A*", "B*"])
+def test_concept_shift_leaves_alice_alone(name):
+    made = federate(balanced(10, 40, 10), PARTITIONS["waffle"](distribution=name))
+    assert made.relabel[0].tolist() == list(range(10))
+    assert len({tuple(row) for row in made.relabel.tolist()}) == 10
+    plain = federate(balanced(10, 40, 10), PARTITIONS["waffle"](distribution=name[0]))
+    assert np.array_equal(counts(made), counts(plain))
+
+
+def test_size_list_b_is_p4s():
+    assert SIZES["B"] == (0.21, 0.06, 0.11, 0.06, 0.11, 0.06, 0.16, 0.06, 0.11, 0.06)
+    assert sum(SIZES["B"]) == pytest.approx(1)
+    assert sum(SIZES["C"]) == pytest.approx(1)
+    made = federate(balanced(10, 1000, 10), PARTITIONS["waffle"](distribution="A", sizes="B"))
+    assert counts(made).sum(axis=1).tolist() == [
+        2100,
+        600,
+        1100,
+        600,
+        1100,
+        600,
+        1600,
+        600,
+        1100,
+        600,
+    ]
+
+
+@pytest.mark.parametrize("sizes", ["B", "C"])
+def test_sizes_shrink_alike_where_a_class_would_not_suffice(sizes):
+    wanted = np.array(SIZES[sizes])
+    shares = sized(label_shares(LISTS["C"], "right"), wanted)
+    assert shares.sum(axis=0).max() == pytest.approx(1)  # the scarcest class is used up
+    given_out = share_out(shares, np.full(10, 6000)).sum(axis=1)
+    assert given_out.sum() < 60000
+    assert np.allclose(given_out / given_out.sum(), wanted, atol=1e-3)
+
+
+def test_waffle_needs_ten_classes():
+    with pytest.raises(DataError, match="needs ten"):
+        federate(balanced(9, 20), PARTITIONS["waffle"]())
+
+
+# Label groups (13.6), concept shift
+
+
+@pytest.mark.parametrize("groups", [2, 3, 4])
+def test_label_groups_have_disjoint_labels_and_equal_shares(groups):
+    for seed in range(5):
+        made = federate(balanced(10, 60), PARTITIONS["label_groups"](groups=groups), seed=seed)
+        held = counts_all(made)
+        labels = [
+            set(np.flatnonzero(held[made.groups.numpy() == g].sum(axis=0))) for g in range(groups)
+        ]
+        assert sorted(c for group in labels for c in group) == list(range(10))
+        assert max(map(len, labels)) - min(map(len, labels)) <= 1
+        for g in range(groups):
+            sizes = held[made.groups.numpy() == g].sum(axis=1)
+            assert sizes.max() - sizes.min() <= 1
+
+
+def test_a_tenth_of_the_data_is_enough_for_p2():
+    made = federate(balanced(10, 100), PARTITIONS["label_groups"](fraction=0.1))
+    assert counts_all(made).sum() == 100
+
+
+@given(st.integers(1, 10), st.integers(0, 999))
+def test_groups_disagree_about_every_class(groups, seed):
+    names = conflicting(groups, 10, seed)
+    for a in range(groups):
+        assert sorted(names[a].tolist()) == list(range(10))
+        for b in range(a):
+            assert (names[a] != names[b]).all()
+
+
+def test_concept_shift_is_shared_inside_a_group():
+    made = federate(load("digits"), PARTITIONS["concept_shift"]())
+    assert made.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    for i in range(12):
+        for j in range(12):
+            same = torch.equal(made.relabel[i], made.relabel[j])
+            assert same == bool(made.groups[i] == made.groups[j])
+    alone = federate(load("digits"), PARTITIONS["concept_shift"](shared=False))
+    assert alone.groups is None
+    assert len({tuple(row) for row in alone.relabel.tolist()}) == 12
+    with pytest.raises(ConfigError, match="only 10 groups"):
+        federate(load("digits"), PARTITIONS["concept_shift"](clients=22, groups=11))
+
+
+# Dirichlet (13.7, 13.8)
+
+
+def test_dirichlet_shares_are_rounded_and_served_in_order():
+    shares = np.array([[0.26, 0.0], [0.26, 0.5], [0.48, 0.5]])
+    assert serve(shares, np.array([10, 5])).tolist() == [[3, 0], [3, 2], [4, 2]]
+    assert serve(np.array([[0.5], [0.5]]), np.array([3])).tolist() == [[2], [1]]
+
+
+def test_dirichlet_concentration_decides_how_unlike_clients_are():
+    data = balanced(10, 500)
+    apart = [
+        emd(federate(data, PARTITIONS["dirichlet"](clients=10, alpha=a))).l1 for a in (0.1, 1, 100)
+    ]
+    assert apart[0] > apart[1] > apart[2]
+    assert apart[2] < 0.3
+
+
+def test_dirichlet_test_data_follows_the_training_shares():
+    made = federate(balanced(10, 1000, 1000), PARTITIONS["dirichlet"](clients=5))
+    assert np.abs(counts(made) - class_counts(made, made.test)).max() <= 1
+
+
+def test_clusters_of_labels_are_shared_out_together():
+    made = federate(balanced(12, 300), PARTITIONS["dirichlet_clusters"](clients=5))
+    held = counts_all(made)
+    assert held.sum() == 3600
+    alike = np.corrcoef(held.T) > 0.95  # classes of one cluster rise and fall together
+    assert sorted(alike.sum(axis=1)) == [3] * 12
+
+
+# Target shuffling (13.10)
+
+
+def test_foreign_targets_are_pairs_of_another_client():
+    data = balanced(10, 60, 30)
+    partition = PARTITIONS["latent"](clients=20, distributions=10)
+    own = federate(data, partition)
+    made = federate(data, partition, foreign_targets=True)
+    assert sorted(made.foreign.tolist()) == list(range(20))
+    assert made.foreign.tolist() != list(range(20))
+    for i, j in enumerate(made.foreign.tolist()):
+        assert torch.equal(made.train[i], own.train[i])
+        assert torch.equal(made.val[i], own.val[j])
+        assert torch.equal(made.test[i], own.test[j])
+    assert made.fingerprint != own.fingerprint
+    with pytest.raises(ConfigError, match="concept shift"):
+        federate(load("digits"), PARTITIONS["concept_shift"](), foreign_targets=True)
+
+
+# Distances (13.11), manifest, drawing
+
+
+@pytest.mark.parametrize(("held", "emd_p1", "l1"), [(1, 2.7, 1.8), (2, 2.4, 1.6), (5, 1.5, 1.0)])
+def test_distances_are_p1s(held, emd_p1, l1):
+    table = np.zeros((10, 10), int)
+    for client in range(10):
+        table[client, [(client + k) % 10 for k in range(held)]] = 6
+    assert distance(table) == pytest.approx((emd_p1, l1))
+
+
+def test_clients_without_data_do_not_count():
+    table = np.eye(10, dtype=int)
+    assert distance(np.vstack([table, np.zeros((3, 10), int)])) == distance(table)
+
+
+def test_the_manifest_is_complete_and_json():
+    made = federate(load("digits"), PARTITIONS["concept_shift"]())
+    found = json.loads(json.dumps(manifest(made)))
+    assert found["fingerprint"] == made.fingerprint
+    assert found["partition"] == "ConceptShift(clients=12, groups=3, shared=True)"
+    first = found["clients"][0]
+    assert first["train"] == made.train[0].tolist()
+    assert first["permutation"] == made.relabel[0].tolist()
+    assert first["group"] == 0
+    assert sum(first["histogram"]) == len(first["train"]) + len(first["val"])
+    assert set(found) >= {"emd_p1", "l1", "dataset", "classes", "note"}
+    regression = manifest(federate(load("sine"), PARTITIONS["natural"]()))
+    assert regression["emd_p1"] is None
+    assert regression["clients"][0]["histogram"] == []
+
+
+def test_empty_clients_are_reported():
+    made = federate(balanced(2, 30), PARTITIONS["dirichlet"](clients=40, alpha=0.01))
+    empty = sum(len(part) == 0 for part in made.train)
+    assert empty > 0
+    assert f"{empty} clients have no train data" in remarks(made)[0]
+    assert remarks(federate(balanced(2, 30), PARTITIONS["iid"](clients=3))) == []
+
+
+def test_a_partition_can_be_drawn():
+    made = federate(balanced(10, 40), PARTITIONS["waffle"](distribution="B"))
+    text = as_text(made)
+    assert made.fingerprint in text
+    assert "emd_p1" in text
+    assert "████······" in text
+    assert shades((0, 1, 2, 4)) == "·░▒█"
+    assert as_svg(made).count("<rect") == 40
+    sine = federate(load("sine"), PARTITIONS["natural"]())
+    assert "interval11" in as_text(sine)
+    assert "interval11" in as_svg(sine)
+    assert len(describe(sine)) == 12
+
+
+# The real datasets
+
+
+@pytest.mark.shared
+@pytest.mark.skipif("COTERIE_DATA" not in os.environ, reason="needs the data pack")
+@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar100", "femnist"])
+def test_the_specified_groups_fit_the_real_data(name):
+    made = federate(load(name), PARTITIONS["practical_groups"]())
+    assert len(made) == (62 if name == "femnist" else 100)
+    assert min(len(part) for part in made.test) > 0
+    given_out = samples(made)
+    assert len(given_out) == len(set(given_out))
