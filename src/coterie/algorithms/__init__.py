@@ -1,32 +1,46 @@
 """Every method by the name a configuration uses."""
 
 from ..algorithm import AnyAlgorithm
+from .apfl import APFL
+from .ditto import Ditto
+from .erosion import Erosion
 from .fedamp import FedAMP
 from .fedavg import FedAvg
 from .fedfomo import FedFomo
+from .fedfomo_ma import FedFomoMA
 from .fedper import FedPer
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .heurfedamp import HeurFedAMP
 from .lgfedavg import LGFedAvg
 from .local import Local
+from .perfedavg import PerFedAvg
+from .pfedme import PFedMe
 from .qfedavg import QFedAvg
 from .scaffold import Scaffold
 from .term import TERM
+from .waffle import Waffle
 
 ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "local": Local,
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "scaffold": Scaffold,
+    "waffle": Waffle,
+    "erosion": Erosion,
+    "apfl": APFL,
     "qfedavg": QFedAvg,
     "term": TERM,
     "fedfomo": FedFomo,
+    "fedfomo_ma": FedFomoMA,
     "fedamp": FedAMP,
     "heurfedamp": HeurFedAMP,
     "lgfedavg": LGFedAvg,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "ditto": Ditto,
+    "pfedme": PFedMe,
+    "perfedavg": PerFedAvg,
 }
 
 # A method followed by an adaptation has a name of its own in the papers.

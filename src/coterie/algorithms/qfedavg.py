@@ -1,0 +1,120 @@
+"""q-FedAvg: FedAvg whose step leans towards the clients with the larger losses.
+
+Objective: Σ_i p_i F_i^{q+1} / (q+1). With F_i the training loss of the received model θ, L = 1/η
+and g_i = L(θ − θ_i):
+
+    Δ_i = F_i^q g_i
+    h_i = q F_i^{q−1} ‖g_i‖² + L F_i^q
+    θ⁺  = θ − η_g (Σ_i p_i Δ_i) / (Σ_i p_i h_i)
+
+Travels: θ down, θ_i, the sample count and F_i up.
+
+Notes:
+    Both sums are homogeneous in F^q, which over- and underflows: F_i^q is computed as
+    (F_i / F_max)^q, and L cancels out of the weights (spec 4.1). 1e-10 is added to every loss.
+    The original samples clients by size and averages uniformly; P3 samples uniformly and weighs by
+    samples, which is the default here.
+    η in L is the clients' rate of the round. With momentum or several epochs g_i is no gradient and
+    h_i a heuristic: the larger q, the smaller the step.
+    Where every loss is zero the model stays as it is.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import GlobalModel, Round, rows
+from ..client import Client
+from ..mixing import mix, shares
+from ..task import Task
+from .fedavg import Weighting
+
+
+class Measured(NamedTuple):
+    """What a client sends."""
+
+    w: Tensor  # [P]
+    size: Tensor  # []
+    loss: Tensor  # [] F_i of the received model
+
+
+def q_weights(squares: Tensor, losses: Tensor, shares: Tensor, q: float, lr: float) -> Tensor:
+    """The weight of every θ_i − θ in the step, float64; ``squares`` are ‖θ_i − θ‖².
+
+    >>> q_weights(torch.ones(2), torch.tensor([1.0, 1.0]), torch.tensor([0.25, 0.75]), 1.0, 1.0)
+    tensor([0.1250, 0.3750], dtype=torch.float64)
+    """
+    F = losses.to(torch.float64) + 1e-10
+    r = (F / F.max()) ** q
+    p = shares.to(torch.float64)
+    h = r * (q * squares.to(torch.float64) / (lr * F) + 1)  # h_i / L, as ‖g_i‖² / L = ‖·‖² / η
+    return torch.where((losses > 0).any(), p * r / (p * h).sum(), 0.0)
+
+
+def q_step(
+    w: Tensor,
+    models: Tensor,
+    losses: Tensor,
+    shares: Tensor,
+    q: float,
+    lr: float,
+    parameters: int | None = None,
+) -> Tensor:
+    """The model after a step of η_g = 1; norms are of the first ``parameters`` entries."""
+    change = models - w
+    squares = (change[:, :parameters].to(torch.float64) ** 2).sum(1)
+    return w + mix(q_weights(squares, losses, shares, q, lr), change)
+
+
+@dataclass(frozen=True)
+class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
+    """Fair averaging by powers of the loss.
+
+    Fields:
+        q: how much large losses count; 0 is FedAvg.
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+        server_lr: factor η_g on the server's step.
+    """
+
+    q: float = 1.0
+    weighting: Weighting = "samples"
+    server_lr: float = 1.0
+
+    paper: ClassVar[str] = (
+        "Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{li2020qfedavg,
+  title={Fair Resource Allocation in Federated Learning},
+  author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
+  booktitle={ICLR}, year={2020}}"""
+
+    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+        """The common start; clients keep nothing."""
+        return task.start, ()
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        """The global model."""
+        return rows(server, len(round.clients))
+
+    def local(
+        self, client: Client, received: Tensor, state: tuple[()]
+    ) -> tuple[Measured, tuple[()]]:
+        """Measure the received model, then train it."""
+        return measured(client, received), ()
+
+    def aggregate(self, server: Tensor, uploads: Measured, round: Round) -> Tensor:
+        """The q-FedAvg step."""
+        p = shares(uploads.size, self.weighting)
+        w = q_step(server, uploads.w, uploads.loss, p, self.q, round.lr, round.parameters)
+        return server + self.server_lr * (w - server)
+
+    def model(self, server: Tensor) -> Tensor:
+        """The global model."""
+        return server
+
+
+def measured(client: Client, received: Tensor) -> Measured:
+    """The received model's loss on all training data, and the model after training."""
+    return Measured(client.train(received), client.size, client.loss(received, "train"))

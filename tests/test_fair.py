@@ -1,0 +1,152 @@
+"""q-FedAvg and TERM: spec 4."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.qfedavg import QFedAvg, q_step, q_weights
+from coterie.algorithms.term import TERM, tilted_shares
+from coterie.task import Recipe
+from support import assert_close, last, one_client, predictors, task
+
+LOSSES = torch.tensor([0.5, 1.2, 2.0], dtype=torch.float64)
+SHARES = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+
+
+def as_printed(w, models, losses, shares, q, lr, server_lr=1.0):
+    """Spec 4.1 entry by entry, with F^q as it stands there."""
+    L, P = 1 / lr, len(w)
+    total, down = [0.0] * P, 0.0
+    for theta, loss, p in zip(models.tolist(), losses.tolist(), shares.tolist(), strict=True):
+        F = loss + 1e-10
+        g = [L * (a - b) for a, b in zip(w.tolist(), theta, strict=True)]
+        square = sum(entry**2 for entry in g)
+        total = [have + p * F**q * entry for have, entry in zip(total, g, strict=True)]
+        down += p * (q * F ** (q - 1) * square + L * F**q)
+    moved = [a - server_lr * b / down for a, b in zip(w.tolist(), total, strict=True)]
+    return torch.tensor(moved, dtype=torch.float64)
+
+
+def some_models(count=3, size=4):
+    generator = torch.Generator().manual_seed(3)
+    draw = torch.randn(count + 1, size, generator=generator, dtype=torch.float64)
+    return draw[0], draw[1:]
+
+
+@pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 5.0, 15.0])
+def test_scaled_and_printed_forms_of_q_fedavg_agree(q):
+    w, models = some_models()
+    found = q_step(w, models, LOSSES, SHARES, q, 0.1)
+    assert_close(found, as_printed(w, models, LOSSES, SHARES, q, 0.1), 1e-9)
+
+
+def test_q_zero_weighs_by_shares_exactly():
+    assert torch.equal(q_weights(torch.rand(3), LOSSES, SHARES, 0.0, 0.1), SHARES / SHARES.sum())
+
+
+def test_equal_losses_and_norms_only_shorten_the_step():
+    w = torch.zeros(2, dtype=torch.float64)
+    models = torch.tensor([[3.0, 4.0], [5.0, 0.0]], dtype=torch.float64)
+    p, F, lr, q = torch.tensor([0.3, 0.7]).double(), 1.7, 0.1, 2.0
+    found = q_step(w, models, torch.full((2,), F).double(), p, q, lr)
+    square = 25 / lr**2  # ‖g‖²
+    assert_close(found, (p @ models) / (1 + q * square * lr / F), 1e-9)
+
+
+def test_a_large_q_follows_the_worse_client():
+    w, models = some_models(2)
+    step = q_step(w, models, torch.tensor([1.0, 1.1]).double(), SHARES[:2], 600.0, 0.1) - w
+    assert torch.cosine_similarity(step, models[1] - w, dim=0) > 1 - 1e-9
+
+
+def test_losses_of_zero_skip_the_round():
+    w, models = some_models()
+    assert torch.equal(q_step(w, models, torch.zeros(3), SHARES, 1.0, 0.1), w)
+
+
+def test_norms_leave_buffers_out():
+    w, models = some_models()
+    noisy = models.clone()
+    noisy[:, 3] += 100.0
+    plain = q_step(w[:3], models[:, :3], LOSSES, SHARES, 1.0, 0.1)
+    assert_close(q_step(w, noisy, LOSSES, SHARES, 1.0, 0.1, parameters=3)[:3], plain, 1e-12)
+
+
+def test_golden_tilt():
+    found = tilted_shares(LOSSES, SHARES, 1.0)
+    assert_close(found, torch.tensor([0.0657, 0.1984, 0.7359]).double(), 5e-5)
+
+
+@pytest.mark.parametrize("t", [-3.0, 0.1, 1.0, 5.0])
+def test_tilt_as_printed(t):
+    raw = [p * math.exp(t * F) for p, F in zip(SHARES.tolist(), LOSSES.tolist(), strict=True)]
+    expected = torch.tensor([r / sum(raw) for r in raw], dtype=torch.float64)
+    assert_close(tilted_shares(LOSSES, SHARES, t), expected, 1e-12)
+
+
+def test_limits_of_the_tilt():
+    assert torch.equal(tilted_shares(LOSSES, SHARES, 1e-13), SHARES)
+    assert_close(tilted_shares(LOSSES, SHARES, 1e-10), SHARES, 1e-9)
+    assert_close(tilted_shares(LOSSES, SHARES, 1e4), torch.tensor([0.0, 0.0, 1.0]).double())
+    assert_close(tilted_shares(LOSSES, SHARES, -1e4), torch.tensor([1.0, 0.0, 0.0]).double())
+
+
+finite = st.floats(0, 1e6, allow_nan=False)
+clients = st.lists(st.tuples(finite, st.integers(1, 10_000), st.floats(0, 1e6)), min_size=1)
+
+
+@given(clients, st.floats(-50, 50))
+def test_tilted_shares_are_shares(rows, t):
+    losses, sizes, _ = (torch.tensor(column).double() for column in zip(*rows, strict=True))
+    omega = tilted_shares(losses, sizes / sizes.sum(), t)
+    assert bool((omega >= 0).all())
+    assert float(omega.sum()) == pytest.approx(1)
+    assert_close(tilted_shares(losses + 7.5, sizes / sizes.sum(), t), omega, 1e-6)
+    back = torch.arange(len(losses)).flip(0)
+    assert_close(tilted_shares(losses[back], sizes[back] / sizes.sum(), t), omega[back], 1e-9)
+
+
+@given(clients, st.floats(0, 30))
+def test_q_weights_never_step_beyond_fedavg(rows, q):
+    losses, sizes, squares = (torch.tensor(column).double() for column in zip(*rows, strict=True))
+    found = q_weights(squares, losses, sizes / sizes.sum(), q, 0.1)
+    assert bool(found.isfinite().all())
+    assert bool((found >= 0).all())
+    assert float(found.sum()) <= 1 + 1e-9
+    back = torch.arange(len(losses)).flip(0)
+    turned = q_weights(squares[back], losses[back], sizes[back] / sizes.sum(), q, 0.1)
+    assert_close(turned, found[back], 1e-9)
+
+
+@pytest.mark.parametrize("method", [QFedAvg(), TERM()])
+def test_the_loss_is_of_the_received_model_on_all_training_data(method):
+    on = task(method)
+    client = one_client(on, 4)
+    upload, _ = method.local(client, on.start, ())
+    x, y = next(iter(client.blocks("train")))[:2]
+    by_hand = torch.nn.functional.cross_entropy(on.model(on.start, x), y)
+    assert_close(upload.loss, by_hand, 1e-12)
+    assert not torch.equal(upload.w, on.start)
+
+
+@pytest.mark.parametrize("method", [QFedAvg(q=5.0), TERM(t=2.0)])
+def test_the_client_that_suffers_is_heard(method):
+    """Fairness is the point: the worst client's loss falls below FedAvg's."""
+    recipe = Recipe(lr=0.05, epochs=1, batch=10)
+
+    def worst(algorithm):
+        record = last(algorithm, task(algorithm, recipe=recipe), rounds=8, participation=1.0)
+        return record.evaluation.val_loss.max()
+
+    assert worst(method) < worst(FedAvg())
+
+
+@pytest.mark.parametrize("method", [QFedAvg, TERM])
+def test_server_rate_zero_moves_nothing(method):
+    still = method(server_lr=0.0)
+    on = task(still)
+    assert torch.equal(predictors(last(still, on)).models[0, 0], on.start)
