@@ -89,6 +89,7 @@ def task(
         factory,
         recipe,
         merge_val=not algorithm.uses_validation if merge is None else merge,
+        sharing=algorithm.sharing,
         **options,
     )
 
@@ -116,7 +117,7 @@ def predictors(record: Record) -> Mixture:
 def one_client(on: Task, client: int, round_index: int = 0) -> Client:
     """One client as the reference engine makes it."""
     view = row(on.views([client], round_index), 0)
-    return Client(on, view, shape_of(on, [client], batched=False), round_index)
+    return Client(on, view, shape_of(on, [client], batched=False), round_index, 10)
 
 
 def whole_round(on: Task, index: int = 0, horizon: int = 10) -> Any:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from . import draws
-from .client import Client
+from .client import Client, of_server
+from .data.common import Sharing
 from .task import Recipe, Task
 from .tree import Tree
 
@@ -40,6 +41,7 @@ class Round(NamedTuple):
     keys: Tensor  # [population] a number for each client, from its name
     parameters: int  # how many entries of a model's vector are trained; buffers follow
     recipe: Recipe  # how the clients train
+    aux: Client | None = None  # the server's own samples, where it holds any
 
     def draw(self, purpose: str, *clients: Tensor, count: int | None = None) -> Tensor:
         """Uniform draws derived from (seed, round, purpose, clients), broadcast over clients.
@@ -69,11 +71,15 @@ def round_of(task: Task, index: int, horizon: int, clients: Tensor) -> Round:
         keys=task.keys,
         parameters=task.model.parameters,
         recipe=task.recipe,
+        aux=of_server(task, index, horizon),
     )
 
 
 class Mixture(NamedTuple):
-    """What predicts: ``p(y|x) = Σ_r weights[r] · softmax(h(models[r], x))``."""
+    """What predicts: ``p(y|x) = Σ_r weights[r] · softmax(h(models[r], x))``.
+
+    A client whose weights are all zero has no predictor and is left out of the metrics.
+    """
 
     weights: Tensor  # [r]
     models: Tensor  # [r, P]
@@ -82,11 +88,6 @@ class Mixture(NamedTuple):
 def single(w: Tensor) -> Mixture:
     """A predictor that is one model."""
     return Mixture(w.new_ones(1), w.unsqueeze(0))
-
-
-def nobody(w: Tensor) -> Mixture:
-    """No predictor: the client is left out of the metrics. ``w`` only gives the shape."""
-    return Mixture(w.new_zeros(1), w.unsqueeze(0))
 
 
 class Algorithm(ABC, Generic[Server, Down, Up, State]):
@@ -104,6 +105,14 @@ class Algorithm(ABC, Generic[Server, Down, Up, State]):
     def everybody(self) -> bool:
         """Whether all clients take part in every round, whatever the run samples."""
         return False
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """What raw samples leave the clients; None where none do.
+
+        An engine on a network refuses a method that shares any unless every site consents.
+        """
+        return None
 
     @abstractmethod
     def init(self, task: Task) -> tuple[Server, State]:

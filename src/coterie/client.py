@@ -48,17 +48,24 @@ class Client:
     """One client: its data, its model function, its randomness.
 
     ``id`` is its index, ``size`` its number of training samples, ``steps`` the steps it takes this
-    round and ``lr`` the rate of them; all are scalar tensors. ``round`` counts from 0.
+    round and ``lr`` the rate of them; all are scalar tensors. ``round`` counts from 0 up to the
+    ``horizon`` of the run.
     """
 
     def __init__(
-        self, task: Task, view: View, shape: Shape, round_index: int, recipe: Recipe | None = None
+        self,
+        task: Task,
+        view: View,
+        shape: Shape,
+        round_index: int,
+        horizon: int,
+        recipe: Recipe | None = None,
     ) -> None:
         self._task, self._view, self._shape = task, view, shape
         self.recipe = recipe or task.recipe
         self.model, self._optimizer = task.model, self.recipe.rule()
         self.id, self.size, self.lr = view.id, view.train.size, view.lr
-        self.population, self.round = task.population, round_index
+        self.population, self.round, self.horizon = task.population, round_index, horizon
 
     def tuned(
         self,
@@ -78,7 +85,7 @@ class Client:
             view = view._replace(lr=torch.zeros_like(view.lr) + lr)
         if epochs is not None:
             recipe = replace(recipe, epochs=epochs, steps=None)
-        return Client(self._task, view, self._shape, self.round, recipe)
+        return Client(self._task, view, self._shape, self.round, self.horizon, recipe)
 
     @property
     def steps(self) -> Tensor:
@@ -108,6 +115,21 @@ class Client:
             return 0.5 * (output.squeeze(-1) - batch.y) ** 2
         return F.cross_entropy(output, batch.y, reduction="none")
 
+    def mixture_losses(self, weights: Tensor, models: Tensor, batch: Batch) -> Tensor:
+        """The loss of every sample ``[B]`` when models ``[r, P]`` answer together.
+
+        Probabilities are mixed, or the values of a regression.
+        """
+        training = batch.step >= 0
+        outputs = torch.stack([self.outputs(w, batch, training=training) for w in models])
+        if self._task.regression:
+            return 0.5 * (weights @ outputs.squeeze(-1) - batch.y) ** 2
+        each = outputs.log_softmax(-1).gather(-1, batch.y.expand(len(models), -1)[..., None])
+        logs = each.squeeze(-1)
+        top = logs.max(0).values.detach()
+        total = weights @ (logs - top).exp()  # not logsumexp: a weight may be 0
+        return -(total.clamp(min=torch.finfo(total.dtype).tiny).log() + top)
+
     def loss(self, w: Tensor, on: Batch | SplitName) -> Tensor:
         """The mean loss on a batch or on a whole split."""
         if isinstance(on, Batch):
@@ -134,11 +156,11 @@ class Client:
 
     # ---- data ------------------------------------------------------------------------------
 
-    def blocks(self, name: SplitName) -> Iterator[Batch]:
+    def blocks(self, name: SplitName, size: int = EVALUATION_BLOCK) -> Iterator[Batch]:
         """A split in its stored order, in blocks that bound the memory of an evaluation."""
         split = self._split(name)
         places = torch.arange(split.samples.shape[-1], device=split.samples.device)
-        for place in places.split(EVALUATION_BLOCK):
+        for place in places.split(size):
             yield self._gather(name, place, place < split.size, -1)
 
     def _split(self, name: SplitName) -> Split:
@@ -148,7 +170,9 @@ class Client:
         index = self._split(name).samples[place]
         y = self._task.y[index]
         if self._view.relabel.shape[-1]:
-            y = self._view.relabel[y]
+            read = self._view.relabel[y]
+            first = self._task.literal
+            y = read if first is None else torch.where(index < first, read, y)
         mask = None if self._shape.even[name] else inside.to(self._task.dtype)
         return Batch(self._task.inputs(index), y, mask, place, step)
 
@@ -255,6 +279,23 @@ class Client:
         """Standard normal draws, derived as :meth:`draw`."""
         places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
         return draws.normal(self._view.stream, purpose, at, places).view(shape)
+
+
+def of_server(task: Task, round_index: int, horizon: int) -> Client | None:
+    """The server's own samples, looked at as one more client; None where it holds none."""
+    if task.aux is None:
+        return None
+    held = Split(task.aux, torch.tensor(len(task.aux), device=task.device))
+    view = View(
+        id=torch.tensor(task.population, device=task.device),
+        stream=draws.bits(task.seed, round_index, "server").to(task.device),
+        lr=torch.tensor(task.recipe.rate(round_index), dtype=task.dtype, device=task.device),
+        train=held,
+        val=held,
+        relabel=task.relabel.new_zeros(0),
+    )
+    shape = Shape(len(task.aux), {"train": True, "val": True}, batched=True)
+    return Client(task, view, shape, round_index, horizon)
 
 
 def mean(values: Tensor, mask: Tensor | None) -> Tensor:

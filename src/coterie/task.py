@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import draws
+from .data.common import Pool, Sharing, form_pool
 from .data.federation import Federation, Indices
 from .errors import ConfigError
 from .model import FlatModel, build
@@ -116,6 +117,7 @@ class Task:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
         merge_val: bool = False,
+        sharing: Sharing | None = None,
     ) -> None:
         self.federation, self.factory, self.recipe = federation, factory, recipe
         self.seed, self.device, self.dtype = seed, torch.device(device), dtype
@@ -125,7 +127,8 @@ class Task:
         self.start = self.model.flatten(module).to(self.device, dtype)
         self.keys = federation.keys.to(self.device)
         self._load()
-        self._split(merge_val)
+        self._split(merge_val, sharing)
+        self.aux = self._server_side()
 
     def _load(self) -> None:
         data = self.federation.dataset
@@ -139,23 +142,59 @@ class Task:
         relabel = self.federation.relabel
         none = torch.zeros(self.population, 0, dtype=torch.int64)
         self.relabel = (none if relabel is None else relabel).to(self.device)
+        self.literal: int | None = None  # samples from here on are labelled as they are read
 
-    def _split(self, merge_val: bool) -> None:
+    def _split(self, merge_val: bool, sharing: Sharing | None) -> None:
         """Merge validation into training for methods that never read it (spec 1.1).
 
         A client without validation data is weighed on its training data instead (spec 1.8).
+        ``sizes`` counts what is a client's own; a shared pool is not (spec 2.3).
         """
         train, val = self.federation.train, self.federation.val
+        self.pool: Pool | None = None
+        if sharing is not None:
+            self.pool = form_pool(self.federation, sharing, self.seed)
+            train = self.pool.train
         if merge_val:
             train = tuple(torch.cat([a, b]) for a, b in zip(train, val, strict=True))
         lent = tuple(b if len(b) else a for a, b in zip(train, val, strict=True))
         self.borrowed_validation = [i for i, b in enumerate(val) if not len(b) and len(train[i])]
         self.splits = {
-            "train": Ragged(train, self.device),
+            "train": Ragged(self._with_pool(train), self.device),
             "val": Ragged(lent, self.device),
             "test": Ragged(self.federation.test, self.device),
         }
-        self.sizes = torch.tensor(self.splits["train"].sizes, device=self.device)
+        self.sizes = torch.tensor([len(part) for part in train], device=self.device)
+
+    def _with_pool(self, train: Indices) -> Indices:
+        """Everybody's own training samples and those of the pool that they lack."""
+        if self.pool is None:
+            return train
+        at = self._as_read(self.pool.samples, self.pool.owner)
+        own = (torch.isin(self.pool.samples, part) for part in train)
+        return tuple(torch.cat([part, at[~o]]) for part, o in zip(train, own, strict=True))
+
+    def _server_side(self) -> Tensor | None:
+        """The samples that the server holds; None where it holds none."""
+        held = self.federation.aux
+        if held is None:
+            return None
+        owner = torch.cat([torch.full((len(part),), i) for i, part in enumerate(held)])
+        samples = torch.cat(held)
+        if not self.relabel.shape[-1]:  # then a sample that several clients had is the same to all
+            return samples.unique().to(self.device)
+        return self._as_read(samples, owner).to(self.device)
+
+    def _as_read(self, samples: Tensor, owner: Tensor) -> Tensor:
+        """Where these samples are found with the labels their owners read: copies if need be."""
+        if not self.relabel.shape[-1] or not len(samples):
+            return samples
+        first = len(self.y)
+        self.literal = first if self.literal is None else self.literal
+        samples, owner = samples.to(self.device), owner.to(self.device)
+        self.x = torch.cat([self.x, self.x[samples]])
+        self.y = torch.cat([self.y, self.relabel[owner, self.y[samples]]])
+        return torch.arange(first, len(self.y))
 
     def fresh(self, clients: Tensor) -> Tensor:
         """Independent starting points ``[m, P]``, one a client, derived from its name."""

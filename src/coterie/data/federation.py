@@ -60,6 +60,7 @@ class Federation:
     groups: Tensor | None = None  # [K] the hidden truth, for scoring only
     relabel: Tensor | None = None  # [K, classes] client i reads class c as relabel[i, c]
     foreign: Tensor | None = None  # [K] whose validation and test data client i is judged on
+    aux: Indices | None = None  # test samples of each client that the server holds instead
     note: str = ""  # what else the partition was made with (an embedding), for people
 
     def __len__(self) -> int:
@@ -79,7 +80,8 @@ class Federation:
             for indices in splits:
                 digest.update(f"|{len(indices)}|".encode())
                 digest.update(indices.to(torch.int64).numpy().tobytes())
-        for extra in (self.dataset.x, self.dataset.y, self.relabel):
+        aux = None if self.aux is None else torch.cat(self.aux)
+        for extra in (self.dataset.x, self.dataset.y, self.relabel, aux):
             if extra is not None:
                 digest.update(extra.contiguous().numpy().data)
         return digest.hexdigest()[:16]

@@ -3,7 +3,7 @@
 It runs models that vmap cannot, and an exception names the client, the round and the stage.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,11 +13,25 @@ from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client
 from ..errors import CoterieError, EngineError
+from ..guard import Reply, admit
 from ..task import Task
 from ..tree import Tree
-from .base import Evaluation, blocks_of, judge, outputs, shape_of
+from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of
 
 T = TypeVar("T")
+
+
+def together(
+    replies: Sequence[Reply],
+    round: Round,
+    stacked: Callable[[Sequence[Reply]], tuple[Tree, Tree]],
+) -> Replies:
+    """Separate messages as rows of one, those left out that cannot be."""
+    admitted, rejected = admit(replies, round)
+    clients = torch.tensor([reply.client for reply in admitted], dtype=torch.int64)
+    if not admitted:
+        return Replies((), (), clients.to(round.clients.device), rejected)
+    return Replies(*stacked(admitted), clients.to(round.clients.device), rejected)
 
 
 class LoopEngine:
@@ -40,12 +54,26 @@ class LoopEngine:
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, a row a client."""
-        parts = [
-            self._named(algorithm.local, client, message, state)
-            for client, message, state in self._clients(received, states, round)
-        ]
-        uploads = tree.stack([upload for upload, _ in parts])
-        return uploads, tree.move(tree.stack([state for _, state in parts]), self.state_device)
+        return self._stacked(list(self._replies(algorithm, received, states, round)))
+
+    def exchange(
+        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+    ) -> Replies:
+        """Uploads and new states of those whose messages have the form of the others'."""
+        replies = list(self._replies(algorithm, received, states, round))
+        return together(replies, round, self._stacked)
+
+    def _replies(
+        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+    ) -> Iterator[Reply]:
+        for client, message, state in self._clients(received, states, round):
+            result = self._named(algorithm.local, client, message, state)
+            yield Reply(int(client.id), round.index, *result)
+
+    def _stacked(self, replies: Sequence[Reply]) -> tuple[Tree, Tree]:
+        uploads = tree.stack([reply.upload for reply in replies])
+        states = tree.stack([reply.state for reply in replies])
+        return uploads, tree.move(states, self.state_device)
 
     def predict(
         self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
@@ -79,7 +107,7 @@ class LoopEngine:
             shape = shape_of(self.task, [client], batched=False)
             row = tree.move(tree.row(message, position), self.task.device)
             state = tree.move(tree.row(states, position), self.task.device)
-            yield Client(self.task, view, shape, round.index), row, state
+            yield Client(self.task, view, shape, round.index, round.horizon), row, state
 
     def _named(
         self, stage: Callable[[Client, Tree, Tree], T], client: Client, message: Tree, state: Tree

@@ -17,7 +17,7 @@ from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client, Shape
 from ..task import Task, View
 from ..tree import Tree
-from .base import Evaluation, blocks_of, judge, outputs, shape_of
+from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of
 
 Chunk = list[int]  # positions among the round's clients
 
@@ -51,7 +51,7 @@ class VmapEngine:
 
         def one(shape: Shape) -> Callable[[View, Tree, Tree], Tree]:
             def call(view: View, message: Tree, state: Tree) -> Tree:
-                client = Client(self.task, view, shape, round.index)
+                client = Client(self.task, view, shape, round.index, round.horizon)
                 return algorithm.local(client, message, state)
 
             return call
@@ -63,6 +63,12 @@ class VmapEngine:
         uploads, new = self._each(one, finish, received, states, round)
         return uploads, new
 
+    def exchange(
+        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+    ) -> Replies:
+        """Everybody: rows of one tensor have one form."""
+        return Replies(*self.local(algorithm, received, states, round), round.clients)
+
     def predict(
         self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
     ) -> tuple[Evaluation, Mixture]:
@@ -71,7 +77,7 @@ class VmapEngine:
 
         def one(shape: Shape) -> Callable[[View, Tree, Tree], Tree]:
             def call(view: View, message: Tree, state: Tree) -> Tree:
-                client = Client(task, view, shape, round.index)
+                client = Client(task, view, shape, round.index, round.horizon)
                 return algorithm.predictor(client, message, state)
 
             return call
