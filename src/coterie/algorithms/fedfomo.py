@@ -83,6 +83,15 @@ def fomo_weights(base_loss: Tensor, losses: Tensor, distances: Tensor) -> tuple[
     return raw, torch.where(total > 0, scaled / total.clamp(min=1.0), 0.0)
 
 
+def norm(apart: Tensor, distance: Distance) -> Tensor:
+    """The length of every row, accumulated in float64."""
+    wide = apart.to(torch.float64)
+    if distance == "l1":
+        return wide.abs().sum(-1).to(apart.dtype)
+    square = (wide**2).sum(-1)
+    return (square if distance == "sq_l2" else square.sqrt()).to(apart.dtype)
+
+
 @dataclass(frozen=True)
 class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
     """First-order model optimisation.
@@ -176,14 +185,8 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         losses = client.map(lambda w: client.loss(w, "val"), models)
         losses = torch.where(usable, losses, base)  # no gain, hence no weight
         apart = models - state.old
-        raw, shares = fomo_weights(base, losses, self._norm(client.trainable(apart)))
+        raw, shares = fomo_weights(base, losses, norm(client.trainable(apart), self.distance))
         return state.old + shares @ apart, raw, shares
-
-    def _norm(self, apart: Tensor) -> Tensor:
-        if self.distance == "l1":
-            return apart.abs().sum(-1)
-        square = (apart.to(torch.float64) ** 2).sum(-1)
-        return (square if self.distance == "sq_l2" else square.sqrt()).to(apart.dtype)
 
     def _increment(self, raw: Tensor) -> Tensor:
         if self.affinity_update == "raw":
@@ -203,7 +206,8 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
             spread = mean((gains - centre) ** 2, mask) * count / (count - 1).clamp(min=1)
             return centre / (spread / count.clamp(min=1)).sqrt().clamp(min=1e-12)
 
-        return client.map(gain_over_error, models) >= self.min_gain_se
+        gains: Tensor = client.map(gain_over_error, models)
+        return gains >= self.min_gain_se
 
     def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
         """Store."""

@@ -1,0 +1,141 @@
+"""APFL: every client mixes a model of its own with the global one, and learns how much.
+
+With v̄ = α v + (1 − α) w, on every minibatch ξ of a local round:
+
+    w_i ← w_i − η ∇F(w_i; ξ)
+    v   ← v − η α ∇F(v̄; ξ)
+    α   ← clip(α − η_α ⟨v − w_i, ∇F(v̄; ξ)⟩, 0, 1)       in the first step of a round, if adaptive
+
+w is averaged as in FedAvg. v and α stay with the client, which predicts with v̄ of the newest w.
+
+Travels: w down, w_i and the sample count up, as FedAvg.
+
+Notes:
+    All right-hand sides use the values before the step; w and v have optimisers of their own.
+    ``mix = "outputs"`` mixes what the two models say instead of their parameters, as the authors'
+    code does. That code mixes logits; we mix probabilities, α softmax(h_v) + (1 − α) softmax(h_w),
+    in the loss as in the prediction, because that is what every other mixture here is. Regression
+    outputs are mixed as they are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from ..algorithm import Algorithm, Mixture, Round, rows, single
+from ..client import Batch, Client, mean
+from ..task import Task
+from ..tree import Tree
+from .fedavg import Update, Weighting, average
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    v: Tensor  # [P]
+    alpha: Tensor  # []
+
+
+class Working(NamedTuple):
+    """What a local round carries from step to step."""
+
+    w: Tensor  # [P]
+    v: Tensor  # [P]
+    alpha: Tensor  # []
+    of_w: Tree  # optimiser states
+    of_v: Tree
+
+
+def blend(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """``v̄ = α v + (1 − α) w``."""
+    return alpha * v + (1 - alpha) * w
+
+
+def slopes(loss: Callable[[Tensor], Tensor], alpha: Tensor, v: Tensor, w: Tensor) -> Tree:
+    """The gradients of ``loss(v̄)`` in v and in α."""
+    g = grad(loss)(blend(alpha, v, w))
+    return alpha * g, ((v - w) * g).sum()
+
+
+@dataclass(frozen=True)
+class APFL(Algorithm[Tensor, Tensor, Update, Own]):
+    """Adaptive personalised federated learning.
+
+    Fields:
+        alpha: the first weight α on the client's own model; 0 is FedAvg, 1 is Local.
+        adaptive: learn α, once a round.
+        alpha_lr: the rate η_α of that; None is the clients' learning rate.
+        mix: mix the two models' ``parameters`` or their ``outputs``.
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+        server_lr: the server's step η_g.
+    """
+
+    alpha: float = 0.5
+    adaptive: bool = True
+    alpha_lr: float | None = None
+    mix: Literal["parameters", "outputs"] = "parameters"
+    weighting: Weighting = "samples"
+    server_lr: float = 1.0
+
+    paper: ClassVar[str] = (
+        "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2020"
+    )
+    bibtex: ClassVar[str] = """@article{deng2020apfl,
+  title={Adaptive Personalized Federated Learning},
+  author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
+  journal={arXiv:2003.13461}, year={2020}}"""
+
+    def init(self, task: Task) -> tuple[Tensor, Own]:
+        """The common start for both models."""
+        alpha = task.start.new_tensor(self.alpha)
+        return task.start, Own(rows(task.start, task.population), rows(alpha, task.population))
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        """The global model."""
+        return rows(server, len(round.clients))
+
+    def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
+        """Train both models side by side."""
+        rate = client.lr if self.alpha_lr is None else self.alpha_lr
+
+        def step(at: Working, batch: Batch) -> Working:
+            w, v, alpha = at.w, at.v, at.alpha
+            of_v, of_alpha = self._slopes(client, batch, alpha, v, w)
+            new_w, state_w = client.step(w, client.gradient(w, batch), at.of_w, batch)
+            new_v, state_v = client.step(v, of_v, at.of_v, batch)
+            if self.adaptive and batch.step == 0:
+                alpha = (alpha - rate * of_alpha).clamp(0, 1)
+            return Working(new_w, new_v, alpha, state_w, state_v)
+
+        begin = Working(received, *state, client.begin(received), client.begin(received))
+        end = client.scan(step, begin)
+        return Update(end.w, client.size), Own(end.v, end.alpha)
+
+    def _slopes(self, client: Client, batch: Batch, alpha: Tensor, v: Tensor, w: Tensor) -> Tree:
+        """The gradients of the personal loss in v and in α."""
+        if self.mix == "parameters":
+            return slopes(lambda mixed: client.loss(mixed, batch), alpha, v, w)
+
+        def loss(v: Tensor, alpha: Tensor) -> Tensor:
+            weights, models = torch.stack([alpha, 1 - alpha]), torch.stack([v, w])
+            return mean(client.mixture_losses(weights, models, batch), batch.mask)
+
+        return grad(loss, argnums=(0, 1))(v, alpha)
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Average."""
+        return average(server, uploads, self.weighting, self.server_lr)
+
+    def serve(self, server: Tensor, round: Round) -> Tensor:
+        """The newest global model."""
+        return rows(server, len(round.clients))
+
+    def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
+        """v̄ with the newest global model, or the two models' mixture."""
+        if self.mix == "parameters":
+            return single(blend(state.alpha, state.v, served))
+        return Mixture(torch.stack([state.alpha, 1 - state.alpha]), torch.stack([state.v, served]))

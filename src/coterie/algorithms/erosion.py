@@ -1,0 +1,208 @@
+"""Weight Erosion: one agent borrows everybody's updates and trusts them less and less.
+
+A model is trained for a requesting agent i* (P4 calls it Alice). In round r = 1 … R every agent
+trains it; G_i is the sum of its gradients, −Δy_i/η:
+
+    d_i  = ‖G_i − G_{i*}‖ / ‖G_{i*}‖
+    α_i ← max(0, α_i − (1 + p_s ⌊(r−1) b / n_i⌋) p_d d_i),   α_i = 1 at first
+    x   ← x − η Σ α_i G_i / Σ α_i
+
+Alice's own distance is 0, so she keeps weight 1 and at last trains alone.
+
+Travels: x down, Δy_i and the sample count up, once for every requester.
+
+Notes:
+    The formula is Grimberg et al.'s; P4 gives values of p_d without the scale they refer to.
+    ``p_d = "auto"`` is 1 / (0.8 R · mean of d_i over the others in the first round): ours, spec
+    8.2. P4 gives no p_s; 2 is the authors' earlier project.
+    Several requesters, or ``all``, are independent copies: the paper's method has one.
+    An agent that is missing or rejected keeps its weight and is left out of the average. Where the
+    requester itself is missing, its model and weights stay as they are.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Mixture, Round, rows
+from ..client import Client
+from ..errors import ConfigError
+from ..mixing import mix
+from ..task import Task
+from ..tree import Bank
+
+Requesters = tuple[int, ...] | Literal["all"]
+
+
+class Copies(NamedTuple):
+    """The server: a model and the agents' weights for every requester."""
+
+    x: Tensor  # [R, P]
+    alpha: Tensor  # [R, K]
+    p_d: Tensor  # [R] the distance penalty, 0 before ``auto`` has found it
+
+
+class Update(NamedTuple):
+    """What an agent sends."""
+
+    dy: Tensor  # [R, P]
+    size: Tensor  # []
+
+
+def erode(
+    weights: Tensor,
+    distances: Tensor,
+    p_d: Tensor | float,
+    p_s: float,
+    r: int,
+    batch: Tensor | int,
+    sizes: Tensor,
+) -> Tensor:
+    """The agents' weights after round r, none below zero.
+
+    >>> erode(torch.ones(2), torch.tensor([0.0, 2.0]), 0.1, 2.0, 11, 5, torch.tensor([50, 50]))
+    tensor([1.0000, 0.4000])
+    """
+    passes = torch.div((r - 1) * batch, sizes, rounding_mode="floor")
+    return (weights - (1 + p_s * passes) * p_d * distances).clamp(min=0)
+
+
+def lengths(updates: Tensor) -> Tensor:
+    """``‖G_i‖`` of all rows, float64."""
+    found: Tensor = torch.linalg.vector_norm(updates, dim=-1, dtype=torch.float64)
+    return found
+
+
+def distances_to(at: int, updates: Tensor) -> Tensor:
+    """``‖G_i − G_at‖`` for all rows, float64."""
+    return lengths(updates - updates[at])
+
+
+def requesting(requesters: Requesters, population: int) -> list[int]:
+    """The clients that ask for a model, refused where there is no such client."""
+    ids = list(range(population)) if requesters == "all" else list(requesters)
+    if not ids or len(set(ids)) < len(ids) or not set(ids) <= set(range(population)):
+        raise ConfigError(
+            f"requesters: found {requesters!r}; expected 'all' or different numbers from 0 to "
+            f"{population - 1}, at least one"
+        )
+    return ids
+
+
+def place_of(requester: int, clients: Tensor) -> int | None:
+    """Where the requester stands among the clients that replied."""
+    found = (clients == requester).nonzero().flatten().tolist()
+    return found[0] if found else None
+
+
+def offer(models: Tensor, requesters: list[int], clients: Tensor) -> Bank:
+    """To every requester its model, to the others nothing."""
+    asked = torch.tensor(requesters, device=clients.device)
+    match = clients[:, None] == asked
+    slot = torch.where(match.any(1), match.to(torch.int64).argmax(1), -1)[:, None]
+    return Bank(models, slot, torch.where(slot >= 0, clients[:, None], -1))
+
+
+def accept(served: Bank) -> Mixture:
+    """The offered model; who did not ask for one has no predictor."""
+    models, present = served.rows()
+    return Mixture(present.to(models.dtype), models)
+
+
+def full_rows(weights: Tensor, requesters: list[int]) -> Tensor:
+    """The requesters' rows ``[R, K]`` as a matrix of all clients; others have no row."""
+    A = weights.new_zeros(weights.shape[1], weights.shape[1])
+    return A.index_copy(0, torch.tensor(requesters, device=A.device), weights)
+
+
+@dataclass(frozen=True)
+class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
+    """Weight Erosion.
+
+    Fields:
+        requesters: the clients (numbers from 0) that get a model of their own, or ``all``.
+        p_d: how much a relative distance of 1 takes from a weight in a round; ``auto`` erodes an
+            agent at the average distance in 0.8 of the run.
+        p_s: how much faster the weight of an agent fades whose samples have been seen often.
+        samples_per_round: b, the samples a round counts: a ``batch`` or the local ``epoch`` itself.
+    """
+
+    requesters: Requesters = "all"
+    p_d: float | Literal["auto"] = "auto"
+    p_s: float = 2.0
+    samples_per_round: Literal["batch", "epoch"] = "batch"
+
+    paper: ClassVar[str] = (
+        "Grimberg, Hartley, Jaggi, Karimireddy: Weight Erosion: An Update Aggregation Scheme for "
+        "Personalized Collaborative Machine Learning, DART at MICCAI 2020"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{grimberg2020erosion,
+  title={Weight Erosion: An Update Aggregation Scheme for Personalized Collaborative Machine
+         Learning},
+  author={Grimberg, Felix and Hartley, Mary-Anne and Jaggi, Martin and
+          Karimireddy, Sai Praneeth},
+  booktitle={DART, MICCAI Workshop}, year={2020}}"""
+
+    @property
+    def everybody(self) -> bool:
+        """All agents take part in every round."""
+        return True
+
+    def init(self, task: Task) -> tuple[Copies, tuple[()]]:
+        """The common start for every requester; all weights 1."""
+        asked = len(requesting(self.requesters, task.population))
+        alpha = torch.ones(asked, task.population, dtype=torch.float64, device=task.device)
+        return Copies(rows(task.start, asked), alpha, alpha.new_zeros(asked)), ()
+
+    def download(self, server: Copies, round: Round) -> Tensor:
+        """Every requester's model."""
+        return rows(server.x, len(round.clients))
+
+    def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
+        """Train every copy."""
+        return Update(client.map(client.train, received) - received, client.size), ()
+
+    def aggregate(self, server: Copies, uploads: Update, round: Round) -> Copies:
+        """Erode and average, for each requester apart."""
+        x, alpha, p_d = (part.clone() for part in server)
+        for k, requester in enumerate(requesting(self.requesters, round.population)):
+            at = place_of(requester, round.clients)
+            if at is None:
+                continue
+            dy = uploads.dy[:, k]
+            weights, p_d[k] = self._eroded(alpha[k, round.clients], p_d[k], dy, at, uploads, round)
+            alpha[k, round.clients] = weights
+            x[k] = x[k] + mix(weights / weights.sum(), dy)
+        return Copies(x, alpha, p_d)
+
+    def _eroded(
+        self, weights: Tensor, p_d: Tensor, dy: Tensor, at: int, uploads: Update, round: Round
+    ) -> tuple[Tensor, Tensor]:
+        """New weights of those who replied, and the penalty; unchanged where G_{i*} is zero."""
+        update = round.trainable(dy)
+        own = lengths(update[at])
+        if own == 0:
+            return weights, p_d
+        d = distances_to(at, update) / own
+        if self.p_d != "auto":
+            p_d = torch.full_like(p_d, self.p_d)
+        elif p_d == 0 and d.sum() > 0:
+            p_d = (len(d) - 1) / (0.8 * round.horizon * d.sum())
+        epoch = uploads.size * round.recipe.epochs
+        batch = round.recipe.batch if self.samples_per_round == "batch" else epoch
+        return erode(weights, d, p_d, self.p_s, round.index + 1, batch, uploads.size), p_d
+
+    def serve(self, server: Copies, round: Round) -> Bank:
+        """To every requester its model."""
+        return offer(server.x, requesting(self.requesters, round.population), round.clients)
+
+    def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
+        """The requester's model."""
+        return accept(served)
+
+    def collaboration(self, server: Copies, states: tuple[()], round: Round) -> Tensor:
+        """The requesters' weights, as shares."""
+        shares = server.alpha / server.alpha.sum(1, keepdim=True)
+        return full_rows(shares, requesting(self.requesters, round.population))

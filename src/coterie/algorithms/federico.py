@@ -1,0 +1,378 @@
+"""FedeRiCo: every client predicts with a mixture of everybody's models, weighed by likelihood.
+
+Client i owns a model φ_i. In a round it looks at the models of M others and at its own, all as they
+were at the end of the last round (Algorithm 1):
+
+    ℓ_ib = Σ_s ℓ(h_{φ_b}(x_s), y_s)                    for each b it looks at
+    L̂_ij = (1 − β) L̂_ij + β ℓ_ij                       for every j it has ever seen (ema)
+    w_i  = softmax(−L̂_i)                               over those seen           (line 15)
+    client i returns to owner b   w_ib (φ_b − φ_b trained on i's data)      (local_epochs)
+                            or    w_ib Σ_s ∇ℓ(h_{φ_b}(x_s), y_s)            (gradient, as printed)
+    φ_b moves by the sum of what is returned
+    prediction  Σ_j w_ij softmax(h_{φ_j}(x))
+
+M models are chosen ε-greedily by w_i, unseen clients first. ``form = "centralised"`` is the paper's
+section 3.2: a server holds all models, everybody weighs all of them in every round, and w is the
+exact posterior, ∝ Π_ij exp(−ℓ_ij) with Π the last w.
+
+Travels: M models to every client and M differences (or gradients) back, each with its weight; K of
+both in the centralised form. A client's own model never leaves it. For the choice of the next M a
+client tells in which order it prefers the others, and whose models it predicts with.
+
+Notes:
+    The printed pseudocode interleaves clients; here a round has phases, so that order does not
+    matter. The client's own model is always among those it weighs and trains: the paper says that
+    M = 0 is like local training, which needs it. Only clients of the round can be chosen: an
+    absent peer can neither send nor be sent anything. A model with a non-finite loss counts as not
+    received.
+    ``unseen``, ``ema_init``, ``step`` and ``normalise_columns`` default to what works; the literal
+    settings are ``zero_loss``, ``zero``, ``gradient`` and ``false`` (spec 7.3, 7.4).
+    Weights stand on the returned difference, never inside the loss: Adam would cancel them. With
+    ``gradient`` the owner's optimiser is the recipe's and its state persists; gradients are taken
+    in evaluation mode, so batch-norm statistics stay as they started. Otherwise they are averaged
+    with the weights. A model whose users' weights sum to less than 1e-6 is not moved.
+    ``accumulate`` counts the rounds in which the client took part: a peer first seen in the t-th
+    of them starts at t times its loss.
+    ``clip`` and ``noise`` are ours, off by default. A client's gradient on a model that somebody
+    else chose can give its samples away exactly, at any weight, and an owner can be sent anything.
+    With ``clip`` what is sent to a peer is cut to that length before it is weighed, and the owner
+    cuts what arrives; ``noise`` adds Gaussian noise of ``noise · clip`` to every entry. Both slow
+    learning, the more the larger the model. What a client does to its own model stays exact.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from ..algorithm import Algorithm, Mixture, Round, rows
+from ..client import Client
+from ..errors import ConfigError
+from ..mixing import epsilon_greedy, mix
+from ..task import Task
+from ..tree import Bank, Parcels, Tree, where
+
+UNUSED = 1e-6  # a model whose users' weights sum to less stays as it is
+
+
+class Circle(NamedTuple):
+    """What the clients hold between rounds, a row a client; no server in the decentralised form."""
+
+    models: Tensor  # [K, P] φ
+    optimizer: Tree  # the owners' optimiser states, for ``gradient``
+    sizes: Tensor  # [K] training samples
+    ranks: Tensor  # [K, K] how many clients each client prefers to this one
+    wanted: Tensor  # [K, K] whose models each client predicts with
+
+
+class Held(NamedTuple):
+    """What an owner holds."""
+
+    model: Tensor  # [P]
+    optimizer: Tree
+
+
+class Inbox(NamedTuple):
+    """What the users of a model returned to its owner."""
+
+    total: Tensor  # [P] the sum
+    mass: Tensor  # [] the users' weights together
+    divisor: Tensor  # [] of the gradients
+
+
+class Sight(NamedTuple):
+    """The models a client looks at."""
+
+    own: Parcels  # [1, P]
+    peers: Bank  # [M]
+
+
+class Reply(NamedTuple):
+    """What a client returns to the owners of the models it looked at, itself first."""
+
+    change: Parcels  # [1 + M, P] weighed differences or gradients, then weighed buffers
+    weight: Tensor  # [1 + M] w_ib
+    owner: Tensor  # [1 + M]
+    ranks: Tensor  # [K]
+    wanted: Tensor  # [K]
+
+
+class Tracked(NamedTuple):
+    """What a client keeps."""
+
+    last: Tensor  # [K] the last loss of everybody's model
+    tracked: Tensor  # [K] L̂
+    seen: Tensor  # [K]
+    weights: Tensor  # [K] w
+    rounds: Tensor  # [] in which it took part
+
+
+def posterior(tracked: Tensor, seen: Tensor) -> Tensor:
+    """Line 15: softmax of minus the tracked loss over those seen; all zero where none is.
+
+    >>> posterior(torch.tensor([2.0, 3.0, 0.0]), torch.tensor([True, True, False]))
+    tensor([0.7311, 0.2689, 0.0000])
+    """
+    known = torch.where(seen, tracked, torch.inf)
+    least = known.min(-1, keepdim=True).values
+    weight = torch.where(seen, torch.exp(-(torch.where(seen, tracked, 0.0) - least)), 0.0)
+    return torch.where(seen, weight / weight.sum(-1, keepdim=True), 0.0)  # line 15
+
+
+def clipped(vectors: Tensor, bound: Tensor | float) -> Tensor:
+    """Rows cut to a length of at most ``bound``."""
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors * (bound / length.clamp(min=1e-30)).clamp(max=1)
+
+
+@dataclass(frozen=True)
+class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
+    """Find your friends: mixtures of peers' models, weighed by their loss on one's own data.
+
+    Fields:
+        form: ``decentralised`` (peers, as evaluated in the paper) or ``centralised`` (everybody
+            weighs all models by the exact posterior; downloads, epsilon and tracking play no part).
+        downloads: models M of others that a client looks at in a round.
+        epsilon: chance that a slot is filled at random instead of by weight.
+        explore: epsilon decides ``per_slot`` or ``per_round`` for all M at once.
+        tracking: ``ema`` of the losses, or ``accumulate`` them (the exact posterior).
+        beta: what the newest loss counts in the moving average.
+        ema_init: the moving average starts at the ``first`` loss or at ``zero`` (as printed).
+        loss_reduction: weigh by the ``sum`` of the samples' losses (as printed) or their ``mean``.
+        temperature: divides the tracked losses; higher spreads the weights.
+        temperature_per: the temperature is ``constant`` or times the client's number of samples
+            (``sample``).
+        unseen: clients never looked at are left out (``exclude``) or count as loss 0
+            (``zero_loss``, as printed).
+        step: what is returned: the difference of ``local_epochs`` or a full ``gradient``.
+        scale: gradients are summed over samples (``sum``, Eq. 9) or divided by the owner's samples,
+            or everybody's in the centralised form (``mean``, Eq. 6); ``auto`` is as printed.
+        normalise_columns: divide what moves a model by its users' weights where they exceed 1.
+        start: models start ``independent`` (as printed) or ``common``.
+        predict_min_weight: models with less weight are not fetched to predict with.
+        clip: longest difference or gradient that is sent to a peer; 0 cuts nothing.
+        noise: Gaussian noise on what is sent to a peer, in units of clip.
+    """
+
+    form: Literal["decentralised", "centralised"] = "decentralised"
+    downloads: int = 3
+    epsilon: float = 0.3
+    explore: Literal["per_slot", "per_round"] = "per_slot"
+    tracking: Literal["ema", "accumulate"] = "ema"
+    beta: float = 0.6
+    ema_init: Literal["first", "zero"] = "first"
+    loss_reduction: Literal["sum", "mean"] = "sum"
+    temperature: float = 1.0
+    temperature_per: Literal["constant", "sample"] = "constant"
+    unseen: Literal["exclude", "zero_loss"] = "exclude"
+    step: Literal["local_epochs", "gradient"] = "local_epochs"
+    scale: Literal["auto", "sum", "mean"] = "auto"
+    normalise_columns: bool = True
+    start: Literal["independent", "common"] = "independent"
+    predict_min_weight: float = 1e-3
+    clip: float = 0.0
+    noise: float = 0.0
+
+    paper: ClassVar[str] = (
+        "Sui, Wen, Lau, Ross, Cresswell: Find Your Friends: Personalized Federated Learning with "
+        "the Right Collaborators, 2022"
+    )
+    bibtex: ClassVar[str] = """@article{sui2022federico,
+  title={Find Your Friends: Personalized Federated Learning with the Right Collaborators},
+  author={Sui, Yi and Wen, Junfeng and Lau, Yenson and Ross, Brendan Leigh and
+          Cresswell, Jesse C.},
+  journal={arXiv:2210.06597}, year={2022}}"""
+
+    def __post_init__(self) -> None:
+        """Refuse noise without a length to measure it in."""
+        if self.noise and not self.clip:
+            raise ConfigError(
+                f"federico: noise = {self.noise} is in units of clip, and clip is 0; set clip too"
+            )
+
+    @property
+    def _central(self) -> bool:
+        return self.form == "centralised"
+
+    # ---- between clients -------------------------------------------------------------------
+
+    def init(self, task: Task) -> tuple[Circle, Tracked]:
+        """A model for every client; nobody has seen anybody."""
+        K, device = task.population, task.device
+        together = self.start == "common"
+        models = rows(task.start, K) if together else task.fresh(torch.arange(K))
+        state = vmap(task.recipe.rule().init)(models[:, : task.model.parameters])
+        identity = torch.eye(K, dtype=torch.bool, device=device)
+        zero = torch.zeros(K, K, dtype=torch.float64, device=device)
+        ranks = torch.zeros(K, K, dtype=torch.int32, device=device)
+        circle = Circle(
+            models, state if self.step == "gradient" else (), task.sizes, ranks, identity
+        )
+        alone = identity.to(torch.float64)
+        return circle, Tracked(zero, zero, zero > 0, alone, zero.new_zeros(K))
+
+    def download(self, server: Circle, round: Round) -> Sight:
+        """A client's own model and those of the peers it picks among the clients of the round."""
+        me, K = round.clients[:, None], round.population
+        others = torch.arange(K, device=me.device)
+        there = others >= 0 if self._central else torch.isin(others, round.clients)
+        scores = -server.ranks[round.clients].to(torch.float64)
+        scores = scores.masked_fill(~(there & (others != me)), -torch.inf)
+        count = min(K if self._central else self.downloads, int(there.sum()) - 1)
+        coins = round.draw("explore", round.clients, count=max(count, 1))
+        coins = coins[:, :1].expand(-1, count) if self.explore == "per_round" else coins[:, :count]
+        chosen = epsilon_greedy(scores, coins < self.epsilon, round.draw("ties", me, others), count)
+        return Sight(self._own(server, round), Bank(server.models, chosen, chosen))
+
+    def _own(self, server: Circle, round: Round) -> Parcels:
+        """A client's own model: it is there already, unless a server holds it."""
+        models = server.models[round.clients, None]
+        return Parcels(models, torch.full(models.shape[:2], self._central, device=models.device))
+
+    def aggregate(self, server: Circle, uploads: Reply, round: Round) -> Circle:
+        """Every owner applies what the users of its model returned."""
+        at, K = round.clients, round.population
+        to = uploads.owner.flatten() == torch.arange(K, device=at.device)[:, None]
+        total = mix(to, self._admitted(uploads, round).flatten(0, 1))
+        mass = mix(to, uploads.weight.flatten()[:, None]).squeeze(1)
+        inbox = Inbox(total, mass, self._divisors(server, round))
+        held = Held(server.models, server.optimizer)
+        models, optimizer = vmap(lambda own, box: self.apply(own, box, round))(held, inbox)
+        ranks = server.ranks.index_copy(0, at, uploads.ranks)
+        wanted = server.wanted.index_copy(0, at, uploads.wanted)
+        return Circle(models, optimizer, server.sizes, ranks, wanted)
+
+    def apply(self, own: Held, inbox: Inbox, round: Round) -> Held:
+        """One owner's model after a round; a model that nobody uses stays as it is."""
+        w, buffers = own.model[: round.parameters], own.model[round.parameters :]
+        total, state = inbox.total, own.optimizer
+        change = total[: round.parameters]
+        if self.normalise_columns:
+            change = change / inbox.mass.to(change.dtype).clamp(min=1)
+        if self.step == "gradient":
+            rule = round.recipe.rule()
+            w, state = rule.step(w, change / inbox.divisor.to(change.dtype), state, round.lr)
+        else:
+            w = w - change
+            buffers = total[round.parameters :] / inbox.mass.to(total.dtype)
+        moved: Held = where(inbox.mass > UNUSED, Held(torch.cat([w, buffers]), state), own)
+        return moved
+
+    def _divisors(self, server: Circle, round: Round) -> Tensor:
+        """What every owner divides gradients by."""
+        sizes = server.sizes.to(torch.float64)
+        if self.scale == "sum" or (self.scale == "auto" and not self._central):
+            return torch.ones_like(sizes)  # Eq. 9
+        return sizes[round.clients].sum().expand(len(sizes)) if self._central else sizes  # Eq. 6
+
+    def _admitted(self, uploads: Reply, round: Round) -> Tensor:
+        """What arrived, cut to the length that an honest sender keeps."""
+        change = uploads.change.vectors
+        if not self.clip:
+            return change
+        bound = self.clip * (1 + self.noise * round.parameters**0.5)
+        limit = bound * uploads.weight.clamp(0, 1).to(change.dtype)[..., None]
+        if not self._central:
+            limit = torch.cat([torch.full_like(limit[:, :1], torch.inf), limit[:, 1:]], 1)
+        moves, buffers = round.trainable(change), change[..., round.parameters :]
+        return torch.cat([clipped(moves, limit), buffers], -1)
+
+    # ---- one client ------------------------------------------------------------------------
+
+    def local(self, client: Client, received: Sight, state: Tracked) -> tuple[Reply, Tracked]:
+        """Weigh the models in sight and say how each should change."""
+        models, owners = self._in_sight(client, received)
+        losses = client.map(lambda w: client.loss(w, "train"), models).to(torch.float64)
+        if self.loss_reduction == "sum":
+            losses = losses * client.size
+        arrived = losses.isfinite()
+        is_of = owners[:, None] == torch.arange(client.population, device=owners.device)
+        state = self._track(client, state, torch.where(arrived, losses, 0.0), is_of, arrived)
+        weight = torch.where(arrived, is_of.to(torch.float64) @ state.weights, 0.0)
+        w = weight.to(models.dtype)[:, None]
+        change = torch.where(w > 0, w * self._change(client, models), 0.0)
+        travels = (w > 0).squeeze(1) & (self._central | (owners != client.id))
+        score = torch.where(state.seen, -state.tracked, torch.inf)  # strangers first
+        ranks = (score[None, :] > score[:, None]).sum(1).to(torch.int32)
+        reply = Reply(Parcels(change, travels), weight, owners, ranks, self._wanted(state.weights))
+        return reply, state
+
+    def _in_sight(self, client: Client, received: Sight) -> tuple[Tensor, Tensor]:
+        """The client's own model and its peers', and whose they are."""
+        peers, present = received.peers.rows()
+        peers = torch.where(present[:, None], peers, received.own.vectors)  # no row is garbage
+        models = torch.cat([received.own.vectors, peers])
+        return models, torch.cat([client.id[None], received.peers.owner])
+
+    def _track(
+        self, client: Client, state: Tracked, losses: Tensor, is_of: Tensor, arrived: Tensor
+    ) -> Tracked:
+        """The E-step: new losses of those in sight, tracked losses of all seen, weights."""
+        here = (is_of & arrived[:, None]).any(0)
+        last = torch.where(here, losses @ is_of.to(losses.dtype), state.last)
+        seen, rounds = state.seen | here, state.rounds + 1
+        if self._central or self.tracking == "accumulate":
+            tracked = torch.where(state.seen, state.tracked + last, rounds * last)
+        else:
+            first = last if self.ema_init == "first" else torch.zeros_like(last)
+            before = torch.where(state.seen, state.tracked, first)
+            tracked = (1 - self.beta) * before + self.beta * last
+        tracked = torch.where(seen, tracked, 0.0)
+        heat = self.temperature * (client.size if self.temperature_per == "sample" else 1)
+        weights = posterior(tracked / heat, seen | (self.unseen == "zero_loss"))
+        alone = torch.arange(client.population, device=seen.device) == client.id
+        weights = torch.where(weights.sum() > 0, weights, alone.to(weights.dtype))
+        return Tracked(last, tracked, seen, weights, rounds)
+
+    def _change(self, client: Client, models: Tensor) -> Tensor:
+        """How every model in sight should change, before it is weighed; buffers as they became."""
+        if self.step == "gradient":
+            g = client.map(lambda w: client.gradient(w, "train"), models)
+            moves, buffers = g * client.size, torch.zeros_like(models)
+        else:
+            buffers = client.map(client.train, models)
+            moves = models - buffers
+        moves = client.trainable(moves)
+        if self.clip:
+            kept = 0 if self._central else 1  # a client's own model does not leave it
+            noise = client.noise("federico", tuple(moves[kept:].shape)).to(moves.dtype)
+            safe = clipped(moves[kept:], self.clip) + self.noise * self.clip * noise
+            moves = torch.cat([moves[:kept], safe])
+        return torch.cat([moves, buffers[:, client.model.parameters :]], 1)
+
+    def _wanted(self, weights: Tensor) -> Tensor:
+        """Whose models are worth fetching to predict with; the best always is."""
+        return weights >= weights.max().clamp(max=self.predict_min_weight)
+
+    # ---- prediction ------------------------------------------------------------------------
+
+    def serve(self, server: Circle, round: Round) -> Sight:
+        """The newest of the models that each client predicts with."""
+        me, others = (
+            round.clients[:, None],
+            torch.arange(round.population, device=server.sizes.device),
+        )
+        fetched = server.wanted[round.clients] & (others != me)
+        scores = -server.ranks[round.clients].to(torch.float64)
+        count = int(fetched.sum(1).max())
+        chosen = epsilon_greedy(
+            scores.masked_fill(~fetched, -torch.inf),
+            torch.zeros(len(me), count, dtype=torch.bool, device=me.device),
+            round.draw("ties", me, others),
+            count,
+        )
+        return Sight(self._own(server, round), Bank(server.models, chosen, chosen))
+
+    def predictor(self, client: Client, served: Sight, state: Tracked) -> Mixture:
+        """The mixture of the models with weight, the client's own first."""
+        models, owners = self._in_sight(client, served)
+        is_of = owners[:, None] == torch.arange(client.population, device=owners.device)
+        kept = torch.where(self._wanted(state.weights), state.weights, 0.0)
+        weights = is_of.to(torch.float64) @ kept
+        return Mixture((weights / weights.sum()).to(models.dtype), models)
+
+    def collaboration(self, server: Circle, states: Tracked, round: Round) -> Tensor:
+        """Every client's weights."""
+        return states.weights

@@ -1,0 +1,150 @@
+"""FedFomo, model-average variant: what does everybody's average lose without client n?
+
+The server offers the plain average Ā of all N uploads and the N averages that leave one out. On
+validation data (Eq. 14):
+
+    w_n  = L_i(Ā_{−n}) − L_i(Ā)                    positive where the average is worse without n
+    w*_n = max(w_n, 0) / Σ_m max(w_m, 0)
+    θ_i  = Ā + Σ_n w*_n (θ_n − Ā);   Ā where no w_n is positive
+    θ_i ← LocalTrain(θ_i);   upload θ_i
+
+Travels: N + 1 models down (the common start in the first round), one model and N shares up.
+
+Notes:
+    **This hides nobody's model.** θ_n = N Ā − (N − 1) Ā_{−n} exactly, and that is how the client
+    here gets the models it mixes: what looks like averages is everybody's model. The paper offers
+    the variant for privacy; we do not.
+    As printed no distance divides w_n; ``distance`` divides by ‖Ā_{−n} − Ā‖, as public code does.
+    Before anybody has uploaded a client trains from the common start. With a single upload there is
+    nothing to leave out and θ_i = Ā.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Mixture, Round, rows, single
+from ..client import Client
+from ..task import Task
+from ..tree import Bank
+from .fedfomo import FedFomo, fomo_weights, norm
+
+
+class Pool(NamedTuple):
+    """The server: everybody's last upload."""
+
+    models: Tensor  # [K, P]
+    age: Tensor  # [K] the round of the upload, -1 before the first
+    shares: Tensor  # [K, K] everybody's last shares
+    start: Tensor  # [P] the common start
+
+
+class Upload(NamedTuple):
+    """What a client sends."""
+
+    theta: Tensor  # [P]
+    shares: Tensor  # [K]
+
+
+def leave_one_out(models: Tensor) -> tuple[Tensor, Tensor]:
+    """``Ā [P]`` and every ``Ā_{−n} [N, P]``; with one model, the average in place of nothing."""
+    average, count = models.mean(0), len(models)
+    return average, average + (average - models) / max(1, count - 1)
+
+
+def average_weights(base_loss: Tensor, losses: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
+    """Eq. 14, clipped and normalised: FedFomo's weights with the sign of the gain reversed."""
+    return fomo_weights(-base_loss, -losses, distances)  # Eq. 14
+
+
+@dataclass(frozen=True)
+class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
+    """First-order model optimisation over averages.
+
+    Fields:
+        distance: divide w_n by the distance between Ā_{−n} and Ā: ``none`` (as printed), ``l2``,
+            ``l1`` (public code) or ``sq_l2``.
+        pool: averages are over ``all_uploaded`` models or only over those of the ``last_round``.
+    """
+
+    distance: Literal["none", "l2", "l1", "sq_l2"] = "none"
+    pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
+
+    paper: ClassVar[str] = FedFomo.paper
+    bibtex: ClassVar[str] = FedFomo.bibtex
+
+    @property
+    def uses_validation(self) -> bool:
+        """Models are weighed on it."""
+        return True
+
+    def init(self, task: Task) -> tuple[Pool, tuple[()]]:
+        """The common start; everybody stands alone."""
+        K = task.population
+        alone = torch.eye(K, dtype=task.dtype, device=task.device)
+        nobody = torch.full((K,), -1, device=task.device)
+        return Pool(rows(task.start, K), nobody, alone, task.start), ()
+
+    def download(self, server: Pool, round: Round) -> Bank:
+        """The average and the averages without one: slot 0, and slot 1 + n for client n."""
+        oldest = round.index - 1 if self.pool == "last_round" else 0
+        there = ((server.age >= oldest) & (server.age >= 0)).nonzero().flatten()
+        count, everybody = len(round.clients), torch.arange(round.population, device=there.device)
+        slot = torch.full((round.population + 1,), -1, device=there.device)
+        slot[0] = 0
+        table = server.start[None]
+        if len(there):
+            average, without = leave_one_out(server.models[there])
+            table = torch.cat([average[None], without])
+            slot[1 + there] = 1 + torch.arange(len(there), device=there.device)
+        owner = torch.cat([slot.new_full((1,), -1), everybody])
+        return Bank(table, rows(slot, count), rows(owner, count))
+
+    def local(self, client: Client, received: Bank, state: tuple[()]) -> tuple[Upload, tuple[()]]:
+        """Weigh, mix, train."""
+        theta, shares = self.weigh(client, received)
+        alone = torch.arange(client.population, device=client.id.device) == client.id
+        shares = torch.where(shares.sum() > 0, shares, alone.to(shares.dtype))
+        return Upload(client.train(theta), shares), ()
+
+    def weigh(self, client: Client, received: Bank) -> tuple[Tensor, Tensor]:
+        """The client's mix of all uploads, and the share of each; no shares before the first."""
+        models, present = received.rows()
+        average, without, there = models[0], models[1:], present[1:]
+        base = client.loss(average, "val")
+        losses = client.map(lambda w: client.loss(w, "val"), without)
+        losses = torch.where(there, losses, base)
+        _, shares = average_weights(base, losses, self._distances(client, without - average))
+        count = there.sum().to(shares.dtype)
+        shares = torch.where(shares.sum() > 0, shares, there / count.clamp(min=1))
+        # θ_n − Ā = (N − 1)(Ā − Ā_{−n}); equal shares add up to nothing
+        apart = torch.where(there[:, None], (count - 1) * (average - without), 0.0)
+        return average + shares @ apart, shares
+
+    def _distances(self, client: Client, apart: Tensor) -> Tensor:
+        if self.distance == "none":
+            return torch.ones_like(apart[:, 0])
+        return norm(client.trainable(apart), self.distance)
+
+    def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
+        """Store."""
+        at = round.clients
+        return server._replace(
+            models=server.models.index_copy(0, at, uploads.theta),
+            age=server.age.index_fill(0, at, round.index),
+            shares=server.shares.index_copy(0, at, uploads.shares),
+        )
+
+    def serve(self, server: Pool, round: Round) -> Bank:
+        """What a client would download next."""
+        return self.download(server, round)
+
+    def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
+        """The client's mix after a further weighing."""
+        return single(self.weigh(client, served)[0])
+
+    def collaboration(self, server: Pool, states: tuple[()], round: Round) -> Tensor:
+        """Every client's last shares."""
+        return server.shares
