@@ -16,6 +16,7 @@ from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.data.datasets import DATASETS
 from coterie.data.partition import PARTITIONS
 from coterie.models import MODELS
+from coterie.store import RunFolder
 
 QUICK = ["--rounds", "2", "--engine", "vmap", "--clients", "4", "--methods", "fedavg,fedfomo"]
 
@@ -114,9 +115,30 @@ def test_the_same_comparison_again_reads_what_is_there(command):
     again = command("compare", *QUICK, "--out", "mine")
     assert again[1] == first[1]
     assert again[2].count("finished before, read again") == 3
-    code, out, err = command("compare", *QUICK, "--lr", "0.2", "--out", "mine")
+    code, out, err = command("compare", *QUICK, "--lr", "0.123", "--out", "mine")
     assert (code, out) == (2, "")
     assert "holds a finished run" in err
+
+
+def test_an_interrupted_comparison_is_taken_up_again(command, work, monkeypatch):
+    whole = command("compare", *QUICK, "--out", "whole")[1]
+    append, calls = RunFolder.append, []
+
+    def stop(self, record):
+        calls.append(record)
+        if len(calls) == 4:  # the second round of the second method
+            raise KeyboardInterrupt
+        return append(self, record)
+
+    monkeypatch.setattr(RunFolder, "append", stop)
+    assert command("compare", *QUICK, "--out", "mine")[0] == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(work)
+    code, out, err = command("compare", *QUICK, "--lr", "0.123", "--out", "mine")
+    assert code == 2  # other runs may lie beside these, never in their place
+    code, out, err = command("compare", *QUICK, "--out", "mine")
+    assert (code, out) == (0, whole.replace("whole", "mine"))
+    assert err.count("finished before") == 1
 
 
 def test_every_seed_has_clients_of_its_own(command, work):

@@ -10,11 +10,12 @@ of the command line by the same names; ``set={"train.momentum": 0.9}`` reaches e
 Without ``out`` nothing is written to disk.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import __version__, store
+from . import __version__, files, store
 from .assemble import Assembly, assemble, engine_of, task_of
 from .config import canonical, config_hash, load
 from .errors import ConfigError, did_you_mean
@@ -61,16 +62,17 @@ def run(source: Source = None, *, progress: Watch | None = None, **flags: Any) -
     config = configure(source, **flags)
     method = config.method()
     config = config.single(method, config.run.seed)
-    out = _folder(config)
+    out, assembly = _folder(config), assemble(config)
     if out is not None:
-        store.refuse_used(out)
-    return _run(assemble(config), method, config.run.seed, out, {}, progress)
+        _refuse(out, config_hash(assembly.config))
+    return _run(assembly, method, config.run.seed, out, {}, progress)
 
 
 def compare(source: Source = None, *, progress: Watch | None = None, **flags: Any) -> Comparison:
     """Run several methods, Local always among them, with every seed on the same clients.
 
-    A run that is already finished in the folder, with the same config and version, is read instead.
+    A run that is already finished in the folder, with the same config and version, is read instead;
+    one that was interrupted is started again.
     """
     config = configure(source, **flags)
     methods, out = config.methods(), _folder(config)
@@ -112,13 +114,28 @@ def _reusable(assembly: Assembly, method: Method, seed: int, out: Path | None) -
     if out is None:
         return None
     place = out / method.label / f"seed-{seed}"
+    asked = config_hash(assembly.config.single(method, seed))
     if store.finished(place):
         found = RunResult.read(place)
-        same = found.data.config.get("hash") == config_hash(assembly.config.single(method, seed))
+        same = found.data.config.get("hash") == asked
         if same and found.data.environment.get("coterie") == __version__:
             return found
-    store.refuse_used(place)
+    _refuse(place, asked)
     return None
+
+
+def _refuse(place: Path, asked: str) -> None:
+    """Refuse a folder that holds a run, unless it was given up and would be the same run again."""
+    if not _given_up(place, asked):
+        store.refuse_used(place)
+
+
+def _given_up(place: Path, asked: str) -> bool:
+    """Whether an unfinished run of this config lies here that nothing could be resumed from."""
+    config = place / store.CONFIG
+    if not config.is_file() or store.finished(place) or (place / "checkpoint").exists():
+        return False
+    return bool(files.read_json(config).get("hash") == asked)
 
 
 def _run(
@@ -136,6 +153,8 @@ def _run(
     log = Log(method.label, seed, run.metric, Roster.of(task.federation))
     config = _written(assembly.config.single(method, seed), engine.choice)
     where = store.environment(task.device)
+    if out is not None and _given_up(out, config["hash"]):
+        shutil.rmtree(out)
     folder = None if out is None else store.RunFolder.create(out, log, config, where)
     mixture = None
     for record in run_rounds(
