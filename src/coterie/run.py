@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from . import draws, tree
+from . import draws, faults, tree
 from .algorithm import AnyAlgorithm, Mixture, Round, round_of
 from .engines.base import Engine, Evaluation
-from .guard import Rejection, screen
+from .guard import Guard, Rejection, screen
 from .task import Task
 from .tree import Tree
 
@@ -41,6 +41,17 @@ class Record(NamedTuple):
     states: Tree
 
 
+class Begin(NamedTuple):
+    """Where a run goes on: the server and every client's state after some rounds."""
+
+    rounds: int
+    server: Tree
+    states: Tree
+
+
+DEFAULT_GUARD = Guard()
+
+
 def run(
     algorithm: AnyAlgorithm,
     task: Task,
@@ -50,18 +61,23 @@ def run(
     participation: float = 1.0,
     evaluate_every: int = 1,
     metric: str = "accuracy",
+    guard: Guard = DEFAULT_GUARD,
+    begin: Begin | None = None,
 ) -> Iterator[Record]:
     """Train for ``rounds`` rounds and yield a record after each.
 
-    The last round is always evaluated. Evaluating changes nothing: every draw is derived.
+    The last round is always evaluated. Evaluating changes nothing: every draw is derived. So does
+    stopping: ``begin`` is where an earlier call got to, and the rounds after it are the same.
     """
-    server, states = algorithm.init(task)
+    done, server, states = begin or Begin(0, *algorithm.init(task))
     states = tree.move(tree.map_leaves(torch.clone, states), engine.state_device)
-    for index in range(rounds):
+    for index in range(done, rounds):
         began = time.perf_counter()
         clients = participants(algorithm, task, index, participation)
         round = round_of(task, index, rounds, clients)
-        server, states, traffic, rejected = _exchange(algorithm, engine, server, states, round)
+        server, states, traffic, rejected = _exchange(
+            algorithm, engine, server, states, round, guard
+        )
         last = index == rounds - 1
         evaluation = mixture = None
         collaboration = _matrix(algorithm.collaboration(server, states, round))
@@ -95,23 +111,33 @@ def participants(algorithm: AnyAlgorithm, task: Task, index: int, participation:
 
 
 def _exchange(
-    algorithm: AnyAlgorithm, engine: Engine, server: Tree, states: Tree, round: Round
+    algorithm: AnyAlgorithm, engine: Engine, server: Tree, states: Tree, round: Round, guard: Guard
 ) -> tuple[Tree, Tree, Traffic, tuple[Rejection, ...]]:
-    """Download, local work, guard, aggregation: one round for everybody who takes part."""
+    """Download, local work, guard, aggregation: one round for everybody who takes part.
+
+    Whoever is rejected keeps its state; where nobody is left nothing changes.
+    """
     received = algorithm.download(server, round)
     before = tree.take(states, round.clients)
-    uploads, after = engine.local(algorithm, received, before, round)
+    uploads, after, answered, refused = engine.exchange(algorithm, received, before, round)
     traffic = Traffic(tree.count_bytes(received), tree.count_bytes(uploads), 0)
-    kept, rejected = screen(uploads, round)
+    faults.at("round.local")
+    if refused:
+        at = torch.isin(round.clients, answered).nonzero().flatten()
+        received, before = tree.take(received, at), tree.take(before, at)
+        round = round._replace(clients=answered)
+    sizes = engine.task.sizes
+    kept, rejected = screen(uploads, round, sizes, guard, (received, before))
     if rejected:
         uploads, after = tree.take(uploads, kept), tree.take(after, kept)
         round = round._replace(clients=round.clients[kept])
     if len(round.clients):
         server = algorithm.aggregate(server, uploads, round)
+        faults.at("round.aggregated")
         states = tree.map_leaves(
             lambda old, new: old.index_copy_(0, round.clients.to(old.device), new), states, after
         )
-    return server, states, traffic, rejected
+    return server, states, traffic, (*refused, *rejected)
 
 
 def _evaluate(

@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import metrics
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import EVALUATION_BLOCK, Shape
+from ..guard import Rejection
 from ..model import FlatModel
 from ..task import Split, Task
 from ..tree import Tree
@@ -25,6 +26,15 @@ class Evaluation(NamedTuple):
     val: Scores  # [K] the same on validation data
     test_loss: Scores  # [K]
     val_loss: Scores  # [K]
+
+
+class Replies(NamedTuple):
+    """What came back in a round: a row for each of ``clients``, who need not be all."""
+
+    uploads: Tree
+    states: Tree
+    clients: Tensor  # [n] those who answered in the form that is expected
+    rejected: tuple[Rejection, ...] = ()
 
 
 class Engine(Protocol):
@@ -43,7 +53,12 @@ class Engine(Protocol):
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
-        """Uploads and new states of the round's clients, a row a client."""
+        """Uploads and new states of the round's clients, a row for every one of them."""
+
+    def exchange(
+        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+    ) -> Replies:
+        """The same for whoever answers as expected: what the round loop asks for."""
 
     def predict(
         self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str

@@ -4,7 +4,7 @@ Every client receives its row as bytes, keeps its state as bytes and answers wit
 to prove that no method leans on shared memory, and as the codec of engines on a real network.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from torch import Tensor
 
 from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
+from ..guard import Reply
 from ..task import Task
 from ..tree import Bank, Tree
-from .base import Evaluation
-from .loop import LoopEngine
+from .base import Evaluation, Replies
+from .loop import LoopEngine, together
 
 
 def pack(row: Tree) -> bytes:
@@ -76,12 +77,22 @@ class WireEngine:
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, a row a client."""
-        parts = []
+        return _rows(list(self._replies(algorithm, received, states, round)))
+
+    def exchange(
+        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+    ) -> Replies:
+        """Uploads and new states of those whose messages have the form of the others'."""
+        return together(list(self._replies(algorithm, received, states, round)), round, _rows)
+
+    def _replies(
+        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+    ) -> Iterator[Reply]:
         for position, one in enumerate(_alone(round)):
             message, state = _through(tree.row(received, position)), tree.row(states, position)
             result = self._loop.local(algorithm, message, _through(state), one)
-            parts.append(tuple(_through(tree.row(part, 0)) for part in result))
-        return tree.concat([part[0] for part in parts]), tree.concat([part[1] for part in parts])
+            upload, kept = (_through(tree.row(part, 0)) for part in result)
+            yield Reply(int(one.clients), round.index, upload, kept)
 
     def predict(
         self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
@@ -94,6 +105,11 @@ class WireEngine:
         columns = zip(*(evaluation for evaluation, _ in parts), strict=True)
         evaluation = Evaluation(*(np.concatenate(column) for column in columns))
         return evaluation, tree.concat([mixture for _, mixture in parts])
+
+
+def _rows(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
+    uploads = tree.concat([reply.upload for reply in replies])
+    return uploads, tree.concat([reply.state for reply in replies])
 
 
 def _alone(round: Round) -> Iterator[Round]:
