@@ -110,7 +110,10 @@ class Client:
 
         A minibatch of :meth:`scan` is seen in training mode, a split in evaluation mode.
         """
-        output = self.outputs(w, batch, training=batch.step >= 0)
+        return self.losses_of(self.outputs(w, batch, training=batch.step >= 0), batch)
+
+    def losses_of(self, output: Tensor, batch: Batch) -> Tensor:
+        """The loss of every sample, given what a model said of the batch."""
         if self._task.regression:
             return 0.5 * (output.squeeze(-1) - batch.y) ** 2
         return F.cross_entropy(output, batch.y, reduction="none")

@@ -1,0 +1,61 @@
+"""Freezebase: fine-tuning of the top layer only.
+
+Notes:
+    Public code freezes by counting tensors, which leaves most of an LSTM trainable, and lets
+    batch-norm statistics go on changing (spec 3.2); here layers are named and statistics of frozen
+    ones stay. A network some of whose statistics stay is run in evaluation mode while its head is
+    trained: its batch norm uses the statistics it has.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..client import Batch, Client
+from ..model import FlatModel
+from ..tree import Tree
+from .base import Adaptation
+
+
+def top_layer(model: FlatModel) -> str:
+    """The module that owns the last trainable parameter."""
+    last = [slot for slot in model.slots if slot.start < model.parameters][-1]
+    return last.name.rpartition(".")[0] or last.name
+
+
+@dataclass(frozen=True)
+class FreezeBase(Adaptation):
+    """Freezebase (fb): train only the top layer of a copy of the model.
+
+    Fields:
+        epochs: passes over the client's data; None takes the training recipe's.
+        lr: learning rate; None takes the rate of the round.
+        fb_trainable: names of the layers that are trained; empty is the last one.
+        freeze_bn_stats: keep the batch-norm statistics of frozen layers.
+    """
+
+    epochs: int | None = None
+    lr: float | None = None
+    fb_trainable: tuple[str, ...] = ()
+    freeze_bn_stats: bool = True
+
+    def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
+        """Train the free part."""
+        client = client.tuned(epochs=self.epochs, lr=self.lr)
+        free = self._free(client.model).to(w.device)
+
+        def as_evaluated(w: Tensor, batch: Batch) -> Tensor:
+            return client.loss(w, batch._replace(step=-1))
+
+        fixed = not bool(free[client.model.parameters :].all())
+        return client.train(w, only=free, loss=as_evaluated if fixed else None)
+
+    def _free(self, model: FlatModel) -> Tensor:
+        """A mask over the vector: what may change."""
+        names = self.fb_trainable or (top_layer(model),)
+        free = torch.zeros(model.size, dtype=torch.bool)
+        free[model.positions(names)] = True
+        if not self.freeze_bn_stats:
+            free[model.parameters :] = True
+        return free

@@ -1,0 +1,68 @@
+"""The diagonal Fisher information of a model: which of its parameters its predictions depend on.
+
+    M_k = (1/n) Σ_s (∂ log p(y_s | x_s) / ∂w_k)²
+
+Notes:
+    ``empirical`` takes the labels there are, ``true`` draws them from the model, ``batch_mean``
+    squares the mean gradient of minibatches, as public code does: near a stationary point that is
+    about 1/B of the others, so λ is not comparable between them (spec 3.3). All are taken in
+    evaluation mode.
+    Of a regression p is a normal distribution of variance one, whose −log p is the half squared
+    error up to a constant.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import grad
+
+from ..client import EVALUATION_BLOCK, Batch, Client
+
+Kind = Literal["empirical", "true", "batch_mean"]
+Source = Literal["auto", "server_aux", "client_train", "aggregate"]
+
+_ENTRIES = 1 << 22  # entries of the gradients of single samples that are held at once
+
+
+def fisher(client: Client, w: Tensor, kind: Kind) -> Tensor:
+    """The diagonal on a client's training data, one entry a trainable parameter."""
+    total, count = client.trainable(torch.zeros_like(w)), w.new_zeros(())
+    parts = _batches(client, w) if kind == "batch_mean" else _samples(client, w, kind)
+    for squares, samples in parts:
+        total, count = total + squares, count + samples
+    return total / count.clamp(min=1)
+
+
+def _batches(client: Client, w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The squared mean gradient of each minibatch, times its samples; and how many they are."""
+    for batch in client.blocks("train", client.recipe.batch):
+        count = w.new_tensor(len(batch.y)) if batch.mask is None else batch.mask.sum()
+        yield count * client.trainable(client.gradient(w, batch)) ** 2, count
+
+
+def _samples(client: Client, w: Tensor, kind: Kind) -> Iterator[tuple[Tensor, Tensor]]:
+    """The sum of squared gradients of single samples, block by block; and how many they are."""
+    size = max(1, min(EVALUATION_BLOCK, _ENTRIES // len(w)))
+    for number, block in enumerate(client.blocks("train", size)):
+        y = drawn(client, w, block, number) if kind == "true" else block.y
+
+        def square(x: Tensor, y: Tensor) -> Tensor:
+            one = Batch(x[None], y[None], None, torch.zeros(1, dtype=torch.int64), -1)
+            return client.trainable(grad(client.loss)(w, one)) ** 2
+
+        squares = client.map(square, block.x, y)
+        mask = torch.ones_like(squares[:, 0]) if block.mask is None else block.mask
+        yield mask.to(squares.dtype) @ squares, mask.sum()
+
+
+def drawn(client: Client, w: Tensor, batch: Batch, number: int) -> Tensor:
+    """Labels of a batch drawn from the model's own predictions."""
+    output = client.outputs(w, batch)
+    if batch.y.is_floating_point():
+        noise = client.noise("fisher", (len(batch.y),), at=number)
+        return output.squeeze(-1) + noise.to(output.dtype)
+    luck = client.draw("fisher", (len(batch.y), 1), at=number)
+    below = output.to(torch.float64).softmax(-1).cumsum(-1)
+    return (luck >= below).sum(-1).clamp(max=output.shape[-1] - 1)

@@ -1,0 +1,26 @@
+"""Fine-tuning: the model trained on by its client."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..client import Client
+from ..tree import Tree
+from .base import Adaptation
+
+
+@dataclass(frozen=True)
+class FineTune(Adaptation):
+    """Fine-tuning (ft): train a copy of the model on the client's own data.
+
+    Fields:
+        epochs: passes over the client's data; None takes the training recipe's.
+        lr: learning rate; None takes the rate of the round.
+    """
+
+    epochs: int | None = None
+    lr: float | None = None
+
+    def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
+        """Train on."""
+        return client.tuned(epochs=self.epochs, lr=self.lr).train(w)
