@@ -182,5 +182,6 @@ def _run(
 def _written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
     """What ``config.json`` holds: what was asked for, its hash, and the engine that came of it."""
     tables = canonical(config)
-    tables["engine"] |= {"name": choice["engine"], **{k: choice[k] for k in choice if k == "chunk"}}
+    found = {key: choice[key] for key in ("chunk", "threads") if key in choice}
+    tables["engine"] |= {"name": choice["engine"], **found}
     return {**tables, "resolved": dict(choice), "hash": config_hash(config)}

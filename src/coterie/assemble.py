@@ -79,13 +79,17 @@ def task_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Task:
 def engine_of(config: Config, task: Task) -> Engine:
     """The engine a config asks for, with the process set to its threads and precision."""
     asked = config.engine
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
     loose = config.train.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = loose
     torch.backends.cudnn.allow_tf32 = loose
-    options = {"chunk": asked.chunk, "memory_mib": asked.memory_mib}
-    return make_engine(asked.name, task, **options, state=asked.state)
+    return make_engine(
+        asked.name,
+        task,
+        chunk=asked.chunk,
+        memory_mib=asked.memory_mib,
+        state=asked.state,
+        threads=asked.threads,
+    )
 
 
 def _settled(config: Config, dataset: Dataset) -> Config:

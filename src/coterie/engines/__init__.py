@@ -1,5 +1,7 @@
 """Who runs the clients: ``vmap``, ``loop``, ``wire``, or whichever ``auto`` finds fastest."""
 
+import torch
+
 from ..errors import ConfigError, did_you_mean
 from ..task import Task
 from .base import Engine, Evaluation
@@ -21,6 +23,7 @@ def make_engine(
     chunk: int | None = None,
     memory_mib: int | None = None,
     state: str = "device",
+    threads: int | None = None,
 ) -> Engine:
     """The engine of a configuration. ``auto`` measures; the others take what they are given."""
     from . import auto
@@ -29,7 +32,9 @@ def make_engine(
     from .wire import WireEngine
 
     if name == "auto":
-        return auto.pick(task, chunk=chunk, memory_mib=memory_mib, state=state)
+        return auto.pick(task, chunk=chunk, memory_mib=memory_mib, threads=threads, state=state)
+    if threads is not None:
+        torch.set_num_threads(threads)
     if name == "vmap":
         return VmapEngine(task, chunk=auto.fitting(task, chunk, memory_mib), state=state)
     if name == "loop":

@@ -1,5 +1,8 @@
 """Which engine is fastest here: a short measurement on the real model, remembered.
 
+One thread is preferred where it is about as fast as all of them: it leaves the other cores to
+others, and a second job slows two threads that wait for each other many times over.
+
 The answer is kept in the user's cache for each (model, shapes, recipe, device), so that a second
 run resolves to the same engine and hence to the same digest.
 """
@@ -23,31 +26,37 @@ from .base import Engine
 from .loop import LoopEngine
 from .vmap import VmapEngine
 
-CPU_CHUNKS = (5, 10, 20, 50)
-GPU_CHUNKS = (100, 1000)
+CHUNKS = {"cpu": (5, 10, 20, 50), "cuda": (100, 1000)}
+DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
 PROBE_STEPS = 4
+CORES = torch.get_num_threads()  # what torch would use if nobody chose
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
-def pick(task: Task, *, chunk: int | None, memory_mib: int | None, state: str) -> Engine:
-    """The fastest local engine for this task."""
-    key = _key(task, chunk, memory_mib)
+def pick(
+    task: Task, *, chunk: int | None, memory_mib: int | None, threads: int | None, state: str
+) -> Engine:
+    """The fastest local engine for this task, with the process set to its number of threads."""
+    key = _key(task, chunk, memory_mib, threads)
     remembered = _read().get(key)
     if remembered is None:
-        remembered = measure(task, chunk=chunk, memory_mib=memory_mib)
+        counts = sorted({1, CORES}) if threads is None else [threads]
+        measured = [measure(task, chunk, memory_mib, count) for count in counts]
+        remembered = min(measured, key=lambda found: found["seconds"] * found["threads"] ** 0.1)
         _write(key, remembered)
+    torch.set_num_threads(remembered["threads"])
     if remembered["engine"] == "loop":
         return LoopEngine(task, state=state)
     return VmapEngine(task, chunk=remembered["chunk"], state=state)
 
 
-def measure(task: Task, *, chunk: int | None, memory_mib: int | None) -> dict[str, Any]:
+def measure(task: Task, chunk: int | None, memory_mib: int | None, threads: int) -> dict[str, Any]:
     """Time a few steps of every candidate on real clients; seconds are a client's."""
+    torch.set_num_threads(threads)
     probe = copy.copy(task)
     probe.recipe = replace(task.recipe, steps=PROBE_STEPS)
-    largest = fitting(task, chunk, memory_mib)
-    sizes = CPU_CHUNKS if task.device.type == "cpu" else GPU_CHUNKS
-    chunks = {chunk} if chunk else {min(c, largest, task.population) for c in sizes}
+    wanted = [chunk] if chunk else CHUNKS[task.device.type]
+    chunks = {fitting(task, min(size, task.population), memory_mib) for size in wanted}
     best: dict[str, Any] = {
         "engine": "loop",
         "seconds": _seconds(LoopEngine(probe), min(3, task.population)),
@@ -59,7 +68,7 @@ def measure(task: Task, *, chunk: int | None, memory_mib: int | None) -> dict[st
             break
         if seconds < best["seconds"]:
             best = {"engine": "vmap", "chunk": size, "seconds": seconds}
-    return best
+    return {**best, "threads": threads}
 
 
 def _seconds(engine: Engine, clients: int) -> float:
@@ -80,12 +89,13 @@ def _timed(engine: Engine, rows: Any, round: Round) -> float:
     return time.perf_counter() - began
 
 
-def fitting(task: Task, chunk: int | None, memory_mib: int | None) -> int:
-    """How many clients may be computed together within the memory budget."""
+def fitting(task: Task, wanted: int | None, memory_mib: int | None) -> int:
+    """How many clients may be computed together: as many as wanted, if they fit the memory."""
+    if wanted is None:
+        wanted = DEFAULT_CHUNK[task.device.type]
     if memory_mib is None:
         memory_mib = _budget(task.device)
-    fits = max(1, int(memory_mib * 2**20 / footprint(task)))
-    return min(fits, chunk or (20 if task.device.type == "cpu" else 1000))
+    return max(1, min(wanted, int(memory_mib * 2**20 / footprint(task))))
 
 
 def _budget(device: torch.device) -> int:
@@ -126,7 +136,7 @@ def cache_file() -> Path:
     return base / "coterie" / "engines.json"
 
 
-def _key(task: Task, chunk: int | None, memory_mib: int | None) -> str:
+def _key(task: Task, chunk: int | None, memory_mib: int | None, threads: int | None) -> str:
     parts = (
         repr(task.model.module),
         tuple(task.x.shape[1:]),
@@ -134,10 +144,11 @@ def _key(task: Task, chunk: int | None, memory_mib: int | None) -> str:
         min(task.population, 50),
         str(task.dtype),
         _device_name(task.device),
-        torch.get_num_threads(),
+        CORES,
         torch.__version__,
         chunk,
         memory_mib,
+        threads,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

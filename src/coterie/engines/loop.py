@@ -48,7 +48,7 @@ class LoopEngine:
     @property
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
-        return {"engine": "loop", "state": self.state}
+        return {"engine": "loop", "state": self.state, "threads": torch.get_num_threads()}
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round

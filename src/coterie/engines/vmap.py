@@ -36,7 +36,12 @@ class VmapEngine:
     @property
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
-        return {"engine": "vmap", "chunk": self.chunk, "state": self.state}
+        return {
+            "engine": "vmap",
+            "chunk": self.chunk,
+            "state": self.state,
+            "threads": torch.get_num_threads(),
+        }
 
     def chunks(self, ids: list[int]) -> list[Chunk]:
         """Positions of clients of alike size, at most ``chunk`` together."""
