@@ -95,3 +95,20 @@ def test_many_models_at_once():
     model, x = FlatModel(net()), torch.randn(5, 3)
     W = torch.randn(7, model.size)
     assert_close(vmap(lambda w: model(w, x))(W), torch.stack([model(w, x) for w in W]), 1e-5)
+
+
+def test_batch_norm_trains_without_touching_its_argument():
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    model = FlatModel(module)
+    w, x = model.flatten(module), torch.randn(3, 5, 3).double()
+    before = w.clone()
+
+    def loss(w, x):
+        return model(w, x, training=True).square().sum()
+
+    apart = torch.stack([torch.func.grad(loss)(w, batch) for batch in x])
+    together = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(w, x)
+    assert torch.equal(w, before)
+    torch.testing.assert_close(together, apart)
+    assert (apart[:, : model.parameters].abs() > 0).any()
+    assert (apart[:, model.parameters :] == 0).all()

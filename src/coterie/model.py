@@ -48,6 +48,7 @@ class FlatModel:
             )
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         self.slots = _slots([*trainable, *buffers])
+        self._buffers = {name for name, _ in buffers}
         self.parameters = sum(p.numel() for _, p in trainable)
         self.size = self.slots[-1].stop
         self.module = module.eval()
@@ -55,7 +56,10 @@ class FlatModel:
 
     def __call__(self, w: Tensor, x: Tensor, *, training: bool = False) -> Tensor:
         """The module's output at ``w``, in evaluation mode unless it is trained."""
-        return self._call(self._named(w), x, training)
+        named = self._named(w)
+        if training:  # batch norm writes into its buffers, and has no gradient in them
+            named = {n: v.detach().clone() if n in self._buffers else v for n, v in named.items()}
+        return self._call(named, x, training)
 
     def refreshed(self, w: Tensor, x: Tensor) -> Tensor:
         """``w`` with the buffers that a training pass over ``x`` leaves behind."""
