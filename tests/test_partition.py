@@ -316,7 +316,7 @@ def test_a_wrong_embedding_is_refused(tmp_path, content):
 
 
 def test_an_embedding_is_trained_once_and_named(monkeypatch):
-    monkeypatch.setattr("coterie.data.embedding.EPOCHS", 3)
+    monkeypatch.setattr("coterie.data.embedding.FEWEST_STEPS", 10)
     digits = load("digits")
     small = replace(digits, x=digits.x[:300], y=digits.y[:300])
     partition = PARTITIONS["latent"](clients=6, distributions=3)

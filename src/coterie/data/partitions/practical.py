@@ -143,9 +143,9 @@ def quotas(sizes: Ints, chosen: Sequence[tuple[int, ...]], dominating: float, cl
     for i, (size, mine) in enumerate(zip(sizes, chosen, strict=True)):
         inside = np.isin(np.arange(classes), mine)
         most = int(size) if inside.all() else round(dominating * int(size))
-        turn = (np.arange(classes) - i) % classes
         for members, amount in ((inside, most), (~inside, int(size) - most)):
             if amount:
+                turn = (np.cumsum(members) - i) % members.sum()
                 counts[i] += largest_remainder(amount, members.astype(float), turn.astype(float))
     return counts
 

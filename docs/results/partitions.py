@@ -1,0 +1,123 @@
+"""Writes docs/results/partitions.md: what every partition makes of the real datasets.
+
+COTERIE_DATA=… python docs/results/partitions.py
+"""
+
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coterie.data import DATASETS, PARTITIONS, Dataset, Federation, describe, emd, federate, load
+from coterie.data.manifest import Row
+from coterie.errors import CoterieError
+
+SEED = 0
+NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "femnist")
+# Every partition of the spec with the papers' parameters; (name, fields).
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("iid", {"clients": 15}),
+    ("pathological", {"clients": 15}),
+    ("pathological", {"clients": 100}),
+    ("latent", {"clients": 20, "distributions": 10}),
+    ("practical_groups", {}),
+    *(("waffle", {"distribution": d}) for d in ("A", "B", "C", "A*", "B*")),
+    ("waffle", {"distribution": "A", "sizes": "B"}),
+    ("waffle", {"distribution": "C", "sizes": "B"}),
+    *(("label_groups", {"clients": 8, "groups": g}) for g in (2, 3, 4)),
+    ("concept_shift", {}),
+    ("dirichlet", {"clients": 100, "alpha": 0.9}),
+    ("dirichlet_clusters", {"clients": 10}),
+    ("natural", {}),
+)
+SHOWN = 3  # clients whose class counts are printed
+
+
+def main() -> None:
+    """Write the page."""
+    page = Path(__file__).with_name("partitions.md")
+    page.write_text("\n".join(lines()) + "\n", "utf-8")
+
+
+def lines() -> Iterator[str]:
+    """The page, line by line."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    yield "# What every partition makes of the real datasets"
+    yield ""
+    yield (
+        f"Command `python docs/results/partitions.py` with `COTERIE_DATA` set, commit {commit}, "
+        f"seed {SEED}, {platform.machine()} {platform.system()}, Python "
+        f"{platform.python_version()}. Sizes and class counts are of a client's training and "
+        "validation data; `emd_p1` is P1's earth mover's distance, which counts the classes a "
+        "client holds twice, `l1` the plain one. `latent` is shown with as many distributions as "
+        "classes where that is ten, which needs no embedding network."
+    )
+    for name in NAMES:
+        dataset = load(name)
+        yield ""
+        yield f"## {name}"
+        yield ""
+        yield f"{DATASETS[name].about}."
+        yield ""
+        yield "| partition | clients | samples | test | classes | emd_p1 | l1 | fingerprint |"
+        yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+        made = [federation for case in CASES if (federation := attempt(dataset, *case))]
+        yield from (summary(federation) for federation in made)
+        yield ""
+        yield f"Class counts of the first {SHOWN} clients:"
+        yield ""
+        yield "```"
+        for federation in made:
+            yield federation.partition
+            yield from (f"  {row.client:<9} {counts(row.classes)}" for row in first(federation))
+        yield "```"
+
+
+def attempt(dataset: Dataset, name: str, fields: dict[str, Any]) -> Federation | None:
+    """The federation, or None where a partition does not apply to a dataset."""
+    if name == "latent" and dataset.classes != 10:
+        return None
+    try:
+        return federate(dataset, PARTITIONS[name](**fields), seed=SEED)
+    except CoterieError:
+        return None
+
+
+def summary(federation: Federation) -> str:
+    """One row of the table."""
+    rows, apart = describe(federation), emd(federation)
+    assert apart is not None
+    sizes = [row.train + row.val for row in rows]
+    held = [int(np.count_nonzero(row.classes)) for row in rows]
+    tests = [row.test for row in rows]
+    return (
+        f"| `{federation.partition}` | {len(rows)} | {span(sizes)} | {span(tests)} | {span(held)} "
+        f"| {apart.emd_p1:.3f} | {apart.l1:.3f} | {federation.fingerprint} |"
+    )
+
+
+def span(values: list[int]) -> str:
+    """Smallest and largest."""
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def first(federation: Federation) -> list[Row]:
+    """The rows that are shown in full."""
+    return describe(federation)[:SHOWN]
+
+
+def counts(classes: tuple[int, ...]) -> str:
+    """Class counts, the zeros of many classes left out."""
+    if len(classes) <= 10:
+        return " ".join(f"{n:>5}" for n in classes)
+    return " ".join(f"{c}:{n}" for c, n in enumerate(classes) if n)
+
+
+if __name__ == "__main__":
+    main()
