@@ -80,6 +80,8 @@ def test_weights_that_say_nothing_are_loud():
     assert codes(history_of("fedamp", test, np.eye(CLIENTS))) == ["no_collaboration"]
     assert codes(history_of("fedamp", test, uniform)) == ["uniform_weights"]
     assert codes(history_of("fedamp", test, grouped(0.8))) == []
+    assert codes(history_of("local", test, np.eye(CLIENTS))) == []  # that is its name
+    assert codes(history_of("fedavg", test, uniform)) == []
     log = Log("fedamp", 0, "accuracy", roster())
     log.append(record(0, test[0], uniform))
     log.append(record(1, test[1], grouped(0.8)))

@@ -84,6 +84,7 @@ def test_reading_gives_back_what_was_written(made):
         np.testing.assert_array_equal(getattr(again.history, name), getattr(data.history, name))
     np.testing.assert_array_equal(again.history.matrices, data.history.matrices)
     assert again.history.matrix_rounds == (0, 1, 2, 3)
+    assert again.history.weights.dtype == np.float32
     assert again.history.roster.clients == data.history.roster.clients
     np.testing.assert_array_equal(again.history.roster.groups, GROUPS)
     assert again.summary == data.summary
@@ -217,6 +218,28 @@ def test_a_run_cannot_continue_from_a_round_it_never_reached(tmp_path):
     folder.append(records()[0])
     with pytest.raises(StoreError, match="found 1 whole rounds; expected 2"):
         RunFolder.reopen(tmp_path, log_of(), 2)
+
+
+def test_a_run_cannot_continue_from_logs_with_gaps(tmp_path):
+    for name in ("clients.csv", "collaboration.parts"):
+        folder = RunFolder.create(tmp_path / name, log_of(), CONFIG, {})
+        for each in records():
+            folder.append(each)
+        if name == "clients.csv":  # the last client of round 1 is lost
+            text = (folder.path / name).read_text().splitlines(keepends=True)
+            (folder.path / name).write_text("".join(text[: 2 * CLIENTS]))
+        else:
+            (folder.path / name / "00000001.npz").unlink()
+        with pytest.raises(StoreError, match=f"{name}: found rounds \\[0.*expected \\[0, 1"):
+            RunFolder.reopen(folder.path, log_of(), 2)
+
+
+def test_the_torn_start_of_a_line_is_not_a_line(tmp_path):
+    folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
+    folder.append(records()[0])
+    with (tmp_path / "clients.csv").open("a") as file:
+        file.write("0")  # of round 10
+    assert [index for index, _ in formats.read_clients(tmp_path / "clients.csv")[0]] == [0]
 
 
 def test_verify_names_the_file_that_changed(made):

@@ -10,8 +10,9 @@
     MANIFEST.json         sha256 and size of each file; written last, so a run without it is
                           unfinished
 
-While a run goes on, its matrices wait in ``collaboration.parts/``, a file a round, so that a killed
-run can be continued from any round (:meth:`RunFolder.reopen`).
+While a run goes on, its matrices wait in ``collaboration.parts/``, a file a round, and
+``checkpoint/`` holds where to go on from, so that a killed run can be continued
+(:meth:`RunFolder.reopen`).
 """
 
 import os
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import __version__, files, formats
+from . import __version__, checkpoint, faults, files, formats
 from .alarms import raise_alarms
 from .algorithm import Mixture
 from .errors import StoreError
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
 MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
-NAMES = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST)
+NAMES = (
+    *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
+    checkpoint.FOLDER,
+)
 
 digest = formats.digest
 
@@ -126,6 +130,7 @@ class RunFolder:
         self.path, self.log = path, log
         self.config, self.environment = config, environment
         self._unsafe: list[Path] = []  # parts that a power cut could still take
+        self._safe: checkpoint.Listing = {}  # those it could not
 
     @classmethod
     def create(
@@ -143,29 +148,48 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, log: Log, rounds: int) -> "RunFolder":
-        """Continue an unfinished run after ``rounds`` rounds; what came later is dropped."""
-        lines = formats.read_rounds(path / ROUNDS)[:rounds]
+        """Continue an unfinished run after ``rounds`` rounds; what came later is dropped.
+
+        Of a run without a whole round only the config has to be there.
+        """
+        lines = formats.read_rounds(path / ROUNDS)[:rounds] if rounds else []
         if len(lines) < rounds:
             raise StoreError(
                 f"{path / ROUNDS}: found {len(lines)} whole rounds; expected {rounds}; resume from "
                 "an earlier checkpoint"
             )
-        scores, _ = formats.read_clients(path / CLIENTS)
-        log.lines = lines
+        scores = formats.read_clients(path / CLIENTS)[0] if rounds else []
+        log.lines, safe = lines, {}
         log.evaluated = [(index, found) for index, found in scores if index < rounds]
         log.matrices = []
         for part in sorted((path / PARTS).glob("*.npz")):
             if int(part.stem) < rounds:
                 log.matrices += formats.read_matrices(part)[0]
+                safe[f"{PARTS}/{part.name}"] = files.describe(part)
             else:
                 part.unlink()
+        _refuse_gaps(path, log)
         files.write_text(path / ROUNDS, "".join(files.to_json(line) + "\n" for line in lines))
         with files.whole(path / CLIENTS) as temporary:
             temporary.write_text(",".join(formats.COLUMNS) + "\n", encoding="utf-8")
             for index, found in log.evaluated:
                 formats.append_clients(temporary, formats.client_rows(index, found, log.roster))
-        config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
-        return cls(path, log, config, where)
+        for litter in path.glob(".*.tmp"):  # of writes that a kill cut short
+            litter.unlink()
+        known = (path / ENVIRONMENT).is_file()
+        where = files.read_json(path / ENVIRONMENT) if known else {}
+        folder = cls(path, log, files.read_json(path / CONFIG), where)
+        folder._safe = safe
+        return folder
+
+    def note_resumed(
+        self, rounds: int, where: Mapping[str, Any], changed: Mapping[str, Any]
+    ) -> None:
+        """Write down that the run was continued, and what was then not as before."""
+        note = {"after_rounds": rounds, "changed": dict(changed)}
+        before = self.environment or where
+        self.environment = {**before, "resumed": [*before.get("resumed", []), note]}
+        files.write_json(self.path / ENVIRONMENT, dict(self.environment))
 
     def append(self, record: "Record") -> Line:
         """Write down one round."""
@@ -173,6 +197,7 @@ class RunFolder:
         with files.writing(self.path):
             with (self.path / ROUNDS).open("a", encoding="utf-8", newline="\n") as file:
                 file.write(files.to_json(line) + "\n")
+            faults.at("log.line")
             if record.evaluation is not None:
                 rows = formats.client_rows(*self.log.evaluated[-1], self.log.roster)
                 formats.append_clients(self.path / CLIENTS, rows)
@@ -183,12 +208,17 @@ class RunFolder:
                 self._unsafe.append(part)
         return line
 
-    def sync(self) -> None:
-        """Flush what has grown; a checkpoint may then say that these rounds are safe."""
+    def sync(self) -> checkpoint.Listing:
+        """Flush what has grown and say what is there; a checkpoint may then call it safe."""
+        grown = (self.path / ROUNDS, self.path / CLIENTS)
         with files.writing(self.path):
-            for path in (self.path / ROUNDS, self.path / CLIENTS, *self._unsafe):
+            for path in (*grown, *self._unsafe):
                 files.flush_to_disk(path)
+            if self._unsafe:
+                files.flush_to_disk(self.path / PARTS)
+        self._safe |= {f"{PARTS}/{path.name}": files.describe(path) for path in self._unsafe}
         self._unsafe = []
+        return {**{path.name: files.describe(path) for path in grown}, **self._safe}
 
     def finish(self, mixture: Mixture, references: Mapping[str, History] | None = None) -> RunData:
         """Write matrices, models, summary and, last, the manifest: the run is then finished."""
@@ -200,10 +230,34 @@ class RunFolder:
                 formats.write_matrices(temporary, log.matrices, log.roster)
         with files.whole(path / MODELS) as temporary:
             formats.write_models(temporary, mixture)
+        faults.at("finish.models")
         files.write_json(path / SUMMARY, data.summary)
+        faults.at("finish.summary")
         files.write_json(path / files.MANIFEST, {"files": files.list_files(path)})
-        shutil.rmtree(path / PARTS, ignore_errors=True)
+        faults.at("finish.manifest")
+        tidy(path)
         return replace(data, path=path, held=None)
+
+
+def _refuse_gaps(path: Path, log: Log) -> None:
+    """Refuse to continue from logs that lack what their own lines say they have."""
+    for name, mark, kept in (
+        (CLIENTS, "test", log.evaluated),
+        (PARTS, "off_diagonal", log.matrices),
+    ):
+        promised = [line["round"] for line in log.lines if mark in line]
+        found = [index for index, _ in kept]
+        if found != promised:
+            raise StoreError(
+                f"{path / name}: found rounds {found}; expected {promised}, as {ROUNDS} says; "
+                "resume from an earlier checkpoint"
+            )
+
+
+def tidy(path: Path) -> None:
+    """Remove what only an unfinished run needs."""
+    shutil.rmtree(path / PARTS, ignore_errors=True)
+    checkpoint.clear(path)
 
 
 def refuse_used(path: Path) -> None:
