@@ -6,11 +6,14 @@ Scalars count 8 bytes here: the task is float64 and counts are int64.
 
 import pytest
 
+from coterie.algorithms.apfl import APFL
+from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.local import Local
+from coterie.algorithms.waffle import Waffle
 from coterie.engines import make_engine
 from coterie.run import run
 from support import task
@@ -22,6 +25,9 @@ HEAD = 8 * (8 * 3 + 3)  # the last layer of support.mlp
 LEDGER = {
     Local(): lambda m: (0, 0, 0),
     FedAvg(): lambda m: (m, m + S, m),
+    APFL(): lambda m: (m, m + S, m),
+    Erosion(): lambda m: (5 * m, 5 * m + S, m + S),  # everybody asks
+    Waffle(): lambda m: (2 * 5 * m, 2 * 5 * m, m + S),
     LGFedAvg(): lambda m: (HEAD, HEAD + S, HEAD),
     FedPer(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
     FedRep(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),

@@ -7,8 +7,11 @@ clients with half of them taking part. Rows that need more than that have a test
 import pytest
 import torch
 
+from coterie.algorithms.apfl import APFL
+from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedprox import FedProx
@@ -32,6 +35,16 @@ CASES = {
         FedAMP(alpha=0.0, sigma=1.0, lam=0.0, start="self"),
         Local(),
     ),
+    "FedeRiCo that looks only at itself is Local": (
+        FedeRiCo(downloads=0),
+        Local(start="independent"),
+    ),
+    "Weight Erosion that erodes everybody at once is Local": (
+        Erosion(p_d=1e30),
+        Local(budget="full"),
+    ),
+    "APFL alpha=0 is FedAvg": (APFL(alpha=0.0, adaptive=False), FedAvg()),
+    "APFL alpha=1 is Local": (APFL(alpha=1.0, adaptive=False), Local()),
     "HeurFedAMP that looks only at itself is Local": (
         HeurFedAMP(self_weight=1.0, prox=0.0),
         Local(),

@@ -65,7 +65,7 @@ def erode(
     >>> erode(torch.ones(2), torch.tensor([0.0, 2.0]), 0.1, 2.0, 11, 5, torch.tensor([50, 50]))
     tensor([1.0000, 0.4000])
     """
-    passes = torch.div((r - 1) * batch, sizes, rounding_mode="floor")
+    passes = torch.div((r - 1) * batch, sizes, rounding_mode="floor").to(distances.dtype)
     return (weights - (1 + p_s * passes) * p_d * distances).clamp(min=0)
 
 

@@ -1,0 +1,347 @@
+"""WAFFLE's and Weight Erosion's weights (spec 8.2, 8.3)."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from coterie.algorithms import waffle
+from coterie.algorithms.erosion import Erosion, erode
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.local import Local
+from coterie.algorithms.scaffold import Change, Scaffold
+from coterie.algorithms.waffle import Waffle, calc_weights, schedule, smooth
+from coterie.engines import make_engine
+from coterie.errors import ConfigError
+from coterie.run import run
+from support import RAGGED, RECIPE, assert_close, federation, last, predictors, task, whole_round
+
+K = len(RAGGED)
+
+
+def wide(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+GOLDEN = wide([0, 1, 1.2, 2, 3])
+
+
+# ---- WAFFLE's formulae ---------------------------------------------------------------------
+
+
+def test_golden_schedule():
+    values = [schedule(r, 100, 3.2) for r in (1, 25, 50, 75, 95, 100)]
+    assert values == pytest.approx([0.958, 0.832, 0.5, 0.168, 0.053, 0.039], abs=6e-4)
+    assert schedule(40, 100, 3.2, offset=10) == schedule(50, 100, 3.2)
+
+
+def test_golden_weights():
+    half = calc_weights(GOLDEN, 0, 0.5, 0.5)
+    assert_close(half, wide([0.4430, 0.3165, 0.2405, 0, 0]), 1e-4)
+    whole = calc_weights(GOLDEN, 0, 1.0, 1.0)
+    assert_close(whole, wide([0.2941, 0.2941, 0.2647, 0.1471, 0]), 1e-4)
+    assert_close(calc_weights(GOLDEN, 0, 0.5, 1e15), wide([0.2] * 5), 1e-9)
+    assert calc_weights(wide([0, 7]), 0, 0.3, 0.3).tolist() == [0.5, 0.5]
+    assert calc_weights(wide([0, 0, 0]), 1, 0.3, 0.3).tolist() == pytest.approx([1 / 3] * 3)
+    assert calc_weights(wide([0]), 0, 0.3, 0.3).tolist() == [1]
+
+
+def slow_weights(d, me, omega, psi):
+    others = [float(d[j]) for j in range(len(d)) if j != me]
+    most, least = max(others), min(others)
+    own = least * (1 - (most - least) / most * (1 - omega)) if most else 0.0
+    all_d = [own if j == me else float(d[j]) for j in range(len(d))]
+    span = most - min(all_d)
+    even = span < 1e-12 * max(1, most)
+    a = [max(psi - (0 if even else (x - own) / span), 0) for x in all_d]
+    return wide([x / sum(a) for x in a])
+
+
+distances = st.integers(2, 6).flatmap(
+    lambda n: st.tuples(
+        arrays(float, n, elements=st.floats(0, 1e100)), st.integers(0, n - 1), st.floats(0.02, 1)
+    )
+)
+
+
+@given(distances)
+def test_weights_equal_a_slow_loop_and_form_a_simplex(case):
+    d, me, turn = torch.from_numpy(case[0]), case[1], case[2]
+    d[me] = 0
+    found = calc_weights(d, me, turn, turn)
+    assert_close(found, slow_weights(d, me, turn, turn))
+    assert found.isfinite().all()
+    assert (found >= 0).all()
+    assert float(found.sum()) == pytest.approx(1)
+    assert found[me] == found.max()  # Alice's is the largest
+    order = torch.arange(len(d)).flip(0)
+    flipped = calc_weights(d[order], len(d) - 1 - me, turn, turn)
+    assert_close(flipped, found[order], 1e-12)
+
+
+def test_raw_vectors_are_what_is_smoothed():
+    a, b, c = wide([1, 0, 0]), wide([0, 1, 0]), wide([0, 0, 1])
+    smoothed, raw = smooth(c, b, a, 10, 100, 0)
+    assert_close(smoothed, wide([1 / 3] * 3))
+    assert torch.equal(raw, c)
+
+
+def test_one_hot_from_95_percent_and_smoothed_from_97():
+    previous = before = wide([0.25, 0.25, 0.25, 0.25])
+    kinds = {}
+    for r in range(93, 101):
+        smoothed, raw = smooth(wide([0.25] * 4), previous, before, r, 100, 2)
+        kinds[r] = (raw.tolist() == [0, 0, 1, 0], smoothed.tolist() == [0, 0, 1, 0])
+        previous, before = raw, previous
+    assert [r for r, (raw, _) in kinds.items() if raw] == list(range(95, 101))
+    assert [r for r, (_, smoothed) in kinds.items() if smoothed] == list(range(97, 101))
+
+
+# ---- WAFFLE as a whole ---------------------------------------------------------------------
+
+
+def test_a_round_equals_a_slow_loop():
+    method = Waffle(requesters=(1, 3), server_lr=0.7)
+    on = task(method)
+    server, states = method.init(on)
+    round = whole_round(on, horizon=5)
+    uploads, _ = make_engine("loop", on).local(
+        method, method.download(server, round), states, round
+    )
+    new = method.aggregate(server, uploads, round)
+    for k, me in enumerate((1, 3)):
+        d = wide([float((uploads.dy[i, k] - uploads.dy[me, k]).norm()) for i in range(K)])
+        turn = schedule(1, 5, 3.2)
+        weights = (slow_weights(d, me, turn, turn) + 2 / K) / 3
+        assert_close(new.weights[k], weights)
+        moved = sum(weights[i] * uploads.dy[i, k] for i in range(K))
+        assert_close(new.x[k], on.start + 0.7 * moved)
+        assert_close(new.c[k], sum(weights[i] * uploads.dc[i, k] for i in range(K)))
+    A = method.collaboration(new, states, round)
+    assert torch.equal(A[[1, 3]], new.weights)
+    assert (A[[0, 2, 4]] == 0).all()
+
+
+def forced(monkeypatch, weights):
+    """Every requester's smoothed weights are these, for requester and population."""
+    monkeypatch.setattr(
+        waffle, "smooth", lambda raw, p, b, r, horizon, me: (weights(me, len(raw)), raw)
+    )
+
+
+def test_uniform_weights_are_scaffold(monkeypatch):
+    forced(monkeypatch, lambda me, n: torch.full((n,), 1 / n, dtype=torch.float64))
+    method = Waffle(requesters=(2,), c_rule="increment")
+    found = last(method, task(method), rounds=4, participation=1.0)
+    other = last(Scaffold(), task(Scaffold()), rounds=4, participation=1.0)
+    assert_close(found.server.x[0], other.server.x, 1e-10)
+    assert_close(found.server.c[0], other.server.c, 1e-10)
+
+
+@pytest.mark.parametrize("c_rule", ["increment", "recompute"])
+def test_one_hot_weights_are_local(monkeypatch, c_rule):
+    forced(monkeypatch, lambda me, n: torch.eye(n, dtype=torch.float64)[me])
+    method = Waffle(c_rule=c_rule)
+    found = last(method, task(method), rounds=4, participation=1.0)
+    other = last(Local(), task(Local()), rounds=4, participation=1.0)
+    assert_close(predictors(found).models, predictors(other).models, 1e-9)
+
+
+@pytest.mark.parametrize("c_rule", ["increment", "recompute"])
+def test_the_control_in_the_local_phase(c_rule):
+    """Of 60 rounds the raw weights are one-hot from 57 on, the smoothed ones from 59."""
+    method = Waffle(requesters=(0,), c_rule=c_rule)
+    on = task(method)
+    apart = []
+    for record in run(method, on, make_engine("vmap", on), 60):
+        apart.append(record.server.c[0] - record.states.c[0, 0])
+    bias = [x.norm().item() for x in apart[-2:]]
+    if c_rule == "recompute":
+        assert max(bias) < 1e-12
+    else:
+        assert_close(apart[-1], apart[-2], 1e-12)
+        assert min(bias) > 1e-3
+
+
+def test_relabelling_the_others_permutes_the_weights():
+    method, order = Waffle(), [3, 0, 4, 2, 1]
+    usual = last(method, task(method), rounds=3)
+    listed = last(method, task(method, federated=federation(order=order)), rounds=3)
+    assert_close(
+        torch.from_numpy(listed.collaboration),
+        torch.from_numpy(usual.collaboration)[order][:, order],
+    )
+
+
+def replies(method, on, index=0):
+    server, states = method.init(on)
+    round = whole_round(on, index)
+    received = method.download(server, round)
+    uploads, _ = make_engine("vmap", on).local(method, received, states, round)
+    return server, uploads, round
+
+
+def test_absent_agents_have_no_weight():
+    method = Waffle()
+    on = task(method)
+    server, uploads, round = replies(method, on)
+    here = torch.tensor([0, 1, 3])
+    some = Change(uploads.dy[here], uploads.dc[here])
+    new = method.aggregate(server, some, round._replace(clients=here))
+    assert (new.weights[:, [2, 4]][here] == 0).all()
+    assert (new.previous[:, [2, 4]][here] == 0).all()
+    assert_close(new.weights[here].sum(1), torch.ones(3).double())
+    for left in (2, 4):  # their own models wait for them
+        for old, now in zip(server[:5], new[:5], strict=True):
+            assert torch.equal(old[left], now[left])
+
+
+def test_a_screened_outlier_stretches_nothing():
+    plain, screened = Waffle(), Waffle(screen=3.0)
+    on = task(plain)
+    server, uploads, round = replies(plain, on)
+    wild = uploads.dy.clone()
+    wild[4] *= 1000
+    attacked = Change(wild, uploads.dc)
+    here = torch.tensor([0, 1, 2, 3])
+    honest = Change(uploads.dy[here], uploads.dc[here])
+    expected = plain.aggregate(server, honest, round._replace(clients=here))
+    found = screened.aggregate(server, attacked, round)
+    assert_close(found.weights[:4], expected.weights[:4])
+    assert_close(found.x[:4], expected.x[:4])
+    stretched = plain.aggregate(server, attacked, round)
+    assert (stretched.weights[:4, :4] - expected.weights[:4, :4]).abs().max() > 0.01
+    quiet = screened.aggregate(server, uploads, round)
+    assert torch.equal(quiet.x, plain.aggregate(server, uploads, round).x)
+
+
+def test_two_agents_are_warned():
+    method = Waffle()
+    with pytest.warns(UserWarning, match="two agents"):
+        method.init(task(method, federated=federation(sizes=(20, 30))))
+
+
+# ---- Weight Erosion ------------------------------------------------------------------------
+
+
+def test_erosion_equals_its_formula():
+    weights, d = wide([1, 0.9, 0.1]), wide([0, 0.5, 2.0])
+    sizes = torch.tensor([100, 10, 33])
+    found = erode(weights, d, 0.03, 2.0, 5, 32, sizes)
+    for i in range(3):
+        passes = ((5 - 1) * 32) // int(sizes[i])
+        expected = max(0.0, float(weights[i]) - (1 + 2 * passes) * 0.03 * float(d[i]))
+        assert float(found[i]) == pytest.approx(expected)
+
+
+@given(
+    arrays(float, 4, elements=st.floats(0, 1)),
+    arrays(float, 4, elements=st.floats(0, 1e100)),
+    st.floats(0, 1e30),
+    st.integers(1, 1000),
+)
+def test_erosion_only_takes(weights, d, p_d, r):
+    weights, d = torch.from_numpy(weights), torch.from_numpy(d)
+    d[0] = 0
+    found = erode(weights, d, p_d, 2.0, r, 32, torch.tensor([5, 50, 500, 5000]))
+    assert (found >= 0).all()
+    assert (found <= weights).all()
+    assert found[0] == weights[0]
+
+
+def test_a_round_of_erosion_equals_a_slow_loop():
+    method = Erosion(requesters=(2,), p_s=1.0)
+    on = task(method)
+    server, uploads, round = replies(method, on)
+    dy = uploads.dy[:, 0]
+    d = [float((dy[i] - dy[2]).norm() / dy[2].norm()) for i in range(K)]
+    p_d = 1 / (0.8 * round.horizon * sum(d) / (K - 1))
+    alpha = [max(0, 1 - p_d * x) for x in d]
+    new = method.aggregate(server, uploads, round)
+    assert_close(new.alpha[0], wide(alpha))
+    assert float(new.p_d[0]) == pytest.approx(p_d)
+    moved = sum(a * dy[i] for i, a in enumerate(alpha)) / sum(alpha)
+    assert_close(new.x[0], on.start + moved)
+    later = method.aggregate(new, uploads, round._replace(index=1))
+    assert later.p_d[0] == new.p_d[0]  # found once
+
+
+def test_without_penalty_erosion_is_uniform_fedavg():
+    method = Erosion(p_d=0.0)
+    found = last(method, task(method), rounds=4, participation=1.0)
+    other = last(FedAvg("uniform"), task(FedAvg("uniform")), rounds=4, participation=1.0)
+    assert_close(predictors(found).models, predictors(other).models, 1e-9)
+
+
+def test_weights_fade_and_the_requesters_stays():
+    method = Erosion(samples_per_round="epoch")
+    on = task(method)
+    before = torch.ones(K, K).double()
+    for record in run(method, on, make_engine("vmap", on), 4):
+        alpha = record.server.alpha
+        assert (alpha <= before).all()
+        assert (alpha.diagonal() == 1).all()
+        before = alpha
+    assert (before < 0.99).any()
+
+
+def test_samples_a_round():
+    by_batch, by_epoch = Erosion(p_d=0.01), Erosion(p_d=0.01, samples_per_round="epoch")
+    on = task(by_batch)
+    server, uploads, round = replies(by_batch, on)
+    late = round._replace(index=4)
+    for method, b in ((by_batch, RECIPE.batch), (by_epoch, RECIPE.epochs * uploads.size)):
+        passes = ((4 * b) // uploads.size).double()
+        dy = uploads.dy[:, 0]
+        d = (dy - dy[0]).norm(dim=1) / dy[0].norm()
+        expected = (1 - (1 + 2 * passes) * 0.01 * d).clamp(min=0)
+        assert_close(method.aggregate(server, uploads, late).alpha[0], expected)
+
+
+def test_a_requester_that_stands_still_erodes_nobody():
+    method = Erosion(requesters=(0,))
+    on = task(method)
+    server, uploads, round = replies(method, on)
+    still = uploads.dy.clone()
+    still[0] = 0
+    new = method.aggregate(server, uploads._replace(dy=still), round)
+    assert (new.alpha == 1).all()
+    assert_close(new.x[0], on.start + still[:, 0].mean(0))
+
+
+# ---- requesters ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Waffle, Erosion])
+def test_who_did_not_ask_has_no_predictor(kind):
+    method = kind(requesters=(1, 3))
+    on = task(method)
+    record = last(method, on, rounds=2, participation=1.0)
+    absent = torch.from_numpy(record.evaluation.test).isnan()
+    assert absent.tolist() == [True, False, True, False, True]
+    everybody = kind()
+    other = last(everybody, task(everybody), rounds=2, participation=1.0)
+    assert_close(predictors(record).models[[1, 3]], predictors(other).models[[1, 3]])
+    assert record.traffic.serve == 2 * (8 * on.model.size + 8)
+
+
+@pytest.mark.parametrize("wrong", [(), (5,), (1, 1), (-1,)])
+@pytest.mark.parametrize("kind", [Waffle, Erosion])
+def test_wrong_requesters_are_refused(kind, wrong):
+    method = kind(requesters=wrong)
+    with pytest.raises(ConfigError, match="requesters"):
+        method.init(task(method))
+
+
+def test_everybody_takes_part():
+    for method in (Waffle(), Erosion()):
+        assert len(last(method, task(method), rounds=1, participation=0.2).clients) == K
+
+
+def test_momentum_does_not_shake_it():
+    recipe = replace(RECIPE, momentum=0.9, lr=0.05)
+    record = last(Waffle(), task(Waffle(), recipe=recipe), rounds=10)
+    assert (torch.from_numpy(record.evaluation.test_loss) < 2).all()
