@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("run", "compare"),
+    "api": ("run", "compare", "resume", "verify"),
     "doctor": ("doctor",),
     "results": ("RunResult", "Comparison"),
     "config": ("Config", "load"),
@@ -41,12 +41,14 @@ __all__ = [
     "compare",
     "doctor",
     "load",
+    "resume",
     "run",
+    "verify",
 ]
 
 if TYPE_CHECKING:
     from .algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round
-    from .api import compare, run
+    from .api import compare, resume, run, verify
     from .client import Client
     from .config import Config, load
     from .doctor import doctor

@@ -7,13 +7,14 @@ import inspect
 import re
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from . import __version__
-from .errors import ConfigError, CoterieError
+from .errors import ConfigError, CoterieError, CoterieWarning, StoppedError
 
 app = typer.Typer(
     add_completion=False,
@@ -46,12 +47,25 @@ OPTIONS: dict[str, tuple[Any, str]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; anything refused is one message and exit code 2."""
+    """Run the command line; anything refused is one message and exit code 2.
+
+    A run that was asked to stop ends with 128 and the signal's number, as shells have it.
+    """
     try:
-        app(args=arguments, prog_name="coterie")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", CoterieWarning)
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            app(args=arguments, prog_name="coterie")
+    except StoppedError as stopped:
+        print(f"coterie: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + stopped.number) from None
     except CoterieError as error:
         print(f"coterie: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"coterie: warning: {message}", file=sys.stderr)
 
 
 def _version(asked: bool) -> None:
@@ -168,6 +182,38 @@ def run(config: str | None, given: dict[str, Any]) -> None:
     with progress_on_stderr(1, asked.run.rounds) as watch:
         result = api.run(asked, progress=watch)
     print(result)
+
+
+@app.command()
+def resume(
+    folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+) -> None:
+    """Continue a run or a comparison that was stopped or killed, to the same result."""
+    from . import api
+    from .results import Comparison
+    from .screen import progress_on_stderr, show_comparison
+
+    runs, rounds = api.expected(folder)
+    with progress_on_stderr(runs, rounds) as watch:
+        found = api.resume(folder, progress=watch)
+    if isinstance(found, Comparison):
+        show_comparison(found)
+    else:
+        print(found)
+
+
+@app.command()
+def verify(
+    folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+) -> None:
+    """Check that every file of a run is as it was written and gives the digest."""
+    from . import api
+
+    report = api.verify(folder)
+    for place, wrong in report.items():
+        print("\n".join([f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong]))
+    if any(report.values()):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -1,9 +1,10 @@
 """TOML in; validated, canonical and hashed out.
 
-A config has the tables ``[data] [partition] [model] [train] [algorithm] [adapt] [engine] [run]``,
-all of them optional. Tables with a ``name`` take the other fields from what the name stands for:
-``[algorithm] name = "fedfomo"`` takes FedFomo's fields. In a comparison a method's fields stand in
-a table of its own, ``[algorithm.fedfomo]``. Relative paths are relative to the file.
+A config has the tables ``[data] [partition] [model] [train] [algorithm] [adapt] [engine] [guard]
+[run]``, all of them optional. Tables with a ``name`` take the other fields from what the name
+stands for: ``[algorithm] name = "fedfomo"`` takes FedFomo's fields. In a comparison a method's
+fields stand in a table of its own, ``[algorithm.fedfomo]``. Relative paths are relative to the
+file.
 
 Everything is checked here, before any data is read; the first fault is raised as a ConfigError.
 """
@@ -24,7 +25,7 @@ from .schema import DEMO, Config, Fields, Table
 
 __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 
-WRITTEN = ("resolved", "hash")  # what a run adds to its config.json
+WRITTEN = ("resolved", "asked", "hash")  # what a run adds to its config.json
 # The tables of a name: its default, and the fields that are the table's own.
 NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}
 OWN = {"data": ("name", "val", "test"), "partition": ("name", "foreign_targets")}
@@ -97,9 +98,10 @@ def canonical(config: Config) -> Table:
 
 
 def config_hash(config: Config) -> str:
-    """The sha256 of the canonical config; where its results are written does not matter."""
+    """The sha256 of the canonical config; where and how often results are saved does not matter."""
     tables = canonical(config)
-    tables["run"].pop("out", None)
+    for field in ("out", "checkpoint_every"):
+        tables["run"].pop(field, None)
     text = json.dumps(tables, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -4,7 +4,10 @@
     ├── ConfigError        a field, a file or a combination of fields that cannot be run
     ├── DataError          a dataset, table or partition that cannot be read or made
     ├── EngineError        an engine that cannot run this exactly, or a client that failed in it
-    └── StoreError         a run's folder that cannot be written, read or trusted
+    ├── StoreError         a run's folder that cannot be written, read or trusted
+    └── StoppedError       the user asked a run to stop, and it has
+
+    CoterieWarning         something that a reader of the results has to know
 
 Every message says what was found, what was expected and what to do. The command line prints it
 without a traceback and ends with code 2.
@@ -32,6 +35,18 @@ class EngineError(CoterieError):
 
 class StoreError(CoterieError):
     """A run's folder that cannot be written, read or trusted."""
+
+
+class StoppedError(CoterieError):
+    """A run that stopped because it was asked to, by this signal; it can be resumed."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class CoterieWarning(UserWarning):
+    """Something that did not stop a run and has to be known."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -95,6 +95,27 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path}: cannot be read ({error}); expected JSON text") from error
 
 
+def read_start(path: Path, size: int | None) -> bytes:
+    """The first bytes of a file, or all of them."""
+    try:
+        with path.open("rb") as file:
+            return file.read(-1 if size is None else size)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def shorten(path: Path, size: int) -> None:
+    """Drop what a file has beyond its first ``size`` bytes."""
+    with writing(path):
+        os.truncate(path, size)
+        flush_to_disk(path)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Size and sha256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
 def sha256_of(path: Path) -> str:
     """The sha256 of a file's bytes."""
     with path.open("rb") as file:
@@ -104,7 +125,7 @@ def sha256_of(path: Path) -> str:
 def list_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Name, size and sha256 of every plain file of a folder but the manifest itself."""
     return {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        path.name: describe(path)
         for path in sorted(folder.iterdir())
         if path.is_file() and path.name != MANIFEST and not path.name.startswith(".")
     }
@@ -112,7 +133,10 @@ def list_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 def faults(folder: Path) -> list[str]:
     """What differs from the manifest, one sentence a file; empty when the folder can be trusted."""
-    promised: dict[str, dict[str, Any]] = read_json(folder / MANIFEST)["files"]
+    manifest = read_json(folder / MANIFEST)
+    promised = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(promised, dict):
+        return [f"{MANIFEST} lists no files; expected the one the run was finished with"]
     found = list_files(folder)
     wrong = [f"{name} is missing" for name in promised if name not in found]
     for name in promised.keys() & found.keys():

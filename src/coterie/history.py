@@ -175,6 +175,11 @@ class Log:
         )
 
 
+def _name(roster: Roster, client: int) -> str:
+    """A client's name; a forged one has none."""
+    return roster.clients[client] if 0 <= client < len(roster) else f"#{client}"
+
+
 def _line(record: "Record", roster: Roster) -> Line:
     line: Line = {
         "round": record.index,
@@ -184,7 +189,7 @@ def _line(record: "Record", roster: Roster) -> Line:
         "bytes_serve": record.traffic.serve,
         "seconds": record.seconds,
         "rejected": [
-            {"client": roster.clients[r.client], "reason": r.reason} for r in record.rejected
+            {"client": _name(roster, r.client), "reason": r.reason} for r in record.rejected
         ],
     }
     if record.evaluation is not None:

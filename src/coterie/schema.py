@@ -122,7 +122,15 @@ class Run(_Table):
     methods: tuple[str, ...] | None = None
     evaluate_every: Count = 1
     metric: Literal["auto", "accuracy", "balanced_accuracy", "auc", "f1", "r2", "rmse"] = "auto"
+    checkpoint_every: Count | None = None
     out: str | None = None
+
+
+class Guard(_Table):
+    """What may enter an aggregation."""
+
+    on: bool = True
+    norm: Rate | None = None
 
 
 class Config(_Table):
@@ -135,6 +143,7 @@ class Config(_Table):
     algorithm: Algorithms = Algorithms()
     adapt: Named = Named(name="none")
     engine: Engine = Engine()
+    guard: Guard = Guard()
     run: Run = Run()
 
     @property

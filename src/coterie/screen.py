@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .api import Progress as Step
-from .api import Watch
 from .config import config_hash
+from .drive import Progress as Step
+from .drive import Watch
 from .results import REPORT, Comparison
 from .schema import Config
 
@@ -43,15 +43,28 @@ def progress_on_stderr(runs: int, rounds: int) -> Iterator[Watch]:
 
 
 def _advance(bar: Progress, task: object, step: Step) -> None:
-    by = step.rounds if step.reused else 1
-    bar.update(task, advance=by, description=f"{step.method}, seed {step.seed}")  # type: ignore[arg-type]
-    if step.done == step.rounds:
-        bar.console.print(_finished(step), highlight=False)
+    bar.update(task, advance=step.more, description=f"{step.method}, seed {step.seed}")  # type: ignore[arg-type]
+    for line in _lines(step):
+        bar.console.print(line, highlight=False, markup=False)
 
 
 def _plain_line(step: Step) -> None:
+    for line in _lines(step):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _lines(step: Step) -> list[str]:
+    """What is worth a line: clients that were left out, rounds found on disk, the end of a run."""
+    run = f"{step.method}, seed {step.seed}"
+    lines = [
+        f"{run}: round {step.done} left out client {client!r} ({reason})"
+        for client, reason in step.rejected
+    ]
     if step.done == step.rounds:
-        print(_finished(step), file=sys.stderr, flush=True)
+        lines.append(_finished(step))
+    elif step.more > 1:
+        lines.append(f"{run}: continues after {step.done} rounds")
+    return lines
 
 
 def _finished(step: Step) -> str:

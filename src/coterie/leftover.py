@@ -1,0 +1,109 @@
+"""What an interrupted run has left, and how to go on from there."""
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import checkpoint, files, store
+from .config import WRITTEN
+from .errors import CoterieWarning, StoreError
+from .history import Log
+from .run import Begin
+from .schema import Config, Engine, Table
+from .tree import Tree
+
+COMPARE = "compare.json"  # what a comparison was asked for
+SAME = ("coterie", "python", "versions", "device", "device_name", "threads")
+UNBOUNDED = 2**40  # MiB: the chunk that was chosen once is taken as it is
+
+
+class Left(NamedTuple):
+    """A folder with an unfinished run."""
+
+    path: Path
+    config: dict[str, Any]  # its config.json
+    environment: dict[str, Any]
+
+    @property
+    def tables(self) -> Table:
+        """The config as it was asked for."""
+        own = {key: table for key, table in self.config.items() if key not in WRITTEN}
+        return {**own, **self.config["asked"]}
+
+    def refuse_other(self, asked: str) -> None:
+        """Refuse to continue the run as another experiment."""
+        if self.config["hash"] != asked:
+            raise StoreError(
+                f"{self.path}: holds an unfinished run of another config (hash "
+                f"{str(self.config['hash'])[:12]}); expected {asked[:12]}; nothing was changed; "
+                "resume with the config, data and version it began with, or choose another folder "
+                "with --out"
+            )
+
+    def with_engine(self, config: Config) -> Config:
+        """The config with the engine that was chosen when the run began: "auto" stays settled."""
+        chosen = dict(self.config["resolved"])
+        known = {key: value for key, value in chosen.items() if key in Engine.model_fields}
+        threads = chosen.get("threads") or self.environment.get("threads")
+        update = {**known, "name": chosen["engine"], "threads": threads, "memory_mib": UNBOUNDED}
+        return config.model_copy(update={"engine": config.engine.model_copy(update=update)})
+
+
+def left(path: Path) -> Left | None:
+    """The unfinished run of a folder; None where there is none."""
+    if store.finished(path) or not (path / store.CONFIG).is_file():
+        return None
+    config = files.read_json(path / store.CONFIG)
+    where = path / store.ENVIRONMENT
+    environment = files.read_json(where) if where.is_file() else {}
+    whole = isinstance(config, dict) and {"asked", "resolved", "hash"} <= config.keys()
+    if not whole or not isinstance(environment, dict):
+        raise StoreError(
+            f"{path / store.CONFIG}: is not as a run writes it; expected its config, hash and "
+            "resolved engine; the run cannot be continued, start it again in another folder"
+        )
+    return Left(path, config, environment)
+
+
+def reopen(
+    found: Left,
+    log: Log,
+    start: tuple[Tree, Tree],
+    where: Mapping[str, Any],
+    choice: Mapping[str, Any],
+) -> tuple[store.RunFolder, Begin, Path | None]:
+    """The folder, where to begin and the checkpoint that begins there; what differs is told."""
+    stored, wrong = checkpoint.newest(found.path)
+    for sentence in wrong:
+        _warn(f"{sentence}; falling back to an earlier round")
+    changed = differences(found.environment, where)
+    if dict(choice) != found.config["resolved"]:
+        changed["engine"] = (found.config["resolved"], dict(choice))
+    for name, (before, now) in changed.items():
+        _warn(f"{name} was {before} and is {now}: the last bits of the results may differ")
+    done = 0 if stored is None else stored.rounds
+    for name, entry in ({} if stored is None else stored.logs).items():
+        files.shorten(found.path / name, entry["bytes"])
+    folder = store.RunFolder.reopen(found.path, log, done)
+    folder.note_resumed(done, where, {name: now for name, (_, now) in changed.items()})
+    if stored is None:
+        return folder, Begin(0, *start), None
+    return folder, Begin(done, *checkpoint.restore(stored, *start)), stored.folder
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What may change the last bits of a result and is not as it was."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name in SAME:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            pairs = {key: (old.get(key), new.get(key)) for key in {**old, **new}}
+            found |= {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        elif old != new and name in before:
+            found[name] = (old, new)
+    return found
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, CoterieWarning, stacklevel=3)
