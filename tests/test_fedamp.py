@@ -206,3 +206,57 @@ def test_sigma_can_be_frozen():
     assert frozen._sigma(server, W) == 7.0
     assert FedAMP()._sigma(server, W) == median_width(W, 0.25)
     assert slope(torch.zeros(2, 2).double(), 2.0).tolist() == [[0, 0.5], [0.5, 0]]
+
+
+# ---- other penalties -----------------------------------------------------------------------
+
+
+def scad(s, sigma):
+    """The penalty itself, of which ``slope`` is the derivative: linear, bent, flat."""
+    t, a = s / sigma, 3.7
+    bent = (2 * a * t - t**2 - 1) / (2 * (a - 1))
+    return torch.where(t <= 1, t, torch.where(t <= a, bent, wide((a + 1) / 2)))
+
+
+def mcp(s, sigma):
+    t = s / sigma
+    return torch.where(t <= 3, t - t**2 / 6, wide(1.5))
+
+
+PENALTIES = {"exponential": lambda s, sigma: 1 - torch.exp(-s / sigma), "scad": scad, "mcp": mcp}
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_slopes_are_the_derivatives(penalty):
+    s = torch.linspace(0, 12, 49, dtype=torch.float64).requires_grad_()
+    PENALTIES[penalty](s, 2.0).sum().backward()
+    table = torch.zeros(49, 49, dtype=torch.float64)
+    table[0] = s.detach()
+    found = slope(table, 2.0, penalty)[0]
+    assert_close(found[1:], s.grad[1:])
+    assert (found[1:].diff() <= 0).all()  # concave
+    assert float(slope(torch.zeros(2, 2).double(), 2.0, penalty)[0, 1]) == 0.5
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_every_penalty_pulls_by_half_its_gradient(penalty):
+    W, alpha, sigma = models().requires_grad_(), 0.3, 6.0
+    pairs = torch.combinations(torch.arange(5))
+    s = ((W[pairs[:, 0]] - W[pairs[:, 1]]) ** 2).sum(1)
+    PENALTIES[penalty](s, sigma).sum().backward()
+    fixed = W.detach()
+    A = attention(fixed, alpha, sigma, penalty)
+    assert_close(fixed - mix(A, fixed), alpha / 2 * W.grad)
+    assert (W.grad.abs() > 1e-3).any()
+
+
+@pytest.mark.parametrize("penalty", ["scad", "mcp"])
+def test_far_clients_are_left_alone_entirely(penalty):
+    W = wide([[0.0], [1.0], [100.0]])
+    A = attention(W, step_size(W, 4.0, 0.8, penalty), 4.0, penalty)
+    assert A[0, 2] == 0
+    assert float(A[0, 1]) == pytest.approx(0.8)
+    method = FedAMP(penalty=penalty)
+    usual = last(FedAMP(), task(FedAMP()), participation=1.0)
+    other = last(method, task(method), participation=1.0)
+    assert (usual.states.w - other.states.w).abs().max() > 1e-4

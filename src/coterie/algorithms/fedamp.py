@@ -19,6 +19,9 @@ Notes:
     independent starts would average unrelated deep networks. In a round, u_i is formed over those
     of its participants that have uploaded before; a first-timer gets the common start.
     Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5.
+    ``penalty`` offers the other functions A the paper names, with widths in the same σ and their
+    customary constants: A'(s) = 1/σ · min(1, (3.7 − s/σ)_+ / 2.7) for scad and
+    1/σ · (1 − s/3σ)_+ for mcp.
     ``safe_attention`` scales a row down where its off-diagonal weights exceed one; the paper asks
     for a convex combination and leaves the step size to the user.
 """
@@ -38,6 +41,9 @@ from ..task import Task
 from .fedprox import proximal
 
 Auto = Literal["auto"]
+Penalty = Literal["exponential", "scad", "mcp"]
+
+SCAD, MCP = 3.7, 3.0  # where the slopes of these penalties reach zero, in units of σ
 TINY = 1e-300  # below it a reciprocal may overflow
 
 
@@ -63,24 +69,35 @@ class Own(NamedTuple):
     w: Tensor  # [P]
 
 
-def slope(distances: Tensor, sigma: Tensor | float) -> Tensor:
-    """``A'(s) = exp(−s/σ)/σ`` of squared distances, zero on the diagonal."""
-    return (torch.exp(-distances / sigma) / sigma).fill_diagonal_(0)
+def slope(distances: Tensor, sigma: Tensor | float, penalty: Penalty = "exponential") -> Tensor:
+    """``A'(s)`` of squared distances, zero on the diagonal; 1/σ at s = 0 for every penalty."""
+    s = distances / sigma
+    if penalty == "exponential":
+        fall = torch.exp(-s)
+    elif penalty == "scad":
+        fall = ((SCAD - s) / (SCAD - 1)).clamp(0, 1)
+    else:
+        fall = (1 - s / MCP).clamp(min=0)
+    return (fall / sigma).fill_diagonal_(0)
 
 
-def attention(W: Tensor, alpha: Tensor | float, sigma: Tensor | float) -> Tensor:
-    """Eq. 5 and 7 with the negative exponential: rows sum to one, float64.
+def attention(
+    W: Tensor, alpha: Tensor | float, sigma: Tensor | float, penalty: Penalty = "exponential"
+) -> Tensor:
+    """Eq. 5 and 7, by default with the negative exponential: rows sum to one, float64.
 
     >>> attention(torch.tensor([[0.0], [1.0], [3.0]]), alpha=0.5, sigma=2.0)[0]
     tensor([0.8456, 0.1516, 0.0028], dtype=torch.float64)
     """
-    A = alpha * slope(squared_distances(W), sigma)  # Eq. 5
+    A = alpha * slope(squared_distances(W), sigma, penalty)  # Eq. 5
     return A + torch.diag(1 - A.sum(1))
 
 
-def step_size(W: Tensor, sigma: Tensor | float, mass: float) -> Tensor:
+def step_size(
+    W: Tensor, sigma: Tensor | float, mass: float, penalty: Penalty = "exponential"
+) -> Tensor:
     """The largest α_k that leaves every client ``1 − mass`` of itself; 0 where all A' vanish."""
-    largest = slope(squared_distances(W), sigma).sum(1).max()
+    largest = slope(squared_distances(W), sigma, penalty).sum(1).max()
     return torch.where(largest > TINY, mass / largest, 0.0)
 
 
@@ -132,6 +149,9 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
     """Federated attentive message passing.
 
     Fields:
+        penalty: the function A: ``exponential`` (1 − e^{−s/σ}), ``scad`` (smoothly clipped absolute
+            deviation) or ``mcp`` (minimax concave penalty); the last two leave clients beyond
+            3.7σ and 3σ alone entirely.
         sigma: width σ of the attention; ``auto`` follows the median squared distance.
         alpha: step size α_k; ``auto`` is as large as ``mass`` allows.
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
@@ -148,6 +168,7 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
         safe_attention: scale rows whose weights on others exceed one.
     """
 
+    penalty: Penalty = "exponential"
     sigma: float | Auto = "auto"
     alpha: float | Auto = "auto"
     alpha_gamma: float = 1.0
@@ -189,8 +210,8 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
 
     def _weigh(self, sigma: Tensor | float, alpha: float | None) -> Callable[[Tensor], Tensor]:
         def weigh(W: Tensor) -> Tensor:
-            step = step_size(W, sigma, self.mass) if alpha is None else alpha
-            A = attention(W, step, sigma)
+            step = step_size(W, sigma, self.mass, self.penalty) if alpha is None else alpha
+            A = attention(W, step, sigma, self.penalty)
             if alpha is None and self.attention_mass == "rows":
                 A = spread(A, self.mass)
             return safe(A) if self.safe_attention else A
