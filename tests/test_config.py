@@ -250,7 +250,7 @@ FAULTS = [
     ("[algorithm]\nname = 'fedfom'", "algorithm.name: no method is called 'fedfom'; did you mean"),
     ("[algorithm.fedfom]\nepsilon = 1", "algorithm.fedfom: no method is called 'fedfom'"),
     ("[run]\nmethods = ['fedav']", "run.methods: no method is called 'fedav'"),
-    ("[adapt]\nname = 'tf'", "adapt.name: there is no adapt 'tf'; (known: none, ft)"),
+    ("[adapt]\nname = 'tf'", "adapt.name: there is no adapt 'tf'; (known: none, "),
     (
         "[engine]\nname = 'gpu'",
         "engine.name: found 'gpu'; expected 'auto', 'vmap', 'loop' or 'wire'",
