@@ -93,7 +93,6 @@ def test_spread_by_hand():
 
 
 def test_a_tenth_of_seventy_is_seven():
-    """0.1 * 70 is a little more than 7 in floating point."""
     assert metrics.spread(np.arange(70.0), np.ones(70)).worst_tenth == 3.0
 
 
