@@ -429,8 +429,9 @@ def test_a_spoilt_cache_is_made_again():
     first = cache.remember("a", lambda: {"x": np.arange(3)})
     again = cache.remember("a", lambda: pytest.fail("made again"))
     assert np.array_equal(first["x"], again["x"])
-    (cache.folder() / "a.npz").write_bytes(b"spoilt")
-    assert cache.remember("a", lambda: {"x": np.arange(4)})["x"].tolist() == [0, 1, 2, 3]
+    for spoilt in (b"spoilt", b"PK\x03\x04spoilt", b""):
+        (cache.folder() / "a.npz").write_bytes(spoilt)
+        assert cache.remember("a", lambda: {"x": np.arange(4)})["x"].tolist() == [0, 1, 2, 3]
     assert [file.name for file in cache.folder().iterdir()] == ["a.npz"]
 
 
@@ -458,9 +459,10 @@ def write_leaf(file: Path, users: dict[str, tuple[list, list]]) -> None:
 
 def test_leaf_images_by_writer(tmp_path):
     grey = np.random.default_rng(0).integers(0, 256, (4, 784))
-    write_leaf(tmp_path / "train" / "a.json", {"u1": ((grey[:2] / 255).tolist(), [0, 5])})
-    write_leaf(tmp_path / "train" / "b.json", {"u0": ((grey[2:3] / 255).tolist(), [7])})
-    write_leaf(tmp_path / "test" / "a.json", {"u1": ((grey[3:] / 255).tolist(), [5])})
+    share = (grey / 255).round(4)  # as json files print it
+    write_leaf(tmp_path / "train" / "a.json", {"u1": (share[:2].tolist(), [0, 5])})
+    write_leaf(tmp_path / "train" / "b.json", {"u0": (share[2:3].tolist(), [7])})
+    write_leaf(tmp_path / "test" / "a.json", {"u1": (share[3:].tolist(), [5])})
     data = load(str(tmp_path))
     assert data.x.dtype == torch.uint8
     assert np.array_equal(data.x.reshape(4, 784), grey)

@@ -184,6 +184,12 @@ def test_a_share_takes_something_and_leaves_something(count, share, seed):
         assert 0 < int(taken.sum()) < count
 
 
+def test_clients_alike_in_size_are_split_differently():
+    made = federate(load("sine"), PARTITIONS["natural"]())
+    places = {tuple((part - 20 * i).tolist()) for i, part in enumerate(made.test)}
+    assert len(places) > 6
+
+
 def test_equal_shares_do_not_favour_low_classes():
     data = balanced(10, 1)
     seen = torch.zeros(10)

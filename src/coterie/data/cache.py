@@ -51,7 +51,7 @@ def remember(name: str, make: Callable[[], Arrays]) -> Arrays:
 
 
 def _read(file: Path) -> Arrays:
-    with np.load(file, allow_pickle=False) as archive:
+    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         return {key: archive[key] for key in archive.files}
 
 

@@ -43,7 +43,7 @@ def read_npz(path: Path, *, name: str = "", length: int = 80, stride: int = 80) 
 
 def _load(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
     except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise DataError(f"{path}: not an npz file of plain arrays ({error})") from error
