@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithm import AnyAlgorithm, Mixture, round_of
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.client import Client
+from coterie.client import Client, Clock
 from coterie.data.federation import Dataset, Federation
 from coterie.engines import make_engine
 from coterie.engines.base import shape_of
@@ -68,6 +68,13 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+def normed() -> nn.Module:
+    """With batch norm: the vector has buffers behind the parameters."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 3)
+    )
+
+
 def cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 3)
@@ -117,7 +124,7 @@ def predictors(record: Record) -> Mixture:
 def one_client(on: Task, client: int, round_index: int = 0) -> Client:
     """One client as the reference engine makes it."""
     view = row(on.views([client], round_index), 0)
-    return Client(on, view, shape_of(on, [client], batched=False), round_index, 10)
+    return Client(on, view, shape_of(on, [client], batched=False), Clock(round_index, 10))
 
 
 def whole_round(on: Task, index: int = 0, horizon: int = 10) -> Any:

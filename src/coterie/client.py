@@ -44,6 +44,26 @@ class Shape(NamedTuple):
     batched: bool  # under vmap: inner maps may use vmap too
 
 
+class Clock:
+    """Which round it is. Remembers whether anybody asked: a recorded round must not act on it."""
+
+    def __init__(self, index: int, horizon: int) -> None:
+        self._index, self._horizon = index, horizon
+        self.asked = False
+
+    @property
+    def index(self) -> int:
+        """The round, from 0."""
+        self.asked = True
+        return self._index
+
+    @property
+    def horizon(self) -> int:
+        """Rounds of the whole run."""
+        self.asked = True
+        return self._horizon
+
+
 class Client:
     """One client: its data, its model function, its randomness.
 
@@ -57,15 +77,24 @@ class Client:
         task: Task,
         view: View,
         shape: Shape,
-        round_index: int,
-        horizon: int,
+        clock: Clock,
         recipe: Recipe | None = None,
     ) -> None:
-        self._task, self._view, self._shape = task, view, shape
+        self._task, self._view, self._shape, self._clock = task, view, shape, clock
         self.recipe = recipe or task.recipe
         self.model, self._optimizer = task.model, self.recipe.rule()
         self.id, self.size, self.lr = view.id, view.train.size, view.lr
-        self.population, self.round, self.horizon = task.population, round_index, horizon
+        self.population = task.population
+
+    @property
+    def round(self) -> int:
+        """The round this is, from 0."""
+        return self._clock.index
+
+    @property
+    def horizon(self) -> int:
+        """Rounds of the whole run."""
+        return self._clock.horizon
 
     def tuned(
         self,
@@ -85,7 +114,7 @@ class Client:
             view = view._replace(lr=torch.zeros_like(view.lr) + lr)
         if epochs is not None:
             recipe = replace(recipe, epochs=epochs, steps=None)
-        return Client(self._task, view, self._shape, self.round, self.horizon, recipe)
+        return Client(self._task, view, self._shape, self._clock, recipe)
 
     @property
     def steps(self) -> Tensor:
@@ -298,7 +327,7 @@ def of_server(task: Task, round_index: int, horizon: int) -> Client | None:
         relabel=task.relabel.new_zeros(0),
     )
     shape = Shape(len(task.aux), {"train": True, "val": True}, batched=True)
-    return Client(task, view, shape, round_index, horizon)
+    return Client(task, view, shape, Clock(round_index, horizon))
 
 
 def mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 
 from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
-from ..client import Client
+from ..client import Client, Clock
 from ..errors import CoterieError, EngineError
 from ..guard import Reply, admit
 from ..task import Task
@@ -107,7 +107,8 @@ class LoopEngine:
             shape = shape_of(self.task, [client], batched=False)
             row = tree.move(tree.row(message, position), self.task.device)
             state = tree.move(tree.row(states, position), self.task.device)
-            yield Client(self.task, view, shape, round.index, round.horizon), row, state
+            clock = Clock(round.index, round.horizon)
+            yield Client(self.task, view, shape, clock), row, state
 
     def _named(
         self, stage: Callable[[Client, Tree, Tree], T], client: Client, message: Tree, state: Tree

@@ -14,19 +14,25 @@ from torch.func import vmap
 
 from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
-from ..client import Client, Shape
+from ..client import Client, Clock
 from ..task import Task, View
 from ..tree import Tree
 from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of
+from .capture import Recorder
 
 Chunk = list[int]  # positions among the round's clients
+Stage = Callable[[Client, Tree, Tree], Tree]  # ``local`` or ``predictor`` of a method
 
 
 class VmapEngine:
     """The engine for one CPU or GPU."""
 
-    def __init__(self, task: Task, *, chunk: int = 20, state: str = "device") -> None:
+    def __init__(
+        self, task: Task, *, chunk: int = 20, state: str = "device", capture: bool = True
+    ) -> None:
         self.task, self.chunk, self.state = task, chunk, state
+        recorded = capture and task.device.type == "cuda"
+        self._recorder = Recorder() if recorded else None
 
     @property
     def state_device(self) -> torch.device:
@@ -40,6 +46,7 @@ class VmapEngine:
             "engine": "vmap",
             "chunk": self.chunk,
             "state": self.state,
+            "capture": self._recorder is not None,
             "threads": torch.get_num_threads(),
         }
 
@@ -54,18 +61,11 @@ class VmapEngine:
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, a row a client."""
 
-        def one(shape: Shape) -> Callable[[View, Tree, Tree], Tree]:
-            def call(view: View, message: Tree, state: Tree) -> Tree:
-                client = Client(self.task, view, shape, round.index, round.horizon)
-                return algorithm.local(client, message, state)
-
-            return call
-
         def finish(result: Tree, ids: list[int]) -> Tree:
             uploads, new = result
             return uploads, tree.move(new, self.state_device)
 
-        uploads, new = self._each(one, finish, received, states, round)
+        uploads, new = self._each(algorithm.local, finish, received, states, round)
         return uploads, new
 
     def exchange(
@@ -79,13 +79,6 @@ class VmapEngine:
     ) -> tuple[Evaluation, Mixture]:
         """How good the predictors are, and the predictors on the CPU."""
         task, cpu = self.task, torch.device("cpu")
-
-        def one(shape: Shape) -> Callable[[View, Tree, Tree], Tree]:
-            def call(view: View, message: Tree, state: Tree) -> Tree:
-                client = Client(task, view, shape, round.index, round.horizon)
-                return algorithm.predictor(client, message, state)
-
-            return call
 
         def predicted(mixture: Mixture, ids: list[int], name: str) -> Tensor:
             def answer(mixture: Mixture, index: Tensor) -> Tensor:
@@ -102,13 +95,13 @@ class VmapEngine:
             columns = [column for pair in both for column in pair]
             return torch.from_numpy(np.stack(columns, 1)), tree.move(mixture, cpu)
 
-        table, mixture = self._each(one, finish, served, states, round)
+        table, mixture = self._each(algorithm.predictor, finish, served, states, round)
         test, test_loss, val, val_loss = table.numpy().T
         return Evaluation(test, val, test_loss, val_loss), mixture
 
     def _each(
         self,
-        one: Callable[[Shape], Callable[[View, Tree, Tree], Tree]],
+        stage: Stage,
         finish: Callable[[Tree, list[int]], Tree],
         message: Tree,
         states: Tree,
@@ -121,9 +114,22 @@ class VmapEngine:
             view = self.task.views(ids, round.index)
             row = tree.move(tree.take(message, at), self.task.device)
             state = tree.move(tree.take(states, at), self.task.device)
-            call = one(shape_of(self.task, ids, batched=True))
-            result = vmap(call, in_dims=(0, tree.dims(row), 0))(view, row, state)
-            parts.append(finish(result, ids))
+            parts.append(finish(self._mapped(stage, ids, (view, row, state), round), ids))
             order += chunk
         back = torch.tensor(order).argsort()
         return tree.take(tree.concat(parts), back)
+
+    def _mapped(
+        self, stage: Stage, ids: list[int], inputs: tuple[View, Tree, Tree], round: Round
+    ) -> Tree:
+        """One stage of the method for a chunk of clients."""
+        shape = shape_of(self.task, ids, batched=True)
+        clock = Clock(round.index, round.horizon)
+
+        def one(view: View, message: Tree, state: Tree) -> Tree:
+            return stage(Client(self.task, view, shape, clock), message, state)
+
+        call = vmap(one, in_dims=(0, tree.dims(inputs[1]), 0))
+        if self._recorder is None:
+            return call(*inputs)
+        return self._recorder((stage, shape.smallest, *shape.even.items()), call, inputs, clock)
