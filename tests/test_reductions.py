@@ -7,6 +7,7 @@ clients with half of them taking part. Rows that need more than that have a test
 import pytest
 import torch
 
+from coterie.adapt import Adapted, Distill, ElasticWeights, FineTune, FreezeBase
 from coterie.algorithms.apfl import APFL
 from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedamp import FedAMP
@@ -19,6 +20,7 @@ from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.heurfedamp import HeurFedAMP
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.local import Local
+from coterie.algorithms.pafl import PaFL
 from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
@@ -27,10 +29,19 @@ from coterie.run import run
 from coterie.task import Recipe
 from support import METHODS, assert_close, federation, last, predictors, task
 
+FINE_TUNED = Adapted(FedAvg(), FineTune())
+
 CASES = {
+    "EWC lam=0 is FT": (Adapted(FedAvg(), ElasticWeights(lam=0.0)), FINE_TUNED),
+    "KD hinton alpha=0 is FT": (Adapted(FedAvg(), Distill(alpha=0.0)), FINE_TUNED),
+    "FB of the whole network is FT": (
+        Adapted(FedAvg(), FreezeBase(fb_trainable=("1", "3"))),
+        FINE_TUNED,
+    ),
     "FedProx mu=0 is FedAvg": (FedProx(mu=0.0), FedAvg()),
     "q-FedAvg q=0 is FedAvg": (QFedAvg(q=0.0), FedAvg()),
     "TERM t=0 is FedAvg": (TERM(t=0.0), FedAvg()),
+    "PaFL mu=1 is FedAvg": (PaFL(mu=1.0), FedAvg()),
     "FedAMP without attention and pull is Local": (
         FedAMP(alpha=0.0, sigma=1.0, lam=0.0, start="self"),
         Local(),
@@ -57,7 +68,7 @@ CASES = {
     "FedRep without a head is FedAvg": (FedRep(head=0, base_epochs=2), FedAvg()),
 }
 
-BIT_FOR_BIT = {"FedProx mu=0 is FedAvg"}
+BIT_FOR_BIT = {"FedProx mu=0 is FedAvg", "PaFL mu=1 is FedAvg"}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -57,8 +57,8 @@ class FlatModel:
     def __call__(self, w: Tensor, x: Tensor, *, training: bool = False) -> Tensor:
         """The module's output at ``w``, in evaluation mode unless it is trained."""
         named = self._named(w)
-        if training:  # batch norm writes into its buffers, and has no gradient in them
-            named = {n: v.detach().clone() if n in self._buffers else v for n, v in named.items()}
+        for name in self._buffers:  # batch norm has no gradient in them, and writes into them
+            named[name] = named[name].detach().clone() if training else named[name].detach()
         return self._call(named, x, training)
 
     def refreshed(self, w: Tensor, x: Tensor) -> Tensor:

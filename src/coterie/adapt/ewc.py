@@ -12,12 +12,14 @@ Notes:
     there is one model for all, ``client_train`` elsewhere. ``aggregate`` averages the diagonals
     that the participants of the last round computed of the model they would have predicted with
     before that round: a round old, as nobody is asked twice.
-    The explicit step overshoots wherever ηλM_k > 2: at λ = 5000 and η = 0.1 that is M_k > 4e-3
-    (spec 3.3). ``ewc_step = "implicit"`` follows every optimiser step by
-    ``C_k ← (C_k + ηλM_k G_k) / (1 + ηλM_k)``, which is stable for any λ and the same to first
-    order in η.
+    The explicit step (λM_k(C_k − G_k) added to the gradient) overshoots wherever ηλM_k > 2: at
+    λ = 5000 and η = 0.1 that is M_k > 4e-3, and models of ordinary size diverge (spec 3.3). The
+    implicit one follows the optimiser's step by ``C_k ← (C_k + ηλM_k G_k) / (1 + ηλM_k)``: stable
+    for any λ and the same to first order in η. ``ewc_step = "auto"`` is explicit, as in the papers,
+    for every parameter with ηλM_k ≤ 1 and implicit for the others.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,27 +34,25 @@ from ..tree import Tree
 from .base import Adaptation
 from .fisher import Kind, Source, fisher
 
-Step = Literal["explicit", "implicit"]
+Step = Literal["auto", "explicit", "implicit"]
 
-
-def elastic(w: Tensor, anchor: Tensor, M: Tensor, lam: float) -> Tensor:
-    """``(λ/2) Σ_k M_k (w_k − anchor_k)²``; its gradient in ``w`` is ``λM(w − anchor)``."""
-    return 0.5 * lam * (M * (w - anchor) ** 2).sum()
+# the largest ηλM_k at which the pull on a parameter is a term of the gradient
+_EXPLICIT_UP_TO = {"explicit": math.inf, "auto": 1.0, "implicit": 0.0}
 
 
 def consolidate(
     client: Client, start: Tensor, anchor: Tensor, M: Tensor, lam: float, step: Step
 ) -> Tensor:
     """Local training from ``start``, held near ``anchor`` where the Fisher diagonal M is large."""
-    G = client.trainable(anchor)
-    if step == "explicit":
-        return client.train(start, penalty=lambda w: elastic(client.trainable(w), G, M, lam))
-    pull = client.lr * lam * M
+    G, pull = client.trainable(anchor), client.lr * lam * M
+    explicit = pull <= _EXPLICIT_UP_TO[step]
+    soft, hard = torch.where(explicit, lam * M, 0.0), torch.where(explicit, 0.0, pull)
 
     def one(carry: tuple[Tensor, Tree], batch: Batch) -> tuple[Tensor, Tree]:
         w, state = carry
-        w, state = client.step(w, client.gradient(w, batch), state, batch)
-        near = (client.trainable(w) + pull * G) / (1 + pull)
+        g = client.trainable(client.gradient(w, batch)) + soft * (client.trainable(w) - G)
+        w, state = client.step(w, g, state, batch)
+        near = (client.trainable(w) + hard * G) / (1 + hard)
         return torch.cat([near, w[len(near) :]]), state
 
     return client.scan(one, (start, client.begin(start)))[0]
@@ -79,7 +79,8 @@ class ElasticWeights(Adaptation):
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
-        ewc_step: ``explicit``, as in the papers, or ``implicit``, which is stable for any λ.
+        ewc_step: ``explicit``, as in the papers, ``implicit``, which is stable for any λ, or
+            ``auto``: explicit wherever that is stable.
     """
 
     epochs: int | None = None
@@ -87,7 +88,7 @@ class ElasticWeights(Adaptation):
     lam: float = 5000.0
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
-    ewc_step: Step = "explicit"
+    ewc_step: Step = "auto"
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
         """Train on, held near where it matters."""

@@ -2,18 +2,26 @@
 
 from ..algorithm import AnyAlgorithm
 from .apfl import APFL
+from .cfl import CFL
 from .ditto import Ditto
 from .erosion import Erosion
 from .fedamp import FedAMP
 from .fedavg import FedAvg
+from .fedem import FedEM
+from .federico import FedeRiCo
 from .fedfomo import FedFomo
 from .fedfomo_ma import FedFomoMA
 from .fedper import FedPer
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .heurfedamp import HeurFedAMP
+from .ifca import IFCA
 from .lgfedavg import LGFedAvg
 from .local import Local
+from .mocha import Mocha
+from .pafl import PaFL
+from .pafl_ewc import PaFLEWC
+from .pafl_kd import PaFLKD
 from .perfedavg import PerFedAvg
 from .pfedme import PFedMe
 from .qfedavg import QFedAvg
@@ -31,8 +39,12 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "apfl": APFL,
     "qfedavg": QFedAvg,
     "term": TERM,
+    "pafl": PaFL,
+    "pafl_kd": PaFLKD,
+    "pafl_ewc": PaFLEWC,
     "fedfomo": FedFomo,
     "fedfomo_ma": FedFomoMA,
+    "federico": FedeRiCo,
     "fedamp": FedAMP,
     "heurfedamp": HeurFedAMP,
     "lgfedavg": LGFedAvg,
@@ -41,6 +53,10 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "ditto": Ditto,
     "pfedme": PFedMe,
     "perfedavg": PerFedAvg,
+    "fedem": FedEM,
+    "mocha": Mocha,
+    "cfl": CFL,
+    "ifca": IFCA,
 }
 
 # A method followed by an adaptation has a name of its own in the papers.

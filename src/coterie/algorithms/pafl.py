@@ -1,0 +1,262 @@
+"""PaFL: FedAvg whose clients train for what will be done to the model later.
+
+In round t a client that received G minimises
+
+    μ(t) · CE(C) + (1 − μ(t)) · D(t)(C, G)
+
+with G frozen and D a personalisation loss; a schedule names μ and D. The two of the paper train as
+FedAvg until T/2 and by a whole adaptation loss from then on (μ = 0, D = the loss of ``adapt``):
+
+    H_KD    D = distillation from G           H_EWC    D = CE + (λ/2) Σ_k M_k (C_k − G_k)²
+
+Travels: as FedAvg. While D is EWC also the Fisher diagonal M: down with ``server_aux`` and
+``aggregate``, up with ``aggregate``. With ``checkpoint`` one loss up.
+
+Notes:
+    The adaptation losses contain the cross-entropy already, hence μ = 0 (spec 5).
+    The notes of ``pafl_kd`` and ``pafl_ewc`` hold here too.
+    ``checkpoint = "best_federated_validation"`` predicts with the model whose mean validation loss
+    over the participants of the round in which they received it was the smallest. P3 tests "the
+    last version before divergence", which was found on test data. The model after the last round
+    has been received by nobody and is no candidate.
+    P3's optional last round, in which every client keeps its local model, is ``adapt = "kd"`` or
+    ``"ewc"`` after the run.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..adapt.ewc import Step, consolidate, require_aux
+from ..adapt.fisher import Kind, Source, fisher
+from ..adapt.kd import Form, Terms, distillation
+from ..algorithm import GlobalModel, Round, rows
+from ..client import Batch, Client
+from ..mixing import mix, shares
+from ..task import Task
+from ..tree import Tree
+from .fedavg import Update, Weighting, average
+from .fedprox import proximal
+
+Custom = Callable[[Client, Tensor, Tensor, Batch], Tensor]  # D(client, C, G, batch)
+Personal = Literal["kd", "ewc", "proximal"]
+Checkpoint = Literal["last", "best_federated_validation"]
+Shipped = Literal["constant", "fedprox", "half_kd", "half_ewc"]
+
+
+class Phase(NamedTuple):
+    """What clients minimise in a round: ``mu · CE + (1 − mu) · personal``."""
+
+    mu: float
+    personal: Personal | Custom
+
+
+Schedule = Callable[[int, int], Phase]  # of the round t (from 0) and the rounds T of the run
+
+
+class Server(NamedTuple):
+    """The server."""
+
+    theta: Tensor  # [P]
+    fisher: Tree  # [parameters] the last participants' average; () unless it is asked for
+    best: Tree  # [P] the model validated best so far; () without checkpoint
+    lowest: Tree  # [] its loss
+
+
+class Sent(NamedTuple):
+    """What a client receives."""
+
+    theta: Tensor  # [P]
+    fisher: Tree  # [parameters], or () where there is none to send
+
+
+class Trained(NamedTuple):
+    """What a client sends."""
+
+    update: Update
+    fisher: Tree  # [parameters] at the received model, where it is averaged for the next round
+    loss: Tree  # [] of the received model on validation data, with checkpoint
+
+
+class Options(NamedTuple):
+    """The constants of all personalisation losses."""
+
+    terms: Terms
+    lam: float = 0.0
+    fisher_kind: Kind = "empirical"
+    fisher_data: Source = "client_train"
+    ewc_step: Step = "explicit"
+
+
+def halved(t: int, horizon: int, personal: Personal) -> Phase:
+    """FedAvg for t < T/2, then the whole loss of an adaptation."""
+    return Phase(1.0, personal) if t < horizon / 2 else Phase(0.0, personal)
+
+
+def personal_training(
+    client: Client, G: Tensor, phase: Phase, options: Options, given: Tree
+) -> Tensor:
+    """Local training from G by the loss of a phase; ``given`` is a Fisher diagonal or ()."""
+    mu, personal = phase
+    if mu == 1.0:
+        return client.train(G)
+    if personal == "ewc":  # μ CE + (1 − μ)(CE + R) = CE + (1 − μ) R
+        M = given if isinstance(given, Tensor) else fisher(client, G, options.fisher_kind)
+        return consolidate(client, G, G, M, (1 - mu) * options.lam, options.ewc_step)
+
+    def distance(w: Tensor, batch: Batch) -> Tensor:
+        if personal == "kd":
+            return distillation(client, w, G, batch, options.terms)
+        if personal == "proximal":
+            return proximal(client.trainable(w), client.trainable(G), 1.0)
+        return personal(client, w, G, batch)
+
+    def loss(w: Tensor, batch: Batch) -> Tensor:
+        own = (1 - mu) * distance(w, batch)
+        return mu * client.loss(w, batch) + own if mu else own
+
+    return client.train(G, loss=loss)
+
+
+class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
+    """FedAvg by a schedule of client losses."""
+
+    weighting: Weighting
+    server_lr: float
+    checkpoint: Checkpoint
+
+    @abstractmethod
+    def phase(self, t: int, horizon: int) -> Phase:
+        """What clients minimise in round t."""
+
+    @property
+    @abstractmethod
+    def options(self) -> Options:
+        """The constants of the losses."""
+
+    @property
+    def uses_validation(self) -> bool:
+        """To choose a checkpoint."""
+        return self.checkpoint != "last"
+
+    def init(self, task: Task) -> tuple[Server, tuple[()]]:
+        """The common start; clients keep nothing."""
+        source, validated = self.options.fisher_data, self.uses_validation
+        if source == "server_aux":
+            require_aux(task, "algorithm")
+        none = task.start.new_zeros(task.model.parameters)
+        lowest = task.start.new_full((), torch.inf)
+        return Server(
+            task.start,
+            none if source == "aggregate" else (),
+            task.start if validated else (),
+            lowest if validated else (),
+        ), ()
+
+    def _elastic(self, t: int, horizon: int) -> bool:
+        mu, personal = self.phase(t, horizon)
+        return mu < 1.0 and personal == "ewc"
+
+    def download(self, server: Server, round: Round) -> Sent:
+        """The global model and, where clients need one they cannot compute, its Fisher diagonal."""
+        count, M = len(round.clients), server.fisher
+        needed = self._elastic(round.index, round.horizon)
+        if needed and self.options.fisher_data in ("auto", "server_aux") and round.aux is not None:
+            M = fisher(round.aux, server.theta, self.options.fisher_kind)
+        sent = needed and isinstance(M, Tensor)
+        return Sent(rows(server.theta, count), rows(M, count) if sent else ())
+
+    def local(self, client: Client, received: Sent, state: tuple[()]) -> tuple[Trained, tuple[()]]:
+        """Train by the loss of the round."""
+        G, t, horizon = received.theta, client.round, client.horizon
+        w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
+        asked = self.options.fisher_data == "aggregate" and self._elastic(t + 1, horizon)
+        report = fisher(client, G, self.options.fisher_kind) if asked else ()
+        loss = client.loss(G, "val") if self.uses_validation else ()
+        return Trained(Update(w, client.size), report, loss), ()
+
+    def aggregate(self, server: Server, uploads: Trained, round: Round) -> Server:
+        """Average; note the model that was validated best."""
+        theta = average(server.theta, uploads.update, self.weighting, self.server_lr)
+        p, (M, best, lowest) = shares(uploads.update.size, self.weighting), server[1:]
+        if isinstance(uploads.fisher, Tensor):
+            M = mix(p, uploads.fisher)
+        if isinstance(uploads.loss, Tensor):
+            loss = mix(p, uploads.loss)
+            best = torch.where(loss < lowest, server.theta, best)
+            lowest = torch.minimum(loss, lowest)
+        return Server(theta, M, best, lowest)
+
+    def model(self, server: Server) -> Tensor:
+        """The newest global model, or the one that was validated best."""
+        model: Tensor = server.best if self.uses_validation else server.theta
+        return model
+
+
+PAPER = (
+    "Iacob, Gusmão, Lane: Can Fair Federated Learning Reduce the Need for Personalisation?, 2023"
+)
+BIBTEX = """@article{iacob2023pafl,
+  title={Can Fair Federated Learning Reduce the Need for Personalisation?},
+  author={Iacob, Alex and Gusm{\\~a}o, Pedro P. B. and Lane, Nicholas D.},
+  journal={arXiv:2305.02728}, year={2023}}"""
+
+
+@dataclass(frozen=True)
+class PaFL(Personalising):
+    """Personalisation-aware averaging by any schedule.
+
+    Fields:
+        schedule: ``constant`` mixes in ``personal`` in every round, ``fedprox`` the proximal term,
+            ``half_kd`` and ``half_ewc`` are the paper's; from Python also any function of (t, T)
+            that returns (μ, D).
+        mu: weight μ of the cross-entropy in ``constant`` and ``fedprox``; 1 is FedAvg.
+        personal: the loss D of ``constant``: ``kd``, ``ewc`` or ``proximal`` (½‖C − G‖²).
+        tau: temperature τ of the distillation.
+        alpha: weight α of the distillation.
+        kd_form: ``hinton``, ``paper`` or ``yu_code``.
+        lam: strength λ of EWC.
+        fisher_kind: ``empirical``, ``true`` or ``batch_mean``.
+        fisher_data: ``server_aux``, ``client_train``, ``aggregate`` or ``auto``.
+        ewc_step: ``explicit``, ``implicit`` (stable for any λ) or ``auto``.
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+        server_lr: the server's step η_g.
+        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
+    """
+
+    schedule: Shipped | Schedule = "constant"
+    mu: float = 0.5
+    personal: Personal = "kd"
+    tau: float = 6.0
+    alpha: float = 0.95
+    kd_form: Form = "hinton"
+    lam: float = 5000.0
+    fisher_kind: Kind = "empirical"
+    fisher_data: Source = "auto"
+    ewc_step: Step = "auto"
+    weighting: Weighting = "samples"
+    server_lr: float = 1.0
+    checkpoint: Checkpoint = "last"
+
+    paper: ClassVar[str] = PAPER
+    bibtex: ClassVar[str] = BIBTEX
+
+    def phase(self, t: int, horizon: int) -> Phase:
+        """As the schedule says."""
+        if callable(self.schedule):
+            return Phase(*self.schedule(t, horizon))
+        if self.schedule == "half_kd":
+            return halved(t, horizon, "kd")
+        if self.schedule == "half_ewc":
+            return halved(t, horizon, "ewc")
+        return Phase(self.mu, "proximal" if self.schedule == "fedprox" else self.personal)
+
+    @property
+    def options(self) -> Options:
+        """All of them."""
+        terms = Terms(self.tau, self.alpha, self.kd_form)
+        return Options(terms, self.lam, self.fisher_kind, self.fisher_data, self.ewc_step)

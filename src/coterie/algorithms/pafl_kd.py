@@ -1,0 +1,54 @@
+"""PaFL with knowledge distillation (H_KD): from T/2 on clients learn from the model they received.
+
+    t < T/2:    CE(C)                                        as FedAvg
+    t ≥ T/2:    (1 − α) CE(C) + α τ² KL(G, C)                G the received model, frozen
+
+Travels: as FedAvg. From T/2 on one more forward pass a minibatch.
+
+Notes:
+    The loss is that of ``adapt = "kd"``, with its three forms; the line above is ``hinton``, our
+    default. ``paper`` (P3 Eq. 6 as printed) multiplies the rate by 34 and may diverge.
+    At C = G the divergence has no gradient, so ``hinton`` moves as FedAvg at (1 − α) of the rate,
+    at first: compare H_KD with FedAvg at a twentieth of the rate from T/2 on, too (spec 5).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..adapt.kd import Form, Terms
+from .fedavg import Weighting
+from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
+
+
+@dataclass(frozen=True)
+class PaFLKD(Personalising):
+    """PaFL with distillation from the received model in the second half (H_KD).
+
+    Fields:
+        tau: temperature τ.
+        alpha: the weight α; on the teacher in ``hinton`` and ``yu_code``, on the labels in
+            ``paper``.
+        kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+        server_lr: the server's step η_g.
+        checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
+    """
+
+    tau: float = 6.0
+    alpha: float = 0.95
+    kd_form: Form = "hinton"
+    weighting: Weighting = "samples"
+    server_lr: float = 1.0
+    checkpoint: Checkpoint = "last"
+
+    paper: ClassVar[str] = PAPER
+    bibtex: ClassVar[str] = BIBTEX
+
+    def phase(self, t: int, horizon: int) -> Phase:
+        """H_KD."""
+        return halved(t, horizon, "kd")
+
+    @property
+    def options(self) -> Options:
+        """Of the distillation."""
+        return Options(Terms(self.tau, self.alpha, self.kd_form))
