@@ -477,3 +477,9 @@ def test_usual_recipes_run():
     for fields in ({"tracking": "accumulate"}, {"form": "centralised"}, {"start": "common"}):
         method = FedeRiCo(**fields)
         assert predictors(last(method, task(method, recipe=RECIPE))).models.isfinite().all()
+
+
+def test_every_rounds_weights_are_kept():
+    _, records = rounds_of(FedeRiCo(), rounds=3)
+    first, later = (records[t].collaboration for t in (0, 2))
+    assert abs(first - later).max() > 1e-3

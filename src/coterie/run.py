@@ -154,4 +154,5 @@ def _evaluate(
 
 
 def _matrix(A: Tensor | None) -> NDArray[np.float64] | None:
-    return None if A is None else A.to("cpu", torch.float64).numpy()
+    # a copy: the next round writes into the states that this may be a view of
+    return None if A is None else A.to("cpu", torch.float64, copy=True).numpy()
