@@ -12,6 +12,7 @@ from coterie.algorithms.apfl import APFL
 from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.fedavg_data import FedAvgData
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
@@ -40,6 +41,7 @@ CASES = {
     ),
     "FedProx mu=0 is FedAvg": (FedProx(mu=0.0), FedAvg()),
     "q-FedAvg q=0 is FedAvg": (QFedAvg(q=0.0), FedAvg()),
+    "FedAvg+Data without a share is FedAvg": (FedAvgData(share=0.0), FedAvg()),
     "TERM t=0 is FedAvg": (TERM(t=0.0), FedAvg()),
     "PaFL mu=1 is FedAvg": (PaFL(mu=1.0), FedAvg()),
     "FedAMP without attention and pull is Local": (

@@ -117,6 +117,11 @@ class Client:
         return Client(self._task, view, self._shape, self._clock, recipe)
 
     @property
+    def own(self) -> Tensor:
+        """Training samples that are this client's: ``size`` without what a shared pool adds."""
+        return self._task.sizes[self.id]
+
+    @property
     def steps(self) -> Tensor:
         """Optimiser steps of this client this round."""
         if self.recipe.steps is not None:

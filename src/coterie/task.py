@@ -81,6 +81,15 @@ class View(NamedTuple):
     relabel: Tensor  # [classes], or [0] where labels mean the same to everybody
 
 
+class Shared(NamedTuple):
+    """The samples that all clients train on, beside their own."""
+
+    owner: Tensor  # [n] the client they come from
+    samples: (
+        Tensor  # [n] indices into the task's arrays, where labels are as their owners read them
+    )
+
+
 class Ragged:
     """Index lists of all clients in one flat tensor."""
 
@@ -152,6 +161,7 @@ class Task:
         """
         train, val = self.federation.train, self.federation.val
         self.pool: Pool | None = None
+        self.shared = Shared(*torch.zeros(2, 0, dtype=torch.int64, device=self.device))
         if sharing is not None:
             self.pool = form_pool(self.federation, sharing, self.seed)
             train = self.pool.train
@@ -171,6 +181,7 @@ class Task:
         if self.pool is None:
             return train
         at = self._as_read(self.pool.samples, self.pool.owner)
+        self.shared = Shared(self.pool.owner.to(self.device), at.to(self.device))
         own = (torch.isin(self.pool.samples, part) for part in train)
         return tuple(torch.cat([part, at[~o]]) for part, o in zip(train, own, strict=True))
 
@@ -182,7 +193,8 @@ class Task:
         owner = torch.cat([torch.full((len(part),), i) for i, part in enumerate(held)])
         samples = torch.cat(held)
         if not self.relabel.shape[-1]:  # then a sample that several clients had is the same to all
-            return samples.unique().to(self.device)
+            once: Tensor = samples.unique()
+            return once.to(self.device)
         return self._as_read(samples, owner).to(self.device)
 
     def _as_read(self, samples: Tensor, owner: Tensor) -> Tensor:

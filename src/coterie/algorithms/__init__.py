@@ -7,6 +7,7 @@ from .ditto import Ditto
 from .erosion import Erosion
 from .fedamp import FedAMP
 from .fedavg import FedAvg
+from .fedavg_data import FedAvgData
 from .fedem import FedEM
 from .federico import FedeRiCo
 from .fedfomo import FedFomo
@@ -32,6 +33,7 @@ from .waffle import Waffle
 ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "local": Local,
     "fedavg": FedAvg,
+    "fedavg_data": FedAvgData,
     "fedprox": FedProx,
     "scaffold": Scaffold,
     "waffle": Waffle,
