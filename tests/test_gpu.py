@@ -33,9 +33,7 @@ def test_rounds_are_really_recorded_and_equal_the_plain_ones():
     method = FedAvg()
     on = task(method, device="cuda")
     recorded, plain = VmapEngine(on, chunk=5), VmapEngine(on, chunk=5, capture=False)
-    results = [
-        [record for record in run(method, on, engine, 5)][-1] for engine in (recorded, plain)
-    ]
+    results = [list(run(method, on, engine, 5))[-1] for engine in (recorded, plain)]
     assert_close(*(predictors(record).models for record in results), 1e-12)
     assert len(recorded._recorder._graphs) >= 1
     assert recorded.choice["capture"]
