@@ -24,7 +24,7 @@ format: $(VENV)/ready    ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/ready     ## seconds a round of every engine against a plain PyTorch loop
-	$(BIN)/python -m bench
+	$(BIN)/coterie bench
 
 clean:                   ## remove the environment and everything the tools cached
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -254,5 +254,20 @@ def show(
         print("\n" + drawing({**flags({"set": settings}), **given}))
 
 
+@app.command()
+def bench(
+    workloads: Annotated[list[str] | None, typer.Argument(help="which ones; all of them")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    repeats: Annotated[int, typer.Option(help="rounds of each, after one to warm up", min=1)] = 5,
+    precision: Annotated[str, typer.Option(help="float32, or tf32 on a GPU")] = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="a list of objects")] = False,
+    force: Annotated[bool, typer.Option("--force", help="even on a busy machine")] = False,
+) -> None:
+    """Time a round of every engine against a plain PyTorch loop, as ratios in one run."""
+    from . import bench as timing
+
+    timing.report(workloads or [], device, precision, repeats, force=force, as_json=as_json)
+
+
 if __name__ == "__main__":
     main()
