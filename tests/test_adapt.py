@@ -17,7 +17,9 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import proximal
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
+from coterie.assemble import assemble
 from coterie.client import of_server
+from coterie.config import load
 from coterie.data.common import hold_aux
 from coterie.data.federation import Dataset, Federation
 from coterie.errors import ConfigError
@@ -350,6 +352,16 @@ def test_the_server_holds_a_share_of_the_test_data():
     other = hold_aux(federation(order=order), 0.3, seed=0)
     for i, j in enumerate(order):
         assert torch.equal(other.aux[i], after.aux[j])
+
+
+def test_a_config_fills_it():
+    settings = {"data": {"aux": 0.1}, "partition": {"name": "iid", "clients": 4}}
+    (made,) = assemble(load(settings)).federations.values()
+    (plain,) = assemble(load({"partition": settings["partition"]})).federations.values()
+    count = len(torch.cat(plain.test))
+    assert len(torch.cat(made.aux)) == int(0.1 * count + 0.5)
+    assert len(torch.cat(made.test)) == count - len(torch.cat(made.aux))
+    assert plain.aux is None
 
 
 def test_nobody_loses_its_last_test_sample():

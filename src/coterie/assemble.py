@@ -46,6 +46,7 @@ def assemble(config: Config) -> Assembly:
             partition,
             val=config.data.val,
             test=config.data.test,
+            aux=config.data.aux,
             seed=seed,
             foreign_targets=config.partition.foreign_targets,
         )
@@ -73,6 +74,7 @@ def task_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Task:
         device=assembly.config.engine.device,
         dtype=torch.float64 if train.precision == "float64" else torch.float32,
         merge_val=train.merge_val and not algorithm.uses_validation,
+        sharing=algorithm.sharing,
     )
 
 

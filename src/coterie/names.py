@@ -154,6 +154,8 @@ def _words(kind: Any) -> str:
         return " or ".join(repr(value) for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_words(part) for part in arguments if part is not type(None))
+    if origin is Callable:
+        return "a Python function"
     if origin in (tuple, list):
         return f"a list of {_words(arguments[0]).removeprefix('a ')}s"
     if origin is typing.Annotated:

@@ -71,11 +71,15 @@ class Partition(Named):
 
 
 class Data(_Table):
-    """Where samples come from, and how a client's are divided."""
+    """Where samples come from, and how a client's are divided.
+
+    ``aux`` is the share of all test samples that the server holds instead, for EWC.
+    """
 
     name: str = "digits"
     val: Share = 0.2
     test: Share = 0.2
+    aux: Share = 0.0
     options: Fields = {}
 
 

@@ -6,6 +6,7 @@ import torch
 
 from .. import draws
 from ..errors import ConfigError
+from .common import hold_aux
 from .federation import Dataset, Federation
 from .partitions.base import Partition
 from .partitions.dirichlet import Dirichlet, DirichletClusters
@@ -37,6 +38,7 @@ def federate(
     *,
     val: float = 0.2,
     test: float = 0.2,
+    aux: float = 0.0,
     seed: int = 0,
     foreign_targets: bool = False,
 ) -> Federation:
@@ -44,7 +46,8 @@ def federate(
 
     ``test`` is the share of a client's samples kept for testing, unless the source has a test part
     of its own; ``val`` is the share of the rest kept for validation. With ``foreign_targets`` each
-    client is judged on another's validation and test data (P1's out-of-distribution study). Numbers
+    client is judged on another's validation and test data (P1's out-of-distribution study). ``aux``
+    is the share of all test samples that the server is given instead (P3's Fisher data). Numbers
     of a table are completed and standardised here, by the training data alone.
     """
     for field, share in (("val", val), ("test", test)):
@@ -68,7 +71,8 @@ def federate(
         relabel=parts.relabel,
         note=parts.note,
     )
-    return shuffle_targets(made, seed) if foreign_targets else made
+    made = shuffle_targets(made, seed) if foreign_targets else made
+    return hold_aux(made, aux, seed)
 
 
 def shuffle_targets(federation: Federation, seed: int) -> Federation:
