@@ -63,6 +63,10 @@ def measure(
         raise ConfigError(f"precision '{precision}' is unknown; expected float32 or tf32")
     if not force:
         _refuse_load()
+    return _results(names, device, precision, repeats)
+
+
+def _results(names: list[str], device: str, precision: str, repeats: int) -> Iterator[Result]:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     for name in names:
