@@ -7,12 +7,19 @@ Scalars count 8 bytes here: the task is float64 and counts are int64.
 import pytest
 
 from coterie.algorithms.apfl import APFL
+from coterie.algorithms.cfl import CFL
+from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedrep import FedRep
+from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.local import Local
+from coterie.algorithms.mocha import Mocha
+from coterie.algorithms.perfedavg import PerFedAvg
+from coterie.algorithms.pfedme import PFedMe
 from coterie.algorithms.waffle import Waffle
 from coterie.engines import make_engine
 from coterie.run import run
@@ -31,6 +38,15 @@ LEDGER = {
     LGFedAvg(): lambda m: (HEAD, HEAD + S, HEAD),
     FedPer(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
     FedRep(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
+    Ditto(): lambda m: (m, m + S, 0),
+    PFedMe(): lambda m: (m, m + S, 0),
+    PerFedAvg(): lambda m: (m, m + S, m),
+    PerFedAvg("hf"): lambda m: (m, m + S, m),
+    FedEM(components=4): lambda m: (4 * m, 4 * m + S, 4 * m),
+    Mocha(): lambda m: (m + S, m, 0),
+    Mocha(omega="learned", lam1=1e-4): lambda m: (m + S, m, 0),
+    CFL(): lambda m: (m, m + S, m + S),  # served with the number of its cluster
+    IFCA(k=3, start="redraw"): lambda m: (3 * (m + S), m + 2 * S, 3 * (m + S)),
 }
 
 

@@ -9,19 +9,25 @@ import torch
 
 from coterie.adapt import Adapted, Distill, ElasticWeights, FineTune, FreezeBase
 from coterie.algorithms.apfl import APFL
+from coterie.algorithms.cfl import CFL
+from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData
+from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.heurfedamp import HeurFedAMP
+from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.local import Local
+from coterie.algorithms.mocha import Mocha
 from coterie.algorithms.pafl import PaFL
+from coterie.algorithms.perfedavg import PerFedAvg
 from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
@@ -68,6 +74,16 @@ CASES = {
     "FedPer without a head is FedAvg": (FedPer(head=0), FedAvg()),
     "FedPer that is all head is Local": (FedPer(head=2), Local()),
     "FedRep without a head is FedAvg": (FedRep(head=0, base_epochs=2), FedAvg()),
+    "Ditto without a pull is Local": (Ditto(lam=0.0), Local()),
+    "MOCHA without ties is Local": (Mocha(lam1=0.0), Local()),
+    "MOCHA with a learned omega and no ties is Local": (Mocha(lam1=0.0, omega="learned"), Local()),
+    "Per-FedAvg with a=0 is FedAvg": (PerFedAvg(inner_lr=0.0), FedAvg()),
+    "Hessian-free Per-FedAvg with a=0 is FedAvg": (PerFedAvg("hf", inner_lr=0.0), FedAvg()),
+    "FedEM with one component is FedAvg": (FedEM(components=1), FedAvg()),
+    "IFCA k=1 is FedAvg": (IFCA(k=1), FedAvg()),
+    "IFCA k=1, redrawn, is FedAvg": (IFCA(k=1, start="redraw"), FedAvg()),
+    "CFL eps1=0 is FedAvg": (CFL(eps_mode="absolute", eps1=0.0), FedAvg()),
+    "CFL that may never split is FedAvg": (CFL(t_min=99), FedAvg()),
 }
 
 BIT_FOR_BIT = {"FedProx mu=0 is FedAvg", "PaFL mu=1 is FedAvg"}

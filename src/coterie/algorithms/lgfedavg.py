@@ -18,6 +18,7 @@ Notes:
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -47,6 +48,7 @@ class Parts(NamedTuple):
         return torch.cat([upper, lower], -1)[..., self.order]
 
 
+@lru_cache(maxsize=8)
 def parts(model: FlatModel, upper: Layers) -> Parts:
     """The last so many layers, or the named ones, and the rest; buffers go with their layer."""
     if isinstance(upper, int):
@@ -145,7 +147,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         """Train all layers together."""
         upper, lower, _ = at = self._parts(client.model)
         w = client.train(at.join(received.upper, self._lower(received, state)))
-        pretraining = client.round < self.pretrain_rounds
+        pretraining = self.pretrain_rounds > 0 and client.round < self.pretrain_rounds
         sent = w[lower] if pretraining else w.new_zeros(0)
         return Up(w[upper], sent, client.size), Own(w[lower])
 

@@ -1,0 +1,82 @@
+"""Ditto: a global model for everybody, and beside it a personal one that must not stray far.
+
+    w_i ← LocalTrain(w_t);   w ← w + η_g Σ_i p_i (w_i − w)                 FedAvg
+    v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w_t))                              stays on the client
+
+w_t is the global model as received, frozen.
+
+Travels: as FedAvg. v_i never leaves the client.
+
+Notes:
+    Both models see the same minibatches, as in the authors' code. v_i starts at the common start
+    and takes as many steps as w_i. The paper can choose λ for each client on validation data; here
+    it is one number, 0.1 of the paper's {0.1, 1, 2}: with larger ones a client in a minority is
+    held to a global model that is wrong for it.
+    Stable only while ηλ < 2.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from ..algorithm import OwnModel, Round, rows
+from ..client import Client
+from ..task import Task
+from .fedavg import Update, Weighting, average
+from .fedprox import proximal
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    v: Tensor  # [P]
+
+
+@dataclass(frozen=True)
+class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
+    """A personal model, regularised towards FedAvg's.
+
+    Fields:
+        lam: strength λ of the pull of v_i towards the global model; 0 is local training.
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+        server_lr: the server's step η_g.
+    """
+
+    lam: float = 0.1
+    weighting: Weighting = "samples"
+    server_lr: float = 1.0
+
+    paper: ClassVar[str] = (
+        "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through "
+        "Personalization, ICML 2021"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{li2021ditto,
+  title={Ditto: Fair and Robust Federated Learning Through Personalization},
+  author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
+  booktitle={ICML}, year={2021}}"""
+
+    def init(self, task: Task) -> tuple[Tensor, Own]:
+        """The common start."""
+        return task.start, Own(rows(task.start, task.population))
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        """The global model."""
+        return rows(server, len(round.clients))
+
+    def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
+        """Train the received model and, near it, the client's own."""
+        anchor = client.trainable(received)
+
+        def pull(v: Tensor) -> Tensor:
+            return proximal(client.trainable(v), anchor, self.lam)
+
+        return Update(client.train(received), client.size), Own(client.train(state.v, penalty=pull))
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """Average."""
+        return average(server, uploads, self.weighting, self.server_lr)
+
+    def model(self, state: Own) -> Tensor:
+        """The client's own model."""
+        return state.v

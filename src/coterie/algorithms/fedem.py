@@ -1,0 +1,141 @@
+"""FedEM: every client's data is a mixture of a few distributions that all clients share.
+
+M shared components h_m and, on every client, their shares π_i. For each training sample s:
+
+    E:  q_im(s) ∝ π_im exp(−ℓ(h_m(x_s), y_s)),   π_im = mean_s q_im(s)
+    M:  train component m with the loss (1/|batch|) Σ_s q_im(s) ℓ(h_m(x_s), y_s)
+        h_m ← h_m + Σ_i p_i (h_im − h_m)                                    on the server
+
+Travels: M models each way. π_i and q never leave the client.
+
+A client predicts Σ_m π_im softmax(h_m(x)): probabilities are mixed, not logits.
+
+Notes:
+    Components must start different: the first is the common start, the others are drawn anew.
+    q is computed at the received models, in evaluation mode and without augmentation. The loss of
+    a minibatch is divided by its size, not by Σ q (spec 16).
+    Before predicting, π_i is taken once more at the newest components; a client that never took
+    part gets its shares in this way, from equal ones (``new_client_steps`` of them).
+    The matrix for people to look at is Σ_m π_im π_jm / Σ_l π_lm: what i draws from the components
+    that j has shaped, sizes aside.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Algorithm, Mixture, Round, rows
+from ..client import Batch, Client, mean
+from ..errors import ConfigError
+from ..mixing import mix, shares
+from ..task import Task
+from .fedavg import Weighting
+
+
+class Components(NamedTuple):
+    """What a client sends."""
+
+    models: Tensor  # [M, P]
+    size: Tensor  # []
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    pi: Tensor  # [M]
+
+
+def responsibilities(pi: Tensor, losses: Tensor) -> Tensor:
+    """``q_m(s) ∝ π_m exp(−ℓ_m(s))`` over the components: ``losses [M, n]`` gives ``[M, n]``.
+
+    >>> responsibilities(torch.tensor([0.5, 0.5]), torch.tensor([[0.0, 1.0], [0.0, 3.0]]))
+    tensor([[0.5000, 0.8808],
+            [0.5000, 0.1192]])
+    """
+    tiny = torch.finfo(losses.dtype).tiny  # a share of 0 must not lock a client out for good
+    return (pi.clamp(min=tiny).log()[:, None] - losses).softmax(0)
+
+
+@dataclass(frozen=True)
+class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
+    """Federated expectation-maximisation.
+
+    Fields:
+        components: number M of shared models; the paper takes 3, P2 takes 4.
+        new_client_steps: E-steps before predicting, at the newest components.
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+    """
+
+    components: int = 3
+    new_client_steps: int = 1
+    weighting: Weighting = "samples"
+
+    paper: ClassVar[str] = (
+        "Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of "
+        "Distributions, NeurIPS 2021"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{marfoq2021fedem,
+  title={Federated Multi-Task Learning under a Mixture of Distributions},
+  author={Marfoq, Othmane and Neglia, Giovanni and Bellet, Aur{\\'e}lien and Kameni, Laetitia and
+          Vidal, Richard},
+  booktitle={NeurIPS}, year={2021}}"""
+
+    def init(self, task: Task) -> tuple[Tensor, Own]:
+        """Different components, equal shares."""
+        M = self.components
+        if M < 1:
+            raise ConfigError(f"fedem: components is {M}; expected at least 1")
+        pi = torch.full((M,), 1 / M, dtype=task.dtype, device=task.device)
+        return task.starts(M), Own(rows(pi, task.population))
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        """All components."""
+        return rows(server, len(round.clients))
+
+    def expect(self, client: Client, models: Tensor, pi: Tensor) -> tuple[Tensor, Tensor]:
+        """The E-step: responsibilities ``[M, n]`` for the training samples, and new shares."""
+        blocks = list(client.blocks("train"))
+        parts = [
+            responsibilities(pi, client.map(lambda w, b=block: client.losses(w, b), models))
+            for block in blocks
+        ]
+        masks = [block.mask for block in blocks if block.mask is not None]
+        mask = torch.cat(masks) if masks else None
+        q = torch.cat(parts, 1)
+        return q, torch.stack([mean(row, mask) for row in q])
+
+    def local(self, client: Client, received: Tensor, state: Own) -> tuple[Components, Own]:
+        """E-step at the received components, then training of each on its share of the data."""
+        q, pi = self.expect(client, received, state.pi)
+
+        def trained(m: int) -> Tensor:
+            def weighted(w: Tensor, batch: Batch) -> Tensor:
+                return mean(q[m][batch.position] * client.losses(w, batch), batch.mask)
+
+            return client.train(received[m], loss=weighted)
+
+        models = torch.stack([trained(m) for m in range(self.components)])
+        return Components(models, client.size), Own(pi)
+
+    def aggregate(self, server: Tensor, uploads: Components, round: Round) -> Tensor:
+        """Average every component."""
+        p = shares(uploads.size, self.weighting)
+        return server + mix(p, (uploads.models - server).flatten(1)).view_as(server)
+
+    def serve(self, server: Tensor, round: Round) -> Tensor:
+        """The newest components."""
+        return self.download(server, round)
+
+    def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
+        """The client's mixture of the newest components."""
+        pi = state.pi
+        for _ in range(self.new_client_steps):
+            pi = self.expect(client, served, pi)[1]
+        return Mixture(pi, served)
+
+    def collaboration(self, server: Tensor, states: Own, round: Round) -> Tensor:
+        """How much of each other's components clients use; rows sum to one."""
+        pi = states.pi.to(torch.float64)
+        return pi @ (pi / pi.sum(0).clamp(min=1e-300)).T

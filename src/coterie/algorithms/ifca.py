@@ -1,0 +1,204 @@
+"""IFCA: k models; every client trains the one that fits its data best (also HypCluster).
+
+    j_i = argmin_j F_i(θ_j)                           on its training data
+    θ_{j_i} ← LocalTrain(θ_{j_i});  upload it with j_i
+    θ_j ← Σ p_i θ_i  over those who chose j;  a model that nobody chose stays
+
+Travels: k models down, one model, the choice and the sample count up.
+
+Notes:
+    How the models start decides success: equal or unrelated models attract everybody to one.
+    ``pretrain``, our default, spends the first round on training the common start; the server
+    merges the clients whose changes are most alike (complete linkage on cosines) until k groups
+    are left, and their averages are the k models. That is a one-shot clustering, which the
+    authors name as a way to start. ``k = "auto"`` stops merging before the largest drop in
+    similarity, with two groups at least and half as many as there are clients at most; the paper
+    has k given.
+    ``redraw`` draws independent models and, as the authors' code, draws again until every model
+    attracts a ``min_share`` of the clients. Clients see the data, so a draw costs a round; after
+    ``draws`` of them the last is kept. ``perturb`` adds noise to the common start.
+    Models are averaged; the paper's other form averages gradients.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import draws
+from ..algorithm import Algorithm, Mixture, Round, single
+from ..client import Client
+from ..errors import ConfigError
+from ..mixing import cosines
+from ..task import Task
+from ..tree import Bank
+from .cfl import merged
+from .fedavg import Update, Weighting, average
+
+Auto = Literal["auto"]
+
+
+class Models(NamedTuple):
+    """The server."""
+
+    theta: Tensor  # [k, P]
+    choice: Tensor  # [K] what each client chose last, -1 before
+    spare: Tensor  # [d, k, P] draws that are left, while starting
+
+
+class Pick(NamedTuple):
+    """What a client sends."""
+
+    w: Tensor  # [P]
+    size: Tensor  # []
+    choice: Tensor  # []
+
+
+def groups_by_gap(levels: list[float]) -> int:
+    """How many groups to leave, from the similarities of all merges down to one.
+
+    Merging stops before the largest drop, with 2 to n/2 groups.
+
+    >>> groups_by_gap([0.9, 0.85, 0.8, 0.1, 0.05])
+    3
+    """
+    count = len(levels) + 1
+    allowed = range(2, max(2, count // 2) + 1)
+    # with g groups left, n − g merges are done and the next one would be at levels[n − g]
+    drop = {g: (levels[count - g - 1] if g < count else 1.0) - levels[count - g] for g in allowed}
+    return max(drop, key=lambda g: (drop[g], -g))
+
+
+@dataclass(frozen=True)
+class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
+    """The iterative federated clustering algorithm.
+
+    Fields:
+        k: number of models; ``auto`` lets ``pretrain`` decide.
+        start: ``pretrain``, ``redraw`` or ``perturb``.
+        min_share: with ``redraw``, the share of clients every model must attract.
+        draws: with ``redraw``, how often models are drawn at most.
+        perturb_scale: with ``perturb``, the noise in units of the parameters' root mean square.
+        choose_on: data on which clients choose, ``train`` or ``val``.
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+    """
+
+    k: int | Auto = "auto"
+    start: Literal["pretrain", "redraw", "perturb"] = "pretrain"
+    min_share: float = 0.1
+    draws: int = 5
+    perturb_scale: float = 0.1
+    choose_on: Literal["train", "val"] = "train"
+    weighting: Weighting = "samples"
+
+    paper: ClassVar[str] = (
+        "Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, "
+        "NeurIPS 2020; HypCluster: Mansour, Mohri, Ro, Suresh: Three Approaches for "
+        "Personalization with Applications to Federated Learning, 2020"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{ghosh2020ifca,
+  title={An Efficient Framework for Clustered Federated Learning},
+  author={Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan},
+  booktitle={NeurIPS}, year={2020}}"""
+
+    @property
+    def uses_validation(self) -> bool:
+        """Where clients choose on it."""
+        return self.choose_on == "val"
+
+    def init(self, task: Task) -> tuple[Models, tuple[()]]:
+        """The models before round 0."""
+        nobody = torch.full((task.population,), -1, device=task.device)
+        none = task.start.new_zeros(0, 1, len(task.start))
+        if self.start == "pretrain":
+            return Models(task.start[None], nobody, none), ()
+        if self.k == "auto" or self.k < 1:
+            raise ConfigError(
+                f"ifca: k is {self.k!r} with start = '{self.start}'; give the number of models "
+                "(1 or more), or take start = 'pretrain'"
+            )
+        if self.start == "perturb":
+            return Models(self._perturbed(task, self.k), nobody, none), ()
+        if self.draws < 1:
+            raise ConfigError(f"ifca: draws is {self.draws}; expected at least 1")
+        first, *others = (task.starts(self.k, draw) for draw in range(self.draws))
+        return Models(first, nobody, torch.stack(others) if others else none), ()
+
+    def _perturbed(self, task: Task, k: int) -> Tensor:
+        """The common start and k − 1 noisy copies of it; buffers are left alone."""
+        trained = task.start[: task.model.parameters]
+        place = torch.arange(len(trained), device=task.device)
+        copies = torch.arange(k, device=task.device)[:, None]
+        noise = draws.normal(task.seed, "perturb", copies, place).to(task.dtype)
+        noise = noise * self.perturb_scale * trained.square().mean().sqrt()
+        theta = task.start.repeat(k, 1)
+        theta[1:, : len(trained)] += noise[1:]
+        return theta
+
+    def download(self, server: Models, round: Round) -> Bank:
+        """All models."""
+        k = torch.arange(len(server.theta), device=server.theta.device)
+        slot = k.expand(len(round.clients), -1)
+        return Bank(server.theta, slot, slot)
+
+    def choose(self, client: Client, received: Bank) -> tuple[Tensor, Tensor]:
+        """The model that fits best, and its number."""
+        models, _ = received.rows()
+        best = client.map(lambda w: client.loss(w, self.choose_on), models).argmin()
+        return models[best], best
+
+    def local(self, client: Client, received: Bank, state: tuple[()]) -> tuple[Pick, tuple[()]]:
+        """Choose and train."""
+        w, choice = self.choose(client, received)
+        return Pick(client.train(w), client.size, choice), ()
+
+    def aggregate(self, server: Models, uploads: Pick, round: Round) -> Models:
+        """Average the models of those who made the same choice."""
+        if round.index == 0 and self.start == "pretrain":
+            return self._grouped(server, uploads, round)
+        if len(server.spare) and self._lopsided(uploads.choice, len(server.theta)):
+            return server._replace(theta=server.spare[0], spare=server.spare[1:])
+        choice = server.choice.index_copy(0, round.clients, uploads.choice)
+        return Models(self._averaged(server.theta, uploads), choice, server.spare[:0])
+
+    def _averaged(self, theta: Tensor, uploads: Pick) -> Tensor:
+        new = theta.clone()
+        for j in uploads.choice.unique().tolist():
+            at = uploads.choice == j
+            update = Update(uploads.w[at], uploads.size[at])
+            new[j] = average(theta[j], update, self.weighting, 1.0)
+        return new
+
+    def _lopsided(self, choice: Tensor, k: int) -> bool:
+        """Whether a model attracts too few of the round's clients."""
+        return int(choice.bincount(minlength=k).min()) < math.ceil(self.min_share * len(choice))
+
+    def _grouped(self, server: Models, uploads: Pick, round: Round) -> Models:
+        """The first models: averages over clients that trained the common start alike."""
+        similarity = cosines(round.trainable(uploads.w - server.theta[0]))
+        n = len(similarity)
+        k = self.k
+        if k == "auto":
+            k = groups_by_gap(merged(similarity, 1, "complete").levels) if n > 1 else 1
+        group = merged(similarity, min(k, n), "complete").group
+        choice = group.unique(return_inverse=True)[1]
+        start = server.theta.expand(k, -1)
+        theta = self._averaged(start, uploads._replace(choice=choice))
+        return Models(theta, server.choice.index_copy(0, round.clients, choice), server.spare)
+
+    def serve(self, server: Models, round: Round) -> Bank:
+        """All models."""
+        return self.download(server, round)
+
+    def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
+        """The model that fits best."""
+        return single(self.choose(client, served)[0])
+
+    def collaboration(self, server: Models, states: tuple[()], round: Round) -> Tensor:
+        """Equal weight on all who chose the same model last; strangers stand alone."""
+        same = (server.choice[:, None] == server.choice) & (server.choice >= 0)
+        alone = torch.eye(len(same), dtype=torch.bool, device=same.device)
+        together = (same | alone).to(torch.float64)
+        return together / together.sum(1, keepdim=True)

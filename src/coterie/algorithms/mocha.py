@@ -1,0 +1,169 @@
+"""MOCHA: multi-task learning; every client its own model, tied by how the tasks are related.
+
+Objective: Σ_i F_i(w_i) + λ_1 tr(W Ω Wᵀ) + λ_2 ‖W‖²,  W = [w_1 … w_K]. Client i moves column i only:
+
+    gradient  ∇F_i(w_i) + 2λ_1 (Ω_ii w_i + c_i) + 2λ_2 w_i,    c_i = Σ_{j≠i} Ω_ij w_j
+
+    mean      Ω = I − 11ᵀ/K                    then Ω_ii w_i + c_i = w_i − w̄ with w_i live in w̄
+    learned   Ω = Σ⁻¹,  Σ = (WᵀW)^½ / tr((WᵀW)^½),  every ``omega_every`` rounds;  Σ = I/K at first
+
+Travels: w_i up, c_i and Ω_ii down. No client sees another's model, no d × K matrix is sent.
+
+Notes:
+    The original solves convex problems in the dual. This is the primal form for deep networks
+    (spec 10.3), by local training on the penalised loss.
+    The columns are all K clients: those who have not taken part yet stand at the common start, and
+    a learned Ω leaves them out: models that are equal for want of training are not alike.
+    ``lg_code`` is the Ω of the code that P1 used, for replication only: a constant matrix, so that
+    the penalty (1 − 1/K)² ‖Σ_i w_i‖² pulls the *sum* of the models to zero, scaled by a power of
+    ten of the model's size, on whole blocks of 4000 parameters only.
+    Explicit steps are stable while η (2λ_1 Ω_ii + 2λ_2) < 2; other settings are refused. A learned
+    Ω would break that wherever models nearly coincide (the original's eigenvalue floor is 1e-7), so
+    the eigenvalues of Σ are also kept at or above 2ηλ_1.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import OwnModel, Round, rows
+from ..client import Client
+from ..errors import ConfigError
+from ..mixing import gram, mix
+from ..task import Task
+
+BLOCK = 4000  # of the code that P1 used
+
+
+class Columns(NamedTuple):
+    """The server."""
+
+    W: Tensor  # [K, P] everybody's last upload
+    omega: Tensor  # [K, K]
+    seen: Tensor  # [K] who has uploaded
+
+
+class Ties(NamedTuple):
+    """What a client receives."""
+
+    others: Tensor  # [P] c_i
+    own: Tensor  # [] Ω_ii
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    w: Tensor  # [P]
+
+
+def mean_omega(count: int) -> Tensor:
+    """``I − 11ᵀ/K``: tr(W Ω Wᵀ) = Σ_i ‖w_i − w̄‖²."""
+    return torch.eye(count, dtype=torch.float64) - 1 / count
+
+
+def learned_omega(products: Tensor, floor: float) -> Tensor:
+    """``Ω = Σ⁻¹`` from the dot products WᵀW ``[K, K]``, eigenvalues of Σ at least ``floor``."""
+    values, vectors = torch.linalg.eigh(products)
+    root = values.clamp(min=0).sqrt()
+    total = root.sum()
+    sigma = torch.where(total > 0, root / total.clamp(min=1e-300), 1 / len(root))
+    omega: Tensor = (vectors / sigma.clamp(min=floor)) @ vectors.T
+    return omega
+
+
+def lg_scale(parameters: int) -> float:
+    """The factor on the regulariser in the code that P1 used."""
+    return 10.0 ** -(math.floor(math.log10(parameters) + 1) + 1)
+
+
+def tied(w: Tensor, ties: Ties, lam1: Tensor | float, lam2: Tensor | float) -> Tensor:
+    """What column i contributes: ``λ_1 (Ω_ii ‖w‖² + 2 w·c_i) + λ_2 ‖w‖²``."""
+    square = (w * w).sum()
+    return lam1 * (ties.own * square + 2 * (w * ties.others).sum()) + lam2 * square
+
+
+@dataclass(frozen=True)
+class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
+    """Federated multi-task learning.
+
+    Fields:
+        lam1: strength λ_1 of the ties; P1 searches 0.001, 0.01, 0.1.
+        lam2: weight decay λ_2 of all models.
+        omega: how tasks are related: ``mean``, ``learned``, or ``lg_code`` for replication.
+        omega_every: rounds between two updates of a learned Ω.
+        floor: smallest eigenvalue of Σ; explicit steps may need a larger one, see Notes.
+    """
+
+    lam1: float = 0.01
+    lam2: float = 0.0
+    omega: Literal["mean", "learned", "lg_code"] = "mean"
+    omega_every: int = 1
+    floor: float = 1e-7
+
+    paper: ClassVar[str] = (
+        "Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS 2017"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{smith2017mocha,
+  title={Federated Multi-Task Learning},
+  author={Smith, Virginia and Chiang, Chao-Kai and Sanjabi, Maziar and Talwalkar, Ameet},
+  booktitle={NeurIPS}, year={2017}}"""
+
+    def init(self, task: Task) -> tuple[Columns, Own]:
+        """Everybody at the common start."""
+        K = task.population
+        W = rows(task.start, K)
+        if self.omega == "mean":
+            omega = mean_omega(K)
+        elif self.omega == "learned":  # Σ = I/K
+            omega = torch.eye(K, dtype=torch.float64) / max(1 / K, self._floor(task.recipe.rate(0)))
+        else:
+            omega = torch.full((K, K), (1 - 1 / K) ** 2, dtype=torch.float64)
+        nobody = torch.zeros(K, dtype=torch.bool, device=task.device)
+        return Columns(W, omega.to(task.device), nobody), Own(W)
+
+    def _floor(self, lr: float) -> float:
+        return max(self.floor, 2 * lr * self.lam1)
+
+    def download(self, server: Columns, round: Round) -> Ties:
+        """Each client's combination of the others' models."""
+        mine = server.omega[round.clients].clone()
+        own = mine.gather(1, round.clients[:, None]).squeeze(1)
+        self._check(own.max(), round)
+        others = mix(mine.scatter(1, round.clients[:, None], 0.0), server.W)
+        return Ties(others, own.to(others.dtype))
+
+    def _check(self, largest: Tensor, round: Round) -> None:
+        lam1 = self.lam1 * lg_scale(round.parameters) if self.omega == "lg_code" else self.lam1
+        rate = round.lr * 2 * (lam1 * float(largest) + self.lam2)
+        if rate >= 2:
+            raise ConfigError(
+                f"mocha: lr * (2 lam1 Ω_ii + 2 lam2) is {rate:g} in round {round.index} and must "
+                "stay below 2; lower lr, lam1 or lam2"
+            )
+
+    def local(self, client: Client, received: Ties, state: Own) -> tuple[Tensor, Own]:
+        """Train, tied to the others."""
+        reach, lam1 = client.model.parameters, self.lam1
+        if self.omega == "lg_code":
+            lam1, reach = lam1 * lg_scale(reach), reach - reach % BLOCK
+        ties = received._replace(others=received.others[:reach])
+        w = client.train(state.w, penalty=lambda w: tied(w[:reach], ties, lam1, self.lam2))
+        return w, Own(w)
+
+    def aggregate(self, server: Columns, uploads: Tensor, round: Round) -> Columns:
+        """Store, and learn how the tasks are related."""
+        W = server.W.index_copy(0, round.clients, uploads)
+        seen = server.seen.index_fill(0, round.clients, True)
+        omega = server.omega
+        if self.omega == "learned" and (round.index + 1) % self.omega_every == 0:
+            at = seen.nonzero().flatten()
+            learned = learned_omega(gram(round.trainable(W[at])), self._floor(round.lr))
+            omega = omega.index_put((at[:, None], at), learned)
+        return Columns(W, omega, seen)
+
+    def model(self, state: Own) -> Tensor:
+        """The client's own model."""
+        return state.w

@@ -1,0 +1,129 @@
+"""pFedMe: clients keep a personal model near a shared one, and the shared one learns from the gap.
+
+Objective: Σ_i p_i min_θ { F_i(θ) + (λ/2)‖θ − w‖² }, a smoothed (Moreau) version of FedAvg's.
+Each of the round's local iterations, on one minibatch ξ:
+
+    θ_i ← K steps of rate a on F_i(θ; ξ) + (λ/2)‖θ − w_i‖²
+    w_i ← w_i − ηλ (w_i − θ_i)                       a gradient step on the smoothed loss
+    w   ← (1 − β) w + β Σ_i p_i w_i                  on the server
+
+Travels: w down, w_i up. θ_i never leaves the client and predicts.
+
+Notes:
+    The number R of iterations is the recipe's number of minibatch steps; the recipe's optimiser
+    takes the inner steps, anew for every minibatch, so that its weight decay is the 0.001 of the
+    authors' code. θ_i starts each round at the received w (``start = "download"``); ``kept`` starts
+    it where the client left it.
+    The authors' η = 0.005 and a = 0.09 belong to their λ = 15: ηλ ≤ 1 and aλ < 2 must hold. Our
+    ``auto`` is r/(1 + rλ) for both, r the rate of the round: it respects both limits for every λ
+    and turns into r as λ → 0. Numbers that break the limits are refused.
+    The authors' code trains all clients in every round and averages some; here only participants
+    train.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from torch import Tensor
+
+from ..algorithm import OwnModel, Round, rows
+from ..client import Batch, Client
+from ..errors import ConfigError
+from ..task import Task
+from .fedavg import Update, Weighting, average
+from .fedprox import proximal
+
+Auto = Literal["auto"]
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    theta: Tensor  # [P]
+
+
+def envelope_step(w: Tensor, theta: Tensor, lr: Tensor | float, lam: float) -> Tensor:
+    """``w − ηλ(w − θ)``: a gradient step on the Moreau envelope, whose gradient is λ(w − θ)."""
+    return w - lr * lam * (w - theta)
+
+
+@dataclass(frozen=True)
+class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
+    """Personalisation with Moreau envelopes.
+
+    Fields:
+        lam: strength λ of the tie between θ_i and w_i.
+        inner_steps: gradient steps K on θ_i a minibatch.
+        inner_lr: rate a of these; ``auto`` follows the rate of the round.
+        lr: rate η of w_i; ``auto`` follows the rate of the round.
+        beta: the server's step β; 1 is the average itself.
+        start: θ_i starts a round at the ``download`` or where it was ``kept``.
+        weighting: ``samples`` or ``uniform``, as in FedAvg.
+    """
+
+    lam: float = 15.0
+    inner_steps: int = 5
+    inner_lr: float | Auto = "auto"
+    lr: float | Auto = "auto"
+    beta: float = 1.0
+    start: Literal["download", "kept"] = "download"
+    weighting: Weighting = "samples"
+
+    paper: ClassVar[str] = (
+        "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
+    )
+    bibtex: ClassVar[str] = """@inproceedings{dinh2020pfedme,
+  title={Personalized Federated Learning with {M}oreau Envelopes},
+  author={Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
+  booktitle={NeurIPS}, year={2020}}"""
+
+    def init(self, task: Task) -> tuple[Tensor, Own]:
+        """The common start."""
+        for name, rate, limit in (("lr", self.lr, 1.0), ("inner_lr", self.inner_lr, 2.0)):
+            if rate != "auto" and rate * self.lam > limit:
+                raise ConfigError(
+                    f"pfedme: {name} * lam is {rate * self.lam:g} and must not exceed {limit:g}; "
+                    f"lower one of them, or take {name} = 'auto'"
+                )
+        return task.start, Own(rows(task.start, task.population))
+
+    def _rate(self, given: float | Auto, of_round: Tensor) -> Tensor | float:
+        return of_round / (1 + of_round * self.lam) if given == "auto" else given
+
+    def download(self, server: Tensor, round: Round) -> Tensor:
+        """The shared model."""
+        return rows(server, len(round.clients))
+
+    def local(self, client: Client, received: Tensor, state: Own) -> tuple[Update, Own]:
+        """Alternate between the personal model and the shared one."""
+        inner = client.tuned(lr=self._rate(self.inner_lr, client.lr))
+        lr = self._rate(self.lr, client.lr)
+
+        def iterate(carry: tuple[Tensor, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
+            w, theta = carry
+            theta = self._personal(inner, w, theta, batch)
+            return envelope_step(w, theta, lr, self.lam), theta
+
+        first = received if self.start == "download" else state.theta
+        w, theta = client.scan(iterate, (received, first))
+        return Update(w, client.size), Own(theta)
+
+    def _personal(self, client: Client, w: Tensor, theta: Tensor, batch: Batch) -> Tensor:
+        """K steps on ``F_i(θ; ξ) + (λ/2)‖θ − w‖²``."""
+        anchor, optimizer = client.trainable(w), client.begin(theta)
+
+        def objective(theta: Tensor, batch: Batch) -> Tensor:
+            return client.loss(theta, batch) + proximal(client.trainable(theta), anchor, self.lam)
+
+        for _ in range(self.inner_steps):
+            g = client.gradient(theta, batch, objective)
+            theta, optimizer = client.step(theta, g, optimizer, batch)
+        return theta
+
+    def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:
+        """``(1 − β) w + β Σ p_i w_i``."""
+        return average(server, uploads, self.weighting, self.beta)
+
+    def model(self, state: Own) -> Tensor:
+        """The personal model."""
+        return state.theta
