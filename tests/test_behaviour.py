@@ -76,6 +76,8 @@ FINDERS = {
     "fedamp": ({}, drawn_on),
     "heurfedamp": ({}, drawn_on),
     "waffle": ({}, drawn_on),
+    "cfl": ({}, drawn_on),
+    "ifca": ({}, drawn_on),
 }
 GROUPS = {seed: load("regression_groups", seed=seed) for seed in (0, 1)}
 
@@ -119,9 +121,17 @@ def test_fedfomo_prefers_its_own_kind(seed):
         assert ranked[i, mine].min() > ranked[i, ~same[i]].max()
 
 
-@pytest.mark.parametrize("name", ["federico", "fedfomo_ma", "heurfedamp"])
+@pytest.mark.parametrize("name", ["federico", "fedfomo_ma", "heurfedamp", "cfl", "ifca"])
 def test_finding_friends_beats_training_alone(name):
     assert loss_of(name).mean() < loss_of("local").mean()
+
+
+@pytest.mark.parametrize("seed", GROUPS)
+@pytest.mark.parametrize("name", ["cfl", "ifca"])
+def test_clusters_are_the_groups_exactly(name, seed):
+    last = records(ALGORITHMS[name](), GROUPS[seed], seed=seed)[-1]
+    groups = GROUPS[seed].owner_groups.numpy()
+    assert np.array_equal(last.collaboration > 0, groups[:, None] == groups)
 
 
 def test_a_single_requester_is_enough_for_alice():
