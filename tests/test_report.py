@@ -186,6 +186,8 @@ def test_cells_by_hand():
 def test_numbers_for_people():
     assert words.number(-0.04, "accuracy", sign=True) == "0.0"
     assert words.number(1.25, "rmse") == "1.25"
+    assert words.spread(metrics.OverSeeds(0.6821, 0.09163), "rmse") == "0.682 ± 0.092"
+    assert words.spread(metrics.OverSeeds(12345.6, 78.9), "rmse") == "12346 ± 79"
     assert words.number(-3.0, "accuracy", sign=True) == "\N{MINUS SIGN}3.0"
     assert words.number(math.nan, "accuracy") == "—"
     assert [words.size(n) for n in (0, 12, 1500, 2.5e6, 1e15)] == [
@@ -363,11 +365,21 @@ def test_dots_stand_where_the_gains_are():
     assert drawn.count('class="dot worse"') == 1
 
 
+def test_dots_do_not_hide_one_another():
+    who, alone = roster(9), np.full((1, 9), 50.0)
+    runs = [run_of("local", who=who, test=alone), run_of("fedavg", who=who, test=alone + 1)]
+    drawn = str(figures.gains(Comparison.of(runs)))
+    places = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)
+    assert len({x for x, _ in places}) == 1
+    assert len(set(places)) == 9
+
+
 def test_labels_are_moved_apart_and_stay_inside():
-    moved = svg.apart([50.0, 50.0, 50.0, 99.0], 15, 0, 100)
-    ordered = sorted(moved)
-    assert min(np.diff(ordered)) >= 15
-    assert ordered[-1] <= 100
+    for crowd in ([50.0, 50.0, 50.0, 99.0], [95.0, 98.0, 99.0], [1.0, 2.0, 3.0]):
+        ordered = sorted(svg.apart(crowd, 15, 0, 100))
+        assert min(np.diff(ordered)) >= 15
+        assert ordered[0] >= 0
+        assert ordered[-1] <= 100
     assert svg.ticks(0.2, 0.9) == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert svg.ticks(5, 5)[0] <= 5 <= svg.ticks(5, 5)[-1]
 

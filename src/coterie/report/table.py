@@ -109,7 +109,7 @@ def to_rich(shown: Table) -> "RichTable":
     made = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i, column in enumerate(shown.columns):
         head = column.head.replace(" ", "\n")
-        made.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
+        made.add_column(head, justify="left" if i == 0 else "right", no_wrap=i == 0)
     for line in shown.lines:
         style = "red" if line.alarm else "bold green" if line.best else "dim" if line.local else ""
         made.add_row(*(Text(cell.replace(" ± ", "±"), style) for cell in line.cells))

@@ -34,12 +34,19 @@ def label(method: str) -> str:
     return method.rpartition(":")[2]
 
 
-def number(value: float, metric: str, sign: bool = False) -> str:
-    """A score or a difference of scores: one decimal for percents, three significant otherwise."""
+def _places(value: float, metric: str) -> int:
+    """Decimals: one for percents, else as many as show three digits."""
+    if metric in POINTS or not math.isfinite(value) or value == 0:
+        return 1
+    return min(6, max(0, 2 - math.floor(math.log10(abs(value)))))
+
+
+def number(value: float, metric: str, sign: bool = False, places: int | None = None) -> str:
+    """A score or a difference of scores."""
     if math.isnan(value):
         return NONE
-    style = f"{'+' if sign else ''}{'.1f' if metric in POINTS else '.3g'}"
-    text = format(value + 0.0, style)
+    places = _places(value, metric) if places is None else places
+    text = format(value, f"{'+' if sign else ''}.{places}f")
     return text.lstrip("+-") if float(text) == 0 else text.replace("-", MINUS)
 
 
@@ -52,7 +59,8 @@ def spread(value: OverSeeds, metric: str) -> str:
     """``mean ± deviation over seeds``, or the mean alone of one seed."""
     if math.isnan(value.deviation):
         return number(value.mean, metric)
-    return f"{number(value.mean, metric)} ± {number(value.deviation, metric)}"
+    places = _places(value.mean, metric)
+    return f"{number(value.mean, metric)} ± {number(value.deviation, metric, places=places)}"
 
 
 def size(value: float) -> str:
