@@ -25,6 +25,7 @@ from .schema import DEMO, Config, Fields, Table
 
 __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 
+ALL = "all"  # as run.methods: every method there is
 WRITTEN = ("resolved", "asked", "hash")  # what a run adds to its config.json
 # The tables of a name: its default, and the fields that are the table's own.
 NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}
@@ -157,6 +158,10 @@ def _formed(tables: Table) -> Table:
         name = {"name": given["name"]} if "name" in given else {}
         formed["algorithm"] = {**name, "named": named}
     run = tables.get("run", {})
+    if isinstance(run, Mapping) and run.get("methods") in (ALL, [ALL]):
+        from .algorithms import ALGORITHMS, ALIASES
+
+        run = formed["run"] = {**run, "methods": [*ALGORITHMS, *ALIASES]}
     if isinstance(run, Mapping) and type(run.get("seeds")) is int:
         first = run.get("seed", 0)
         if run["seeds"] < 1:
