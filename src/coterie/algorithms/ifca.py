@@ -13,7 +13,7 @@ Notes:
     are left, and their averages are the k models. That is a one-shot clustering, which the
     authors name as a way to start. ``k = "auto"`` stops merging before the largest drop in
     similarity, with two groups at least and half as many as there are clients at most; the paper
-    has k given.
+    has k given. Groups of which nobody takes part in the first round get no model of their own.
     ``redraw`` draws independent models and, as the authors' code, draws again until every model
     attracts a ``min_share`` of the clients. Clients see the data, so a draw costs a round; after
     ``draws`` of them the last is kept. ``perturb`` adds noise to the common start.
