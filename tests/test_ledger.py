@@ -6,24 +6,37 @@ Scalars count 8 bytes here: the task is float64 and counts are int64.
 
 import pytest
 
+from coterie.adapt import Adapted, Distill, ElasticWeights, FineTune, FreezeBase
 from coterie.algorithms.apfl import APFL
 from coterie.algorithms.cfl import CFL
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.erosion import Erosion
+from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.fedavg_data import FedAvgData
 from coterie.algorithms.fedem import FedEM
+from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
+from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedrep import FedRep
+from coterie.algorithms.heurfedamp import HeurFedAMP
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.local import Local
 from coterie.algorithms.mocha import Mocha
+from coterie.algorithms.pafl import PaFL
+from coterie.algorithms.pafl_ewc import PaFLEWC
+from coterie.algorithms.pafl_kd import PaFLKD
 from coterie.algorithms.perfedavg import PerFedAvg
 from coterie.algorithms.pfedme import PFedMe
+from coterie.algorithms.qfedavg import QFedAvg
+from coterie.algorithms.scaffold import Scaffold
+from coterie.algorithms.term import TERM
 from coterie.algorithms.waffle import Waffle
+from coterie.data.common import hold_aux
 from coterie.engines import make_engine
 from coterie.run import run
-from support import task
+from support import federation, task
 
 S = 8  # a scalar
 HEAD = 8 * (8 * 3 + 3)  # the last layer of support.mlp
@@ -32,6 +45,27 @@ HEAD = 8 * (8 * 3 + 3)  # the last layer of support.mlp
 LEDGER = {
     Local(): lambda m: (0, 0, 0),
     FedAvg(): lambda m: (m, m + S, m),
+    FedAvgData(share=0.0): lambda m: (m, m + S, m),  # with a pool: tests/test_fedavg_data.py
+    FedProx(): lambda m: (m, m + S, m),
+    Scaffold(): lambda m: (2 * m, 2 * m, m),
+    Scaffold(predict_with="local"): lambda m: (2 * m, 2 * m, 0),
+    QFedAvg(): lambda m: (m, m + 2 * S, m),
+    TERM(): lambda m: (m, m + 2 * S, m),
+    PaFL(): lambda m: (m, m + S, m),
+    PaFLKD(checkpoint="best_federated_validation"): lambda m: (m, m + 2 * S, m),
+    PaFLEWC(fisher_data="client_train"): lambda m: (m, m + S, m),
+    FedAMP(): lambda m: (m + S, m, 0),
+    HeurFedAMP(): lambda m: (m + S, m, 0),
+    Adapted(FedAvg(), FineTune()): lambda m: (m, m + S, m),
+    Adapted(FedProx(), FreezeBase()): lambda m: (m, m + S, m),
+    Adapted(FedAvg(), Distill()): lambda m: (m, m + S, m),
+    Adapted(FedAvg(), ElasticWeights(fisher_data="client_train")): lambda m: (m, m + S, m),
+    # asked for the diagonal of what it would predict with; the average is served
+    Adapted(FedAvg(), ElasticWeights(fisher_data="aggregate")): lambda m: (
+        2 * m,
+        2 * m + 2 * S,
+        2 * m,
+    ),
     APFL(): lambda m: (m, m + S, m),
     Erosion(): lambda m: (5 * m, 5 * m + S, m + S),  # everybody asks
     Waffle(): lambda m: (2 * 5 * m, 2 * 5 * m, m + S),
@@ -59,3 +93,46 @@ def test_ledger(method, participation):
     for record in records:
         count = len(record.clients)
         assert record.traffic == (count * down, count * up, on.population * serve)
+
+
+@pytest.mark.parametrize("downloads", [2, 9])
+@pytest.mark.parametrize("participation", [1.0, 0.4])
+def test_ledger_of_fedfomo(downloads, participation):
+    """M models of those who have uploaded, each with its owner; up a model and K ranks."""
+    method = FedFomo(downloads=downloads)
+    on = task(method)
+    m, K, uploaded = 8 * on.model.size, on.population, set()
+    for record in run(method, on, make_engine("wire", on), 4, participation=participation):
+        slots = sum(min(downloads, len(uploaded - {i})) for i in record.clients)
+        uploaded |= set(record.clients)
+        ready = sum(min(downloads, len(uploaded - {i})) for i in range(K))
+        up = len(record.clients) * (m + 4 * K)
+        assert record.traffic == (slots * (m + S), up, ready * (m + S))
+
+
+# Fisher data -> bytes more than FedAvg's, down and up, in rounds 0 to 3 of four
+FISHER = {
+    "server_aux": lambda m: ((0, 0, m, m), (0, 0, 0, 0)),
+    "aggregate": lambda m: ((0, 0, m, m), (0, m, m, 0)),  # asked for a round ahead, not at the end
+    "client_train": lambda m: ((0, 0, 0, 0), (0, 0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("source", FISHER)
+def test_ledger_of_a_fisher_diagonal(source):
+    method = PaFLEWC(fisher_data=source)
+    on = task(method, federated=hold_aux(federation(), 0.3, seed=0))
+    m = 8 * on.model.size
+    more_down, more_up = FISHER[source](m)
+    for record in run(method, on, make_engine("wire", on), 4, participation=0.4):
+        count, t = len(record.clients), record.index
+        down, up = count * (m + more_down[t]), count * (m + S + more_up[t])
+        assert record.traffic == (down, up, on.population * m)
+
+
+def test_ledger_of_the_servers_fisher():
+    method = Adapted(FedAvg(), ElasticWeights(fisher_data="server_aux"))
+    on = task(method, federated=hold_aux(federation(), 0.3, seed=0))
+    m = 8 * on.model.size
+    for record in run(method, on, make_engine("wire", on), 2):
+        assert record.traffic == (5 * m, 5 * (m + S), 5 * 2 * m)

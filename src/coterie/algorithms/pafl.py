@@ -158,7 +158,8 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         ), ()
 
     def _elastic(self, t: int, horizon: int) -> bool:
-        mu, personal = self.phase(t, horizon)
+        """Whether clients need a Fisher diagonal in round t."""
+        mu, personal = self.phase(t, horizon) if t < horizon else (1.0, "")
         return mu < 1.0 and personal == "ewc"
 
     def download(self, server: Server, round: Round) -> Sent:
