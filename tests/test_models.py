@@ -143,3 +143,17 @@ def test_own_class_gets_the_shape_it_asks_for_and_the_options():
 def test_refusals_say_what_to_do(name, shape, message):
     with pytest.raises(ConfigError, match=message):
         models.factory(name, dataset(shape, 10))()
+
+
+def test_bfloat16_computes_coarsely_and_speaks_float32():
+    def make():
+        return build(lambda: models.mlp((6,), 3), "half")
+
+    plain, half = FlatModel(make()), FlatModel(models.in_bfloat16(make, "cpu")())
+    w, x = plain.flatten(plain.module), torch.linspace(-1, 1, 12).view(2, 6)
+    exact, coarse = plain(w, x), half(w, x)
+    assert coarse.dtype == torch.float32
+    assert half.layers() == plain.layers()
+    torch.testing.assert_close(coarse, exact, rtol=2e-2, atol=2e-2)
+    assert not torch.equal(coarse, exact)
+    assert not torch.equal(half(w * 0.5, x, training=True), half(w, x, training=True))
