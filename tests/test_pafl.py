@@ -125,7 +125,7 @@ def test_any_function_can_be_a_schedule():
 def test_the_servers_diagonal_is_taken_anew_in_every_round():
     algorithm, federated = PaFLEWC(fisher_data="server_aux"), with_aux()
     on = task(algorithm, federated=federated)
-    for record in records(algorithm, 4, federated):
+    for record in records(algorithm, 4, federated)[:-1]:
         round = record_round(on, record.index + 1, 4)
         sent = algorithm.download(record.server, round)
         if record.index + 1 < 2:
