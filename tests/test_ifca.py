@@ -60,7 +60,9 @@ def uploads_of(choice, size=None):
 
 def server_of(k, population):
     theta = -torch.ones(k, 2).double() * torch.arange(1, k + 1)[:, None]
-    return Models(theta, torch.full((population,), -1), theta.new_zeros(0, 1, 2))
+    nothing = theta.new_zeros(0, 2)
+    sizes = torch.ones(population, dtype=torch.int64)
+    return Models(theta, torch.full((population,), -1), nothing[:, None], nothing, sizes)
 
 
 def test_models_are_averages_over_those_who_chose_them_and_the_others_stay():
@@ -162,11 +164,30 @@ def test_pretraining_averages_clients_that_changed_alike():
     change = torch.zeros(5, on.model.size).double()
     change[:, 0] = torch.tensor([1.0, -1, 1, -1, 1])
     change[:, 1] = torch.tensor([0.1, 0.2, -0.1, 0.1, 0.3])
-    uploads = Pick(on.start + change, torch.tensor([1, 2, 3, 4, 5]), torch.zeros(5).long())
+    uploads = Pick(on.start + change, on.sizes, torch.zeros(5).long())
     new = method.aggregate(server, uploads, whole_round(on, 0))
     assert new.choice[0] == new.choice[2] == new.choice[4] != new.choice[1] == new.choice[3]
-    odd = (2 * uploads.w[1] + 4 * uploads.w[3]) / 6
+    p = on.sizes[[1, 3]].double() / on.sizes[[1, 3]].sum()
+    odd = p[0] * uploads.w[1] + p[1] * uploads.w[3]
     assert_close(new.theta[new.choice[1]], odd, 1e-12)
+
+
+def test_pretraining_waits_for_everybody_but_not_for_ever():
+    method = IFCA(k=2)
+    on = task(method)
+    heard, records = set(), []
+    for record in run(method, on, make_engine("vmap", on), 30, participation=0.4):
+        records.append(record)
+        if heard == set(range(5)):
+            break
+        heard |= set(record.clients)
+        models = len(record.server.theta)
+        assert models == (2 if len(heard) == 5 else 1)
+        assert (record.server.choice >= 0).tolist() == [i in heard for i in range(5)]
+    assert len(records) > 2  # it did wait
+    short = last(method, on, rounds=5, participation=0.2)  # a fifth of it is the first round
+    assert len(short.server.theta) == 2
+    assert len(short.server.changes) == 0
 
 
 def test_more_models_than_clients_in_the_first_round_leave_some_at_the_start():

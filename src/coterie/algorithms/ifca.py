@@ -11,9 +11,10 @@ Notes:
     ``pretrain``, our default, spends the first round on training the common start; the server
     merges the clients whose changes are most alike (complete linkage on cosines) until k groups
     are left, and their averages are the k models. That is a one-shot clustering, which the
-    authors name as a way to start. ``k = "auto"`` stops merging before the largest drop in
-    similarity, with two groups at least and half as many as there are clients at most; the paper
-    has k given. Groups of which nobody takes part in the first round get no model of their own.
+    authors name as a way to start. Where not everybody takes part at once, it goes on until all
+    were heard, for a fifth of the run at most. ``k = "auto"`` stops merging before the largest drop
+    in similarity, with two groups at least and half as many as there are clients at most; the
+    paper has k given.
     ``redraw`` draws independent models and, as the authors' code, draws again until every model
     attracts a ``min_share`` of the clients. Clients see the data, so a draw costs a round; after
     ``draws`` of them the last is kept. ``perturb`` adds noise to the common start.
@@ -46,6 +47,8 @@ class Models(NamedTuple):
     theta: Tensor  # [k, P]
     choice: Tensor  # [K] what each client chose last, -1 before
     spare: Tensor  # [d, k, P] draws that are left, while starting
+    changes: Tensor  # [K, P] what clients made of the common start, while pretraining, then [0, P]
+    sizes: Tensor  # [K] training samples
 
 
 class Pick(NamedTuple):
@@ -110,21 +113,29 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
 
     def init(self, task: Task) -> tuple[Models, tuple[()]]:
         """The models before round 0."""
-        nobody = torch.full((task.population,), -1, device=task.device)
-        none = task.start.new_zeros(0, 1, len(task.start))
+        start, K = task.start, task.population
+        nobody = torch.full((K,), -1, device=task.device)
+        none = start.new_zeros(0, 1, len(start))
         if self.start == "pretrain":
-            return Models(task.start[None], nobody, none), ()
+            unheard = start.new_zeros(1).expand(K, len(start))
+            return Models(start[None], nobody, none, unheard, task.sizes), ()
+        theta, spare = self._drawn(task)
+        return Models(theta, nobody, spare, none[:, 0], task.sizes), ()
+
+    def _drawn(self, task: Task) -> tuple[Tensor, Tensor]:
+        """The first models and what may replace them."""
         if self.k == "auto" or self.k < 1:
             raise ConfigError(
                 f"ifca: k is {self.k!r} with start = '{self.start}'; give the number of models "
                 "(1 or more), or take start = 'pretrain'"
             )
         if self.start == "perturb":
-            return Models(self._perturbed(task, self.k), nobody, none), ()
+            theta = self._perturbed(task, self.k)
+            return theta, theta.new_zeros(0, *theta.shape)
         if self.draws < 1:
             raise ConfigError(f"ifca: draws is {self.draws}; expected at least 1")
-        first, *others = (task.starts(self.k, draw) for draw in range(self.draws))
-        return Models(first, nobody, torch.stack(others) if others else none), ()
+        drawn = torch.stack([task.starts(self.k, draw) for draw in range(self.draws)])
+        return drawn[0], drawn[1:]
 
     def _perturbed(self, task: Task, k: int) -> Tensor:
         """The common start and k − 1 noisy copies of it; buffers are left alone."""
@@ -156,12 +167,13 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
 
     def aggregate(self, server: Models, uploads: Pick, round: Round) -> Models:
         """Average the models of those who made the same choice."""
-        if round.index == 0 and self.start == "pretrain":
-            return self._grouped(server, uploads, round)
+        if len(server.changes):
+            return self._pretrained(server, uploads, round)
         if len(server.spare) and self._lopsided(uploads.choice, len(server.theta)):
             return server._replace(theta=server.spare[0], spare=server.spare[1:])
         choice = server.choice.index_copy(0, round.clients, uploads.choice)
-        return Models(self._averaged(server.theta, uploads), choice, server.spare[:0])
+        theta = self._averaged(server.theta, uploads)
+        return server._replace(theta=theta, choice=choice, spare=server.spare[:0])
 
     def _averaged(self, theta: Tensor, uploads: Pick) -> Tensor:
         new = theta.clone()
@@ -175,18 +187,30 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         """Whether a model attracts too few of the round's clients."""
         return int(choice.bincount(minlength=k).min()) < math.ceil(self.min_share * len(choice))
 
-    def _grouped(self, server: Models, uploads: Pick, round: Round) -> Models:
-        """The first models: averages over clients that trained the common start alike."""
-        similarity = cosines(round.trainable(uploads.w - server.theta[0]))
-        n = len(similarity)
-        k = self.k
+    def _pretrained(self, server: Models, uploads: Pick, round: Round) -> Models:
+        """Listen until everybody was heard, then make models of those who changed alike."""
+        start = server.theta[0]
+        changes = server.changes.index_copy(0, round.clients, uploads.w - start)
+        choice = server.choice.index_fill(0, round.clients, 0)
+        waited = round.index + 1 >= max(1, round.horizon // 5)
+        if not (waited or self.k == 1 or (choice[server.sizes > 0] == 0).all()):
+            return server._replace(changes=changes, choice=choice)
+        heard = (choice == 0).nonzero().flatten()
+        k, group = self._grouped(cosines(round.trainable(changes[heard])))
+        picks = Pick(start + changes[heard], server.sizes[heard], group)
+        return server._replace(
+            theta=self._averaged(start.repeat(k, 1), picks),
+            choice=choice.index_copy(0, heard, group),
+            changes=changes[:0],
+        )
+
+    def _grouped(self, similarity: Tensor) -> tuple[int, Tensor]:
+        """How many groups, and everybody's ``[n]``."""
+        n, k = len(similarity), self.k
         if k == "auto":
             k = groups_by_gap(merged(similarity, 1, "complete").levels) if n > 1 else 1
         group = merged(similarity, min(k, n), "complete").group
-        choice = group.unique(return_inverse=True)[1]
-        start = server.theta.expand(k, -1)
-        theta = self._averaged(start, uploads._replace(choice=choice))
-        return Models(theta, server.choice.index_copy(0, round.clients, choice), server.spare)
+        return k, group.unique(return_inverse=True)[1]
 
     def serve(self, server: Models, round: Round) -> Bank:
         """All models."""
