@@ -43,13 +43,13 @@ class FreezeBase(Adaptation):
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
         """Train the free part."""
         client = client.tuned(epochs=self.epochs, lr=self.lr)
-        free = self._free(client.model).to(w.device)
+        free = self._free(client.model)
+        fixed = not bool(free[client.model.parameters :].all())
 
         def as_evaluated(w: Tensor, batch: Batch) -> Tensor:
             return client.loss(w, batch._replace(step=-1))
 
-        fixed = not bool(free[client.model.parameters :].all())
-        return client.train(w, only=free, loss=as_evaluated if fixed else None)
+        return client.train(w, only=free.to(w.device), loss=as_evaluated if fixed else None)
 
     def _free(self, model: FlatModel) -> Tensor:
         """A mask over the vector: what may change."""

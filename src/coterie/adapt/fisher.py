@@ -38,7 +38,7 @@ def fisher(client: Client, w: Tensor, kind: Kind) -> Tensor:
 def _batches(client: Client, w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """The squared mean gradient of each minibatch, times its samples; and how many they are."""
     for batch in client.blocks("train", client.recipe.batch):
-        count = w.new_tensor(len(batch.y)) if batch.mask is None else batch.mask.sum()
+        count = w.new_full((), len(batch.y)) if batch.mask is None else batch.mask.sum()
         yield count * client.trainable(client.gradient(w, batch)) ** 2, count
 
 
