@@ -121,9 +121,8 @@ def write(run: Path, rounds: int, server: Tree, states: Tree, logs: Listing) -> 
                 file = f"{part}.safetensors"
                 listing[file] = _write_whole(temporary / file, _packed(tree))
                 faults.at(f"checkpoint.{part}")
-            files.write_json(
-                temporary / files.MANIFEST, {"rounds": rounds, "files": listing, "logs": logs}
-            )
+            manifest = {"rounds": rounds, "files": listing, "logs": logs}
+            files.write_json(temporary / files.MANIFEST, {**manifest, "sha256": _seal(manifest)})
             faults.at("checkpoint.manifest")
             shutil.rmtree(home / name, ignore_errors=True)  # one that was found to be bad
             temporary.rename(home / name)
@@ -135,6 +134,11 @@ def write(run: Path, rounds: int, server: Tree, states: Tree, logs: Listing) -> 
     files.write_text(home / LATEST, name + "\n")
     faults.at("checkpoint.pointed")
     return home / name
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    """The sha256 of a manifest's own text."""
+    return hashlib.sha256(files.to_json(dict(manifest)).encode()).hexdigest()
 
 
 def _packed(tree: Tree) -> bytes:
@@ -241,6 +245,9 @@ def _manifest(folder: Path) -> tuple[int, Listing, Listing]:
             type(entry["bytes"]) is int and entry["bytes"] >= 0 and type(entry["sha256"]) is str
             for entry in (*listing.values(), *logs.values())
         )
+        own = {name: part for name, part in found.items() if name != "sha256"}
+        if found["sha256"] != _seal(own):
+            raise ValueError("it has changed since it was written")
         named = listing.keys() == {f"{part}.safetensors" for part in PARTS}
         known = all(_LOG.fullmatch(name) for name in logs)
         if not (whole and named and known and f"round-{rounds:08d}" == folder.name):

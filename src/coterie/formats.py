@@ -35,7 +35,7 @@ def digest(mixture: Mixture) -> str:
 
 def write_models(path: Path, mixture: Mixture) -> None:
     """Every client's predictor: ``models [U, P]``, each once, ``index [K, r]``, ``weights``."""
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     weights, models = mixture.weights.detach().cpu(), mixture.models.detach().cpu()
     places: dict[bytes, int] = {}
@@ -49,7 +49,7 @@ def write_models(path: Path, mixture: Mixture) -> None:
                 kept.append(model)
             index[i, j] = places[key]
     tensors = {"models": torch.stack(kept), "index": index, "weights": weights.contiguous()}
-    save_file(tensors, path)
+    path.write_bytes(save(tensors))  # a full disk is an OSError here; save_file has one of its own
 
 
 def read_models(path: Path) -> Mixture:

@@ -1,0 +1,477 @@
+"""A run that was killed anywhere, stopped, or robbed of a file ends as if nothing had happened."""
+
+import contextlib
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import coterie
+from coterie import checkpoint, faults, files, store
+from coterie.algorithms import ALGORITHMS
+from coterie.checkpoint import SHARE, Keeper
+from coterie.errors import CoterieWarning, StoreError
+from killing import command, finished, started, until
+from support import METHODS
+from synthetic import record
+
+FOUR = ("fedavg", "scaffold", "fedfomo", "fedamp")  # of different state
+OTHERS = [name for name in METHODS if name not in FOUR]
+ROUNDS = 3
+TINY = {
+    "data": {"name": "digits"},
+    "partition": {"name": "concept_shift", "clients": 5, "groups": 2},
+    "model": {"name": "linear"},
+    "train": {"batch": 50},
+    "engine": {"name": "vmap", "chunk": 3},
+    "run": {"rounds": ROUNDS, "participation": 0.7, "checkpoint_every": 1},
+}
+IN_A_RUN = [point for point in faults.POINTS if not point.startswith("compare")]
+WHOLE: dict[str, Path] = {}  # method: the folder of its uninterrupted run
+
+
+@pytest.fixture(scope="session")
+def shelf(tmp_path_factory):
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def whole(shelf, method):
+    """The folder of an uninterrupted run."""
+    if method not in WHOLE:
+        coterie.run(TINY, method=method, out=str(shelf / method))
+        WHOLE[method] = shelf / method
+    return WHOLE[method]
+
+
+def result(folder):
+    """All that has to be the same: everything but times and the environment."""
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("seconds")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary.pop("seconds")
+    matrices = folder / "collaboration.npz"
+    parts = (
+        (folder / "clients.csv").read_text(),
+        store.read(folder).history.matrices if matrices.exists() else (),
+    )
+    return lines, summary, parts[0], [matrix.tolist() for matrix in parts[1]]
+
+
+def assert_same(folder, expected):
+    assert result(folder) == result(expected)
+    assert coterie.verify(folder) == {str(folder): []}
+    assert not (folder / "checkpoint").exists()
+    assert not (folder / "collaboration.parts").exists()
+    assert not list(folder.glob(".*"))
+
+
+# ---- R1, R2: kills ---------------------------------------------------------------------------
+
+
+def killed_and_resumed(method, point, config, tmp_path, shelf):
+    out = tmp_path / "run"
+    arguments = ["run", config, "--method", method, "--out", out]
+    assert command(arguments, tmp_path / "said", fault=point) == -signal.SIGKILL
+    coterie.resume(out)
+    assert_same(out, whole(shelf, method))
+
+
+@pytest.mark.parametrize("point", IN_A_RUN)
+@pytest.mark.parametrize("method", FOUR)
+def test_killed_at_every_point(method, point, config, tmp_path, shelf):
+    second = point.startswith(("round", "log", "checkpoint"))
+    killed_and_resumed(method, f"{point}:2" if second else point, config, tmp_path, shelf)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", IN_A_RUN)
+@pytest.mark.parametrize("method", OTHERS)
+def test_killed_at_every_point_with_every_method(method, point, config, tmp_path, shelf):
+    test_killed_at_every_point(method, point, config, tmp_path, shelf)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_random_instants(seed, config, tmp_path, shelf):
+    luck = random.Random(seed)
+    method, out = luck.choice(FOUR), tmp_path / "run"
+    process = started(["run", config, "--method", method, "--out", out], tmp_path / "said")
+    until(out / "config.json")
+    for _ in range(20):
+        time.sleep(luck.uniform(0, 0.15))
+        process.kill()
+        if finished(process) != -signal.SIGKILL:
+            break
+        process = started(["resume", out], tmp_path / "said")
+    finished(process)
+    coterie.resume(out)
+    assert_same(out, whole(shelf, method))
+
+
+def test_killed_in_its_first_round_and_again_after_it_was_resumed(config, tmp_path, shelf):
+    out = tmp_path / "run"
+    arguments = ["run", config, "--method", "fedfomo", "--out", out]
+    assert command(arguments, tmp_path / "said", fault="log.line") == -signal.SIGKILL
+    for point in ("run.created", "round.done:2", "checkpoint.renamed", "finish.summary"):
+        assert command(["resume", out], tmp_path / "said", fault=point) == -signal.SIGKILL
+    assert command(["resume", out], tmp_path / "said") == 0
+    assert_same(out, whole(shelf, "fedfomo"))
+
+
+def test_an_adaptation_is_resumed(tmp_path, config, shelf):
+    killed_and_resumed("fedavg_ft", "round.local:2", config, tmp_path, shelf)
+
+
+def test_an_unknown_point_is_refused(monkeypatch):
+    monkeypatch.setenv("COTERIE_FAULT", "checkpoint.stats")
+    with pytest.raises(coterie.ConfigError, match=r"did you mean 'checkpoint\.stat"):
+        faults.at("round.local")
+
+
+# ---- inside compare --------------------------------------------------------------------------
+
+METHODS_COMPARED = ["local", "fedavg", "fedamp"]
+NEVER_CHANGES = ("path", "argv", "seconds", "resumed", "out")
+
+
+@pytest.mark.parametrize(
+    "point", ["checkpoint.states:3", "compare.cell:2", "compare.report", "finish.summary:2"]
+)
+def test_a_comparison_goes_on_where_it_was_killed(point, config, tmp_path, shelf):
+    expected, out = shelf / "comparison", tmp_path / "compared"
+    flags = {"methods": METHODS_COMPARED}
+    if not expected.exists():
+        coterie.compare(TINY, **flags, out=str(expected))
+    named = ["compare", config, "--methods", ",".join(METHODS_COMPARED), "--out", out]
+    assert command(named, tmp_path / "said", fault=point) == -signal.SIGKILL
+    before = {p: p.stat().st_mtime_ns for p in out.glob("*/seed-0/MANIFEST.json")}
+    again = ["resume", out] if point.startswith("compare") else named
+    assert command(again, tmp_path / "said") == 0
+    assert before == {p: p.stat().st_mtime_ns for p in before}  # finished ones are not touched
+    for method in METHODS_COMPARED:
+        assert_same(out / method / "seed-0", expected / method / "seed-0")
+    assert (out / "report.html").exists()
+    assert all(wrong == [] for wrong in coterie.verify(out).values())
+
+
+def test_one_run_of_a_comparison_is_judged_beside_the_others(config, tmp_path, shelf):
+    out = tmp_path / "compared"
+    named = ["compare", config, "--methods", "local,fedamp", "--out", out]
+    assert command(named, tmp_path / "said", fault="round.local:5") == -signal.SIGKILL
+    found = coterie.resume(out / "fedamp" / "seed-0")
+    assert found.summary["relative_to_local"] is not None
+
+
+# ---- R3: signals -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_asked_once_it_ends_after_the_round(number, code, tmp_path, shelf):
+    out, said, config = tmp_path / "run", tmp_path / "said", tmp_path / "config.json"
+    config.write_text(json.dumps({**TINY, "run": {**TINY["run"], "rounds": 4000}}))
+    process = started(["run", config, "--method", "fedamp", "--out", out], said)
+    until(out / "checkpoint" / "LATEST")
+    os.kill(process.pid, number)
+    assert finished(process) == code
+    assert f"continue with 'coterie resume {out}'" in said.read_text()
+    latest = (out / "checkpoint" / "LATEST").read_text().strip()
+    rounds = len((out / "rounds.jsonl").read_text().splitlines())
+    assert latest == f"round-{rounds:08d}"  # nothing is lost
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_asked_twice_it_ends_at_once_and_can_be_resumed(number, tmp_path, shelf):
+    out, said, config = tmp_path / "run", tmp_path / "said", tmp_path / "config.json"
+    slow = {**TINY, "algorithm": {"name": "sleepy:Sleepy"}}
+    config.write_text(json.dumps(slow))
+    process = started(["run", config, "--out", out], said)
+    until(out / "checkpoint" / "LATEST")
+    time.sleep(0.5)  # it is in its second round now
+    began = time.monotonic()
+    os.kill(process.pid, number)
+    time.sleep(0.3)
+    os.kill(process.pid, number)
+    code = finished(process)
+    assert time.monotonic() - began < 15  # the round takes a minute
+    assert code in (128 + number, -number)
+    assert f"continue with 'coterie resume {out}'" in said.read_text()
+    assert [entry.name for entry in (out / "checkpoint").glob("round-*")] == ["round-00000001"]
+
+
+def test_a_stopped_run_ends_the_same(config, tmp_path, shelf):
+    out = tmp_path / "run"
+    process = started(["run", config, "--method", "scaffold", "--out", out], tmp_path / "said")
+    until(out / "rounds.jsonl")
+    os.kill(process.pid, signal.SIGINT)
+    assert finished(process) in (0, 130)
+    coterie.resume(out)
+    assert_same(out, whole(shelf, "scaffold"))
+
+
+# ---- R4, R5: what is not as it was written ---------------------------------------------------
+
+
+@pytest.fixture
+def stopped(config, tmp_path):
+    """An unfinished run with two checkpoints, after rounds 1 and 2."""
+    out = tmp_path / "run"
+    arguments = ["run", config, "--method", "fedfomo", "--out", out]
+    assert command(arguments, tmp_path / "said", fault="log.done:3") == -signal.SIGKILL
+    kept = sorted(entry.name for entry in (out / "checkpoint").iterdir())
+    assert kept == ["LATEST", "round-00000001", "round-00000002"]
+    return out
+
+
+def truncated(share):
+    return lambda path: os.truncate(path, int(path.stat().st_size * share))
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) * 3 // 4] ^= 4
+    path.write_bytes(data)
+
+
+HARMS = {
+    "emptied": truncated(0),
+    "one percent": truncated(0.01),
+    "half": truncated(0.5),
+    "99 percent": truncated(0.99),
+    "one bit": flipped,
+    "deleted": Path.unlink,
+}
+NEWEST = ("server.safetensors", "states.safetensors", "MANIFEST.json")
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", NEWEST)
+def test_a_harmed_checkpoint_is_named_and_the_one_before_is_used(stopped, name, harm, shelf):
+    HARMS[harm](stopped / "checkpoint" / "round-00000002" / name)
+    with pytest.warns(CoterieWarning, match=f"round-00000002/{name}.*falling back"):
+        coterie.resume(stopped)
+    notes = json.loads((stopped / "environment.json").read_text())["resumed"]
+    assert [note["after_rounds"] for note in notes] == [1]
+    assert_same(stopped, whole(shelf, "fedfomo"))
+
+
+@pytest.mark.parametrize(
+    "name", ["rounds.jsonl", "clients.csv", "collaboration.parts/00000001.npz"]
+)
+def test_a_harmed_log_is_named_and_an_earlier_round_is_used(stopped, name, shelf):
+    path = stopped / name
+    data = bytearray(path.read_bytes())
+    second = json.loads((stopped / "checkpoint/round-00000002/MANIFEST.json").read_text())
+    data[second["logs"][name]["bytes"] - 9] ^= 1  # in the second round
+    path.write_bytes(data)
+    with pytest.warns(CoterieWarning, match=f"{name}: has changed.*falling back"):
+        coterie.resume(stopped)
+    assert_same(stopped, whole(shelf, "fedfomo"))
+
+
+def test_what_is_in_the_logs_after_the_checkpoint_does_not_matter(stopped, shelf):
+    for name in ("rounds.jsonl", "clients.csv"):
+        with (stopped / name).open("ab") as file:
+            file.write(b"\xff{not a line\n,,\n")
+    coterie.resume(stopped)
+    assert_same(stopped, whole(shelf, "fedfomo"))
+
+
+def test_a_checkpoint_that_has_vanished_is_missed(stopped, shelf):
+    shutil.rmtree(stopped / "checkpoint" / "round-00000002")
+    with pytest.warns(CoterieWarning, match="round-00000002"):
+        coterie.resume(stopped)
+    assert_same(stopped, whole(shelf, "fedfomo"))
+
+
+def test_without_any_checkpoint_it_begins_anew_and_says_so(stopped, shelf):
+    for path in (stopped / "checkpoint").glob("*/MANIFEST.json"):
+        path.write_text("")
+    with pytest.warns(CoterieWarning, match="falling back"):
+        coterie.resume(stopped)
+    assert_same(stopped, whole(shelf, "fedfomo"))
+
+
+class Bomb:
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return (open, (str(self.canary), "w"))
+
+
+def every_name(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_pickle_under_any_name_is_never_run(stopped, tmp_path):
+    bomb, canary = pickle.dumps(Bomb(tmp_path / "canary")), tmp_path / "canary"
+    for number, path in enumerate(every_name(stopped)):
+        copy = tmp_path / str(number)
+        shutil.copytree(stopped, copy)
+        (copy / path.relative_to(stopped)).write_bytes(bomb)
+        with contextlib.suppress(coterie.CoterieError, CoterieWarning):  # warnings are errors here
+            coterie.resume(copy)
+        assert not canary.exists(), path
+    pickle.loads(bomb).close()
+    assert canary.exists()  # it would have gone off
+
+
+# ---- R6: a full disk -------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_named_and_what_was_written_is_intact(tmp_path, shelf):
+    """Files may grow to so many bytes: enough for the server of FedFomo, not for the states."""
+    out, said, config = tmp_path / "run", tmp_path / "said", tmp_path / "config.json"
+    config.write_text(json.dumps(TINY))
+    arguments = ["run", config, "--method", "fedfomo", "--out", out]
+    assert command(arguments, said, limit=20_000) == 2
+    text = said.read_text()
+    assert "cannot be written (File too large)" in text
+    assert "Traceback" not in text
+    assert not list((out / "checkpoint").glob("*"))
+    assert command(["resume", out], said) == 0
+    assert_same(out, whole(shelf, "fedfomo"))
+
+
+def test_a_disk_that_fills_up_later_leaves_the_round_before(stopped, tmp_path, shelf):
+    said = tmp_path / "said"
+    assert command(["resume", stopped], said, limit=5000) == 2  # too little for the models
+    assert "models.safetensors: cannot be written" in said.read_text()
+    assert "Traceback" not in said.read_text()
+    assert checkpoint.newest(stopped)[0].rounds == 2
+    assert command(["resume", stopped], said) == 0
+    assert_same(stopped, whole(shelf, "fedfomo"))
+
+
+# ---- what may be resumed ---------------------------------------------------------------------
+
+
+def test_another_config_is_refused(stopped):
+    written = json.loads((stopped / "config.json").read_text())
+    written["train"]["lr"] = 0.2
+    files.write_json(stopped / "config.json", written)
+    before = {path: path.read_bytes() for path in every_name(stopped)}
+    with pytest.raises(StoreError, match="another config"):
+        coterie.resume(stopped)
+    assert before == {path: path.read_bytes() for path in every_name(stopped)}
+
+
+def test_the_engine_that_was_chosen_is_chosen_again(stopped, monkeypatch):
+    """Had auto been asked again, it would have measured."""
+    written = json.loads((stopped / "config.json").read_text())
+    asked = coterie.load({**TINY, "engine": {"name": "auto"}}, {"algorithm.name": "fedfomo"})
+    from coterie.config import config_hash
+    from coterie.engines import auto
+
+    hashed = config_hash(asked.single(asked.method(), 0))
+    monkeypatch.setattr(auto, "pick", None)
+    written |= {"asked": {"engine": asked.engine.model_dump(exclude_none=True)}}
+    lines = written | {
+        "hash": _settled_hash(asked),
+        "run": {**written["run"], "metric": "accuracy"},
+    }
+    assert hashed != written["hash"]
+    files.write_json(stopped / "config.json", lines)
+    assert coterie.resume(stopped).data.config["resolved"]["chunk"] == 3
+
+
+def _settled_hash(config):
+    from coterie.assemble import assemble
+    from coterie.config import config_hash
+
+    settled = assemble(config).config
+    return config_hash(settled.single(settled.method(), 0))
+
+
+def test_other_versions_are_named(stopped):
+    where = json.loads((stopped / "environment.json").read_text())
+    where["versions"]["torch"] = "1.0"
+    files.write_json(stopped / "environment.json", where)
+    with pytest.warns(CoterieWarning, match=r"torch was 1\.0"):
+        coterie.resume(stopped)
+    notes = json.loads((stopped / "environment.json").read_text())["resumed"]
+    assert notes == [{"after_rounds": 2, "changed": {"torch": torch.__version__}}]
+
+
+def test_a_used_folder_is_refused_and_a_finished_run_read(config, stopped, tmp_path):
+    arguments = ["run", config, "--method", "fedfomo", "--out", stopped]
+    assert command(arguments, tmp_path / "said") == 2
+    assert "coterie resume" in (tmp_path / "said").read_text()
+    first = coterie.resume(stopped)
+    assert command(arguments, tmp_path / "said") == 2
+    assert "a finished run" in (tmp_path / "said").read_text()
+    assert coterie.resume(stopped).summary == first.summary
+
+
+def test_there_must_be_something_to_resume(tmp_path):
+    with pytest.raises(StoreError, match="holds no run to continue"):
+        coterie.resume(tmp_path)
+
+
+def test_verify_says_what_has_changed(tmp_path, shelf, config):
+    shutil.copytree(whole(shelf, "fedavg"), tmp_path / "run")
+    assert command(["verify", tmp_path / "run"], tmp_path / "said") == 0
+    flipped(tmp_path / "run" / "models.safetensors")
+    assert command(["verify", tmp_path / "run"], tmp_path / "said") == 1
+    told = (tmp_path / "said.out").read_text()
+    assert "models.safetensors has changed since the run was finished" in told
+
+
+# ---- what a checkpoint costs -----------------------------------------------------------------
+
+
+def test_checkpoints_take_a_small_share_of_the_time(monkeypatch, tmp_path):
+    """However slow the disk and however short the rounds."""
+    clock = [0.0]
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock[0])
+
+    def slow(*_):
+        clock[0] += 3.0
+        return tmp_path
+
+    class Folder:
+        sync = staticmethod(dict)
+
+    monkeypatch.setattr(checkpoint, "write", slow)
+    monkeypatch.setattr(checkpoint, "prune", lambda *_: None)
+    keeper, spent, work = Keeper(tmp_path), 0, 0.0
+    for index in range(1000):
+        one = record(index, torch.ones(3).numpy())._replace(seconds=0.7)
+        work += one.seconds
+        if keeper.due(one):
+            keeper.write(one, Folder())
+            spent += 1
+    assert 2 <= spent <= 1 + work * SHARE / 3
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_a_checkpoint_gives_back_every_bit(name, tmp_path):
+    from coterie import tree
+    from support import last, task
+
+    algorithm = METHODS[name]()
+    on = task(algorithm)
+    found = last(algorithm, on, rounds=2)
+    checkpoint.write(tmp_path, 2, found.server, found.states, {})
+    stored, wrong = checkpoint.newest(tmp_path)
+    assert wrong == []
+    trees = checkpoint.restore(stored, *algorithm.init(on))
+    for made, back in zip((found.server, found.states), trees, strict=True):
+        assert type(made) is type(back)
+        for a, b in zip(tree.leaves(made), tree.leaves(back), strict=True):
+            assert torch.equal(a, b)
+            assert a.dtype == b.dtype
