@@ -104,7 +104,8 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         masks = [block.mask for block in blocks if block.mask is not None]
         mask = torch.cat(masks) if masks else None
         q = torch.cat(parts, 1)
-        return q, torch.stack([mean(row, mask) for row in q])
+        new = torch.stack([mean(row, mask) for row in q])
+        return q, torch.where(client.size > 0, new, pi)  # without data, the shares it had (1.8)
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Components, Own]:
         """E-step at the received components, then training of each on its share of the data."""

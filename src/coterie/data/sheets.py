@@ -83,6 +83,11 @@ def _csv(file: Path, delimiter: str | None, encoding: str) -> pa.Table:
     delimiter = delimiter or ("\t" if file.suffix == ".tsv" else ",")
     try:
         content = file.read_bytes().decode(encoding).removeprefix("\ufeff").encode()
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror or error}); expected a file that this user "
+            "may read"
+        ) from error
     except (UnicodeDecodeError, LookupError) as error:
         raise DataError(
             f"{file}: not {encoding} text ({error}); save it as UTF-8 or name its encoding, "
