@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie import tree
 from coterie.algorithms.ifca import IFCA, Models, Pick, groups_by_gap
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
@@ -37,18 +38,19 @@ def test_everybody_trains_the_model_that_fits_best():
 
 
 def test_choosing_on_validation_data_reads_it():
-    method = IFCA(k=3, start="redraw", draws=1, choose_on="val")
+    method = IFCA(k=12, start="redraw", draws=1, choose_on="val")
     assert method.uses_validation
     on = task(method)
     server, _ = method.init(on)
-    client = one_client(on, 0)
-    losses = torch.stack([client.loss(w, "val") for w in server.theta])
-    found = method.predictor(client, _row(method.serve(server, whole_round(on))), ())
-    assert torch.equal(found.models[0], server.theta[losses.argmin()])
-
-
-def _row(bank):
-    return type(bank)(bank.models, bank.slot[0], bank.owner[0])
+    bank = method.serve(server, whole_round(on))
+    best = {"train": [], "val": []}
+    for i in range(5):
+        client = one_client(on, i)
+        for split, found in best.items():
+            found.append(int(torch.stack([client.loss(w, split) for w in server.theta]).argmin()))
+        mixture = method.predictor(client, tree.row(bank, i), ())
+        assert torch.equal(mixture.models[0], server.theta[best["val"][i]])
+    assert best["train"] != best["val"]
 
 
 def uploads_of(choice, size=None):
