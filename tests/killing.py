@@ -58,7 +58,7 @@ def started(
         changes["COTERIE_FAULT"] = fault
     words = [str(argument) for argument in arguments]
     _serve()
-    process = _SERVER.Process(target=_work, args=(words, changes, limit, str(said)))
+    process = _SERVER.Process(target=_work, args=(words, changes, limit, str(said)), daemon=True)
     process.start()
     return process
 

@@ -145,13 +145,18 @@ def test_an_unknown_point_is_refused(monkeypatch):
 # ---- inside compare --------------------------------------------------------------------------
 
 METHODS_COMPARED = ["local", "fedavg", "fedamp"]
-NEVER_CHANGES = ("path", "argv", "seconds", "resumed", "out")
 
 
 @pytest.mark.parametrize(
-    "point", ["checkpoint.states:3", "compare.cell:2", "compare.report", "finish.summary:2"]
+    ("point", "continued"),
+    [
+        ("checkpoint.renamed:4", 2),  # of FedAvg, the second method
+        ("finish.summary:2", 2),
+        ("compare.cell:2", None),
+        ("compare.report", None),
+    ],
 )
-def test_a_comparison_goes_on_where_it_was_killed(point, config, tmp_path, shelf):
+def test_a_comparison_goes_on_where_it_was_killed(point, continued, config, tmp_path, shelf):
     expected, out = shelf / "comparison", tmp_path / "compared"
     flags = {"methods": METHODS_COMPARED}
     if not expected.exists():
@@ -164,6 +169,9 @@ def test_a_comparison_goes_on_where_it_was_killed(point, config, tmp_path, shelf
     assert before == {p: p.stat().st_mtime_ns for p in before}  # finished ones are not touched
     for method in METHODS_COMPARED:
         assert_same(out / method / "seed-0", expected / method / "seed-0")
+    where = json.loads((out / "fedavg" / "seed-0" / "environment.json").read_text())
+    rounds = None if continued is None else [{"after_rounds": continued, "changed": {}}]
+    assert where.get("resumed") == rounds  # in the middle, not from its start
     assert (out / "report.html").exists()
     assert all(wrong == [] for wrong in coterie.verify(out).values())
 
@@ -278,6 +286,16 @@ def test_a_harmed_log_is_named_and_an_earlier_round_is_used(stopped, name, shelf
     data[second["logs"][name]["bytes"] - 9] ^= 1  # in the second round
     path.write_bytes(data)
     with pytest.warns(CoterieWarning, match=f"{name}: has changed.*falling back"):
+        coterie.resume(stopped)
+    assert_same(stopped, whole(shelf, "fedfomo"))
+
+
+def test_a_harmed_manifest_is_not_taken_for_a_harmed_log(stopped, shelf):
+    path = stopped / "checkpoint" / "round-00000002" / "MANIFEST.json"
+    digest = json.loads(path.read_text())["logs"]["rounds.jsonl"]["sha256"]
+    other = ("1" if digest[0] == "0" else "0") + digest[1:]
+    path.write_text(path.read_text().replace(digest, other))
+    with pytest.warns(CoterieWarning, match="round-00000002/MANIFEST.json: .*has changed"):
         coterie.resume(stopped)
     assert_same(stopped, whole(shelf, "fedfomo"))
 

@@ -1,0 +1,221 @@
+"""Kill runs of every method at random instants, resume them, and write down what came of it.
+
+    python docs/results/reliability.py --kills 50 --seed 0 > docs/results/reliability.md
+
+Every run is a process of its own, started by the command line and ended by SIGKILL. Its folder is
+then resumed, perhaps to be killed again, and at the end compared with an uninterrupted run.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import coterie
+from coterie import checkpoint, store
+from coterie.algorithms import ALGORITHMS, ALIASES
+
+CONFIG: dict[str, Any] = {
+    "data": {"name": "digits"},
+    "partition": {"name": "concept_shift", "clients": 8, "groups": 2},
+    "model": {"name": "mlp"},
+    "engine": {"name": "vmap", "chunk": 8, "threads": 1},
+    "run": {"rounds": 25, "participation": 0.6, "seed": 3},
+}
+COSTS = (  # model, clients, method, rounds
+    ("mlp", 12, "fedavg", 40),
+    ("mlp", 12, "fedfomo", 40),
+    ("mlp", 100, "fedfomo", 20),
+    ("lenet5", 20, "fedamp", 8),
+    ("fedavg_cnn", 10, "fedfomo", 5),
+)
+
+HEAD = """# Kills at random instants
+
+{total} kills (SIGKILL) over {methods} methods, {rounds} rounds each; **{runs} runs ended with the
+digest of their uninterrupted run** and with every file as its manifest says. The instants are
+uniform over one and a half times the run's training time, counted from the moment its folder is
+ready; a kill that came after the end is repeated.
+
+```
+python docs/results/reliability.py --kills {kills} --seed {seed} > docs/results/reliability.md
+```
+
+Commit `{commit}` (a + means files differed from it), {versions}, {machine}; seeds: kills {seed},
+runs {own}. Checkpoints are written as often as the 5 % rule allows.
+
+| method | kills | what each had left | same digest |
+| --- | --- | --- | --- |"""
+
+TAIL = """
+## What a checkpoint costs
+
+Measured in the same session, on a machine that others were using. "Each round" is
+`run.checkpoint_every = 1`; "by rule" is what happens by default: a checkpoint is written when
+the rounds since the last one took at least twenty times what that one cost.
+
+| model | clients | method | a round | each round | written | share | by rule | written | share |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+WRITE = checkpoint.Keeper.write
+
+
+class Kill(NamedTuple):
+    """One kill: how far the run had come."""
+
+    logged: int  # rounds in rounds.jsonl
+    saved: str  # the newest checkpoint
+    midway: bool  # a checkpoint was being written
+
+
+def kill_somewhere(command: list[str], out: Path, after: float) -> bool:
+    """Start a command and kill it so many seconds after its folder is there; False if too late."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    marks = [out / "environment.json"]
+    seen = marks[0].stat().st_mtime_ns if marks[0].exists() else None
+    while process.poll() is None:
+        if marks[0].exists() and marks[0].stat().st_mtime_ns != seen:
+            break
+        time.sleep(0.002)
+    time.sleep(after)
+    process.kill()
+    return process.wait() == -signal.SIGKILL
+
+
+def state_of(out: Path) -> Kill:
+    """What a killed run has left."""
+    logged = (
+        len((out / store.ROUNDS).read_bytes().splitlines()) if (out / store.ROUNDS).exists() else 0
+    )
+    home = out / checkpoint.FOLDER
+    names = sorted(p.name for p in home.iterdir()) if home.exists() else []
+    saved = [name for name in names if name.startswith("round-")]
+    last = str(int(saved[-1].removeprefix("round-"))) if saved else "none"
+    return Kill(logged, last, any(name.startswith(".") for name in names))
+
+
+def tortured(method: str, kills: int, luck: random.Random, home: Path) -> tuple[list[Kill], bool]:
+    """Kill one run several times and resume it; whether it ends as the uninterrupted one."""
+    began = time.perf_counter()
+    whole = coterie.run(CONFIG, method=method, out=str(home / f"{method}-whole"))
+    seconds = whole.summary["seconds"]
+    out, config = home / method, home / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    start = [sys.executable, "-m", "coterie.cli"]
+    command = [*start, "run", str(config), "--method", method, "--out", str(out)]
+    done: list[Kill] = []
+    late = 0
+    while len(done) < kills and late < 20:
+        if kill_somewhere(command, out, luck.uniform(0, 1.5 * seconds)):
+            done.append(state_of(out))
+        else:
+            late += 1
+        if (out / "MANIFEST.json").exists():  # it was finished: begin anew
+            out = home / f"{method}-{len(done)}-{late}"
+            command = [*start, "run", str(config), "--method", method, "--out", str(out)]
+        elif (out / "config.json").exists():
+            command = [*start, "resume", str(out)]
+    if not (out / "config.json").exists():
+        subprocess.run(command, check=True, capture_output=True)
+    elif not (out / "MANIFEST.json").exists():
+        subprocess.run([*start, "resume", str(out)], check=True, capture_output=True)
+    found = coterie.resume(out)
+    same = found.summary["digest"] == whole.summary["digest"]
+    same = same and coterie.verify(out) == {str(out): []}
+    print(
+        f"{method}: {done} {same} {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True
+    )
+    return done, same
+
+
+def timed(into: list[float]) -> Any:
+    """The writing of a checkpoint, with what it cost noted."""
+
+    def write(self: checkpoint.Keeper, *given: Any) -> None:
+        WRITE(self, *given)
+        into.append(self.cost)
+
+    return write
+
+
+def cost(model: str, clients: int, method: str, rounds: int) -> str:
+    """A row of the table of costs: checkpoints after each round, and as the rule allows."""
+    cells = []
+    for every in ({"checkpoint_every": 1}, {}):
+        spent: list[float] = []
+        checkpoint.Keeper.write = timed(spent)  # type: ignore[method-assign]
+        with tempfile.TemporaryDirectory() as folder:
+            config = {
+                "data": {"name": "digits"},
+                "partition": {"name": "iid", "clients": clients},
+                "model": {"name": model},
+                "engine": {"name": "vmap", "chunk": 20, "threads": 1},
+                "run": {"rounds": rounds, **every},
+            }
+            work = coterie.run(config, method=method, out=f"{folder}/run").summary["seconds"]
+        checkpoint.Keeper.write = WRITE  # type: ignore[method-assign]
+        each = 1000 * sum(spent) / len(spent)
+        cells += [f"{each:.0f} ms", str(len(spent)), f"{100 * sum(spent) / work:.1f} %"]
+    return (
+        f"| {model} | {clients} | {method} | {1000 * work / rounds:.0f} ms | "
+        + " | ".join(cells)
+        + " |"
+    )
+
+
+def main() -> None:
+    """Everything, as Markdown."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    luck = random.Random(asked.seed)
+    methods = [*ALGORITHMS, *ALIASES]
+    where = store.environment()
+    rows, total, wrong = [], 0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        for i, method in enumerate(methods):
+            share = asked.kills * (i + 1) // len(methods) - asked.kills * i // len(methods)
+            done, same = tortured(method, share, luck, Path(folder))
+            total, wrong = total + len(done), wrong + (not same)
+            told = "; ".join(
+                f"{k.logged} rounds logged, checkpoint {k.saved}"
+                + (", writing one" if k.midway else "")
+                for k in done
+            )
+            rows.append(f"| {method} | {len(done)} | {told} | {'yes' if same else '**NO**'} |")
+    runs = f"{len(methods) - wrong} of {len(methods)}"
+    machine = f"{where['cores']} cores, one thread, {platform.platform()}"
+    text = HEAD.format(
+        total=total,
+        methods=len(methods),
+        rounds=CONFIG["run"]["rounds"],
+        runs=runs,
+        kills=asked.kills,
+        seed=asked.seed,
+        own=CONFIG["run"]["seed"],
+        commit=where["git_commit"],
+        versions=f"Python {where['python']}, torch {where['versions']['torch']}",
+        machine=machine,
+    )
+    print(text)
+    print("\n".join(rows))
+    print(TAIL)
+    for line in COSTS:
+        print(cost(*line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
