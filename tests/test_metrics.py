@@ -214,3 +214,11 @@ def test_uniform_among_those_who_took_part():
     assert metrics.off_diagonal(A, range(3)) == "uniform"
     assert metrics.off_diagonal(A, range(5)) == "varied"  # two took part and got nothing
     assert metrics.off_diagonal(np.full((2, 2), 0.5), range(2)) == "varied"
+
+
+def test_models_that_change_hands_are_judged_by_who_shares_them():
+    """FedeRiCo's clients may all use each other's models: the pairs are right, the indices not."""
+    A = np.array([[0.0, 0, 1, 0], [0, 0, 1, 0], [1.0, 0, 0, 0], [1.0, 0, 0, 0]])
+    groups = np.array([0, 0, 1, 1])
+    assert metrics.in_group_weight(metrics.kinship(A, False), groups) == 0
+    assert metrics.in_group_weight(metrics.kinship(A, True), groups) == 1

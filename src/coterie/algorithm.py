@@ -114,6 +114,14 @@ class Algorithm(ABC, Generic[Server, Down, Up, State]):
         """
         return None
 
+    @property
+    def models_change_hands(self) -> bool:
+        """Whether a model ends with whoever uses it most, not with who began it.
+
+        Then only ``A Aᵀ`` (who uses the same models) tells who works with whom, not ``A``.
+        """
+        return False
+
     @abstractmethod
     def init(self, task: Task) -> tuple[Server, State]:
         """The server before round 0 and a row of state for every client ``[K, ...]``."""

@@ -107,6 +107,7 @@ class History:
     val_loss: Floats
     matrix_rounds: tuple[int, ...] = ()
     matrices: tuple[Packed, ...] = ()  # one for each of these rounds
+    swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
 
     @property
     def last(self) -> Floats:
@@ -136,13 +137,14 @@ class Log:
     seed: int
     metric: str
     roster: Roster
+    swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
     lines: list[Line] = field(default_factory=list)
     evaluated: list[tuple[int, Scores]] = field(default_factory=list)
     matrices: list[tuple[int, Packed]] = field(default_factory=list)
 
     def append(self, record: "Record") -> Line:
         """Note one round and return its line."""
-        line = _line(record, self.roster)
+        line = _line(record, self.roster, self.swaps)
         if record.evaluation is not None:
             scores = {name: getattr(record.evaluation, name) for name in SCORES}
             self.evaluated.append((record.index, scores))
@@ -172,6 +174,7 @@ class Log:
             **scores,
             matrix_rounds=tuple(index for index, _ in self.matrices),
             matrices=tuple(matrix for _, matrix in self.matrices),
+            swaps=self.swaps,
         )
 
 
@@ -180,7 +183,7 @@ def _name(roster: Roster, client: int) -> str:
     return roster.clients[client] if 0 <= client < len(roster) else f"#{client}"
 
 
-def _line(record: "Record", roster: Roster) -> Line:
+def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
     line: Line = {
         "round": record.index,
         "clients": list(record.clients),
@@ -197,7 +200,8 @@ def _line(record: "Record", roster: Roster) -> Line:
             line[name] = float(metrics.mean_known(getattr(record.evaluation, name)))
     if record.collaboration is not None:
         A = record.collaboration
-        line["in_group_weight"] = metrics.in_group_weight(A, roster.groups)
+        kin = metrics.kinship(A, swaps)
+        line["in_group_weight"] = metrics.in_group_weight(kin, roster.groups)
         line["off_diagonal"] = metrics.off_diagonal(A, record.clients)
     return line
 
@@ -214,6 +218,7 @@ def summarise(
     by_test = metrics.best_round(history.test, metric)
     gained = None if local is None else metrics.gains(history.last, local.last, metric)
     A = history.weights
+    kin = None if A is None else metrics.kinship(A, history.swaps)
     lines = history.lines
     return {
         "method": history.method,
@@ -233,8 +238,9 @@ def summarise(
         "variance_best_tenth": spread.variance_best,
         "relative_to_local": None if gained is None else float(metrics.mean_known(gained)),
         "worse_than_local": None if gained is None else metrics.count_worse(gained),
-        "in_group_weight": None if A is None else metrics.in_group_weight(A, roster.groups),
-        "weight_recovery_auc": None if A is None else metrics.weight_recovery(A, roster.groups),
+        "in_group_weight": None if kin is None else metrics.in_group_weight(kin, roster.groups),
+        "weight_recovery_auc": None if kin is None else metrics.weight_recovery(kin, roster.groups),
+        "in_group_weight_of": "A A^T" if history.swaps else "A",
         "clients": len(roster),
         "clients_scored": spread.scored,
         "clients_without_test": spread.unscored,

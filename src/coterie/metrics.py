@@ -245,6 +245,14 @@ def _others(A: Array) -> Floats:
     return np.where(np.eye(len(A), dtype=bool), 0.0, np.maximum(A, 0.0))
 
 
+def kinship(A: Array, models_change_hands: bool) -> Array:
+    """The weights by which clients are judged to work together.
+
+    ``A`` itself, or ``A Aᵀ`` (how much two clients use the same models) where models change hands.
+    """
+    return A @ A.T if models_change_hands else A
+
+
 def in_group_weight(A: Array, groups: Array | None) -> float | None:
     """The share of off-diagonal weight on clients of the same true group; None where nothing is.
 

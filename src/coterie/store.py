@@ -292,6 +292,7 @@ def read(path: Path) -> RunData:
     scores, roster = formats.read_clients(path / CLIENTS)
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     log = Log(summary["method"], summary["seed"], summary["metric"], replace(roster, **facts))
+    log.swaps = summary["in_group_weight_of"] != "A"
     log.lines, log.evaluated = formats.read_rounds(path / ROUNDS), scores
     if (path / MATRICES).exists():
         log.matrices, groups = formats.read_matrices(path / MATRICES)

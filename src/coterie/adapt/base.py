@@ -76,6 +76,11 @@ class Adapted(Algorithm[With, With, With, Any]):
         return self.algorithm.everybody
 
     @property
+    def models_change_hands(self) -> bool:
+        """As the method."""
+        return self.algorithm.models_change_hands
+
+    @property
     def sharing(self) -> Sharing | None:
         """As the method."""
         return self.algorithm.sharing

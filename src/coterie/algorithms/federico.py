@@ -196,6 +196,11 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
     def _central(self) -> bool:
         return self.form == "centralised"
 
+    @property
+    def models_change_hands(self) -> bool:
+        """The client that fits a model best becomes its main user, whoever started it."""
+        return True
+
     # ---- between clients -------------------------------------------------------------------
 
     def init(self, task: Task) -> tuple[Circle, Tracked]:
