@@ -51,8 +51,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(
-            f"{path}: cannot be written ({error.strerror or error}); free some space or choose "
-            "another folder with --out; what was written before is intact"
+            f"{path}: cannot be written ({error.strerror or error}); what was written before is "
+            "intact; free some space and use 'coterie resume', or choose another folder with --out"
         ) from error
 
 
