@@ -1,0 +1,65 @@
+"""The page that teaches how to write a method is run as it stands, so that it cannot rot."""
+
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import coterie
+from coterie.cli import main
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own_method.md").read_text("utf-8")
+
+
+def block(language: str) -> str:
+    """The page's one block of a language; commands have none."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    (found,) = (text for tongue, text in blocks if tongue == language)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with the page's two files, and nothing of it left behind."""
+    (tmp_path / "twin.py").write_text(block("python"), "utf-8")
+    (tmp_path / "twin.toml").write_text(block("toml"), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("twin", None)
+
+
+def test_the_commands_of_the_page_run(folder, capsys):
+    """Each line as printed, but for fewer rounds."""
+    for line in block("").strip().splitlines():
+        _, command, *arguments = shlex.split(line)
+        with pytest.raises(SystemExit) as ended:
+            main([command, *arguments, "--rounds", "2", "--engine", "vmap"])
+        assert not ended.value.code, capsys.readouterr()
+    assert "twin" in capsys.readouterr().out
+    assert (folder / "twin-run" / "summary.json").exists()
+
+
+def test_the_method_of_the_page_is_local_training_at_share_0_and_not_at_its_default(folder):
+    """A share of 0 is Local exactly; the default mixes models, the same in every engine."""
+    options = {"rounds": 3, "clients": 6, "engine": "loop"}
+    config = tomllib.loads(block("toml"))
+    alone = coterie.run(config | {"algorithm": {"name": "local"}}, **options)
+    none = coterie.run("twin.toml", set={"algorithm.share": 0.0}, **options)
+    half = coterie.run("twin.toml", **options)
+    wire = coterie.run("twin.toml", **{**options, "engine": "wire"})
+    assert np.array_equal(alone.history.test_loss, none.history.test_loss)
+    assert not np.array_equal(alone.history.test_loss, half.history.test_loss)
+    assert half.summary["digest"] == wire.summary["digest"]
+    assert np.allclose(half.history.weights.sum(1), 1)
+
+
+def test_the_method_fits_in_the_lines_that_are_promised():
+    """Forty lines of code, imports aside."""
+    _, _, body = block("python").partition("\n\n\n")
+    code = [line for line in body.splitlines() if line.strip()]
+    assert len(code) <= 40
