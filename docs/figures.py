@@ -4,7 +4,8 @@ coterie compare experiments/methods/digits.toml --seeds 1 --seed 0 --engine vmap
 coterie run experiments/methods/sine.toml --out runs/sine
 python docs/figures.py runs/methods runs/sine
 
-A page of a method ends with a section "At work", which is rewritten from the run's own numbers.
+A page of a method ends with a section "At work", which is rewritten from the run's own numbers; on
+sine.md only the figure and the line that says how it was made are.
 """
 
 import math
@@ -30,7 +31,6 @@ from coterie.results import LOCAL, Comparison, RunResult
 DOCS = Path(__file__).parent
 HEADING = "## At work"
 BESIDE = ("fedavg", LOCAL)  # what every method's curve is drawn against
-TRADING = ("federico",)  # methods whose models change hands: A alone misleads
 MAP, GAP, TOP, EDGE = 232.0, 28.0, 34.0, 12.0
 COLOURS = (
     "--paper:#fff;--card:#fff;--ink:#1c1f23;--soft:#5c636b;--faint:#e4e2dd;--alone:#6d737a;"
@@ -66,13 +66,13 @@ def placed(part: Markup, x: float, y: float, head: str = "") -> Markup:
     return moved if not head else tag("text", head, x=x + 10, y=y - 6, class_="tick") + moved
 
 
-def maps(history: History, left: float, trading: bool) -> list[Markup]:
-    """A, and A Aᵀ where models change hands."""
+def maps(history: History, left: float) -> list[Markup]:
+    """A, and A Aᵀ where models change hands: A alone would look wrong."""
     A = history.weights
     if A is None:
         return []
     shown = [("A: who draws on whom", A)]
-    if trading:
+    if history.swaps:
         shown.append(("A·Aᵀ: who draws on the same models", A @ A.T))
     return [
         placed(heatmap(matrix, history, head), left + i * (MAP + GAP), TOP, head)
@@ -85,7 +85,7 @@ def at_work(comparison: Comparison, method: str) -> str:
     names = dict.fromkeys((method, *BESIDE))
     runs = [run for name in names for run in comparison.of_method(name)]
     history = comparison.of_method(method)[0].history
-    drawn = maps(history, EDGE + WIDTH + GAP, method in TRADING)
+    drawn = maps(history, EDGE + WIDTH + GAP)
     width = 2 * EDGE + WIDTH + len(drawn) * (MAP + GAP)
     curves = placed(learning_curves(Comparison.of(runs)), EDGE, 4)
     return sheet(width, 328, f"{words.label(method)} at work on digits", curves, *drawn)
@@ -125,7 +125,7 @@ def sine(result: RunResult) -> str:
         fit = [(across(v), up(lines[i][0] * v + lines[i][1])) for v in ends]
         content.append(polyline(fit, class_="line", stroke=ink))
     left = figure(WIDTH, 320, "Lines fitted to intervals of a sine curve", *content)
-    drawn = [placed(left, EDGE, 4), *maps(result.history, EDGE + WIDTH + GAP, trading=True)]
+    drawn = [placed(left, EDGE, 4), *maps(result.history, EDGE + WIDTH + GAP)]
     width = 2 * EDGE + WIDTH + 2 * (MAP + GAP)
     return sheet(width, 328, "FedeRiCo on twelve intervals of a sine curve", *drawn)
 
@@ -147,7 +147,7 @@ def section(comparison: Comparison, method: str) -> str:
     alt = f"Mean test accuracy of {name} over {len(run.history.lines)} rounds beside {scores}"
     A = run.history.weights
     if A is not None:
-        told += " " + about_matrix(run, A, method in TRADING)
+        told += " " + about_matrix(run.history, A)
         alt += ", and its collaboration matrix by true group"
     return (
         f"{HEADING}\n\n![{alt}](figures/{method}.svg)\n\n"
@@ -157,9 +157,9 @@ def section(comparison: Comparison, method: str) -> str:
     )
 
 
-def about_matrix(run: RunResult, A: np.ndarray, trading: bool) -> str:
+def about_matrix(history: History, A: np.ndarray) -> str:
     """What the matrix shows, in numbers."""
-    history, off = run.history, A * (1 - np.eye(len(A)))
+    off = A * (1 - np.eye(len(A)))
     kept = zip(history.matrix_rounds, history.matrices, strict=True)
     at = [r for r, packed in kept if (dense(packed) == A).all()]
     told = (
@@ -167,7 +167,7 @@ def about_matrix(run: RunResult, A: np.ndarray, trading: bool) -> str:
         f"on others {100 * inside(A, history):.0f} % lies inside the group, the largest single "
         f"one is {off.max():.2g}."
     )
-    if trading:
+    if history.swaps:
         told += (
             f" In A·Aᵀ, who draws on the same models, {100 * inside(A @ A.T, history):.0f} % "
             "does: models change hands, groups form all the same."
@@ -202,7 +202,12 @@ def main(methods: Path, toy: Path) -> None:
         page = DOCS / f"methods/{method}.md"
         told = page.read_text("utf-8").partition(HEADING)[0].rstrip()
         page.write_text(f"{told}\n\n{section(comparison, method)}", "utf-8")
-    (DOCS / "sine.svg").write_text(sine(RunResult.read(toy)), "utf-8")
+    result = RunResult.read(toy)
+    (DOCS / "sine.svg").write_text(sine(result), "utf-8")
+    made = f"`{command(result)}` at commit {commit(result)}, seed {result.seed}"
+    page = DOCS / "sine.md"
+    told = re.sub(r"^`coterie run .*?, seed \d+", made, page.read_text("utf-8"), flags=re.MULTILINE)
+    page.write_text(told, "utf-8")
 
 
 if __name__ == "__main__":
