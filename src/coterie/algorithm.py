@@ -93,6 +93,7 @@ def single(w: Tensor) -> Mixture:
 class Algorithm(ABC, Generic[Server, Down, Up, State]):
     """What every method defines. See the module's docstring for how the parts meet."""
 
+    title: ClassVar[str] = ""  # as its paper writes it, where the class name is not that
     paper: ClassVar[str] = ""
     bibtex: ClassVar[str] = ""
 

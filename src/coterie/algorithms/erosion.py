@@ -134,6 +134,7 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
     p_s: float = 2.0
     samples_per_round: Literal["batch", "epoch"] = "batch"
 
+    title: ClassVar[str] = "Weight Erosion"
     paper: ClassVar[str] = (
         "Grimberg, Hartley, Jaggi, Karimireddy: Weight Erosion: An Update Aggregation Scheme for "
         "Personalized Collaborative Machine Learning, DART at MICCAI 2020"

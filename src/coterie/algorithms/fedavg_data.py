@@ -68,6 +68,7 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
     weighting: Weighting = "samples"
     server_lr: float = 1.0
 
+    title: ClassVar[str] = "FedAvg+Data"
     paper: ClassVar[str] = (
         "Zhao, Li, Lai, Suda, Civin, Chandra: Federated Learning with Non-IID Data, 2018"
     )

@@ -72,6 +72,7 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
     distance: Literal["none", "l2", "l1", "sq_l2"] = "none"
     pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
 
+    title: ClassVar[str] = "FedFomo-MA"
     paper: ClassVar[str] = FedFomo.paper
     bibtex: ClassVar[str] = FedFomo.bibtex
 

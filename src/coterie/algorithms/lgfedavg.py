@@ -107,6 +107,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
     pretrain_rounds: int = 0
     weighting: Weighting = "uniform"
 
+    title: ClassVar[str] = "LG-FedAvg"
     paper: ClassVar[str] = (
         "Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act "
         "Globally: Federated Learning with Local and Global Representations, 2020"

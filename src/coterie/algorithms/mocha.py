@@ -103,6 +103,7 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     omega_every: int = 1
     floor: float = 1e-7
 
+    title: ClassVar[str] = "MOCHA"
     paper: ClassVar[str] = (
         "Smith, Chiang, Sanjabi, Talwalkar: Federated Multi-Task Learning, NeurIPS 2017"
     )

@@ -54,6 +54,7 @@ class PaFLEWC(Personalising):
     server_lr: float = 1.0
     checkpoint: Checkpoint = "last"
 
+    title: ClassVar[str] = "PaFL-EWC"
     paper: ClassVar[str] = PAPER
     bibtex: ClassVar[str] = BIBTEX
 

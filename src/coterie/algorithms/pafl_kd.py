@@ -41,6 +41,7 @@ class PaFLKD(Personalising):
     server_lr: float = 1.0
     checkpoint: Checkpoint = "last"
 
+    title: ClassVar[str] = "PaFL-KD"
     paper: ClassVar[str] = PAPER
     bibtex: ClassVar[str] = BIBTEX
 

@@ -64,6 +64,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     weighting: Weighting = "samples"
     server_lr: float = 1.0
 
+    title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = (
         "Fallah, Mokhtari, Ozdaglar: Personalized Federated Learning with Theoretical Guarantees: "
         "A Model-Agnostic Meta-Learning Approach, NeurIPS 2020"

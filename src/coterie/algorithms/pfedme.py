@@ -69,6 +69,7 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
     start: Literal["download", "kept"] = "download"
     weighting: Weighting = "samples"
 
+    title: ClassVar[str] = "pFedMe"
     paper: ClassVar[str] = (
         "Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020"
     )

@@ -82,6 +82,7 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
     weighting: Weighting = "samples"
     server_lr: float = 1.0
 
+    title: ClassVar[str] = "q-FedAvg"
     paper: ClassVar[str] = (
         "Li, Sanjabi, Beirami, Smith: Fair Resource Allocation in Federated Learning, ICLR 2020"
     )

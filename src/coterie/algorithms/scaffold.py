@@ -91,6 +91,7 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     server_lr: float = 1.0
     predict_with: Literal["global", "local"] = "global"
 
+    title: ClassVar[str] = "SCAFFOLD"
     paper: ClassVar[str] = (
         "Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: SCAFFOLD: Stochastic Controlled Averaging "
         "for Federated Learning, ICML 2020"

@@ -130,6 +130,7 @@ class Waffle(Algorithm[Copies, Shared, Change, Kept]):
     server_lr: float = 1.0
     screen: float = 0.0
 
+    title: ClassVar[str] = "WAFFLE"
     paper: ClassVar[str] = (
         "Beaussart, Grimberg, Hartley, Jaggi: WAFFLE: Weighted Averaging for Personalized "
         "Federated Learning, 2021"

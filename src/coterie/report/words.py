@@ -21,8 +21,8 @@ METRIC_NAMES = {
 def label(method: str) -> str:
     """A method's name as its paper writes it; an unknown one as it is.
 
-    >>> label("fedavg_ft"), label("my.package:Method")
-    ('FedAvg-FT', 'Method')
+    >>> label("fedavg_ft"), label("pfedme"), label("my.package:Method")
+    ('FedAvg-FT', 'pFedMe', 'Method')
     """
     from ..algorithms import ALGORITHMS, ALIASES
 
@@ -30,7 +30,7 @@ def label(method: str) -> str:
         base, adapt = ALIASES[method]
         return f"{label(base)}-{adapt.upper()}"
     if method in ALGORITHMS:
-        return ALGORITHMS[method].__name__
+        return ALGORITHMS[method].title or ALGORITHMS[method].__name__
     return method.rpartition(":")[2]
 
 
