@@ -30,7 +30,6 @@ WEAK = {
     "nothing": (0, 0, 0),
 }
 ABLE = [i for i, sizes in enumerate(WEAK.values()) if sizes[0]]
-ENGINES = ("vmap", "loop")
 
 
 def weak_federation():
@@ -48,8 +47,14 @@ def weak_federation():
     return Federation(data, "by hand", tuple(WEAK), *splits)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", METHODS)
+def each_on(engine):
+    """Every method; one client at a time takes long, and is for the slow tests but in four."""
+    quick = METHODS if engine == "vmap" else ("fedavg", "scaffold", "fedfomo", "fedamp", "fedem")
+    marks = {name: () if name in quick else (pytest.mark.slow,) for name in METHODS}
+    return [pytest.param(name, engine, marks=marks[name]) for name in METHODS]
+
+
+@pytest.mark.parametrize(("name", "engine"), [*each_on("vmap"), *each_on("loop")])
 def test_a_run_with_weak_clients_finishes_as_the_spec_says(name, engine):
     algorithm = METHODS[name]()
     on = task(algorithm, federated=weak_federation(), merge=False)

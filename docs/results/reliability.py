@@ -44,8 +44,9 @@ HEAD = """# Kills at random instants
 
 {total} kills (SIGKILL) over {methods} methods, {rounds} rounds each; **{runs} runs ended with the
 digest of their uninterrupted run** and with every file as its manifest says. The instants are
-uniform over one and a half times the run's training time, counted from the moment its folder is
-ready; a kill that came after the end is repeated.
+drawn: a round, uniform over those to come and the writing of the results after the last, and a
+moment within one and a half times the length of a round. A kill that came after the end is
+repeated with a new run.
 
 ```
 python docs/results/reliability.py --kills {kills} --seed {seed} > docs/results/reliability.md
@@ -78,49 +79,62 @@ class Kill(NamedTuple):
     midway: bool  # a checkpoint was being written
 
 
-def kill_somewhere(command: list[str], out: Path, after: float) -> bool:
-    """Start a command and kill it so many seconds after its folder is there; False if too late."""
+def kill_somewhere(command: list[str], out: Path, rounds: int, after: float) -> bool:
+    """Start a command and kill it so many seconds after so many rounds; False if it had ended."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    marks = [out / "environment.json"]
-    seen = marks[0].stat().st_mtime_ns if marks[0].exists() else None
+    ready = out / store.ENVIRONMENT  # written anew when a run is resumed
+    seen = ready.stat().st_mtime_ns if ready.exists() else None
     while process.poll() is None:
-        if marks[0].exists() and marks[0].stat().st_mtime_ns != seen:
+        if ready.exists() and ready.stat().st_mtime_ns != seen and logged(out) >= rounds:
             break
-        time.sleep(0.002)
+        time.sleep(0.001)
     time.sleep(after)
     process.kill()
     return process.wait() == -signal.SIGKILL
 
 
+def logged(out: Path) -> int:
+    """Rounds in the log."""
+    path = out / store.ROUNDS
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def state_of(out: Path) -> Kill:
     """What a killed run has left."""
-    logged = (
-        len((out / store.ROUNDS).read_bytes().splitlines()) if (out / store.ROUNDS).exists() else 0
-    )
     home = out / checkpoint.FOLDER
     names = sorted(p.name for p in home.iterdir()) if home.exists() else []
     saved = [name for name in names if name.startswith("round-")]
     last = str(int(saved[-1].removeprefix("round-"))) if saved else "none"
-    return Kill(logged, last, any(name.startswith(".") for name in names))
+    return Kill(logged(out), last, any(name.startswith(".") for name in names))
+
+
+def ended_as(whole: coterie.RunResult, out: Path) -> bool:
+    """Whether a run has the digest of an uninterrupted one and files as they were written."""
+    same: bool = coterie.resume(out).summary["digest"] == whole.summary["digest"]
+    return same and coterie.verify(out) == {str(out): []}
 
 
 def tortured(method: str, kills: int, luck: random.Random, home: Path) -> tuple[list[Kill], bool]:
     """Kill one run several times and resume it; whether it ends as the uninterrupted one."""
     began = time.perf_counter()
     whole = coterie.run(CONFIG, method=method, out=str(home / f"{method}-whole"))
-    seconds = whole.summary["seconds"]
+    rounds = CONFIG["run"]["rounds"]
+    a_round = whole.summary["seconds"] / rounds
     out, config = home / method, home / "config.json"
     config.write_text(json.dumps(CONFIG))
     start = [sys.executable, "-m", "coterie.cli"]
     command = [*start, "run", str(config), "--method", method, "--out", str(out)]
     done: list[Kill] = []
-    late = 0
+    late, same = 0, True
     while len(done) < kills and late < 20:
-        if kill_somewhere(command, out, luck.uniform(0, 1.5 * seconds)):
+        first = min(logged(out), rounds - 1)
+        at, after = luck.randrange(first, rounds + 1), luck.uniform(0, 1.5 * a_round)
+        if kill_somewhere(command, out, at, after):
             done.append(state_of(out))
         else:
             late += 1
         if (out / "MANIFEST.json").exists():  # it was finished: begin anew
+            same &= ended_as(whole, out)
             out = home / f"{method}-{len(done)}-{late}"
             command = [*start, "run", str(config), "--method", method, "--out", str(out)]
         elif (out / "config.json").exists():
@@ -129,9 +143,7 @@ def tortured(method: str, kills: int, luck: random.Random, home: Path) -> tuple[
         subprocess.run(command, check=True, capture_output=True)
     elif not (out / "MANIFEST.json").exists():
         subprocess.run([*start, "resume", str(out)], check=True, capture_output=True)
-    found = coterie.resume(out)
-    same = found.summary["digest"] == whole.summary["digest"]
-    same = same and coterie.verify(out) == {str(out): []}
+    same &= ended_as(whole, out)
     print(
         f"{method}: {done} {same} {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True
     )
