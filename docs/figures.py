@@ -66,13 +66,18 @@ def placed(part: Markup, x: float, y: float, head: str = "") -> Markup:
     return moved if not head else tag("text", head, x=x + 10, y=y - 6, class_="tick") + moved
 
 
+def swaps(history: History) -> bool:
+    """Whether models change hands: then A Aᵀ tells who works with whom, and A does not."""
+    return ALGORITHMS[history.method]().models_change_hands
+
+
 def maps(history: History, left: float) -> list[Markup]:
-    """A, and A Aᵀ where models change hands: A alone would look wrong."""
+    """A, and A Aᵀ where models change hands."""
     A = history.weights
     if A is None:
         return []
     shown = [("A: who draws on whom", A)]
-    if history.swaps:
+    if swaps(history):
         shown.append(("A·Aᵀ: who draws on the same models", A @ A.T))
     return [
         placed(heatmap(matrix, history, head), left + i * (MAP + GAP), TOP, head)
@@ -167,7 +172,7 @@ def about_matrix(history: History, A: np.ndarray) -> str:
         f"on others {100 * inside(A, history):.0f} % lies inside the group, the largest single "
         f"one is {off.max():.2g}."
     )
-    if history.swaps:
+    if swaps(history):
         told += (
             f" In A·Aᵀ, who draws on the same models, {100 * inside(A @ A.T, history):.0f} % "
             "does: models change hands, groups form all the same."
