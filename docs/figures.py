@@ -167,10 +167,12 @@ def about_matrix(history: History, A: np.ndarray) -> str:
     off = A * (1 - np.eye(len(A)))
     kept = zip(history.matrix_rounds, history.matrices, strict=True)
     at = [r for r, packed in kept if (dense(packed) == A).all()]
+    final = at[-1] == history.lines[-1]["round"]
+    which = "" if final else ", the last in which anybody draws on another"
     told = (
-        f"Right: the weights of round {at[-1] + 1}, clients ordered by true group; of the weight "
-        f"on others {100 * inside(A, history):.0f} % lies inside the group, the largest single "
-        f"one is {off.max():.2g}."
+        f"Right: the weights of round {at[-1] + 1}{which}, clients ordered by true group. On "
+        f"average a client gives {100 * off.sum(1).mean():.2g} % of its weight to others, and "
+        f"{100 * inside(A, history):.0f} % of that lies inside its group."
     )
     if swaps(history):
         told += (
