@@ -133,3 +133,8 @@ def whole_round(on: Task, index: int = 0, horizon: int = 10) -> Any:
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+def normed_digits() -> nn.Module:
+    """The same for the digits of scikit-learn, by name in a config."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))

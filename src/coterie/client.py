@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from . import draws, tree
+from .augment import crop_flip
+from .errors import EngineError
 from .task import Recipe, Split, Task, View
 
 Carry = TypeVar("Carry")
@@ -64,6 +66,24 @@ class Clock:
         return self._horizon
 
 
+class Statistics:
+    """A client's batch-norm buffers where its models come without: one set, moved by training."""
+
+    def __init__(self, buffers: Tensor, *, fixed: bool = False) -> None:
+        self.buffers, self.fixed = buffers, fixed
+        self.crowded = False  # several models are trained side by side
+
+    def move(self, buffers: Tensor) -> None:
+        """What a training pass left behind."""
+        if self.crowded:
+            raise EngineError(
+                "train.buffers: this method trains several models side by side on each client, and "
+                "one set of batch-norm statistics cannot serve them all; use buffers = 'average', "
+                "or a network with another norm (norm = 'group')"
+            )
+        self.buffers = self.buffers if self.fixed else buffers
+
+
 class Client:
     """One client: its data, its model function, its randomness.
 
@@ -79,12 +99,14 @@ class Client:
         shape: Shape,
         clock: Clock,
         recipe: Recipe | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         self._task, self._view, self._shape, self._clock = task, view, shape, clock
         self.recipe = recipe or task.recipe
         self.model, self._optimizer = task.model, self.recipe.rule()
         self.id, self.size, self.lr = view.id, view.train.size, view.lr
         self.population = task.population
+        self._statistics = statistics or Statistics(task.statistics)
 
     @property
     def round(self) -> int:
@@ -102,10 +124,12 @@ class Client:
         epochs: int | None = None,
         lr: float | Tensor | None = None,
         batches: str | None = None,
+        still: bool = False,
     ) -> "Client":
         """The same client with another number of epochs, another rate or other minibatches.
 
         ``batches`` names what the other minibatches are for; they are drawn anew for each name.
+        ``still`` keeps batch-norm statistics that are the client's own (spec 1.2) as they are.
         """
         view, recipe = self._view, self.recipe
         if batches is not None:
@@ -114,7 +138,12 @@ class Client:
             view = view._replace(lr=torch.zeros_like(view.lr) + lr)
         if epochs is not None:
             recipe = replace(recipe, epochs=epochs, steps=None)
-        return Client(self._task, view, self._shape, self._clock, recipe)
+        mine = Statistics(self._statistics.buffers, fixed=True) if still else self._statistics
+        return Client(self._task, view, self._shape, self._clock, recipe, mine)
+
+    def holding(self, statistics: Statistics) -> "Client":
+        """The same client with batch-norm statistics that are kept apart from its models."""
+        return Client(self._task, self._view, self._shape, self._clock, self.recipe, statistics)
 
     @property
     def own(self) -> Tensor:
@@ -125,19 +154,35 @@ class Client:
     def steps(self) -> Tensor:
         """Optimiser steps of this client this round."""
         if self.recipe.steps is not None:
-            return torch.full_like(self.size, self.recipe.steps)
-        return self.recipe.epochs * self._steps_an_epoch
+            return torch.where(self._batches > 0, self.recipe.steps, 0)
+        return self.recipe.epochs * self._batches
 
     @property
-    def _steps_an_epoch(self) -> Tensor:
-        batch = self.recipe.batch
-        return ((self.size + batch - 1) // batch).clamp(min=1)
+    def _batches(self) -> Tensor:
+        """Batches an epoch; a client without data has one of padding, of which nothing is learnt.
+
+        With batch norm a batch of one sample is none (spec 1.3).
+        """
+        batch, least = self.recipe.batch, self._task.least
+        whole = self.size // batch + (self.size % batch >= least)
+        return whole if least > 1 else whole.clamp(min=1)
 
     # ---- loss ------------------------------------------------------------------------------
 
     def outputs(self, w: Tensor, batch: Batch, *, training: bool = False) -> Tensor:
         """What the model says of a batch, in evaluation mode unless it is trained."""
-        return self.model(w, batch.x, training=training)
+        stream = self._stream(batch) if training else None
+        return self.model(self._whole(w), batch.x, training=training, stream=stream)
+
+    def _whole(self, w: Tensor) -> Tensor:
+        """A model with its buffers, wherever they are kept."""
+        return torch.cat([w, self._statistics.buffers]) if self.model.apart else w
+
+    def _stream(self, batch: Batch) -> Tensor | None:
+        """What the dropout of a training pass over a batch is drawn from."""
+        if not self.model.random:
+            return None
+        return draws.bits(self._view.stream, "dropout", batch.step)
 
     def losses(self, w: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample of a batch ``[B]``: cross-entropy or half squared error.
@@ -150,7 +195,24 @@ class Client:
         """The loss of every sample, given what a model said of the batch."""
         if self._task.regression:
             return 0.5 * (output.squeeze(-1) - batch.y) ** 2
-        return F.cross_entropy(output, batch.y, reduction="none")
+        return self._weighed(F.cross_entropy(output, batch.y, reduction="none"), batch)
+
+    def _weighed(self, losses: Tensor, batch: Batch) -> Tensor:
+        """The losses of a training batch by the weights of their classes."""
+        if self.recipe.class_weights == "none" or batch.step < 0:
+            return losses
+        return losses * self._class_weights[batch.y]
+
+    @cached_property
+    def _class_weights(self) -> Tensor:
+        """``n / (C n_c)`` of this client's training labels; of a class it lacks, 1."""
+        places = torch.arange(self._width, device=self.size.device)
+        inside = (places < self.size).to(self._task.dtype)
+        y = self._labels("train", places)
+        none = torch.zeros(self._task.federation.dataset.classes, dtype=inside.dtype)
+        count = none.to(y.device).scatter_add(0, y, inside)
+        balanced = self.size / ((count > 0).sum() * count.clamp(min=1))
+        return torch.where(count > 0, balanced.to(inside.dtype), 1.0)
 
     def mixture_losses(self, weights: Tensor, models: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample ``[B]`` when models ``[r, P]`` answer together.
@@ -165,7 +227,8 @@ class Client:
         logs = each.squeeze(-1)
         top = logs.max(0).values.detach()
         total = weights @ (logs - top).exp()  # not logsumexp: a weight may be 0
-        return -(total.clamp(min=torch.finfo(total.dtype).tiny).log() + top)
+        losses = -(total.clamp(min=torch.finfo(total.dtype).tiny).log() + top)
+        return self._weighed(losses, batch)
 
     def loss(self, w: Tensor, on: Batch | SplitName) -> Tensor:
         """The mean loss on a batch or on a whole split."""
@@ -187,9 +250,13 @@ class Client:
         """``f`` of every row of the tensors, as one batched call where the engine is batched."""
         if len(rows[0]) == 1:
             return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), f(*(part[0] for part in rows)))
-        if self._shape.batched:
-            return vmap(f)(*rows)
-        return tree.stack([f(*parts) for parts in zip(*rows, strict=True)])
+        before, self._statistics.crowded = self._statistics.crowded, True
+        try:
+            if self._shape.batched:
+                return vmap(f)(*rows)
+            return tree.stack([f(*parts) for parts in zip(*rows, strict=True)])
+        finally:
+            self._statistics.crowded = before
 
     # ---- data ------------------------------------------------------------------------------
 
@@ -205,13 +272,23 @@ class Client:
 
     def _gather(self, name: SplitName, place: Tensor, inside: Tensor, step: int) -> Batch:
         index = self._split(name).samples[place]
-        y = self._task.y[index]
-        if self._view.relabel.shape[-1]:
-            read = self._view.relabel[y]
-            first = self._task.literal
-            y = read if first is None else torch.where(index < first, read, y)
         mask = None if self._shape.even[name] else inside.to(self._task.dtype)
-        return Batch(self._task.inputs(index), y, mask, place, step)
+        changed = step >= 0 and self.recipe.augment == "crop_flip"
+
+        def change(x: Tensor) -> Tensor:
+            return crop_flip(x, self.draw("augment", (len(x), 3), at=step))
+
+        x = self._task.inputs(index, change if changed else None)
+        return Batch(x, self._labels(name, place), mask, place, step)
+
+    def _labels(self, name: SplitName, place: Tensor) -> Tensor:
+        """Targets as this client reads them."""
+        index = self._split(name).samples[place]
+        y = self._task.y[index]
+        if not self._view.relabel.shape[-1]:
+            return y
+        read, first = self._view.relabel[y], self._task.literal
+        return read if first is None else torch.where(index < first, read, y)
 
     # ---- training --------------------------------------------------------------------------
 
@@ -220,22 +297,27 @@ class Client:
 
         A client that has fewer of them than its neighbours under vmap keeps its carry.
         """
-        steps = self.steps
-        for number in range(self.recipe.count(self._width)):
+        steps, mine = self.steps, self._statistics
+        for number in range(self.recipe.count(self._width, self._task.least)):
+            before = mine.buffers
             new = step(carry, self.batch(number))
-            even = self._shape.even["train"]
-            carry = new if even else tree.where(number < steps, new, carry)
+            if self._shape.even["train"]:
+                carry = new
+            else:
+                carry = tree.where(number < steps, new, carry)
+                mine.buffers = torch.where(number < steps, mine.buffers, before)
         return carry
 
     def batch(self, number: int) -> Batch:
         """Minibatch ``number`` of this round."""
         size = min(self.recipe.batch, self._width)
         if self._shape.even["train"]:  # sizes are alike: the last batch is short for everybody
-            an_epoch = -(-self._width // size)
+            an_epoch = max(1, self.recipe.batches(self._width, self._task.least))
             epoch, first = divmod(number, an_epoch)
             place = self._orders[epoch, first * size : (first + 1) * size]
             return self._gather("train", place, place >= 0, number)
-        epochs, slots = number // self._steps_an_epoch, number % self._steps_an_epoch
+        an_epoch_each = self._batches.clamp(min=1)
+        epochs, slots = number // an_epoch_each, number % an_epoch_each
         rank = slots * self.recipe.batch + torch.arange(size, device=self.size.device)
         order = self._orders[epochs.clamp(max=len(self._orders) - 1)]
         place = order[rank.clamp(max=self._width - 1)]
@@ -249,7 +331,7 @@ class Client:
     def _orders(self) -> Tensor:
         """A random order of this client's samples for every epoch; padding comes last."""
         places = torch.arange(self._width, device=self.size.device)
-        fewest = -(-max(1, self._shape.smallest) // self.recipe.batch)
+        fewest = max(1, self.recipe.batches(self._shape.smallest, self._task.least))
         passes = (
             -(-self.recipe.count(self._width) // fewest)
             if self.recipe.steps
@@ -296,9 +378,16 @@ class Client:
         self, w: Tensor, g: Tensor, state: tree.Tree, batch: Batch
     ) -> tuple[Tensor, tree.Tree]:
         """One optimiser step along ``g`` after seeing ``batch``; returns (w, state)."""
-        moved, state = self._optimizer.step(self.trainable(w), self.trainable(g), state, self.lr)
-        buffers = self.model.refreshed(w, batch.x)[self.model.parameters :]
-        return (torch.cat([moved, buffers]) if len(buffers) else moved), state
+        g = shortened(self.trainable(g), self.recipe.clip)
+        moved, state = self._optimizer.step(self.trainable(w), g, state, self.lr)
+        if self.model.whole == self.model.parameters:
+            return moved, state
+        left = self.model.refreshed(self._whole(w), batch.x, self._stream(batch))
+        buffers = left[self.model.parameters :]
+        if not self.model.apart:
+            return torch.cat([moved, buffers]), state
+        self._statistics.move(buffers)
+        return moved, state
 
     def trainable(self, w: Tensor) -> Tensor:
         """The part of a vector that distances, gradients and optimisers see: no buffers."""
@@ -333,6 +422,14 @@ def of_server(task: Task, round_index: int, horizon: int) -> Client | None:
     )
     shape = Shape(len(task.aux), {"train": True, "val": True}, batched=True)
     return Client(task, view, shape, Clock(round_index, horizon))
+
+
+def shortened(g: Tensor, longest: float) -> Tensor:
+    """A gradient of at most this L2 norm; 0 leaves it as it is."""
+    if not longest:
+        return g
+    length: Tensor = torch.linalg.vector_norm(g)
+    return g * (longest / length.clamp(min=longest))
 
 
 def mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -57,7 +57,10 @@ def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[st
     if roster.groups is not None:
         facts.append(("hidden groups", str(len(np.unique(roster.groups)))))
     model = f"{config.model.name}, {task.model.parameters:,} parameters"
-    return [*facts, ("model", model), ("metric", config.run.metric)]
+    facts.append(("model", model))
+    if task.model.whole > task.model.parameters:
+        facts.append(("batch-norm buffers", config.train.buffers))
+    return [*facts, ("metric", config.run.metric)]
 
 
 def _range(sizes: NDArray[np.int64]) -> str:
@@ -74,7 +77,7 @@ def _cost_facts(
     together = found.get("chunk", 1)
     held = task.population * task.model.size * task.start.element_size() * 4
     mib = (auto.footprint(task) * together + held) / 2**20
-    steps = sum(task.recipe.count(size) for size in task.splits["train"].sizes)
+    steps = sum(task.recipe.count(size, task.least) for size in task.splits["train"].sizes)
     turns = run.rounds * len(methods) * len(assembly.config.seeds)
     seconds = found["seconds"] / auto.PROBE_STEPS * steps * run.participation * turns
     names = ", ".join(method.label for method in methods)

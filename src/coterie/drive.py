@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from . import faults, leftover, store
 from .assemble import Assembly, engine_of, task_of
+from .buffers import governed
 from .checkpoint import Keeper
 from .config import canonical, config_hash
 from .guard import Guard
@@ -52,8 +53,10 @@ def drive(
     if left is not None:
         left.refuse_other(config_hash(asked))
     task = task_of(assembly, algorithm, seed)
+    algorithm = governed(algorithm, task)
     engine = engine_of(asked if left is None else left.with_engine(asked), task)
-    log = Log(method.label, seed, asked.run.metric, Roster.of(task.federation))
+    roster, swaps = Roster.of(task.federation), algorithm.models_change_hands
+    log = Log(method.label, seed, asked.run.metric, roster, swaps)
     config, where = written(asked, engine.choice), store.environment(task.device)
     folder, begin, keeper = None, None, None
     if out is not None and left is not None:

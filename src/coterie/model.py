@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import draws
 from .errors import ConfigError, did_you_mean
@@ -33,6 +34,10 @@ class FlatModel:
     models then mixes their buffers with the same weights. ``parameters`` counts the first part;
     distances, gradients and optimisers see nothing else. Frozen parameters stay with the module.
 
+    ``apart`` leaves the buffers out of the vector that methods see (``size``); what is called and
+    refreshed is always a ``whole`` vector, with them. ``coupled`` says that in training the samples
+    of a batch depend on each other. ``nn.Dropout`` draws its masks from the ``stream`` of a call.
+
     >>> model = FlatModel(nn.Linear(2, 1))
     >>> model.size
     3
@@ -40,45 +45,64 @@ class FlatModel:
     12.5
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, *, apart: bool = False, dropout: float | None = None
+    ) -> None:
         trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not trainable:
             raise ConfigError(
                 "the model has no trainable parameter; expected at least one with requires_grad"
             )
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
-        self.slots = _slots([*trainable, *buffers])
-        self._buffers = {name for name, _ in buffers}
-        self.parameters = sum(p.numel() for _, p in trainable)
+        slots = _slots([*trainable, *buffers])
+        self._slots, self._buffers = slots, {name for name, _ in buffers}
+        self.whole, self.parameters = slots[-1].stop, sum(p.numel() for _, p in trainable)
+        self.apart = apart and bool(buffers)
+        self.slots = slots[: len(trainable)] if apart else slots
         self.size = self.slots[-1].stop
+        self.coupled = _couples(module)
         self.module = module.eval()
         self._training = copy.deepcopy(module).train()
+        self._masks = _masked(self._training, dropout)
+        self.random = any(mask.rate > 0 for mask in self._masks)
 
-    def __call__(self, w: Tensor, x: Tensor, *, training: bool = False) -> Tensor:
+    def __call__(
+        self, w: Tensor, x: Tensor, *, training: bool = False, stream: Tensor | None = None
+    ) -> Tensor:
         """The module's output at ``w``, in evaluation mode unless it is trained."""
         named = self._named(w)
         for name in self._buffers:  # batch norm has no gradient in them, and writes into them
             named[name] = named[name].detach().clone() if training else named[name].detach()
-        return self._call(named, x, training)
+        return self._call(named, x, training, stream)
 
-    def refreshed(self, w: Tensor, x: Tensor) -> Tensor:
+    def refreshed(self, w: Tensor, x: Tensor, stream: Tensor | None = None) -> Tensor:
         """``w`` with the buffers that a training pass over ``x`` leaves behind."""
-        if self.size == self.parameters:
+        if self.whole == self.parameters:
             return w
         named = {name: value.detach().clone() for name, value in self._named(w).items()}
         with torch.no_grad():
-            self._call(named, x, training=True)
-        return torch.cat([named[s.name].reshape(-1) for s in self.slots])
+            self._call(named, x, True, stream)
+        return torch.cat([named[s.name].reshape(-1) for s in self._slots])
 
     def _named(self, w: Tensor) -> dict[str, Tensor]:
-        return {s.name: w[s.start : s.stop].view(s.shape) for s in self.slots}
+        return {s.name: w[s.start : s.stop].view(s.shape) for s in self._slots}
 
-    def _call(self, named: dict[str, Tensor], x: Tensor, training: bool) -> Tensor:
+    def _call(
+        self, named: dict[str, Tensor], x: Tensor, training: bool, stream: Tensor | None
+    ) -> Tensor:
         module = self._training if training else self.module
-        if training and self.size > self.parameters:  # batch norm writes into its buffers
+        if training and self._buffers:  # batch norm writes into its buffers
             named = {**named, **_counters(module)}
+        for mask in self._masks:
+            mask.begin(stream)
         output: Tensor = functional_call(module, named, (x,))
         return output
+
+    def statistics(self, module: nn.Module) -> Tensor:
+        """The buffers of another instance of the same module, as a copy."""
+        named = dict(module.named_buffers())
+        found = [named[s.name].detach().reshape(-1) for s in self._slots if s.name in named]
+        return torch.cat(found) if found else torch.zeros(0)
 
     def flatten(self, module: nn.Module) -> Tensor:
         """The vector of another instance of the same module, as a copy."""
@@ -108,6 +132,58 @@ def _slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
         slots.append(Slot(name, start, value.shape))
         start += value.numel()
     return tuple(slots)
+
+
+class _Mask(nn.Module):
+    """``nn.Dropout`` in training, whose masks are derived and not drawn from torch's generator."""
+
+    def __init__(self, rate: float, number: int) -> None:
+        super().__init__()
+        self.rate, self.number = rate, number
+        self.begin(None)
+
+    def begin(self, stream: Tensor | None) -> None:
+        """What the next pass draws from; a layer that is used twice in it draws twice."""
+        self.stream, self.uses = stream, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Entries are zero at the rate; the others grow, so that the mean stays."""
+        if not self.rate:
+            return x
+        if self.stream is None:
+            raise ValueError("a training pass through dropout needs a stream to draw from")
+        places = torch.arange(x.numel(), device=x.device).view(x.shape)
+        luck = draws.uniform(self.stream, self.number, self.uses, places)
+        self.uses += 1
+        return x * (luck >= self.rate).to(x.dtype) / (1 - self.rate)
+
+
+def _masked(module: nn.Module, rate: float | None) -> list[_Mask]:
+    """Put masks in the place of ``nn.Dropout``, at their own rates or at one for all."""
+    found: list[_Mask] = []
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Dropout:
+                found.append(_Mask(child.p if rate is None else rate, len(found)))
+                setattr(parent, name, found[-1])
+    if rate and not found:
+        raise ConfigError(
+            f"train.dropout: found {rate:g}, but the model has no nn.Dropout layer; leave it out, "
+            "or name a model that has one (char_lstm, word_lstm, or your own)"
+        )
+    return found
+
+
+def _couples(module: nn.Module) -> bool:
+    """Whether there is batch norm; a kind of it that cannot be told by a vector is refused."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    for norm in norms:
+        if not norm.track_running_stats or norm.momentum is None:
+            raise ConfigError(
+                f"the model has {norm}; expected running statistics with a momentum: without them "
+                "a prediction depends on the samples beside it or on a count of batches"
+            )
+    return bool(norms)
 
 
 def _counters(module: nn.Module) -> dict[str, Tensor]:

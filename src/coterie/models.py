@@ -5,7 +5,8 @@ its options, and returns a fresh module. Every network ends in a layer called ``
 works in place or keeps a state between calls, so that ``vmap`` can run a stack of parameters
 through it; the two LSTMs are the exception and need the ``loop`` engine.
 
-P4's DLA is not here: ``resnet18`` is its stand-in.
+P4's DLA is not here: ``resnet18`` is its stand-in. Dropout is ``nn.Dropout``, whose masks training
+derives from the run's seed.
 """
 
 import inspect
@@ -97,6 +98,8 @@ def vgg11(shape: Shape, classes: int) -> nn.Module:
 def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "group") -> nn.Module:
     """ResNet-18 with the 3x3 stem for small images (P2 and P5 on CIFAR-100, P3 on CIFAR-10).
 
+    Stands in for the DLA of P4.
+
     norm: "group" (two channels a group at the stem, 32 groups) or "batch"
     """
     channels, *_ = _image("resnet18", shape, 8)
@@ -122,12 +125,14 @@ def char_lstm(shape: Shape, classes: int, *, vocabulary: int | None = None) -> n
 
 
 def word_lstm(shape: Shape, classes: int, *, vocabulary: int | None = None) -> nn.Module:
-    """P3's Reddit network: two LSTM layers of 200, embedding 200 tied to the output, no dropout.
+    """P3's Reddit network: two LSTM layers of 200, embedding 200 tied to the output, dropout 0.2.
+
+    Dropout is after the embedding and after each layer; train.dropout sets another rate.
 
     vocabulary: the number of different tokens; by default what the data has
     """
     _tokens("word_lstm", shape)
-    return _Recurrent(vocabulary or classes, classes, embedding=200, hidden=200)
+    return _Recurrent(vocabulary or classes, classes, embedding=200, hidden=200, dropout=0.2)
 
 
 MODELS: dict[str, Builder] = {
@@ -229,17 +234,23 @@ class _Residual(nn.Module):
 class _Recurrent(nn.Module):
     """Two LSTM layers over tokens; the last position's state predicts the class."""
 
-    def __init__(self, vocabulary: int, classes: int, *, embedding: int, hidden: int) -> None:
+    def __init__(
+        self, vocabulary: int, classes: int, *, embedding: int, hidden: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, num_layers=2, batch_first=True)
+        self.drop = nn.Dropout(dropout)
+        layers = (nn.LSTM(width, hidden, batch_first=True) for width in (embedding, hidden))
+        self.lstm = nn.ModuleList(layers)
         self.head = _head(hidden, classes)
         if embedding == hidden and vocabulary == classes:
             self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores of the classes for every sequence."""
-        states, _ = self.lstm(self.embedding(x))
+        states = self.drop(self.embedding(x))
+        for layer in self.lstm:
+            states = self.drop(layer(states)[0])
         scores: Tensor = self.head(states[:, -1])
         return scores
 

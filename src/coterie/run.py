@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import draws, faults, tree
 from .algorithm import AnyAlgorithm, Mixture, Round, round_of
+from .buffers import governed
 from .engines.base import Engine, Evaluation
 from .guard import Guard, Rejection, screen
 from .task import Task
@@ -69,6 +70,7 @@ def run(
     The last round is always evaluated. Evaluating changes nothing: every draw is derived. So does
     stopping: ``begin`` is where an earlier call got to, and the rounds after it are the same.
     """
+    algorithm = governed(algorithm, task)
     done, server, states = begin or Begin(0, *algorithm.init(task))
     states = tree.move(tree.map_leaves(torch.clone, states), engine.state_device)
     for index in range(done, rounds):

@@ -84,7 +84,7 @@ class Data(_Table):
 
 
 class Train(_Table):
-    """How a client trains in a round."""
+    """How a client trains in a round; :class:`~coterie.task.Recipe` says what each field does."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Rate = 0.1
@@ -94,6 +94,11 @@ class Train(_Table):
     weight_decay: NotNegative = 0.0
     decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     floor: NotNegative = 0.0
+    buffers: Literal["average", "local", "server"] = "average"
+    clip: NotNegative = 0.0
+    augment: Literal["none", "crop_flip"] = "none"
+    class_weights: Literal["none", "balanced"] = "none"
+    dropout: Share | None = None
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     merge_val: bool = True
 

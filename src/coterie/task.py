@@ -4,7 +4,6 @@ Engines take their clients from here. A method's ``init`` reads the start, the p
 sizes; nothing else of it is for methods.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,6 +33,20 @@ class Recipe:
         decay: the rate of round t is ``max(floor, lr * decay**t)``.
         floor: smallest rate.
         steps: a number of steps in place of epochs, the same for every client.
+        buffers: whose batch-norm statistics a client's models have (spec 1.2): ``average`` mixes
+            them with the parameters; with ``local`` every client has one set, which its own
+            training moves and which never leaves it, whatever model arrives; with ``server`` all
+            have the mean, by samples, of what the participants of the last round ended with.
+        clip: the longest gradient a step follows (L2, penalties included); 0 clips nothing.
+        augment: ``crop_flip`` crops every image of a training batch at random out of a black
+            frame of 4 pixels and mirrors every second one; ``none`` takes images as they are.
+        class_weights: ``balanced`` multiplies the loss of a training sample of class c by
+            n / (C n_c): the client's n training samples, C classes among them, n_c of this one.
+            A batch's loss stays the mean over its samples. ``none`` counts all alike.
+        dropout: the rate of every ``nn.Dropout`` of the network; None leaves each its own.
+
+    With batch norm a batch of a single sample is skipped and is not a step (spec 1.3). What is
+    drawn, weighed or clipped concerns training batches; evaluations see samples as they are.
     """
 
     optimizer: str = "sgd"
@@ -45,6 +58,11 @@ class Recipe:
     decay: float = 1.0
     floor: float = 0.0
     steps: int | None = None
+    buffers: str = "average"
+    clip: float = 0.0
+    augment: str = "none"
+    class_weights: str = "none"
+    dropout: float | None = None
 
     def rate(self, round_index: int) -> float:
         """The learning rate of a round."""
@@ -58,9 +76,20 @@ class Recipe:
             return adam(weight_decay=self.weight_decay)
         raise ConfigError(f"optimizer '{self.optimizer}' is unknown; expected 'sgd' or 'adam'")
 
-    def count(self, samples: int) -> int:
-        """Steps a client with so many samples takes in a round."""
-        return self.epochs * math.ceil(samples / self.batch) if self.steps is None else self.steps
+    def batches(self, samples: int, least: int = 1) -> int:
+        """Batches of one pass over so many samples; those of fewer than ``least`` are left out."""
+        return samples // self.batch + (samples % self.batch >= least)
+
+    def count(self, samples: int, least: int = 1) -> int:
+        """Steps a client with so many samples takes in a round.
+
+        >>> Recipe(epochs=2, batch=10).count(21), Recipe(epochs=2, batch=10).count(21, least=2)
+        (6, 4)
+        """
+        batches = self.batches(samples, least)
+        if self.steps is None:
+            return self.epochs * batches
+        return self.steps if batches else 0
 
 
 class Split(NamedTuple):
@@ -132,12 +161,61 @@ class Task:
         self.seed, self.device, self.dtype = seed, torch.device(device), dtype
         self.population = len(federation)
         module = build(factory, seed, "start")
-        self.model = FlatModel(module.to(self.device, dtype))
+        apart = recipe.buffers != "average"
+        module = module.to(self.device, dtype)
+        self.model = FlatModel(module, apart=apart, dropout=recipe.dropout)
         self.start = self.model.flatten(module).to(self.device, dtype)
+        self.statistics = self.model.statistics(module).to(self.device, dtype)
         self.keys = federation.keys.to(self.device)
         self._load()
         self._split(merge_val, sharing)
         self.aux = self._server_side()
+        self._check()
+
+    @property
+    def least(self) -> int:
+        """Samples that a training batch must have: batch norm compares at least two."""
+        return 2 if self.model.coupled else 1
+
+    def _check(self) -> None:
+        """Refuse a recipe that does not fit the data or the network."""
+        recipe, shape = self.recipe, list(self.x.shape[1:])
+        if recipe.batch < self.least:
+            raise ConfigError(
+                f"train.batch: found {recipe.batch}, but batch norm compares the samples of a "
+                "batch; expected 2 or more, or a network with another norm (norm = 'group')"
+            )
+        if recipe.augment != "none" and (len(shape) != 3 or self.x.dtype == torch.int64):
+            raise ConfigError(
+                f"train.augment: '{recipe.augment}' needs images [channels, height, width]; a "
+                f"sample here has shape {shape}; use 'none'"
+            )
+        if recipe.class_weights != "none" and self.regression:
+            raise ConfigError(
+                f"train.class_weights: '{recipe.class_weights}' needs classes, and the targets "
+                "here are numbers; use 'none'"
+            )
+        if recipe.buffers != "average" and self.model.apart and self.aux is not None:
+            raise ConfigError(
+                f"train.buffers: '{recipe.buffers}' leaves the server without whole models, but "
+                "data.aux gives it samples to judge them on; use 'average', or data.aux = 0"
+            )
+        self._check_randomness()
+
+    def _check_randomness(self) -> None:
+        """Nothing may be drawn from torch's own generator: it knows no client and no round."""
+        index = torch.zeros(2, dtype=torch.int64, device=self.device)
+        whole = torch.cat([self.start[: self.model.parameters], self.statistics])
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.get_rng_state()
+            self.model(whole, self.inputs(index), training=True, stream=draws.bits(0))
+            drawn = not torch.equal(before, torch.get_rng_state())
+        if drawn:
+            raise ConfigError(
+                "model.name: the network draws random numbers from torch's generator when it is "
+                "trained, so that no run could be repeated; expected nn.Dropout layers and no "
+                "other dropout"
+            )
 
     def _load(self) -> None:
         data = self.federation.dataset
@@ -227,11 +305,16 @@ class Task:
             models[0] = self.start
         return torch.stack(models)
 
-    def inputs(self, index: Tensor) -> Tensor:
-        """Model inputs of some samples: numbers are scaled, tokens stay as they are."""
+    def inputs(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Model inputs of some samples: numbers are scaled, tokens stay as they are.
+
+        ``change`` is made to the samples as they are stored.
+        """
         x = self.x[index]
         if x.dtype == torch.int64:
             return x
+        if change is not None:
+            x = change(x)
         return x.to(self.dtype) * self.scale + self.shift
 
     def views(self, ids: list[int], round_index: int) -> View:

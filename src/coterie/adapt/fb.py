@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..client import Batch, Client
+from ..client import Batch, Client, mean
 from ..model import FlatModel
 from ..tree import Tree
 from .base import Adaptation
@@ -42,12 +42,13 @@ class FreezeBase(Adaptation):
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
         """Train the free part."""
-        client = client.tuned(epochs=self.epochs, lr=self.lr)
+        apart = client.model.apart  # then statistics are one set: all of them move, or none
+        client = client.tuned(epochs=self.epochs, lr=self.lr, still=self.freeze_bn_stats)
         free = self._free(client.model)
-        fixed = not bool(free[client.model.parameters :].all())
+        fixed = not bool(free[client.model.parameters :].all()) or (apart and self.freeze_bn_stats)
 
         def as_evaluated(w: Tensor, batch: Batch) -> Tensor:
-            return client.loss(w, batch._replace(step=-1))
+            return mean(client.losses_of(client.outputs(w, batch), batch), batch.mask)
 
         return client.train(w, only=free.to(w.device), loss=as_evaluated if fixed else None)
 

@@ -5,16 +5,18 @@ is padding and weights stay in cache.
 """
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client, Clock
+from ..errors import EngineError
 from ..task import Task, View
 from ..tree import Tree
 from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of
@@ -30,6 +32,7 @@ class VmapEngine:
     def __init__(
         self, task: Task, *, chunk: int = 20, state: str = "device", capture: bool = True
     ) -> None:
+        _refuse_recurrent(task)
         self.task, self.chunk, self.state = task, chunk, state
         recorded = capture and task.device.type == "cuda"
         self._recorder = Recorder() if recorded else None
@@ -51,10 +54,16 @@ class VmapEngine:
         }
 
     def chunks(self, ids: list[int]) -> list[Chunk]:
-        """Positions of clients of alike size, at most ``chunk`` together."""
+        """Positions of clients of alike size, at most ``chunk`` together.
+
+        With batch norm their sizes are equal: padding would enter the statistics of a batch.
+        """
         sizes = self.task.splits["train"].sizes
         order = sorted(range(len(ids)), key=lambda position: sizes[ids[position]])
-        return [order[i : i + self.chunk] for i in range(0, len(order), self.chunk)]
+        parts = [order]
+        if self.task.model.coupled:
+            parts = [list(same) for _, same in groupby(order, key=lambda at: sizes[ids[at]])]
+        return [p[i : i + self.chunk] for p in parts for i in range(0, len(p), self.chunk)]
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
@@ -129,7 +138,33 @@ class VmapEngine:
         def one(view: View, message: Tree, state: Tree) -> Tree:
             return stage(Client(self.task, view, shape, clock), message, state)
 
-        call = vmap(one, in_dims=(0, tree.dims(inputs[1]), 0))
+        call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
         if self._recorder is None:
             return call(*inputs)
         return self._recorder((stage, shape.smallest, *shape.even.items()), call, inputs, clock)
+
+
+def _refuse_recurrent(task: Task) -> None:
+    layers = [m for m in task.model.module.modules() if isinstance(m, nn.RNNBase)]
+    if layers:
+        raise EngineError(
+            f"engine.name: 'vmap' computes many clients at once, and torch cannot do that with "
+            f"{type(layers[0]).__name__} layers; use engine.name = 'loop' (or 'auto')"
+        )
+
+
+def _explained(call: Callable[..., Tree]) -> Callable[..., Tree]:
+    """The same call; an operation that torch cannot batch over clients says what to do."""
+
+    def explained(*inputs: Tree) -> Tree:
+        try:
+            return call(*inputs)
+        except RuntimeError as error:
+            if "atching rule" not in str(error) and "vmap" not in str(error):
+                raise
+            raise EngineError(
+                f"engine.name: 'vmap' cannot compute this model or method for many clients at "
+                f"once ({error}); use engine.name = 'loop' (or 'auto')"
+            ) from error
+
+    return explained
