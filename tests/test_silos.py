@@ -1,0 +1,77 @@
+"""From a hospital's table to a verdict: scikit-learn's tables in uneven silos, three lines each."""
+
+import csv
+import math
+
+import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+
+import coterie
+from coterie.cli import main
+
+SHARES = {"north": 0.45, "south": 0.25, "east": 0.2, "west": 0.1}  # of the rows, nobody alike
+TABLES = {"cancer": load_breast_cancer, "wine": load_wine, "diabetes": load_diabetes}
+METRICS = {
+    "cancer": ("accuracy", "balanced_accuracy", "auc", "f1"),
+    "wine": ("accuracy", "balanced_accuracy", "auc", "f1"),
+    "diabetes": ("rmse", "r2"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
+
+
+def silos(folder, name):
+    """The table as CSV with a site for every row, and the three lines that name it."""
+    table = TABLES[name]()
+    rows = [(i * 7919) % len(table.data) for i in range(len(table.data))]  # targets are sorted
+    sites = [site for site, share in SHARES.items() for _ in range(round(share * len(rows)))]
+    sites += ["north"] * (len(rows) - len(sites))
+    with open(folder / "sites.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["site", *map(str, table.feature_names), "outcome"])
+        for site, row in zip(sites, rows, strict=False):
+            target = table.target[row]
+            label = f"class {target}" if name != "diabetes" else float(target) / 100
+            writer.writerow([site, *table.data[row], label])
+    config = folder / "that.toml"
+    config.write_text('[data]\nname = "sites.csv"\nclient = "site"\ntarget = "outcome"\n')
+    return config
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_three_lines_are_enough_for_a_verdict(name, tmp_path, capsys):
+    config, out = silos(tmp_path, name), tmp_path / "out"
+    told = ["--rounds", "2", "--methods", "local,fedavg", "--out", str(out)]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(config), *told])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert "FedAvg" in shown
+    assert coterie.resume(out).verdict in shown  # a finished one is read
+
+
+@pytest.mark.parametrize(("name", "metric"), [(n, m) for n in METRICS for m in METRICS[n]])
+def test_every_metric_of_a_kind_of_target_judges(name, metric, tmp_path):
+    config = silos(tmp_path, name)
+    found = coterie.compare(
+        config, methods=["local", "fedavg"], rounds=5, engine="vmap", set={"run.metric": metric}
+    )
+    assert found.verdict
+    assert [run.history.metric for run in found.runs] == [metric, metric]
+    mean = float(found.runs[0].history.last.mean())
+    assert math.isfinite(mean)
+    chance = {"rmse": 1.0, "r2": 0.0}.get(metric, 60.0)
+    assert mean < chance if metric == "rmse" else mean > chance
+
+
+def test_the_metric_is_chosen_by_the_targets(tmp_path):
+    for name in TABLES:
+        folder = tmp_path / name
+        folder.mkdir()
+        run = coterie.run(silos(folder, name), method="local", rounds=1, engine="loop")
+        assert run.history.metric == METRICS[name][0]
+        sizes = run.history.roster.n_train
+        assert max(sizes) > 3 * min(sizes)
