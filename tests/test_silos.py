@@ -29,7 +29,7 @@ def silos(folder, name):
     rows = [(i * 7919) % len(table.data) for i in range(len(table.data))]  # targets are sorted
     sites = [site for site, share in SHARES.items() for _ in range(round(share * len(rows)))]
     sites += ["north"] * (len(rows) - len(sites))
-    with open(folder / "sites.csv", "w", newline="") as file:
+    with (folder / "sites.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["site", *map(str, table.feature_names), "outcome"])
         for site, row in zip(sites, rows, strict=False):
