@@ -194,6 +194,14 @@ def test_an_adaptation_moves_a_copy_and_a_frozen_base_nothing():
     assert not torch.equal(models_of(frozen, "local"), plain)
 
 
+@pytest.mark.parametrize("method", [Adapted(FedAvg(), FineTune()), Adapted(FedAvg(), FreezeBase())])
+def test_a_client_by_itself_is_adapted_alike_under_every_policy(method):
+    one = [normed_task(method, policy, (31,)) for policy in POLICIES]
+    usual, *others = (predictors(last(method, on, "loop", rounds=2)).models for on in one)
+    for models in others:
+        assert_close(models, usual)
+
+
 @pytest.mark.parametrize("name", ["fedem", "erosion", "waffle", "federico"])
 def test_several_models_of_one_client_are_refused(name):
     method = METHODS[name]()
