@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.algorithm import Algorithm, AnyAlgorithm, Mixture, Round
+from coterie.algorithm import Mixture, Round, Wrapper
 from coterie.algorithms.fedavg import FedAvg, Update
 from coterie.client import Client
 from coterie.task import Task
@@ -80,20 +80,11 @@ MISSHAPEN: dict[str, tuple[Callable[[Update], Any], str]] = {
 
 
 @dataclass(frozen=True)
-class Spoilt(Algorithm[Any, Any, Any, Any]):
+class Spoilt(Wrapper[Any, Any, Any, Any]):
     """Any method in which one client's uploads are spoilt; ``apart``: outside of vmap."""
 
-    algorithm: AnyAlgorithm
     spoil: Spoil
     apart: bool = False
-
-    @property
-    def uses_validation(self) -> bool:
-        return self.algorithm.uses_validation
-
-    @property
-    def everybody(self) -> bool:
-        return self.algorithm.everybody
 
     def init(self, task: Task) -> tuple[Tree, Tree]:
         return self.algorithm.init(task)

@@ -12,6 +12,7 @@ its hyper-parameters.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
@@ -185,6 +186,33 @@ class OwnModel(Algorithm[Server, Down, Up, State]):
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
         """The client's own model."""
         return single(self.model(state))
+
+
+@dataclass(frozen=True)
+class Wrapper(Algorithm[Server, Down, Up, State]):
+    """A method with something added around it; what it needs of a run, it needs as before."""
+
+    algorithm: AnyAlgorithm
+
+    @property
+    def uses_validation(self) -> bool:
+        """As the method."""
+        return self.algorithm.uses_validation
+
+    @property
+    def everybody(self) -> bool:
+        """As the method."""
+        return self.algorithm.everybody
+
+    @property
+    def models_change_hands(self) -> bool:
+        """As the method."""
+        return self.algorithm.models_change_hands
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """As the method."""
+        return self.algorithm.sharing
 
 
 def rows(value: Tensor, count: int) -> Tensor:

@@ -22,14 +22,13 @@ import torch
 from torch import Tensor
 
 from .adapt import Adapted
-from .algorithm import Algorithm, AnyAlgorithm, Mixture, Round, rows
+from .algorithm import AnyAlgorithm, Mixture, Round, Wrapper, rows
 from .algorithms.erosion import Erosion
 from .algorithms.fedem import FedEM
 from .algorithms.federico import FedeRiCo
 from .algorithms.local import Local
 from .algorithms.waffle import Waffle
 from .client import Client, Statistics
-from .data.common import Sharing
 from .errors import ConfigError
 from .mixing import mix, shares
 from .task import Task
@@ -55,31 +54,10 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Apart(Algorithm[Beside, Beside, Beside, Beside]):
+class Apart(Wrapper[Beside, Beside, Beside, Beside]):
     """Any method, with batch-norm statistics that are no part of its models."""
 
-    algorithm: AnyAlgorithm
     policy: Policy
-
-    @property
-    def uses_validation(self) -> bool:
-        """As the method."""
-        return self.algorithm.uses_validation
-
-    @property
-    def everybody(self) -> bool:
-        """As the method."""
-        return self.algorithm.everybody
-
-    @property
-    def models_change_hands(self) -> bool:
-        """As the method."""
-        return self.algorithm.models_change_hands
-
-    @property
-    def sharing(self) -> Sharing | None:
-        """As the method."""
-        return self.algorithm.sharing
 
     def init(self, task: Task) -> tuple[Beside, Beside]:
         """As the method; everybody's statistics start as the network's."""

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ..algorithm import Algorithm, AnyAlgorithm, Mixture, Round
+from ..algorithm import AnyAlgorithm, Mixture, Round, Wrapper
 from ..client import Client
-from ..data.common import Sharing
 from ..mixing import mix, shares
 from ..task import Task
 from ..tree import Tree
@@ -57,33 +56,12 @@ class Report(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adapted(Algorithm[With, With, With, Any]):
+class Adapted(Wrapper[With, With, With, Any]):
     """Any method, followed by an adaptation of every model that predicts."""
 
-    algorithm: AnyAlgorithm
     adaptation: Adaptation
 
     paper: ClassVar[str] = ""
-
-    @property
-    def uses_validation(self) -> bool:
-        """As the method."""
-        return self.algorithm.uses_validation
-
-    @property
-    def everybody(self) -> bool:
-        """As the method."""
-        return self.algorithm.everybody
-
-    @property
-    def models_change_hands(self) -> bool:
-        """As the method."""
-        return self.algorithm.models_change_hands
-
-    @property
-    def sharing(self) -> Sharing | None:
-        """As the method."""
-        return self.algorithm.sharing
 
     def init(self, task: Task) -> tuple[With, Tree]:
         """As the method; nothing is surveyed yet."""
