@@ -48,7 +48,7 @@ def normed_task(algorithm, policy="average", sizes=SIZES, **recipe):
 
 @pytest.mark.parametrize("sizes", [SIZES, SINGLE])
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("method", [FedAvg(), Ditto(), FedAMP(), Scaffold(), FedPer()])
+@pytest.mark.parametrize("method", [FedAvg(), Ditto(), FedAMP(), FedFomo(), Scaffold(), FedPer()])
 def test_engines_agree_with_batch_norm(method, policy, sizes):
     reference = last(method, normed_task(method, policy, sizes), "loop")
     for engine, chunk in (("vmap", 2), ("vmap", 5), ("wire", None)):

@@ -64,6 +64,22 @@ def test_shares_are_a_simplex_or_zero(drawn):
     assert_close(turned, shares[order], 1e-12)
 
 
+def test_a_model_that_differs_by_rounding_counts_nothing():
+    """Otherwise a loss difference of 1e-16 over a distance of 1e-16 outweighs every real gain."""
+    method = FedFomo(downloads=1)
+    on = task(method)
+    client, old = one_client(on, 0), on.start
+    twin = old * (1 + 1e-15)
+    state = type(method.init(on)[1])(old, old, torch.zeros(5).double(), torch.zeros(5).double())
+    slots = torch.tensor([0])
+    theta, raw, _ = method.weigh(client, Bank(twin[None], slots, slots + 1), state)
+    assert raw.tolist() == [0, 0]
+    assert torch.equal(theta, old)
+    better = client.train(old)
+    _, raw, _ = method.weigh(client, Bank(better[None], slots, slots + 1), state)
+    assert raw[1] != 0
+
+
 def test_scaling_all_losses_scales_affinity_and_leaves_shares():
     losses, distances = wide([0.1, 0.7, 0.4]), wide([1.0, 2.0, 3.0])
     raw, shares = fomo_weights(wide(0.6), losses, distances)

@@ -19,7 +19,8 @@ Notes:
     weighing (spec 6.1, "End"). A client uploads the rank of every other client rather than M
     requested ids, because at upload time it cannot know whose models will be there in the round in
     which it next takes part; ranks say no more than the requests of several rounds would. Random
-    ties are drawn by the server. A non-finite w_n counts 0 and leaves P alone (spec 16).
+    ties are drawn by the server. A non-finite w_n counts 0 and leaves P alone (spec 16); so does a
+    model that differs from θ_i^old by no more than rounding.
 """
 
 from dataclasses import dataclass
@@ -185,8 +186,13 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         losses = client.map(lambda w: client.loss(w, "val"), models)
         losses = torch.where(usable, losses, base)  # no gain, hence no weight
         apart = models - state.old
+        apart = torch.where(self._same(apart, state.old)[:, None], 0.0, apart)
         raw, shares = fomo_weights(base, losses, norm(client.trainable(apart), self.distance))
         return state.old + shares @ apart, raw, shares
+
+    def _same(self, apart: Tensor, old: Tensor) -> Tensor:
+        """Which models are the old one but for rounding: Eq. 3 would divide noise by noise."""
+        return apart.abs().amax(-1) <= 64 * torch.finfo(old.dtype).eps * old.abs().amax(-1)
 
     def _increment(self, raw: Tensor) -> Tensor:
         if self.affinity_update == "raw":
