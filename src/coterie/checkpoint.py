@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 FOLDER, LATEST = "checkpoint", "LATEST"
 PARTS = ("server", "states")
 SHARE = 0.05  # of the time of a run that checkpoints may take
+LEAST, SPEED = 0.1, 200e6  # what the first is taken to cost: seconds, and bytes a second
 _NAME = re.compile(r"round-(\d{8})")
 _LOG = re.compile(r"(rounds\.jsonl|clients\.csv|collaboration\.parts/\d{8}\.npz)")
 
@@ -160,13 +161,13 @@ class Keeper:
     """Decides when a checkpoint is due, writes it, and keeps two.
 
     Without ``every`` a checkpoint is due when the rounds since the last one took so long that it
-    costs no more than SHARE of them.
+    costs no more than SHARE of them, judged by what the last one cost; the first by its size.
     """
 
     run: Path
     every: int | None = None
     before: Path | None = None  # the newest good one
-    cost: float = 0.0  # seconds of the last one
+    cost: float | None = None  # seconds of the last one
     since: float = 0.0  # seconds of work since then
 
     def due(self, record: "Record") -> bool:
@@ -174,6 +175,9 @@ class Keeper:
         self.since += record.seconds
         if self.every is not None:
             return (record.index + 1) % self.every == 0
+        if self.cost is None:
+            arrays = (leaf for tree in (record.server, record.states) for _, leaf in flatten(tree))
+            self.cost = LEAST + sum(leaf.numel() * leaf.element_size() for leaf in arrays) / SPEED
         return self.since * SHARE >= self.cost
 
     def write(self, record: "Record", folder: "RunFolder") -> None:
