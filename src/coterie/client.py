@@ -348,14 +348,12 @@ class Client:
         *,
         loss: Loss | None = None,
         penalty: Callable[[Tensor], Tensor] | None = None,
-        drift: Tensor | float = 0.0,
         only: Tensor | None = None,
     ) -> Tensor:
         """This round's local training from ``w``: one optimiser step a minibatch.
 
-        ``loss`` replaces the mean loss of a batch, ``penalty`` of the parameters is added to it,
-        ``drift`` is added to every gradient. Where the mask ``only`` is false nothing moves, not
-        by momentum or weight decay either.
+        ``loss`` replaces the mean loss of a batch, ``penalty`` of the parameters is added to it.
+        Where the mask ``only`` is false nothing moves, not by momentum or weight decay either.
         """
         base = loss or self.loss
 
@@ -365,7 +363,7 @@ class Client:
 
         def step(carry: tuple[Tensor, tree.Tree], batch: Batch) -> tuple[Tensor, tree.Tree]:
             w, state = carry
-            new, state = self.step(w, self.gradient(w, batch, objective) + drift, state, batch)
+            new, state = self.step(w, self.gradient(w, batch, objective), state, batch)
             return (new if only is None else torch.where(only, new, w)), state
 
         return self.scan(step, (w, self.begin(w)))[0]

@@ -85,7 +85,11 @@ class FlatModel:
         return torch.cat([named[s.name].reshape(-1) for s in self._slots])
 
     def _named(self, w: Tensor) -> dict[str, Tensor]:
-        return {s.name: w[s.start : s.stop].view(s.shape) for s in self._slots}
+        # one split, not a slice a slot: its gradient is one concatenation instead of a sum of
+        # vectors that are zero but for a slot
+        stop = self._slots[-1].stop
+        parts = (w if len(w) == stop else w[:stop]).split([s.shape.numel() for s in self._slots])
+        return {s.name: part.view(s.shape) for s, part in zip(self._slots, parts, strict=True)}
 
     def _call(
         self, named: dict[str, Tensor], x: Tensor, training: bool, stream: Tensor | None

@@ -28,9 +28,16 @@ def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
         if momentum:
             g = momentum * state[0] + g
             state = (g,)
-        return w - lr * g, state
+        return _minus(w, lr, g), state
 
     return Optimizer(init, step)
+
+
+def _minus(w: Tensor, lr: Tensor | float, g: Tensor) -> Tensor:
+    """``w − lr · g`` in one pass over memory, which is what a step of a small model waits for."""
+    if isinstance(lr, Tensor):
+        return torch.addcmul(w, lr, g, value=-1)
+    return torch.add(w, g, alpha=-lr)
 
 
 class AdamState(NamedTuple):
