@@ -417,12 +417,16 @@ def _settled_hash(config):
 
 def test_other_versions_are_named(stopped):
     where = json.loads((stopped / "environment.json").read_text())
-    where["versions"]["torch"] = "1.0"
+    where["versions"]["torch"], where["source"] = "1.0", "edited"
     files.write_json(stopped / "environment.json", where)
-    with pytest.warns(CoterieWarning, match=r"torch was 1\.0"):
+    with (
+        pytest.warns(CoterieWarning, match=r"torch was 1\.0"),
+        pytest.warns(CoterieWarning, match="source was edited"),
+    ):
         coterie.resume(stopped)
-    notes = json.loads((stopped / "environment.json").read_text())["resumed"]
-    assert notes == [{"after_rounds": 2, "changed": {"torch": torch.__version__}}]
+    (note,) = json.loads((stopped / "environment.json").read_text())["resumed"]
+    assert note["after_rounds"] == 2
+    assert note["changed"] == {"torch": torch.__version__, "source": store.environment()["source"]}
 
 
 def test_a_used_folder_is_refused_and_a_finished_run_read(config, stopped, tmp_path):

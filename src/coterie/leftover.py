@@ -14,7 +14,7 @@ from .schema import Config, Engine, Table
 from .tree import Tree
 
 COMPARE = "compare.json"  # what a comparison was asked for
-SAME = ("coterie", "python", "versions", "device", "device_name", "threads")
+SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
 UNBOUNDED = 2**40  # MiB: the chunk that was chosen once is taken as it is
 
 

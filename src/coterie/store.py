@@ -15,6 +15,8 @@ While a run goes on, its matrices wait in ``collaboration.parts/``, a file a rou
 (:meth:`RunFolder.reopen`).
 """
 
+import functools
+import hashlib
 import os
 import platform
 import shutil
@@ -75,6 +77,7 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     on_gpu = device.type == "cuda" and torch.cuda.is_available()
     return {
         "coterie": __version__,
+        "source": _source(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: metadata.version(name) for name in packages},
@@ -85,6 +88,15 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
         "git_commit": _git_commit(),
         "argv": list(sys.argv),
     }
+
+
+@functools.cache
+def _source() -> str:
+    """A fingerprint of coterie's own code: a version number does not change with every edit."""
+    total, home = hashlib.sha256(), Path(__file__).parent
+    for path in sorted(home.rglob("*.py")):
+        total.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
+    return total.hexdigest()[:16]
 
 
 def _git_commit() -> str | None:
