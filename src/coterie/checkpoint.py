@@ -28,7 +28,9 @@ from torch import Tensor
 
 from . import faults, files
 from .errors import StoreError
-from .tree import Tree
+from .packing import Array, Some, size_of, write_arrays
+from .table import Table
+from .tree import Leaf, Tree
 
 if TYPE_CHECKING:
     from .run import Record
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 FOLDER, LATEST = "checkpoint", "LATEST"
 PARTS = ("server", "states")
+IDS, ROWS = ":ids", ":rows"  # of an array of which not all rows are written
 SHARE = 0.05  # of the time of a run that checkpoints may take
 LEAST, SPEED = 0.1, 200e6  # what the first is taken to cost: seconds, and bytes a second
 _NAME = re.compile(r"round-(\d{8})")
@@ -58,14 +61,26 @@ class Stored(NamedTuple):
 # ---- trees and their arrays ----------------------------------------------------------------------
 
 
-def flatten(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
+def flatten(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
     """Every array of a tree with the names that lead to it."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Leaf):
         yield path or ".", tree
     else:
         names = getattr(tree, "_fields", range(len(tree)))
         for name, part in zip(names, tree, strict=True):
             yield from flatten(part, f"{path}.{name}")
+
+
+def stored(tree: Tree) -> dict[str, Array]:
+    """What is written of a tree: of rows that began alike only those that have changed."""
+    arrays: dict[str, Array] = {}
+    for name, leaf in flatten(tree):
+        if isinstance(leaf, Tensor):
+            arrays[name] = leaf
+        else:
+            ids = leaf.written
+            arrays |= {name + IDS: ids, name + ROWS: Some.of(leaf, ids)}
+    return arrays
 
 
 def rebuild(like: Tree, arrays: Mapping[str, Tensor], path: str = "") -> Tree:
@@ -75,13 +90,19 @@ def rebuild(like: Tree, arrays: Mapping[str, Tensor], path: str = "") -> Tree:
     bits may depend on that.
     """
     if isinstance(like, Tensor):
-        found = arrays[path or "."]
+        name = path or "."
+        some = name not in arrays
+        found = arrays[name + ROWS] if some else arrays[name]
         if found.dtype != like.dtype or found.dim() != like.dim():
             raise StoreError(
                 f"the checkpoint has {path or 'an array'} as {found.dtype} {list(found.shape)}; "
                 f"expected {like.dtype} {list(like.shape)}; resume with the version it began with"
             )
-        return found.clone().to(like.device)
+        if not some:
+            return found.clone().to(like.device)
+        ids = arrays[name + IDS].tolist()
+        rows = (row.clone().to(like.device) for row in found)
+        return Table(like, dict(zip(ids, rows, strict=True)))
     names = getattr(like, "_fields", range(len(like)))
     pairs = zip(names, like, strict=True)
     parts = [rebuild(part, arrays, f"{path}.{name}") for name, part in pairs]
@@ -94,8 +115,9 @@ def restore(stored: Stored, server: Tree, states: Tree) -> tuple[Tree, Tree]:
         PARTS, (server, states), (stored.server, stored.states), strict=True
     ):
         wanted = {name for name, _ in flatten(like)}
-        if wanted != arrays.keys():
-            found, expected = (", ".join(sorted(names)) or "nothing" for names in (arrays, wanted))
+        there = {name.removesuffix(IDS).removesuffix(ROWS) for name in arrays}
+        if wanted != there:
+            found, expected = (", ".join(sorted(names)) or "nothing" for names in (there, wanted))
             raise StoreError(
                 f"{stored.folder / part}.safetensors: holds {found}; expected {expected}; resume "
                 "with the version of coterie, or of your method, that the run began with"
@@ -120,7 +142,7 @@ def write(run: Path, rounds: int, server: Tree, states: Tree, logs: Listing) -> 
             listing = {}
             for part, tree in zip(PARTS, (server, states), strict=True):
                 file = f"{part}.safetensors"
-                listing[file] = _write_whole(temporary / file, _packed(tree))
+                listing[file] = write_arrays(temporary / file, stored(tree))
                 faults.at(f"checkpoint.{part}")
             manifest = {"rounds": rounds, "files": listing, "logs": logs}
             files.write_json(temporary / files.MANIFEST, {**manifest, "sha256": _seal(manifest)})
@@ -140,20 +162,6 @@ def write(run: Path, rounds: int, server: Tree, states: Tree, logs: Listing) -> 
 def _seal(manifest: Mapping[str, Any]) -> str:
     """The sha256 of a manifest's own text."""
     return hashlib.sha256(files.to_json(dict(manifest)).encode()).hexdigest()
-
-
-def _packed(tree: Tree) -> bytes:
-    from safetensors.torch import save
-
-    return save({name: leaf.detach().cpu().contiguous().clone() for name, leaf in flatten(tree)})
-
-
-def _write_whole(path: Path, data: bytes) -> dict[str, Any]:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
 @dataclass
@@ -176,8 +184,8 @@ class Keeper:
         if self.every is not None:
             return (record.index + 1) % self.every == 0
         if self.cost is None:
-            arrays = (leaf for tree in (record.server, record.states) for _, leaf in flatten(tree))
-            self.cost = LEAST + sum(leaf.numel() * leaf.element_size() for leaf in arrays) / SPEED
+            arrays = [*stored(record.server).values(), *stored(record.kept).values()]
+            self.cost = LEAST + sum(map(size_of, arrays)) / SPEED
         return self.since * SHARE >= self.cost
 
     def write(self, record: "Record", folder: "RunFolder") -> None:
@@ -185,7 +193,7 @@ class Keeper:
         began = time.perf_counter()
         logs = folder.sync()
         faults.at("checkpoint.synced")
-        made = write(self.run, record.index + 1, record.server, record.states, logs)
+        made = write(self.run, record.index + 1, record.server, record.kept, logs)
         prune(self.run, {made, self.before} if self.before else {made})
         faults.at("checkpoint.pruned")
         self.before, self.since = made, 0.0
@@ -234,9 +242,8 @@ def read(folder: Path, run: Path) -> Stored:
     arrays = []
     for part in PARTS:
         path = folder / f"{part}.safetensors"
-        data = files.read_start(path, None)
-        check(path, listing[path.name], data)
-        arrays.append(_unpacked(path, data))
+        _check_file(path, listing[path.name])
+        arrays.append(_unpacked(path))
     return Stored(rounds, folder, logs, *arrays)
 
 
@@ -266,19 +273,33 @@ def _manifest(folder: Path) -> tuple[int, Listing, Listing]:
 
 def check(path: Path, promised: Mapping[str, Any], data: bytes) -> None:
     """Refuse bytes that are not those that were promised."""
-    if len(data) != promised["bytes"]:
+    found = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    _compare(path, promised, found)
+
+
+def _compare(path: Path, promised: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    if found["bytes"] != promised["bytes"]:
         raise StoreError(
-            f"{path}: has {len(data)} bytes; expected {promised['bytes']}; it is not used"
+            f"{path}: has {found['bytes']} bytes; expected {promised['bytes']}; it is not used"
         )
-    if hashlib.sha256(data).hexdigest() != promised["sha256"]:
+    if found["sha256"] != promised["sha256"]:
         raise StoreError(f"{path}: has changed since it was written; it is not used")
 
 
-def _unpacked(path: Path, data: bytes) -> Arrays:
+def _check_file(path: Path, promised: Mapping[str, Any]) -> None:
+    """Refuse a file that is not the one that was promised, without reading it into memory."""
+    try:
+        found = files.describe(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
+    _compare(path, promised, found)
+
+
+def _unpacked(path: Path) -> Arrays:
     from safetensors import SafetensorError
-    from safetensors.torch import load
+    from safetensors.torch import load_file
 
     try:
-        return load(data)
+        return load_file(path)
     except SafetensorError as error:
         raise StoreError(f"{path}: cannot be read ({error}); expected safetensors") from error

@@ -81,6 +81,7 @@ def drive(
         metric=asked.run.metric,
         guard=Guard(**asked.guard.model_dump()),
         begin=begin,
+        scratch=out,
     ):
         faults.at("round.done")
         (log if folder is None else folder).append(record)

@@ -59,6 +59,19 @@ def off_diagonal(A: Tensor) -> Tensor:
     return A[~torch.eye(len(A), dtype=torch.bool, device=A.device)]
 
 
+def count_larger(scores: Tensor) -> Tensor:
+    """How many of the scores ``[n]`` are larger than each, int32, without comparing all pairs.
+
+    >>> count_larger(torch.tensor([0.5, 2.0, 0.5, 1.0]))
+    tensor([2, 0, 2, 1], dtype=torch.int32)
+    """
+    ordered, order = scores.sort(descending=True)
+    place = torch.arange(len(scores), dtype=torch.int32, device=scores.device)
+    smaller = torch.cat([place[:1] > 0, ordered[1:] != ordered[:-1]])  # than the one before
+    first = torch.where(smaller, place, 0).cummax(0).values  # the first of its equals
+    return torch.zeros_like(first).scatter(0, order, first)
+
+
 def epsilon_greedy(scores: Tensor, explore: Tensor, ties: Tensor, count: int) -> Tensor:
     """Indices ``[m, count]`` of the candidates chosen in every row, -1 where none is left.
 

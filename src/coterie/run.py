@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,9 +13,12 @@ from torch import Tensor
 
 from . import draws, faults, tree
 from .algorithm import AnyAlgorithm, Mixture, Round, round_of
+from .algorithm import rows as rows_of
 from .buffers import governed
 from .engines.base import Engine, Evaluation
 from .guard import Guard, Rejection, screen
+from .shelves import in_files, in_memory, opened, put, shelve
+from .table import Room, Shelf
 from .task import Task
 from .tree import Tree
 
@@ -28,7 +32,10 @@ class Traffic(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What one round left behind. ``server`` and ``states`` are read only."""
+    """What one round left behind. ``server`` and ``states`` are read only.
+
+    States are as the round left them until the next one begins.
+    """
 
     index: int  # type: ignore[assignment]
     clients: tuple[int, ...]
@@ -39,7 +46,12 @@ class Record(NamedTuple):
     collaboration: NDArray[np.float64] | None
     mixture: Mixture | None  # every client's predictor, in the last round
     server: Tree
-    states: Tree
+    kept: Tree  # the clients' states, on shelves
+
+    @property
+    def states(self) -> Tree:
+        """The clients' states, a row each."""
+        return tree.map_leaves(lambda leaf: leaf, self.kept)
 
 
 class Begin(NamedTuple):
@@ -51,6 +63,10 @@ class Begin(NamedTuple):
 
 
 DEFAULT_GUARD = Guard()
+CPU = torch.device("cpu")
+JUDGED_AT_ONCE = 1000  # clients whose predictors are in memory together
+MATRIX_EVERY_ROUND = 500  # clients; where there are more, who works with whom is looked at only in
+# evaluated rounds: with ten thousand it is a hundred million numbers
 
 
 def run(
@@ -64,30 +80,34 @@ def run(
     metric: str = "accuracy",
     guard: Guard = DEFAULT_GUARD,
     begin: Begin | None = None,
+    scratch: Path | None = None,
 ) -> Iterator[Record]:
     """Train for ``rounds`` rounds and yield a record after each.
 
     The last round is always evaluated. Evaluating changes nothing: every draw is derived. So does
     stopping: ``begin`` is where an earlier call got to, and the rounds after it are the same.
+    States that are kept on disk lie in the folder ``scratch``, or where temporary files go.
     """
     algorithm = governed(algorithm, task)
     done, server, states = begin or Begin(0, *algorithm.init(task))
-    states = tree.move(tree.map_leaves(torch.clone, states), engine.state_device)
+    on_disk = engine.choice["state"] == "disk"
+    states = shelve(states, in_files(scratch) if on_disk else in_memory(engine.state_device))
     for index in range(done, rounds):
         began = time.perf_counter()
         clients = participants(algorithm, task, index, participation)
         round = round_of(task, index, rounds, clients)
-        server, states, traffic, rejected = _exchange(
-            algorithm, engine, server, states, round, guard
-        )
+        server, traffic, rejected = _exchange(algorithm, engine, server, states, round, guard)
         last = index == rounds - 1
-        evaluation = mixture = None
-        collaboration = _matrix(algorithm.collaboration(server, states, round))
-        if last or (index + 1) % evaluate_every == 0:
-            evaluation, mixture, served = _evaluate(
-                algorithm, engine, server, states, round, metric
+        evaluation = mixture = collaboration = None
+        evaluated = last or (index + 1) % evaluate_every == 0
+        if evaluated or task.population <= MATRIX_EVERY_ROUND:
+            collaboration = _matrix(algorithm.collaboration(server, opened(states), round))
+        if evaluated:
+            predictors = Predictors(in_files(scratch) if on_disk else in_memory(CPU), last)
+            evaluation, served = _evaluate(
+                algorithm, engine, server, states, round, metric, predictors
             )
-            traffic = traffic._replace(serve=served)
+            mixture, traffic = predictors.mixture, traffic._replace(serve=served)
         yield Record(
             index,
             tuple(clients.tolist()),
@@ -96,7 +116,7 @@ def run(
             time.perf_counter() - began,
             evaluation,
             collaboration,
-            mixture if last else None,
+            mixture,
             server,
             states,
         )
@@ -114,10 +134,11 @@ def participants(algorithm: AnyAlgorithm, task: Task, index: int, participation:
 
 def _exchange(
     algorithm: AnyAlgorithm, engine: Engine, server: Tree, states: Tree, round: Round, guard: Guard
-) -> tuple[Tree, Tree, Traffic, tuple[Rejection, ...]]:
+) -> tuple[Tree, Traffic, tuple[Rejection, ...]]:
     """Download, local work, guard, aggregation: one round for everybody who takes part.
 
-    Whoever is rejected keeps its state; where nobody is left nothing changes.
+    The new states are put on their shelves. Whoever is rejected keeps its state; where nobody is
+    left nothing changes.
     """
     received = algorithm.download(server, round)
     before = tree.take(states, round.clients)
@@ -136,23 +157,70 @@ def _exchange(
     if len(round.clients):
         server = algorithm.aggregate(server, uploads, round)
         faults.at("round.aggregated")
-        states = tree.map_leaves(
-            lambda old, new: old.index_copy_(0, round.clients.to(old.device), new), states, after
-        )
-    return server, states, traffic, (*refused, *rejected)
+        put(states, round.clients, after)
+    return server, traffic, (*refused, *rejected)
 
 
 def _evaluate(
-    algorithm: AnyAlgorithm, engine: Engine, server: Tree, states: Tree, round: Round, metric: str
-) -> tuple[Evaluation, Mixture, int]:
-    """All clients' predictors after the round, and what they had to fetch for it."""
+    algorithm: AnyAlgorithm,
+    engine: Engine,
+    server: Tree,
+    states: Tree,
+    round: Round,
+    metric: str,
+    predictors: "Predictors",
+) -> tuple[Evaluation, int]:
+    """How good all clients' predictors are after the round, and what they had to fetch for it."""
     everybody = torch.arange(round.population, device=round.clients.device)
     after = round._replace(index=round.index + 1, clients=everybody)
-    served = algorithm.serve(server, after)
-    evaluation, mixture = engine.predict(algorithm, served, states, after, metric)
-    judged = (mixture.weights != 0).any(1).numpy()  # who has no predictor is in no metric
-    scores = Evaluation(*(np.where(judged, column, np.nan) for column in evaluation))
-    return scores, mixture, tree.count_bytes(served)
+    served, scores = algorithm.serve(server, after), []
+    for block in everybody.split(JUDGED_AT_ONCE):
+        part = after._replace(clients=block)
+        message, rows = _some(served, part), _some(states, part)
+        found, mixture = engine.predict(algorithm, message, rows, part, metric)
+        judged = (mixture.weights != 0).any(1).numpy()  # who has no predictor is in no metric
+        scores.append([np.where(judged, column, np.nan) for column in found])
+        predictors.add(mixture, part)
+    columns = zip(*scores, strict=True)
+    return Evaluation(*map(np.concatenate, columns)), tree.count_bytes(served)
+
+
+def _some(of_all: Tree, round: Round) -> Tree:
+    """The rows of a round's clients; no copy where they are everybody."""
+    if len(round.clients) == round.population:
+        return tree.map_leaves(lambda leaf: leaf, of_all)
+    return tree.take(of_all, round.clients)
+
+
+class Predictors:
+    """Collects everybody's predictors, where they are wanted: a model that all have is held once.
+
+    Nothing is copied where they come at once.
+    """
+
+    def __init__(self, room: Room, wanted: bool) -> None:
+        self._room, self._wanted = room, wanted
+        self._weights: list[Tensor] = []
+        self._models: Shelf | None = None
+        self.mixture: Mixture | None = None
+
+    def add(self, mixture: Mixture, round: Round) -> None:
+        """The predictors of a round's clients."""
+        if not self._wanted:
+            return
+        if len(round.clients) == round.population:
+            self.mixture = mixture
+            return
+        if self._models is None:
+            self._models = Shelf(rows_of(mixture.models[0], round.population), self._room)
+        first, models, at = self._models.begin[0], mixture.models, round.clients.cpu()
+        other = torch.stack([~(model == first).all() for model in models])
+        self._models.write(at[other], models[other])
+        self._weights.append(mixture.weights)
+        if sum(map(len, self._weights)) == round.population:
+            unlike = len(self._models.written) > 0
+            all_of = self._models.dense() if unlike else self._models.begin
+            self.mixture = Mixture(torch.cat(self._weights), all_of)
 
 
 def _matrix(A: Tensor | None) -> NDArray[np.float64] | None:

@@ -117,7 +117,7 @@ class Engine(_Table):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
     chunk: Count | None = None
     memory_mib: Count | None = None
-    state: Literal["device", "host"] = "device"
+    state: Literal["device", "host", "disk"] = "device"
     threads: Count | None = None
 
 

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .table import Rows, Shelf, Table, dense
+
 Tree = Any  # a Tensor, a Bank, or a (named) tuple of trees; () is the empty message
+Leaf = Tensor | Table | Shelf  # the last two only in what is kept: messages are tensors
 
 
 class Bank(NamedTuple):
@@ -28,6 +31,17 @@ class Bank(NamedTuple):
         return self.models[self.slot.clamp(min=0)], self.slot >= 0
 
 
+def bank(models: Rows, owner: Tensor) -> Bank:
+    """The models of some owners ``[m, M]``, -1 for nobody, out of everybody's ``[K, P]``.
+
+    Where those are fewer than everybody, only they are looked at.
+    """
+    if owner.numel() >= len(models):
+        return Bank(dense(models), owner, owner)
+    slot = torch.arange(owner.numel(), device=owner.device).view(owner.shape)
+    return Bank(models[owner.flatten().clamp(min=0)], torch.where(owner >= 0, slot, -1), owner)
+
+
 class Parcels(NamedTuple):
     """Vectors of which only some travel: the others are nothing, or lie with the receiver already.
 
@@ -42,20 +56,25 @@ def _rebuild(like: Tree, parts: list[Tree]) -> Tree:
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
 
 
-def map_leaves(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
+def walk(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
     """Apply ``f`` leaf by leaf; a Bank keeps its table and is mapped on what has a row a client."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Leaf):
         return f(tree, *others)
     if isinstance(tree, Bank):
         slots = f(tree.slot, *(other.slot for other in others))
         return Bank(tree.models, slots, f(tree.owner, *(other.owner for other in others)))
-    return _rebuild(tree, [map_leaves(f, *parts) for parts in zip(tree, *others, strict=True)])
+    return _rebuild(tree, [walk(f, *parts) for parts in zip(tree, *others, strict=True)])
+
+
+def map_leaves(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
+    """As :func:`walk`, for an ``f`` of tensors: what has its rows apart is put together."""
+    return walk(lambda *leaves: f(*map(dense, leaves)), tree, *others)
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
     """All tensors with a row a client, left to right."""
-    if isinstance(tree, Tensor):
-        yield tree
+    if isinstance(tree, Leaf):
+        yield dense(tree)
     elif isinstance(tree, Bank):
         yield from (tree.slot, tree.owner)
     else:
@@ -74,7 +93,7 @@ def dims(tree: Tree) -> Tree:
 
 def take(tree: Tree, rows: Tensor) -> Tree:
     """The rows of some clients."""
-    return map_leaves(lambda leaf: leaf[rows.to(leaf.device)], tree)
+    return walk(lambda leaf: leaf[rows.to(leaf.device)], tree)
 
 
 def row(tree: Tree, i: int) -> Tree:

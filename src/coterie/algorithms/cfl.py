@@ -40,6 +40,7 @@ from ..algorithm import Algorithm, Mixture, Round, single
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import cosines, mix, shares
+from ..table import Rows, updated
 from ..task import Task
 from ..tree import Bank
 from .fedavg import Update, Weighting
@@ -54,7 +55,7 @@ class Clusters(NamedTuple):
     models: Tensor  # [C, P]
     parent: Tensor  # [C] the cluster it was split off, -1 for the first
     member: Tensor  # [K] each client's cluster
-    updates: Tensor  # [K, P] everybody's last Δ
+    updates: Rows  # [K, P] everybody's last Δ
     sizes: Tensor  # [K] training samples
     age: Tensor  # [K] the round of the last Δ, -1 where there is none for the present cluster
     scale: Tensor  # [] the largest ‖Δ‖ of the first round
@@ -183,7 +184,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
     def _remember(self, server: Clusters, uploads: Update, round: Round) -> Clusters:
         norms = round.trainable(uploads.w).to(torch.float64).norm(dim=1)
         return server._replace(
-            updates=server.updates.index_copy(0, round.clients, uploads.w),
+            updates=updated(server.updates, round.clients, uploads.w),
             age=server.age.index_fill(0, round.clients, round.index),
             scale=server.scale if server.scale > 0 else norms.max(),
         )

@@ -37,6 +37,7 @@ from ..algorithm import OwnModel, Round, rows
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import mix, off_diagonal, squared_distances
+from ..table import Rows, updated
 from ..task import Task
 from .fedprox import proximal
 
@@ -50,7 +51,7 @@ TINY = 1e-300  # below it a reciprocal may overflow
 class Uploads(NamedTuple):
     """The server: everybody's last upload."""
 
-    models: Tensor  # [K, P]
+    models: Rows  # [K, P]
     seen: Tensor  # [K] who has uploaded
     start: Tensor  # [P] the common start
     sigma: Tensor  # [] the width of the first exchange, for ``sigma_freeze``
@@ -273,5 +274,5 @@ def train_near(client: Client, received: Cloud, state: Own, start: str) -> Tenso
 
 def store(server: Uploads, uploads: Tensor, round: Round) -> Uploads:
     """The server with the round's uploads."""
-    models = server.models.index_copy(0, round.clients, uploads)
+    models = updated(server.models, round.clients, uploads)
     return server._replace(models=models, seen=server.seen.index_fill(0, round.clients, True))

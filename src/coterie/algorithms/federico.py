@@ -50,7 +50,7 @@ from torch.func import vmap
 from ..algorithm import Algorithm, Mixture, Round, rows
 from ..client import Client
 from ..errors import ConfigError
-from ..mixing import epsilon_greedy, mix
+from ..mixing import count_larger, epsilon_greedy, mix
 from ..task import Task
 from ..tree import Bank, Parcels, Tree, where
 
@@ -300,8 +300,8 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         change = torch.where(w > 0, w * self._change(client, models), 0.0)
         travels = (w > 0).squeeze(1) & (self._central | (owners != client.id))
         score = torch.where(state.seen, -state.tracked, torch.inf)  # strangers first
-        ranks = (score[None, :] > score[:, None]).sum(1).to(torch.int32)
-        reply = Reply(Parcels(change, travels), weight, owners, ranks, self._wanted(state.weights))
+        order, wanted = count_larger(score), self._wanted(state.weights)
+        reply = Reply(Parcels(change, travels), weight, owners, order, wanted)
         return reply, state
 
     def _in_sight(self, client: Client, received: Sight) -> tuple[Tensor, Tensor]:

@@ -31,9 +31,10 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Client, mean
-from ..mixing import epsilon_greedy
+from ..mixing import count_larger, epsilon_greedy
+from ..table import Rows, updated
 from ..task import Task
-from ..tree import Bank
+from ..tree import Bank, bank
 
 Distance = Literal["l2", "l1", "sq_l2"]
 
@@ -41,9 +42,9 @@ Distance = Literal["l2", "l1", "sq_l2"]
 class Pool(NamedTuple):
     """The server: everybody's last upload and wishes."""
 
-    models: Tensor  # [K, P]
+    models: Rows  # [K, P]
     age: Tensor  # [K] the round of the upload, -1 before the first
-    ranks: Tensor  # [K, K] how many clients each client prefers to this one
+    ranks: Rows  # [K, K] how many clients each client prefers to this one
 
 
 class Upload(NamedTuple):
@@ -138,8 +139,8 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         identity = torch.eye(K, dtype=task.dtype, device=task.device)
         nobody = torch.full((K,), -1, device=task.device)
         models = rows(task.start, K)
-        ranks = torch.zeros(K, K, dtype=torch.int32, device=task.device)
-        return Pool(models, nobody, ranks), Kept(models, models, identity, identity)
+        equal = torch.zeros(1, 1, dtype=torch.int32, device=task.device).expand(K, K)
+        return Pool(models, nobody, equal), Kept(models, models, identity, identity)
 
     def download(self, server: Pool, round: Round) -> Bank:
         """The M models each client is sent: ε-greedy over those that are there."""
@@ -155,7 +156,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         explore = round.draw("explore", round.clients, count=count) < self._chance(round.index)
         ties = round.draw("ties", me, others)
         chosen = epsilon_greedy(scores, explore, ties, count)
-        return Bank(server.models, chosen, chosen)
+        return bank(server.models, chosen)
 
     def _chance(self, t: int) -> float:
         if self.eps_decay == "multiplicative":
@@ -171,9 +172,8 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         affinity = state.affinity + self._increment(raw) @ place
         kept_old = 1 - shares.sum()
         weights = shares @ place + kept_old * (everybody == client.id)
-        preferred = (affinity[None, :] > affinity[:, None]).sum(1).to(torch.int32)
         trained = client.train(theta)
-        return Upload(trained, preferred), Kept(trained, theta, affinity, weights)
+        return Upload(trained, count_larger(affinity)), Kept(trained, theta, affinity, weights)
 
     def weigh(self, client: Client, received: Bank, state: Kept) -> tuple[Tensor, Tensor, Tensor]:
         """The client's model after weighing its own and the received ones (steps 3 and 4)."""
@@ -219,9 +219,9 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         """Store."""
         at = round.clients
         return Pool(
-            server.models.index_copy(0, at, uploads.theta),
+            updated(server.models, at, uploads.theta),
             server.age.index_fill(0, at, round.index),
-            server.ranks.index_copy(0, at, uploads.ranks),
+            updated(server.ranks, at, uploads.ranks),
         )
 
     def serve(self, server: Pool, round: Round) -> Bank:

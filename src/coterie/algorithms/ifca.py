@@ -33,6 +33,7 @@ from ..algorithm import Algorithm, Mixture, Round, single
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import cosines
+from ..table import Rows, updated
 from ..task import Task
 from ..tree import Bank
 from .cfl import merged
@@ -47,7 +48,7 @@ class Models(NamedTuple):
     theta: Tensor  # [k, P]
     choice: Tensor  # [K] what each client chose last, -1 before
     spare: Tensor  # [d, k, P] draws that are left, while starting
-    changes: Tensor  # [K, P] what clients made of the common start, while pretraining, then [0, P]
+    changes: Rows  # [K, P] what clients made of the common start, while pretraining, then [0, P]
     sizes: Tensor  # [K] training samples
 
 
@@ -190,7 +191,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
     def _pretrained(self, server: Models, uploads: Pick, round: Round) -> Models:
         """Listen until everybody was heard, then make models of those who changed alike."""
         start = server.theta[0]
-        changes = server.changes.index_copy(0, round.clients, uploads.w - start)
+        changes = updated(server.changes, round.clients, uploads.w - start)
         choice = server.choice.index_fill(0, round.clients, 0)
         waited = round.index + 1 >= max(1, round.horizon // 5)
         if not (waited or self.k == 1 or (choice[server.sizes > 0] == 0).all()):

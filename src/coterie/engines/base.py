@@ -66,6 +66,11 @@ class Engine(Protocol):
         """How good the predictors of the round's clients are, and the predictors (on the CPU)."""
 
 
+def state_device(state: str, task: Task) -> torch.device:
+    """Where the clients' state is kept between rounds; files are read and written by the host."""
+    return task.device if state == "device" else torch.device("cpu")
+
+
 def shape_of(task: Task, ids: list[int], *, batched: bool) -> Shape:
     """What these clients have in common when they are computed together."""
     return Shape(

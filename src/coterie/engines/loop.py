@@ -16,7 +16,7 @@ from ..errors import CoterieError, EngineError
 from ..guard import Reply, admit
 from ..task import Task
 from ..tree import Tree
-from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of
+from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of, state_device
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class LoopEngine:
     @property
     def state_device(self) -> torch.device:
         """Where the clients' state is kept between rounds."""
-        return torch.device("cpu") if self.state == "host" else self.task.device
+        return state_device(self.state, self.task)
 
     @property
     def choice(self) -> dict[str, Any]:
