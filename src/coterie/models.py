@@ -57,14 +57,17 @@ def lenet5(shape: Shape, classes: int) -> nn.Module:
     return _dense(body, shape, (120, 84), classes)
 
 
-def fedavg_cnn(shape: Shape, classes: int) -> nn.Module:
-    """The FedAvg paper's CNN (P1, P5): 5x5x32, pool, 5x5x64, pool, dense 512, same padding."""
-    return _two_convolutions("fedavg_cnn", shape, 512, classes)
+def fedavg_cnn(shape: Shape, classes: int, *, padding: int = 2) -> nn.Module:
+    """The FedAvg paper's CNN (P1, P5): 5x5x32, pool, 5x5x64, pool, dense 512, same padding.
+
+    padding: pixels around the input of a convolution; 2 keeps its size, 0 cuts 4 of a side
+    """
+    return _two_convolutions("fedavg_cnn", shape, 512, classes, padding)
 
 
 def leaf_cnn(shape: Shape, classes: int) -> nn.Module:
     """LEAF's FEMNIST CNN (P3): 5x5x32, pool, 5x5x64, pool, dense 2048, same padding."""
-    return _two_convolutions("leaf_cnn", shape, 2048, classes)
+    return _two_convolutions("leaf_cnn", shape, 2048, classes, 2)
 
 
 def p2_cnn(shape: Shape, classes: int) -> nn.Module:
@@ -255,9 +258,10 @@ class _Recurrent(nn.Module):
         return scores
 
 
-def _two_convolutions(name: str, shape: Shape, dense: int, classes: int) -> nn.Module:
-    channels, *_ = _image(name, shape, 4)
-    body = [*_conv(channels, 32, 5, 2), nn.MaxPool2d(2), *_conv(32, 64, 5, 2), nn.MaxPool2d(2)]
+def _two_convolutions(name: str, shape: Shape, dense: int, classes: int, padding: int) -> nn.Module:
+    channels, *_ = _image(name, shape, 4 if padding >= 2 else 16)
+    body = [*_conv(channels, 32, 5, padding), nn.MaxPool2d(2)]
+    body += [*_conv(32, 64, 5, padding), nn.MaxPool2d(2)]
     return _dense(body, shape, (dense,), classes)
 
 
