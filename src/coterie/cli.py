@@ -258,15 +258,33 @@ def show(
 def bench(
     workloads: Annotated[list[str] | None, typer.Argument(help="which ones; all of them")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
-    repeats: Annotated[int, typer.Option(help="rounds of each, after one to warm up", min=1)] = 5,
+    repeats: Annotated[int, typer.Option(help="rounds of each, after two to warm up", min=1)] = 5,
     precision: Annotated[str, typer.Option(help="float32, or tf32 on a GPU")] = "float32",
+    scale: Annotated[
+        bool, typer.Option("--scale", help="instead: a round of 10 to 1,000 clients")
+    ] = False,
+    population: Annotated[
+        bool, typer.Option("--population", help="instead: 100 clients of 100 to 10,000")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="a list of objects")] = False,
     force: Annotated[bool, typer.Option("--force", help="even on a busy machine")] = False,
 ) -> None:
-    """Time a round of every engine against a plain PyTorch loop, as ratios in one run."""
-    from . import bench as timing
+    """Time a round of every engine against a plain PyTorch loop, as ratios in one run.
 
-    timing.report(workloads or [], device, precision, repeats, force=force, as_json=as_json)
+    A workload whose rounds are long is timed in fewer of them, three at least.
+    """
+    from . import bench as timing
+    from .bench import growth, show
+
+    if scale and population:
+        raise ConfigError("--scale and --population: found both; give one of them")
+    if scale:
+        show.show_costs(growth.scale(device, repeats, force=force), as_json=as_json)
+    elif population:
+        show.show_costs(growth.population(device, repeats, force=force), as_json=as_json)
+    else:
+        results = timing.measure(workloads or [], device, precision, repeats, force=force)
+        show.show_results(results, as_json=as_json)
 
 
 if __name__ == "__main__":

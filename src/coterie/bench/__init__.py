@@ -4,52 +4,45 @@ Absolute times depend on the machine and on what else it does; a ratio measured 
 engines and loop taking turns, depends on them much less.
 """
 
-import json
 import os
-import statistics
-import time
+import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 
-from ..algorithm import round_of
-from ..algorithms.fedavg import FedAvg
 from ..engines import Engine, make_engine
 from ..errors import ConfigError, EngineError, did_you_mean
 from ..task import Task
-from .plain import plain_round
+from .ceiling import Bill, Machine, bill, machine
+from .plain import fastest
+from .steady import Steady, steady
+from .turns import FAILURES, Contestant, Lap, race, reason
 from .workloads import WORKLOADS, Workload
 
 ENGINES = ("auto", "vmap", "loop")
 PRECISIONS = ("float32", "tf32")
-Timed = tuple[Callable[[], None], int]  # one round, and the threads it takes
 
 
 class Result(NamedTuple):
-    """One engine on one workload."""
+    """One engine on one workload; what could not be measured is None."""
 
     workload: str
     engine: str  # "plain" is the loop written in torch alone
-    resolved: str  # what the engine chose
-    seconds_per_round: float
-    speedup_over_loop: float  # over the plain loop
+    seconds_per_round: float | None
+    speedup_over_loop: float | None  # over the plain loop
+    peak_mib: float | None  # that a round takes beyond what is held before it
+    share_of_ceiling: float | None  # the shortest possible time, over the time it took
     precision: str
     device: str
-
-
-def report(
-    names: list[str], device: str, precision: str, repeats: int, *, force: bool, as_json: bool
-) -> None:
-    """Measure and print."""
-    results = measure(names or list(WORKLOADS), device, precision, repeats, force=force)
-    if as_json:
-        print(json.dumps([result._asdict() for result in results], indent=1))
-        return
-    print(f"{'':4} {'engine':7} {'s a round':>10} {'over plain':>11}   resolved to")
-    for r in results:
-        time_, ratio = f"{r.seconds_per_round:10.4f}", f"{r.speedup_over_loop:9.2f} x"
-        print(f"{r.workload:4} {r.engine:7} {time_} {ratio}   {r.resolved}", flush=True)
+    resolved: str  # what the engine chose
+    failed: str  # why, where it did
+    repeats: int  # rounds that the median is of
+    ms_per_step: float | None  # a step of all clients
+    gflop: float  # of a round
+    gbytes: float  # moved in a round at least
+    gemm_gflops: float  # of the machine, a second
+    copy_gbs: float  # of the machine, a second
 
 
 def measure(
@@ -59,19 +52,21 @@ def measure(
     for name in names:
         if name not in WORKLOADS:
             raise ConfigError(f"workload '{name}' is unknown; {did_you_mean(name, WORKLOADS)}")
+    check(device, precision, force=force)
+    chosen = [WORKLOADS[name] for name in names or WORKLOADS]
+    return _results(chosen, torch.device(device), precision, repeats)
+
+
+def check(device: str, precision: str, *, force: bool) -> None:
+    """Refuse what cannot be measured here, or not now."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision '{precision}' is unknown; expected float32 or tf32")
+    if precision == "tf32" and device == "cpu":
+        raise ConfigError("precision 'tf32' is a GPU's; found device 'cpu'; use float32")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device '{device}': torch sees no CUDA device here; use cpu")
     if not force:
         _refuse_load()
-    return _results(names, device, precision, repeats)
-
-
-def _results(names: list[str], device: str, precision: str, repeats: int) -> Iterator[Result]:
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    for name in names:
-        for engine, resolved, seconds, ratio in _measured(WORKLOADS[name], device, repeats):
-            yield Result(name, engine, resolved, seconds, ratio, precision, device)
 
 
 def _refuse_load() -> None:
@@ -84,26 +79,84 @@ def _refuse_load() -> None:
         )
 
 
-def _measured(work: Workload, device: str, repeats: int) -> Iterator[tuple[str, str, float, float]]:
-    task, cores = work.task(torch.device(device)), torch.get_num_threads()
-    runs: dict[str, Timed] = {"plain": (plain_round(task), cores)}
-    resolved = {"plain": f"{cores} threads"}
-    for name in ENGINES:
+def tell(line: str) -> None:
+    """Progress: what is under way."""
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+def _results(
+    works: list[Workload], device: torch.device, precision: str, repeats: int
+) -> Iterator[Result]:
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    tell("the machine's rates")
+    here = machine(device, precision)
+    for work in works:
+        cost, laps = measured(work, device, repeats)
+        loop = laps["plain"].seconds
+        for name, lap in laps.items():
+            yield _result(work, name, lap, loop, cost, here)
+
+
+def _result(
+    work: Workload, name: str, lap: Lap, loop: float | None, cost: Bill, here: Machine
+) -> Result:
+    spent = lap.seconds
+    return Result(
+        workload=work.name,
+        engine=name,
+        seconds_per_round=spent,
+        speedup_over_loop=loop / spent if loop and spent else None,
+        peak_mib=lap.peak_mib,
+        share_of_ceiling=cost.seconds(here) / spent if spent else None,
+        precision=here.precision,
+        device=here.device,
+        resolved=lap.resolved,
+        failed=lap.failed,
+        repeats=lap.repeats,
+        ms_per_step=1e3 * spent / work.steps if spent else None,
+        gflop=cost.flops / 1e9,
+        gbytes=cost.bytes / 1e9,
+        gemm_gflops=here.gemm / 1e9,
+        copy_gbs=here.copy / 1e9,
+    )
+
+
+def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, dict[str, Lap]]:
+    """What a round of a workload costs, and how the plain loop and every engine fared."""
+    tell(f"{work.name}, {work.about}, {work.clients} x {work.samples}: setting up")
+    start, cores = steady(work.method, work.task(device)), torch.get_num_threads()
+    try:
+        plain, chosen = fastest(start, cores)
+        field = {"plain": Contestant(plain, chosen["threads"], _words(chosen))}
+        cost = bill(work, plain.clients)
+        failed = {}
+        for name in ENGINES:
+            torch.set_num_threads(cores)
+            tell(f"{work.name}: making engine '{name}'")
+            try:
+                field[name] = _contestant(name, start)
+            except FAILURES as error:
+                failed[name] = Lap(failed=reason(error))
+        tell(f"{work.name}: timing")
+        return cost, {**race(field, device, repeats), **failed}
+    finally:
         torch.set_num_threads(cores)
-        engine = make_engine(name, task)
-        runs[name] = _round_of(task, engine), engine.choice["threads"]
-        resolved[name] = ", ".join(f"{key} {value}" for key, value in engine.choice.items())
-    seconds = _timed(runs, task.device, repeats)
-    torch.set_num_threads(cores)
-    for name, spent in seconds.items():
-        yield name, resolved[name], spent, seconds["plain"] / spent
 
 
-def _round_of(task: Task, engine: Engine) -> Callable[[], None]:
-    """One round of FedAvg without evaluation: training is what is timed."""
-    method = FedAvg()
-    server, states = method.init(task)
-    round = round_of(task, 0, 1, torch.arange(task.population, device=task.device))
+def engine_of(name: str, task: Task) -> Engine:
+    """The engine of a name: every engine that is measured is made here."""
+    return make_engine(name, task)
+
+
+def _contestant(name: str, start: Steady) -> Contestant:
+    engine = engine_of(name, start.task)
+    return Contestant(_round_of(engine, start), engine.choice["threads"], _words(engine.choice))
+
+
+def _round_of(engine: Engine, start: Steady) -> Callable[[], None]:
+    """One round of the method without evaluation of its predictors."""
+    _, method, server, states, round = start
 
     def once() -> None:
         uploads, _ = engine.local(method, method.download(server, round), states, round)
@@ -112,15 +165,5 @@ def _round_of(task: Task, engine: Engine) -> Callable[[], None]:
     return once
 
 
-def _timed(runs: dict[str, Timed], device: torch.device, repeats: int) -> dict[str, float]:
-    """Median seconds of each, all of them taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 2):  # two turns warm up: a round is recorded when it comes again
-        for name, (once, threads) in runs.items():
-            torch.set_num_threads(threads)
-            began = time.perf_counter()
-            once()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(spent[2:]) for name, spent in times.items()}
+def _words(choice: dict[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in choice.items())

@@ -1,0 +1,80 @@
+"""What ``coterie bench`` prints: tables for people, or a list of objects."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from . import Result
+from .growth import Cost
+
+
+class Column(NamedTuple):
+    """A column's title, the field it shows and how."""
+
+    title: str
+    field: str
+    form: str
+
+
+RESULTS = (
+    Column("", "workload", "<4"),
+    Column("engine", "engine", "<7"),
+    Column("s a round", "seconds_per_round", ">10.4f"),
+    Column("ms a step", "ms_per_step", ">10.2f"),
+    Column("over plain", "speedup_over_loop", ">10.2f"),
+    Column("of ceiling", "share_of_ceiling", ">10.1%"),
+    Column("peak MiB", "peak_mib", ">9.0f"),
+    Column("rounds", "repeats", ">6"),
+    Column("resolved to", "resolved", ""),
+)
+COSTS = (
+    Column("method", "method", "<7"),
+    Column("registered", "registered", ">10"),
+    Column("clients", "clients", ">7"),
+    Column("engine", "engine", "<7"),
+    Column("s a round", "seconds_per_round", ">10.4f"),
+    Column("s a client", "seconds_per_client", ">10.6f"),
+    Column("peak MiB", "peak_mib", ">9.0f"),
+)
+
+
+def show_results(results: Iterable[Result], *, as_json: bool) -> None:
+    """Every engine on every workload, each as it is done."""
+    if as_json:
+        _objects(results)
+        return
+    for number, result in enumerate(results):
+        if not number:
+            rates = f"GEMM {result.gemm_gflops:.0f} GFLOP/s, copy {result.copy_gbs:.1f} GB/s"
+            print(f"{result.device}, {result.precision}: {rates}\n{_titles(RESULTS)}")
+        shown = result._replace(resolved=f"failed: {result.failed}") if result.failed else result
+        print(_line(RESULTS, shown._asdict()), flush=True)
+
+
+def show_costs(costs: Iterable[Cost], *, as_json: bool) -> None:
+    """Rounds of more and more clients."""
+    if as_json:
+        _objects(costs)
+        return
+    print(_titles(COSTS))
+    for cost in costs:
+        print(_line(COSTS, cost._asdict()), flush=True)
+
+
+def _objects(rows: Iterable[Result] | Iterable[Cost]) -> None:
+    print(json.dumps([row._asdict() for row in rows], indent=1))
+
+
+def _titles(columns: Sequence[Column]) -> str:
+    return "  ".join(_fitted(c.title, c) for c in columns).rstrip()
+
+
+def _line(columns: Sequence[Column], values: dict[str, object]) -> str:
+    cells = ((values[c.field], c) for c in columns)
+    shown = (_fitted("-", c) if value is None else format(value, c.form) for value, c in cells)
+    return "  ".join(shown).rstrip()
+
+
+def _fitted(text: str, column: Column) -> str:
+    """A text as wide as the column's values, and on their side."""
+    return format(text, column.form.split(".")[0])
