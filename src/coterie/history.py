@@ -31,10 +31,10 @@ SCORES = ("test", "val", "test_loss", "val_loss")
 SPARSE_FROM = 500  # clients; from there on a matrix is held by its non-zero entries
 
 
-def pack(A: NDArray[Any]) -> Packed:
+def pack(A: Any) -> Packed:
     """A matrix as it is held and stored: float32, sparse where there are many clients."""
     small = A.astype(np.float32)
-    if len(A) < SPARSE_FROM:
+    if A.shape[0] < SPARSE_FROM:
         return small
     from scipy.sparse import csr_array
 
@@ -123,9 +123,8 @@ class History:
         before is then what counts. None for methods that have no such matrix.
         """
         for packed in reversed(self.matrices):
-            matrix = dense(packed)
-            if (matrix * (1 - np.eye(len(matrix)))).any():
-                return matrix
+            if metrics.any_others(packed):
+                return dense(packed)
         return dense(self.matrices[-1]) if self.matrices else None
 
 

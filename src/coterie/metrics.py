@@ -241,11 +241,39 @@ def over_seeds(values: Sequence[float | None]) -> OverSeeds:
     return OverSeeds(float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan)
 
 
-def _others(A: Array) -> Floats:
-    return np.where(np.eye(len(A), dtype=bool), 0.0, np.maximum(A, 0.0))
+class _Others(NamedTuple):
+    """The positive weights on others, of a matrix or of the non-zero entries of one."""
+
+    weight: Floats  # [K, K], or [n] of the entries that there are
+    row: Array  # whose they are, and on whom; shaped as the weights, or to be broadcast
+    column: Array
+
+    @property
+    def sums(self) -> Floats:
+        """Each client's total ``[K]``."""
+        if self.weight.ndim == 2:
+            return np.asarray(self.weight.sum(1))
+        return np.bincount(self.row, self.weight).astype(np.float64)
 
 
-def kinship(A: Array, models_change_hands: bool) -> Array:
+def _others(A: Any) -> _Others:
+    if isinstance(A, np.ndarray):
+        K = np.arange(len(A))
+        weight = np.where(np.eye(len(A), dtype=bool), 0.0, np.maximum(A, 0.0))
+        return _Others(weight, K[:, None], K[None, :])
+    entries = A.tocoo()
+    there = (entries.row != entries.col) & (entries.data > 0)
+    return _Others(entries.data[there], entries.row[there], entries.col[there])
+
+
+def any_others(A: Any) -> bool:
+    """Whether anybody has a weight on another, of whatever sign."""
+    if isinstance(A, np.ndarray):
+        return bool((A != 0).sum() > (A.diagonal() != 0).sum())
+    return bool(A.count_nonzero() > np.count_nonzero(A.diagonal()))
+
+
+def kinship(A: Any, models_change_hands: bool) -> Any:
     """The weights by which clients are judged to work together.
 
     ``A`` itself, or ``A Aᵀ`` (how much two clients use the same models) where models change hands.
@@ -253,7 +281,7 @@ def kinship(A: Array, models_change_hands: bool) -> Array:
     return A @ A.T if models_change_hands else A
 
 
-def in_group_weight(A: Array, groups: Array | None) -> float | None:
+def in_group_weight(A: Any, groups: Array | None) -> float | None:
     """The share of off-diagonal weight on clients of the same true group; None where nothing is.
 
     >>> in_group_weight(np.array([[0.5, 0.3, 0.2], [1, 0, 0], [0, 0, 1]]), np.array([0, 0, 1]))
@@ -261,10 +289,9 @@ def in_group_weight(A: Array, groups: Array | None) -> float | None:
     """
     if groups is None:
         return None
-    weight = _others(A)
-    same = groups[:, None] == groups[None, :]
+    weight, row, column = _others(A)
     total = float(weight.sum())
-    return float(weight[same].sum()) / total if total > 0 else None
+    return float(weight[groups[row] == groups[column]].sum()) / total if total > 0 else None
 
 
 def weight_recovery(A: Array, groups: Array | None) -> float | None:
@@ -276,17 +303,18 @@ def weight_recovery(A: Array, groups: Array | None) -> float | None:
     return None if math.isnan(area) else area
 
 
-def off_diagonal(A: Array, clients: Sequence[int]) -> Literal["zero", "uniform", "varied"]:
+def off_diagonal(A: Any, clients: Sequence[int]) -> Literal["zero", "uniform", "varied"]:
     """What the weights between clients say: nothing at all, the same of everybody, or something.
 
     Uniform is judged among the participants of the round, for only they could be weighed. Two
     clients cannot be told apart from uniform and count as varied.
     """
-    weight = _others(A)
-    if weight.sum(1).max() <= ZERO_WITHIN:
+    if _others(A).sums.max(initial=0.0) <= ZERO_WITHIN:
         return "zero"
-    n = len(clients)
-    block = A[np.ix_(clients, clients)][~np.eye(n, dtype=bool)].reshape(n, max(n - 1, 0))
+    n, here = len(clients), list(clients)
+    among = A[here][:, here]
+    among = among if isinstance(among, np.ndarray) else among.toarray()
+    block = among[~np.eye(n, dtype=bool)].reshape(n, max(n - 1, 0))
     if n < 3 or (block.sum(1) <= ZERO_WITHIN).any():
         return "varied"
     wide = (block.max(1) - block.min(1)) / block.mean(1)

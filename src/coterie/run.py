@@ -4,11 +4,10 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from . import draws, faults, tree
@@ -43,7 +42,7 @@ class Record(NamedTuple):
     rejected: tuple[Rejection, ...]
     seconds: float
     evaluation: Evaluation | None
-    collaboration: NDArray[np.float64] | None
+    collaboration: Any  # [K, K] an array, or a scipy.sparse.csr_array of many clients; or None
     mixture: Mixture | None  # every client's predictor, in the last round
     server: Tree
     kept: Tree  # the clients' states, on shelves
@@ -223,6 +222,16 @@ class Predictors:
             self.mixture = Mixture(torch.cat(self._weights), all_of)
 
 
-def _matrix(A: Tensor | None) -> NDArray[np.float64] | None:
-    # a copy: the next round writes into the states that this may be a view of
-    return None if A is None else A.to("cpu", torch.float64, copy=True).numpy()
+def _matrix(A: Tensor | None) -> Any:
+    """A copy for people to look at: the next round writes into the states this may be a view of.
+
+    Many clients' is held by its non-zero entries, and converted a few rows at a time.
+    """
+    if A is None:
+        return None
+    if len(A) <= MATRIX_EVERY_ROUND:
+        return A.to("cpu", torch.float64, copy=True).numpy()
+    from scipy.sparse import csr_array, vstack
+
+    blocks = (csr_array(rows.to("cpu", torch.float64).numpy()) for rows in A.split(256))
+    return vstack(list(blocks), format="csr")

@@ -100,24 +100,42 @@ def blocks_of(split: Split) -> Iterator[Tensor]:
 def judge(
     task: Task, metric: str, ids: list[int], name: str, predicted: Tensor
 ) -> tuple[Scores, Scores]:
-    """Score and mean loss of padded predictions ``[m, n, ...]`` of some clients on a split."""
+    """Score and mean loss of padded predictions ``[m, n, ...]`` of some clients on a split.
+
+    Accuracy and loss are taken of all clients at once, where they were computed; another metric
+    client by client.
+    """
     split = task.splits[name].rows(ids)
     y = task.y[split.samples]
     if task.relabel.shape[-1]:
         y = task.relabel[torch.tensor(ids, device=task.device)].gather(1, y)
+    inside = torch.arange(y.shape[1], device=y.device) < split.size[:, None]
+    losses = _mean(_losses(predicted, y, task.regression), inside)
+    if metric == "accuracy":
+        return 100.0 * _mean(_hits(predicted, y), inside), losses
     values, targets = predicted.double().cpu().numpy(), y.cpu().numpy()
-    pairs = [
-        (values[i, : task.splits[name].sizes[k]], targets[i, : task.splits[name].sizes[k]])
-        for i, k in enumerate(ids)
+    sizes = [task.splits[name].sizes[k] for k in ids]
+    scores = [
+        metrics.score(metric, values[i, :size], targets[i, :size]) for i, size in enumerate(sizes)
     ]
-    scores = [metrics.score(metric, p, t) for p, t in pairs]
-    return np.array(scores), np.array([_loss(p, t, task.regression) for p, t in pairs])
+    return np.array(scores), losses
 
 
-def _loss(predicted: Scores, target: NDArray[Any], regression: bool) -> float:
-    if not len(target):
-        return float("nan")
+def _mean(values: Tensor, inside: Tensor) -> Scores:
+    """The mean over a client's samples ``[m]``, float64; NaN for a client without any."""
+    total = torch.where(inside, values.double(), 0.0).sum(1)
+    mean: Scores = (total / inside.sum(1)).cpu().numpy()
+    return mean
+
+
+def _hits(predicted: Tensor, y: Tensor) -> Tensor:
+    """Whose most likely class is right; a prediction that is not a number is wrong."""
+    return (predicted.argmax(-1) == y) & predicted.isfinite().all(-1)
+
+
+def _losses(predicted: Tensor, y: Tensor, regression: bool) -> Tensor:
+    """The loss of every sample ``[m, n]``."""
     if regression:
-        return float(np.mean(0.5 * (predicted - target) ** 2))
-    chosen = predicted[np.arange(len(target)), target]
-    return float(np.mean(-np.log(np.maximum(chosen, 1e-300))))
+        return 0.5 * (predicted.double() - y) ** 2
+    chosen = predicted.gather(-1, y[..., None]).squeeze(-1).double()
+    return -chosen.clamp(min=1e-300).log()

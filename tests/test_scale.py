@@ -1,0 +1,370 @@
+"""What a round may cost: laws on what is read, written and made, counted and not timed.
+
+The counter sees every operation of torch: how many numbers its results have, views not counted.
+"""
+
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import csr_array
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from coterie import checkpoint, metrics, tree
+from coterie.algorithm import round_of
+from coterie.algorithms import ALGORITHMS
+from coterie.algorithms.cfl import CFL
+from coterie.algorithms.fedamp import FedAMP
+from coterie.algorithms.fedavg import Update
+from coterie.algorithms.fedfomo import Upload
+from coterie.engines import make_engine
+from coterie.engines.base import judge
+from coterie.mixing import count_larger
+from coterie.run import Begin, run
+from coterie.shelves import in_files, in_memory, put, shelve
+from coterie.table import Shelf, Table
+from coterie.task import Recipe, Task
+from support import METHODS, assert_close, federation, last, predictors, task
+
+CPU = torch.device("cpu")
+LOOP = import_module("coterie.run")  # the package's own name for it is a function
+PARTICIPANTS = 4
+SMALL, LARGE = 60, 600  # populations
+RESERVING = {torch.ops.aten.empty.memory_format}  # takes no memory until it is written
+
+
+@dataclass
+class Count(TorchDispatchMode):
+    """Numbers made or written: in total, and by the largest single operation."""
+
+    total: int = 0
+    largest: int = 0
+    names: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        size = 0 if func in RESERVING or func.is_view else sum(map(self._size, tree_leaves(result)))
+        if func in (torch.ops.aten.index_copy_.default, torch.ops.aten.index_put_.default):
+            size = self._size(args[-1])  # only these rows are written
+        self.total, self.largest = self.total + size, max(self.largest, size)
+        self.names[str(func)] = self.names.get(str(func), 0) + size
+        return result
+
+    @staticmethod
+    def _size(value: Any) -> int:
+        return value.numel() if isinstance(value, torch.Tensor) else 0
+
+
+def wide() -> nn.Module:
+    """A model with many more parameters than there are clients."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 60), nn.Tanh(), nn.Linear(60, 3))
+
+
+def crowd(population: int, name: str) -> tuple[Any, Task]:
+    method = METHODS[name]()
+    on = task(method, wide, federation(sizes=(4,) * population), Recipe(lr=0.1, batch=4))
+    return method, on
+
+
+def cost_of_a_round(name: str, population: int) -> tuple[Count, int]:
+    """The second and third round, in which pools and states are in use; none is evaluated."""
+    method, on = crowd(population, name)
+    rounds = run(
+        method,
+        on,
+        make_engine("vmap", on, chunk=2),
+        9,
+        participation=PARTICIPANTS / population,
+        evaluate_every=9,
+    )
+    next(rounds)
+    with Count() as count:
+        next(rounds), next(rounds)
+    return count, len(on.start)
+
+
+KEEPING = ("fedavg", "ditto", "local", "scaffold", "fedamp", "heurfedamp", "cfl", "apfl", "ifca")
+
+
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_round_costs_the_same_whatever_the_population(name, monkeypatch):
+    monkeypatch.setattr(LOOP, "MATRIX_EVERY_ROUND", 0)
+    few, P = cost_of_a_round(name, SMALL)
+    many, _ = cost_of_a_round(name, LARGE)
+    some_numbers_each = 100 * (LARGE - SMALL)  # who takes part is drawn among everybody
+    assert some_numbers_each < (LARGE - SMALL) * P / 10
+    assert many.total - few.total < some_numbers_each, many.names
+
+
+def test_fedfomo_pays_for_preferences_and_for_no_more_models(monkeypatch):
+    monkeypatch.setattr(LOOP, "MATRIX_EVERY_ROUND", 0)
+    few, P = cost_of_a_round("fedfomo", SMALL)
+    many, _ = cost_of_a_round("fedfomo", LARGE)
+    a_row_each = 2 * PARTICIPANTS * (LARGE - SMALL)
+    assert many.total - few.total < 100 * a_row_each + 100 * (LARGE - SMALL)
+    assert many.largest < PARTICIPANTS * 7 * P + PARTICIPANTS * LARGE
+
+
+def test_the_counter_sees_a_copied_pool(monkeypatch):
+    monkeypatch.setattr(LOOP, "MATRIX_EVERY_ROUND", 0)
+    monkeypatch.setattr(
+        "coterie.algorithms.fedamp.updated", lambda rows, at, new: rows.index_copy(0, at, new)
+    )
+    few, P = cost_of_a_round("fedamp", SMALL)
+    many, _ = cost_of_a_round("fedamp", LARGE)
+    assert many.total - few.total > (LARGE - SMALL) * P
+
+
+def matrices(population: int, evaluate_every: int) -> list[bool]:
+    method, on = crowd(population, "fedamp")
+    engine = make_engine("vmap", on, chunk=50)
+    rounds = run(method, on, engine, 2, participation=0.01, evaluate_every=evaluate_every)
+    return [record.collaboration is not None for record in rounds]
+
+
+def test_nobody_looks_at_a_large_matrix_between_evaluations():
+    assert matrices(SMALL, 2) == [True, True]
+    assert matrices(LARGE, 2) == [False, True]
+    assert matrices(LARGE, 1) == [True, True]
+
+
+# ---- the server's halves ---------------------------------------------------------------------
+
+
+def told(method, on, round):
+    """Uploads that are unlike each other, without any training."""
+    K, generator = on.population, torch.Generator().manual_seed(round.index)
+    W = on.start + torch.randn(K, len(on.start), generator=generator, dtype=on.dtype)
+    if isinstance(method, FedAMP):
+        return W
+    if isinstance(method, CFL):
+        return Update(W, on.sizes)
+    return Upload(W, torch.zeros(K, K, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("name", ["fedamp", "heurfedamp", "fedfomo", "cfl"])
+def test_servers_never_hold_a_model_a_pair(name):
+    method, on = crowd(40, name)
+    K, P = on.population, len(on.start)
+    server, states = method.init(on)
+    with Count() as count:
+        for index in range(8):
+            round = round_of(on, index, 9, torch.arange(K))
+            method.download(server, round)
+            uploads = told(FedAMP() if "amp" in name else method, on, round)
+            server = method.aggregate(server, uploads, round)
+            method.serve(server, round)
+            method.collaboration(server, states, round)
+    assert K * P <= count.largest <= 2 * (K * P + K * K), count.names
+
+
+# ---- tables and shelves ------------------------------------------------------------------------
+
+
+def test_a_table_is_a_value():
+    base = torch.arange(12.0).view(4, 3)
+    first = Table(base)
+    one = first.updated(torch.tensor([1, 3]), torch.ones(2, 3))
+    other = first.updated(torch.tensor([3]), torch.full((1, 3), 7.0))
+    both = one.updated(torch.tensor([0]), torch.zeros(1, 3))
+    assert torch.equal(first.dense(), base)
+    expected = base.clone()
+    expected[[1, 3]] = 1.0
+    assert torch.equal(one.dense(), expected)
+    assert torch.equal(one[torch.tensor([3, 0])], expected[[3, 0]])
+    assert torch.equal(one[torch.tensor([True, False, False, True])], expected[[0, 3]])
+    assert torch.equal(other[torch.tensor([1, 3])], torch.stack([base[1], torch.full((3,), 7.0)]))
+    expected[0] = 0.0
+    assert torch.equal(both.dense(), expected)
+
+
+def test_a_table_does_not_keep_what_it_was_given():
+    given = torch.ones(1, 3)
+    table = Table(torch.zeros(2, 3)).updated(torch.tensor([1]), given)
+    given += 1
+    assert torch.equal(table.dense()[1], torch.ones(3))
+
+
+ROOMS = {"memory": lambda folder: in_memory(CPU), "files": in_files}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_shelf_reads_as_a_tensor_that_was_written(room, tmp_path):
+    start = torch.arange(5.0).expand(6, 5)
+    shelf, plain = Shelf(start, ROOMS[room](tmp_path)), start.clone()
+    for ids in ([4, 1], [1, 5], []):
+        rows = torch.rand(len(ids), 5)
+        shelf.write(torch.tensor(ids, dtype=torch.int64), rows)
+        plain[ids] = rows
+        for wanted in ([0, 1, 4], [5], [2, 3]):
+            assert torch.equal(shelf[torch.tensor(wanted)], plain[wanted])
+    assert shelf.written.tolist() == [1, 4, 5]
+    assert torch.equal(shelf.dense(), plain)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_shelf_begins_with_rows_of_their_own():
+    own = torch.rand(3, 2)
+    assert torch.equal(Shelf(own, in_memory(CPU)).dense(), own)
+    table = Table(own[:1].expand(3, 2)).updated(torch.tensor([2]), own[2:])
+    shelf = Shelf(table, in_memory(CPU))
+    assert shelf.written.tolist() == [2]
+    assert torch.equal(shelf.dense(), own[[0, 0, 2]])
+
+
+def test_shelving_writes_only_who_differs():
+    states = (torch.zeros(1).expand(1000, 500), torch.zeros(1000, 1))
+    with Count() as count:
+        shelves = shelve(states, in_memory(CPU))
+        put(shelves, torch.tensor([7]), (torch.ones(1, 500), torch.ones(1, 1)))
+        rows = tree.take(shelves, torch.tensor([6, 7]))
+    assert rows[0].sum() == 500
+    assert count.total < 20_000
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop", "wire"])
+@pytest.mark.parametrize("name", ["ditto", "fedfomo"])
+def test_states_on_disk_change_nothing(name, engine, tmp_path):
+    method = METHODS[name]()
+    on = task(method)
+    usual = last(method, on, engine)
+    made = make_engine(engine, on, state="disk")
+    *_, record = run(method, on, made, 3, participation=0.5, scratch=tmp_path)
+    assert torch.equal(predictors(record).models, predictors(usual).models)
+    assert made.choice["state"] == "disk"
+    assert made.state_device == CPU
+
+
+@pytest.mark.parametrize("name", ["fedamp", "ditto", "fedfomo", "cfl"])
+def test_a_checkpoint_holds_the_rows_that_changed(name, tmp_path):
+    method, on = crowd(SMALL, name)
+    engine = make_engine("vmap", on, chunk=4)
+    records = run(method, on, engine, 3, participation=0.1, evaluate_every=3)
+    record = next(records)
+    made = checkpoint.write(tmp_path, 1, record.server, record.kept, {})
+    size = sum(path.stat().st_size for path in made.glob("*.safetensors"))
+    models = 8 * len(on.start) * SMALL
+    assert size < models / 2 + 3 * 8 * SMALL**2
+    found, _ = checkpoint.newest(tmp_path)
+    server, states = checkpoint.restore(found, *method.init(on))
+    pairs = ((server, record.server), (states, record.states))
+    for back, kept in pairs:
+        for a, b in zip(tree.leaves(back), tree.leaves(kept), strict=True):
+            assert torch.equal(a, b)
+
+
+# ---- evaluation --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg", "local", "fedfomo", "federico"])
+def test_predictors_judged_in_blocks_are_the_same(name, monkeypatch):
+    method = ALGORITHMS[name]()
+    on = task(method)
+    usual = last(method, on, "loop")
+    monkeypatch.setattr(LOOP, "JUDGED_AT_ONCE", 2)
+    parts = last(method, on, "loop")
+    assert torch.equal(predictors(parts).models, predictors(usual).models)
+    assert torch.equal(predictors(parts).weights, predictors(usual).weights)
+    for a, b in zip(parts.evaluation, usual.evaluation, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_one_model_for_all_is_held_once(monkeypatch):
+    monkeypatch.setattr(LOOP, "JUDGED_AT_ONCE", 2)
+    method = ALGORITHMS["fedavg"]()
+    models = predictors(last(method, task(method))).models
+    assert models.stride(0) == 0
+
+
+def slow_judge(on, metric, ids, name, predicted):
+    """Client by client, as a reader would."""
+    table = []
+    for i, k in enumerate(ids):
+        n, at = on.splits[name].sizes[k], on.splits[name].rows([k]).samples[0]
+        y = on.relabel[k][on.y[at]][:n].numpy()
+        p = predicted[i, :n].double().numpy()
+        chosen = np.maximum(p[np.arange(n), y], 1e-300)
+        loss = np.mean(-np.log(chosen)) if n else np.nan
+        table.append((metrics.score(metric, p, y), loss))
+    return np.array(table).T
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1"])
+def test_clients_are_judged_together_as_alone(metric):
+    on = task(ALGORITHMS["fedavg"](), federated=federation(sizes=(31, 17, 0)))
+    ids = [2, 0, 1]
+    width = max(on.splits["train"].sizes)
+    predicted = torch.rand(3, width, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    predicted[1, 3] = torch.nan  # a model that diverged is wrong, not missing
+    predicted[2, 4] = torch.tensor([0.0, 1.0, 0.0])  # a chance of zero has a finite loss
+    found = judge(on, metric, ids, "train", predicted)
+    np.testing.assert_allclose(np.array(found), slow_judge(on, metric, ids, "train", predicted))
+
+
+def test_who_has_nothing_to_be_judged_on_has_no_score():
+    few = federation(sizes=(31, 17))
+    empty = torch.zeros(0, dtype=torch.int64)
+    on = task(ALGORITHMS["fedavg"](), federated=replace(few, test=(few.test[0], empty)))
+    scores, losses = judge(on, "accuracy", [0, 1], "test", torch.rand(2, 7, 3))
+    assert np.isnan([scores[1], losses[1]]).all()
+    assert np.isfinite([scores[0], losses[0]]).all()
+
+
+def test_counting_who_is_larger():
+    scores = torch.tensor([0.5, -torch.inf, 2.0, 0.5, torch.inf, torch.inf, -torch.inf])
+    expected = (scores[None, :] > scores[:, None]).sum(1).to(torch.int32)
+    assert torch.equal(count_larger(scores), expected)
+    rows = torch.randint(4, (5, 9)).double()
+    found = torch.func.vmap(count_larger)(rows)
+    assert torch.equal(found, (rows[:, None, :] > rows[:, :, None]).sum(2).to(torch.int32))
+    with Count() as count:
+        count_larger(torch.rand(1000))
+    assert count.largest <= 2000
+
+
+def test_a_resumed_run_on_disk_goes_on_as_it_was(tmp_path):
+    method = METHODS["fedamp"]()
+    on = task(method)
+    engine = make_engine("vmap", on, chunk=2, state="disk")
+    whole = list(run(method, on, engine, 4, participation=0.5, scratch=tmp_path))
+    records = run(method, on, engine, 4, participation=0.5, scratch=tmp_path)
+    next(records)
+    record = next(records)
+    checkpoint.write(tmp_path, 2, record.server, record.kept, {})
+    found, _ = checkpoint.newest(tmp_path)
+    begin = Begin(2, *checkpoint.restore(found, *method.init(on)))
+    *_, again = run(method, on, engine, 4, participation=0.5, begin=begin, scratch=tmp_path)
+    assert_close(predictors(again).models, predictors(whole[-1]).models, 0)
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_a_sparse_matrix_says_what_the_dense_one_says(swaps):
+    generator = np.random.default_rng(0)
+    groups, clients = np.arange(12) % 3, [0, 3, 4, 9]
+    varied = generator.random((12, 12)) * (generator.random((12, 12)) < 0.4) - 0.1
+    for A in (varied, np.eye(12), np.full((12, 12), 1 / 12), np.zeros((12, 12))):
+        sparse = csr_array(A)
+        assert metrics.any_others(A) == metrics.any_others(sparse)
+        assert metrics.off_diagonal(A, clients) == metrics.off_diagonal(sparse, clients)
+        found, expected = (
+            metrics.in_group_weight(metrics.kinship(M, swaps), groups) for M in (sparse, A)
+        )
+        assert found == pytest.approx(expected)
+    assert metrics.any_others(varied)
+    assert not metrics.any_others(np.eye(12))
+
+
+def test_many_clients_matrix_is_never_copied_whole(monkeypatch):
+    A = torch.eye(600, dtype=torch.float32)
+    with Count() as count:
+        found = LOOP._matrix(A)
+    assert count.largest <= 256 * 600
+    assert np.array_equal(found.toarray(), A.numpy())
