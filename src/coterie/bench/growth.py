@@ -38,7 +38,7 @@ class Cost(NamedTuple):
     engine: str
     seconds_per_round: float
     seconds_per_client: float
-    peak_mib: float | None  # of everything: data, models, states and the round
+    peak_mib: float | None  # of states, models and messages, beyond the data
     device: str
 
 
@@ -63,11 +63,11 @@ def _cost(method: str, registered: int, clients: int, device: str, repeats: int)
     tell(f"{method}, {clients} of {registered} clients")
     at, cores = torch.device(device), torch.get_num_threads()
     work = LENET._replace(method=METHODS[method], clients=registered, holders=clients)
+    share, rounds = clients / registered, WARM + repeats
     try:
+        task = work.task(at)
+        engine = engine_of("auto", task)
         with watched(at) as peak:
-            task = work.task(at)
-            engine = engine_of("auto", task)
-            share, rounds = clients / registered, WARM + repeats
             records = run(
                 work.method,
                 task,
