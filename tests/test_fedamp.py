@@ -19,7 +19,7 @@ from coterie.algorithms.fedamp import (
 )
 from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
 from coterie.errors import ConfigError
-from coterie.mixing import mix
+from coterie.mixing import mix, squared_distances
 from support import assert_close, last, one_client, task, whole_round
 
 matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
@@ -204,7 +204,7 @@ def test_sigma_can_be_frozen():
     on = task(frozen)
     server = frozen.init(on)[0]._replace(sigma=torch.tensor(7.0).double())
     assert frozen._sigma(server, W) == 7.0
-    assert FedAMP()._sigma(server, W) == median_width(W, 0.25)
+    assert FedAMP()._sigma(server, squared_distances(W)) == median_width(W, 0.25)
     assert slope(torch.zeros(2, 2).double(), 2.0).tolist() == [[0, 0.5], [0.5, 0]]
 
 

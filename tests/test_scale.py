@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.sparse import csr_array
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from coterie import checkpoint, metrics, tree
-from coterie.algorithm import round_of
-from coterie.algorithms import ALGORITHMS
+from coterie import checkpoint, files, formats, metrics, packing, tree
+from coterie.algorithm import Mixture, round_of
+from coterie.algorithms import ALGORITHMS, fedamp
 from coterie.algorithms.cfl import CFL
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import Update
@@ -166,6 +167,19 @@ def test_servers_never_hold_a_model_a_pair(name):
     assert K * P <= count.largest <= 2 * (K * P + K * K), count.names
 
 
+def test_fedamp_takes_distances_once_an_exchange(monkeypatch):
+    taken = []
+    usual = fedamp.squared_distances
+    monkeypatch.setattr(fedamp, "squared_distances", lambda W: taken.append(len(W)) or usual(W))
+    method, on = crowd(40, "fedamp")
+    server, _ = method.init(on)
+    round = round_of(on, 0, 9, torch.arange(40))
+    server = method.aggregate(server, told(method, on, round), round)
+    taken.clear()
+    method.download(server, round)
+    assert taken == [40]
+
+
 # ---- tables and shelves ------------------------------------------------------------------------
 
 
@@ -259,6 +273,47 @@ def test_a_checkpoint_holds_the_rows_that_changed(name, tmp_path):
     for back, kept in pairs:
         for a, b in zip(tree.leaves(back), tree.leaves(kept), strict=True):
             assert torch.equal(a, b)
+
+
+def test_predictors_are_written_without_another_copy_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "BLOCK", 4 * 3000 * 4)
+    models = torch.rand(40, 1, 3000)
+    models[10:20] = models[0]
+    mixture = Mixture(torch.ones(40, 1), models)
+    with Count() as count:
+        formats.write_models(tmp_path / "models.safetensors", mixture)
+    assert count.largest <= 4 * 3000
+    found = load_file(tmp_path / "models.safetensors")
+    assert found["models"].shape == (30, 3000)
+    back = formats.read_models(tmp_path / "models.safetensors")
+    assert torch.equal(back.models, models)
+    assert torch.equal(back.weights, mixture.weights)
+
+
+def test_a_predictor_that_all_have_is_written_once(tmp_path):
+    models = torch.rand(1, 2, 5).expand(4, 2, 5)
+    mixture = Mixture(torch.rand(4, 2), models)
+    formats.write_models(tmp_path / "models.safetensors", mixture)
+    back = formats.read_models(tmp_path / "models.safetensors")
+    assert torch.equal(back.models, models)
+    assert formats.digest(back) == formats.digest(mixture)
+
+
+@pytest.mark.parametrize("dtype", list(packing.DTYPES))
+def test_arrays_are_read_as_they_were_written(dtype, tmp_path):
+    arrays = {
+        "a": torch.arange(6).to(dtype).view(2, 3),
+        "none": torch.zeros(0, 4, dtype=dtype),
+        "one": torch.ones((), dtype=dtype),
+        "odd": torch.ones(3, dtype=torch.bool),
+    }
+    said = packing.write_arrays(tmp_path / "file", arrays)
+    found = load_file(tmp_path / "file")
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        assert torch.equal(found[name], array)
+    assert said == files.describe(tmp_path / "file")
 
 
 # ---- evaluation --------------------------------------------------------------------------------

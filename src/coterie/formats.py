@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from . import packing
 from .algorithm import Mixture
 from .errors import StoreError
 from .history import SCORES, Line, Packed, Roster, Scores, dense
@@ -35,21 +35,20 @@ def digest(mixture: Mixture) -> str:
 
 def write_models(path: Path, mixture: Mixture) -> None:
     """Every client's predictor: ``models [U, P]``, each once, ``index [K, r]``, ``weights``."""
-    from safetensors.torch import save
-
     weights, models = mixture.weights.detach().cpu(), mixture.models.detach().cpu()
+    flat = (models[:1] if models.stride(0) == 0 else models).flatten(0, 1)  # or all have the same
     places: dict[bytes, int] = {}
-    kept: list[Tensor] = []
-    index = torch.zeros(weights.shape, dtype=torch.int64)
-    for i, row in enumerate(models):
-        for j, model in enumerate(row):
-            key = hashlib.sha256(model.contiguous().numpy().tobytes()).digest()
-            if key not in places:
-                places[key] = len(kept)
-                kept.append(model)
-            index[i, j] = places[key]
-    tensors = {"models": torch.stack(kept), "index": index, "weights": weights.contiguous()}
-    path.write_bytes(save(tensors))  # a full disk is an OSError here; save_file has one of its own
+    kept: list[int] = []
+    index = torch.zeros(len(flat), dtype=torch.int64)
+    for at, model in enumerate(flat):
+        key = hashlib.sha256(model.contiguous().numpy().tobytes()).digest()
+        if key not in places:
+            places[key] = len(kept)
+            kept.append(at)
+        index[at] = places[key]
+    whose = index.view(-1, weights.shape[1]).expand(weights.shape)
+    once = packing.Some.of(flat, torch.tensor(kept))
+    packing.write_arrays(path, {"models": once, "index": whose, "weights": weights})
 
 
 def read_models(path: Path) -> Mixture:

@@ -24,7 +24,7 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_BLOCK = 1 << 26  # bytes written at once
+BLOCK = 1 << 26  # bytes written at once
 
 
 class Some(NamedTuple):
@@ -49,7 +49,7 @@ class Some(NamedTuple):
     def blocks(self) -> Iterator[Tensor]:
         """The rows, a part after the other."""
         a_row = max(1, torch.Size(self.shape[1:]).numel() * self.dtype.itemsize)
-        for ids in self.ids.split(max(1, _BLOCK // a_row)):
+        for ids in self.ids.split(max(1, BLOCK // a_row)):
             yield self.rows[ids.to(self.rows.device)]
 
 

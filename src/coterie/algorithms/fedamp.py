@@ -90,21 +90,36 @@ def attention(
     >>> attention(torch.tensor([[0.0], [1.0], [3.0]]), alpha=0.5, sigma=2.0)[0]
     tensor([0.8456, 0.1516, 0.0028], dtype=torch.float64)
     """
-    A = alpha * slope(squared_distances(W), sigma, penalty)  # Eq. 5
-    return A + torch.diag(1 - A.sum(1))
+    return weights(slope(squared_distances(W), sigma, penalty), alpha)
+
+
+def weights(slopes: Tensor, alpha: Tensor | float) -> Tensor:
+    """ξ of the slopes A' ``[m, m]``."""
+    A = alpha * slopes  # Eq. 5
+    return A + torch.diag(1 - A.sum(1))  # Eq. 7
 
 
 def step_size(
     W: Tensor, sigma: Tensor | float, mass: float, penalty: Penalty = "exponential"
 ) -> Tensor:
     """The largest α_k that leaves every client ``1 − mass`` of itself; 0 where all A' vanish."""
-    largest = slope(squared_distances(W), sigma, penalty).sum(1).max()
+    return largest_step(slope(squared_distances(W), sigma, penalty), mass)
+
+
+def largest_step(slopes: Tensor, mass: float) -> Tensor:
+    """The same of the slopes A' ``[m, m]``."""
+    largest = slopes.sum(1).max()
     return torch.where(largest > TINY, mass / largest, 0.0)
 
 
 def median_width(W: Tensor, factor: float) -> Tensor:
     """σ as a multiple of the median squared distance, 1 where all models are the same."""
-    width = factor * off_diagonal(squared_distances(W)).median()
+    return width_of(squared_distances(W), factor)
+
+
+def width_of(distances: Tensor, factor: float) -> Tensor:
+    """The same of the squared distances ``[m, m]``."""
+    width = factor * off_diagonal(distances).median()
     return torch.where(width > TINY, width, 1.0)
 
 
@@ -209,27 +224,30 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
             )
         return alpha
 
-    def _weigh(self, sigma: Tensor | float, alpha: float | None) -> Callable[[Tensor], Tensor]:
+    def _weigh(self, server: Uploads, alpha: float | None) -> Callable[[Tensor], Tensor]:
+        """ξ of some models; distances, which cost most, are taken once."""
+
         def weigh(W: Tensor) -> Tensor:
-            step = step_size(W, sigma, self.mass, self.penalty) if alpha is None else alpha
-            A = attention(W, step, sigma, self.penalty)
+            distances = squared_distances(W)
+            slopes = slope(distances, self._sigma(server, distances), self.penalty)
+            A = weights(slopes, largest_step(slopes, self.mass) if alpha is None else alpha)
             if alpha is None and self.attention_mass == "rows":
                 A = spread(A, self.mass)
             return safe(A) if self.safe_attention else A
 
         return weigh
 
-    def _sigma(self, server: Uploads, W: Tensor) -> Tensor | float:
+    def _sigma(self, server: Uploads, distances: Tensor) -> Tensor | float:
         if self.sigma != "auto":
             return self.sigma
         if self.sigma_freeze and server.sigma > 0:
             return server.sigma
-        return median_width(W, self.sigma_factor)
+        return width_of(distances, self.sigma_factor)
 
     def download(self, server: Uploads, round: Round) -> Cloud:
         """u_i, and how strongly to stay near it."""
         alpha = self._alpha(round.index, round.lr)
-        u = exchange(server, round, lambda W: self._weigh(self._sigma(server, W), alpha)(W))
+        u = exchange(server, round, self._weigh(server, alpha))
         prox = self.prox if self.lam is None or alpha is None else self._ratio(alpha)
         return Cloud(u, u.new_full((len(u),), prox))
 
@@ -255,7 +273,7 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
     def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
         """The attention of an exchange between all who have uploaded."""
         alpha = None if self.alpha == "auto" else self.alpha
-        return among_seen(server, round, lambda W: self._weigh(self._sigma(server, W), alpha)(W))
+        return among_seen(server, round, self._weigh(server, alpha))
 
 
 def start_together(task: Task) -> tuple[Uploads, Own]:
