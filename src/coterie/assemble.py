@@ -91,6 +91,8 @@ def engine_of(config: Config, task: Task) -> Engine:
         memory_mib=asked.memory_mib,
         state=asked.state,
         threads=asked.threads,
+        play=asked.play,
+        rounds=config.run.rounds,
     )
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from . import draws, tree
+from . import draws, tape, tree
 from .augment import crop_flip
 from .errors import EngineError
 from .task import Recipe, Split, Task, View
@@ -32,7 +32,12 @@ class Batch(NamedTuple):
     y: Tensor  # [B]
     mask: Tensor | None  # [B] 1 for a sample, 0 for padding; None where nothing is padding
     position: Tensor  # [B] place of each sample in the client's split
-    step: int  # number of this batch in the round; -1 outside training
+    step: int | Tensor | None  # number of this batch in the round; None outside training
+
+    @property
+    def training(self) -> bool:
+        """Whether it is a minibatch of :meth:`Client.scan`, not part of an evaluation."""
+        return self.step is not None
 
 
 Loss = Callable[[Tensor, Batch], Tensor]
@@ -180,7 +185,7 @@ class Client:
 
     def _stream(self, batch: Batch) -> Tensor | None:
         """What the dropout of a training pass over a batch is drawn from."""
-        if not self.model.random:
+        if not self.model.random or batch.step is None:
             return None
         return draws.bits(self._view.stream, "dropout", batch.step)
 
@@ -189,7 +194,7 @@ class Client:
 
         A minibatch of :meth:`scan` is seen in training mode, a split in evaluation mode.
         """
-        return self.losses_of(self.outputs(w, batch, training=batch.step >= 0), batch)
+        return self.losses_of(self.outputs(w, batch, training=batch.training), batch)
 
     def losses_of(self, output: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample, given what a model said of the batch."""
@@ -199,7 +204,7 @@ class Client:
 
     def _weighed(self, losses: Tensor, batch: Batch) -> Tensor:
         """The losses of a training batch by the weights of their classes."""
-        if self.recipe.class_weights == "none" or batch.step < 0:
+        if self.recipe.class_weights == "none" or not batch.training:
             return losses
         return losses * self._class_weights[batch.y]
 
@@ -219,7 +224,7 @@ class Client:
 
         Probabilities are mixed, or the values of a regression.
         """
-        training = batch.step >= 0
+        training = batch.training
         outputs = torch.stack([self.outputs(w, batch, training=training) for w in models])
         if self._task.regression:
             return 0.5 * (weights @ outputs.squeeze(-1) - batch.y) ** 2
@@ -265,20 +270,23 @@ class Client:
         split = self._split(name)
         places = torch.arange(split.samples.shape[-1], device=split.samples.device)
         for place in places.split(size):
-            yield self._gather(name, place, place < split.size, -1)
+            yield self._gather(name, place, place < split.size, None)
 
     def _split(self, name: SplitName) -> Split:
         return self._view.train if name == "train" else self._view.val
 
-    def _gather(self, name: SplitName, place: Tensor, inside: Tensor, step: int) -> Batch:
+    def _gather(
+        self, name: SplitName, place: Tensor, inside: Tensor, step: int | Tensor | None
+    ) -> Batch:
         index = self._split(name).samples[place]
         mask = None if self._shape.even[name] else inside.to(self._task.dtype)
-        changed = step >= 0 and self.recipe.augment == "crop_flip"
+        change = None
+        if step is not None and self.recipe.augment == "crop_flip":
 
-        def change(x: Tensor) -> Tensor:
-            return crop_flip(x, self.draw("augment", (len(x), 3), at=step))
+            def change(x: Tensor) -> Tensor:
+                return crop_flip(x, self.draw("augment", (len(x), 3), at=step))
 
-        x = self._task.inputs(index, change if changed else None)
+        x = self._task.inputs(index, change)
         return Batch(x, self._labels(name, place), mask, place, step)
 
     def _labels(self, name: SplitName, place: Tensor) -> Tensor:
@@ -297,29 +305,50 @@ class Client:
 
         A client that has fewer of them than its neighbours under vmap keeps its carry.
         """
-        steps, mine = self.steps, self._statistics
-        for number in range(self.recipe.count(self._width, self._task.least)):
-            before = mine.buffers
-            new = step(carry, self.batch(number))
-            if self._shape.even["train"]:
-                carry = new
-            else:
-                carry = tree.where(number < steps, new, carry)
-                mine.buffers = torch.where(number < steps, mine.buffers, before)
+        steps, mine, even = self.steps, self._statistics, self._shape.even["train"]
+        self._prepare()
+
+        def one(
+            number: int | Tensor, size: int, held: tuple[Carry, Tensor]
+        ) -> tuple[Carry, Tensor]:
+            old, mine.buffers = held
+            new = step(old, self.batch(number, size))
+            if even:
+                return new, mine.buffers
+            return tree.where(number < steps, (new, mine.buffers), held)
+
+        sizes = self._batch_sizes()
+        carry, mine.buffers = tape.scan(one, sizes, (carry, mine.buffers))
         return carry
 
-    def batch(self, number: int) -> Batch:
-        """Minibatch ``number`` of this round."""
-        size = min(self.recipe.batch, self._width)
+    def _prepare(self) -> None:
+        """Compute now what every step reads: a step that is recorded keeps nothing for later."""
+        self._orders  # noqa: B018
+        if self.recipe.class_weights != "none":
+            self._class_weights  # noqa: B018
+
+    def _batch_sizes(self) -> list[int]:
+        """Samples of every minibatch, padding included."""
+        width, batch = self._width, self.recipe.batch
+        count = self.recipe.count(width, self._task.least)
+        if not self._shape.even["train"]:
+            return [min(batch, width)] * count
+        an_epoch = max(1, self.recipe.batches(width, self._task.least))
+        return [min(batch, width - number % an_epoch * batch) for number in range(count)]
+
+    def batch(self, number: int | Tensor, size: int | None = None) -> Batch:
+        """Minibatch ``number`` of this round; its samples are counted where a tensor numbers it."""
+        if size is None:
+            size = self._batch_sizes()[int(number)]
+        many = self._batches.clamp(min=1)
         if self._shape.even["train"]:  # sizes are alike: the last batch is short for everybody
-            an_epoch = max(1, self.recipe.batches(self._width, self._task.least))
-            epoch, first = divmod(number, an_epoch)
-            place = self._orders[epoch, first * size : (first + 1) * size]
+            many = max(1, self.recipe.batches(self._width, self._task.least))
+        epoch, slot = number // many, number % many
+        rank = slot * self.recipe.batch + torch.arange(size, device=self.size.device)
+        if self._shape.even["train"]:
+            place = self._orders.view(-1)[epoch * self._width + rank]
             return self._gather("train", place, place >= 0, number)
-        an_epoch_each = self._batches.clamp(min=1)
-        epochs, slots = number // an_epoch_each, number % an_epoch_each
-        rank = slots * self.recipe.batch + torch.arange(size, device=self.size.device)
-        order = self._orders[epochs.clamp(max=len(self._orders) - 1)]
+        order = self._orders[epoch.clamp(max=len(self._orders) - 1)]
         place = order[rank.clamp(max=self._width - 1)]
         return self._gather("train", place, rank < self.size, number)
 
@@ -393,13 +422,13 @@ class Client:
 
     # ---- randomness ------------------------------------------------------------------------
 
-    def draw(self, purpose: str, shape: tuple[int, ...] = (), at: int = 0) -> Tensor:
+    def draw(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
         """Uniform draws on [0, 1), derived from (seed, round, client, purpose, at)."""
         count = torch.Size(shape).numel()
         places = torch.arange(count, device=self.size.device)
         return draws.uniform(self._view.stream, purpose, at, places).view(shape)
 
-    def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int = 0) -> Tensor:
+    def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
         """Standard normal draws, derived as :meth:`draw`."""
         places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
         return draws.normal(self._view.stream, purpose, at, places).view(shape)

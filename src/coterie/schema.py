@@ -119,6 +119,7 @@ class Engine(_Table):
     memory_mib: Count | None = None
     state: Literal["device", "host", "disk"] = "device"
     threads: Count | None = None
+    play: bool | None = None
 
 
 class Run(_Table):

@@ -57,7 +57,7 @@ def combine(ce: Tensor, kl: Tensor, classes: int, terms: Terms) -> Tensor:
 
 def distillation(client: Client, w: Tensor, teacher: Tensor, batch: Batch, terms: Terms) -> Tensor:
     """The mean loss of a student ``w`` on a batch."""
-    student = client.outputs(w, batch, training=batch.step >= 0)
+    student = client.outputs(w, batch, training=batch.training)
     taught = client.outputs(teacher, batch)
     if batch.y.is_floating_point():
         kl = 0.5 * (student - taught).squeeze(-1) ** 2 / terms.tau**2

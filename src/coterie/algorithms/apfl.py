@@ -107,8 +107,8 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
             of_v, of_alpha = self._slopes(client, batch, alpha, v, w)
             new_w, state_w = client.step(w, client.gradient(w, batch), at.of_w, batch)
             new_v, state_v = client.step(v, of_v, at.of_v, batch)
-            if self.adaptive and batch.step == 0:
-                alpha = (alpha - rate * of_alpha).clamp(0, 1)
+            if self.adaptive:  # once a round
+                alpha = (alpha - rate * of_alpha * (batch.step == 0)).clamp(0, 1)
             return Working(new_w, new_v, alpha, state_w, state_v)
 
         begin = Working(received, *state, client.begin(received), client.begin(received))

@@ -93,10 +93,11 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
 
         def step(carry: tuple[Tensor, Tree], batch: Batch) -> tuple[Tensor, Tree]:
             w, optimizer = carry
-            adapted = descend(client, w, client.gradient(w, first.batch(batch.step)), a)
+            before, beside = (other.batch(batch.step, len(batch.y)) for other in (first, third))
+            adapted = descend(client, w, client.gradient(w, before), a)
             g = client.gradient(adapted, batch)
             if self.form == "hf":
-                g = g - a * hessian_product(client, w, g, third.batch(batch.step), self.delta)
+                g = g - a * hessian_product(client, w, g, beside, self.delta)
             return client.step(w, g, optimizer, batch)
 
         w, _ = client.scan(step, (received, client.begin(received)))

@@ -24,19 +24,29 @@ def make_engine(
     memory_mib: int | None = None,
     state: str = "device",
     threads: int | None = None,
+    play: bool | None = None,
+    rounds: int = 1,
 ) -> Engine:
-    """The engine of a configuration. ``auto`` measures; the others take what they are given."""
+    """The engine of a configuration. ``auto`` measures; the others take what they are given.
+
+    ``play`` writes rounds down and plays them (``engines/player.py``); None does it where so many
+    ``rounds`` repay it.
+    """
     from . import auto
     from .loop import LoopEngine
     from .vmap import VmapEngine
     from .wire import WireEngine
 
+    play = auto.pays(task, rounds) if play is None else play
     if name == "auto":
-        return auto.pick(task, chunk=chunk, memory_mib=memory_mib, threads=threads, state=state)
+        return auto.pick(
+            task, chunk=chunk, memory_mib=memory_mib, threads=threads, state=state, play=play
+        )
+    if name == "vmap":
+        chunk, threads = auto.fitting(task, chunk, memory_mib), threads or auto.CORES
+        return VmapEngine(task, chunk=chunk, state=state, threads=threads, play=play)
     if threads is not None:
         torch.set_num_threads(threads)
-    if name == "vmap":
-        return VmapEngine(task, chunk=auto.fitting(task, chunk, memory_mib), state=state)
     if name == "loop":
         return LoopEngine(task, state=state)
     if name == "wire":

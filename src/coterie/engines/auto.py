@@ -1,8 +1,5 @@
 """Which engine is fastest here: a short measurement on the real model, remembered.
 
-One thread is preferred where it is about as fast as all of them: it leaves the other cores to
-others, and a second job slows two threads that wait for each other many times over.
-
 The answer is kept in the user's cache for each (model, shapes, recipe, device), so that a second
 run resolves to the same engine and hence to the same digest.
 """
@@ -26,49 +23,66 @@ from .base import Engine
 from .loop import LoopEngine
 from .vmap import VmapEngine
 
-CHUNKS = {"cpu": (5, 10, 20, 50), "cuda": (100, 1000)}
+CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
 PROBE_STEPS = 4
+REPAID_AFTER = 10  # rounds: writing one down costs about as much as five rounds without
 CORES = torch.get_num_threads()  # what torch would use if nobody chose
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
+def pays(task: Task, rounds: int) -> bool:
+    """Whether a run of so many rounds is faster if they are written down and played."""
+    return task.device.type == "cuda" or rounds >= REPAID_AFTER
+
+
 def pick(
-    task: Task, *, chunk: int | None, memory_mib: int | None, threads: int | None, state: str
+    task: Task,
+    *,
+    chunk: int | None,
+    memory_mib: int | None,
+    threads: int | None,
+    state: str,
+    play: bool,
 ) -> Engine:
-    """The fastest local engine for this task, with the process set to its number of threads."""
-    key = _key(task, chunk, memory_mib, threads)
-    remembered = _read().get(key)
-    if remembered is None:
-        counts = sorted({1, CORES}) if threads is None else [threads]
-        measured = [measure(task, chunk, memory_mib, count) for count in counts]
-        remembered = min(measured, key=lambda found: found["seconds"] * found["threads"] ** 0.1)
-        _write(key, remembered)
-    torch.set_num_threads(remembered["threads"])
-    if remembered["engine"] == "loop":
+    """The fastest local engine for this task; a loop with the process set to its threads."""
+    key = _key(task, chunk, memory_mib, threads, play)
+    found = _read().get(key)
+    if found is None:
+        found = measure(task, chunk, memory_mib, threads, play=play)
+        _write(key, found)
+    if found["engine"] == "loop":
+        torch.set_num_threads(found["threads"])
         return LoopEngine(task, state=state)
-    return VmapEngine(task, chunk=remembered["chunk"], state=state)
+    return VmapEngine(task, chunk=found["chunk"], state=state, threads=found["threads"], play=play)
 
 
-def measure(task: Task, chunk: int | None, memory_mib: int | None, threads: int) -> dict[str, Any]:
-    """Time a few steps of every candidate on real clients; seconds are a client's."""
-    torch.set_num_threads(threads)
+def measure(
+    task: Task, chunk: int | None, memory_mib: int | None, threads: int | None, *, play: bool
+) -> dict[str, Any]:
+    """Time a few steps of every candidate on real clients; seconds are a client's.
+
+    A loop with one thread is preferred where all of them are hardly faster: it leaves the other
+    cores to others, and a second job slows threads that wait for each other many times over.
+    """
     probe = copy.copy(task)
     probe.recipe = replace(task.recipe, steps=PROBE_STEPS)
-    wanted = [chunk] if chunk else CHUNKS[task.device.type]
-    chunks = {fitting(task, min(size, task.population), memory_mib) for size in wanted}
-    best: dict[str, Any] = {
-        "engine": "loop",
-        "seconds": _seconds(LoopEngine(probe), min(3, task.population)),
-    }
-    for size in sorted(chunks):
+    best: dict[str, Any] = {"seconds": float("inf")}
+    for count in sorted({1, CORES}) if threads is None else [threads]:
+        torch.set_num_threads(count)
+        seconds = _seconds(LoopEngine(probe), min(3, task.population))
+        if seconds < 0.93 * best["seconds"]:
+            best = {"engine": "loop", "seconds": seconds, "threads": count}
+    many, wanted = threads or CORES, [chunk] if chunk else CHUNKS[task.device.type]
+    for size in sorted({fitting(task, min(size, task.population), memory_mib) for size in wanted}):
         try:
-            seconds = _seconds(VmapEngine(probe, chunk=size), size)
+            engine = VmapEngine(probe, chunk=size, threads=many, play=play)
+            seconds = _seconds(engine, size * engine.threads)
         except (RuntimeError, CoterieError):  # an operation that vmap cannot batch
             break
         if seconds < best["seconds"]:
-            best = {"engine": "vmap", "chunk": size, "seconds": seconds}
-    return {**best, "threads": threads}
+            best = {"engine": "vmap", "chunk": size, "seconds": seconds, "threads": engine.threads}
+    return best
 
 
 def _seconds(engine: Engine, clients: int) -> float:
@@ -136,7 +150,9 @@ def cache_file() -> Path:
     return base / "coterie" / "engines.json"
 
 
-def _key(task: Task, chunk: int | None, memory_mib: int | None, threads: int | None) -> str:
+def _key(
+    task: Task, chunk: int | None, memory_mib: int | None, threads: int | None, play: bool
+) -> str:
     parts = (
         repr(task.model.module),
         tuple(task.x.shape[1:]),
@@ -149,6 +165,7 @@ def _key(task: Task, chunk: int | None, memory_mib: int | None, threads: int | N
         chunk,
         memory_mib,
         threads,
+        play,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

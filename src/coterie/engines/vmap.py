@@ -1,10 +1,12 @@
 """Many clients at once: ``torch.func.vmap`` around one client's code.
 
 Clients of alike length are computed together, in chunks that fit the memory budget, so that little
-is padding and weights stay in cache.
+is padding and weights stay in cache. On a CPU the chunks are shared out among threads, which never
+wait for each other.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
@@ -19,8 +21,8 @@ from ..client import Client, Clock
 from ..errors import EngineError
 from ..task import Task, View
 from ..tree import Tree
-from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of
-from .capture import Recorder
+from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of, state_device
+from .player import Player
 
 Chunk = list[int]  # positions among the round's clients
 Stage = Callable[[Client, Tree, Tree], Tree]  # ``local`` or ``predictor`` of a method
@@ -30,17 +32,24 @@ class VmapEngine:
     """The engine for one CPU or GPU."""
 
     def __init__(
-        self, task: Task, *, chunk: int = 20, state: str = "device", capture: bool = True
+        self,
+        task: Task,
+        *,
+        chunk: int = 20,
+        state: str = "device",
+        threads: int = 1,
+        play: bool = True,
     ) -> None:
         _refuse_recurrent(task)
         self.task, self.chunk, self.state = task, chunk, state
-        recorded = capture and task.device.type == "cuda"
-        self._recorder = Recorder() if recorded else None
+        on_gpu = task.device.type == "cuda"
+        self.threads = threads if play and not on_gpu else 1
+        self._player = Player(capture=on_gpu) if play else None
 
     @property
     def state_device(self) -> torch.device:
         """Where the clients' state is kept between rounds."""
-        return torch.device("cpu") if self.state == "host" else self.task.device
+        return state_device(self.state, self.task)
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -49,21 +58,22 @@ class VmapEngine:
             "engine": "vmap",
             "chunk": self.chunk,
             "state": self.state,
-            "capture": self._recorder is not None,
-            "threads": torch.get_num_threads(),
+            "play": self._player is not None,
+            "threads": self.threads,
         }
 
     def chunks(self, ids: list[int]) -> list[Chunk]:
-        """Positions of clients of alike size, at most ``chunk`` together.
+        """Positions of clients of alike size, at most ``chunk`` together; some for every thread.
 
         With batch norm their sizes are equal: padding would enter the statistics of a batch.
         """
-        sizes = self.task.splits["train"].sizes
+        sizes, most = self.task.splits["train"].sizes, -(-len(ids) // self.threads)
+        most = min(self.chunk, max(1, most))
         order = sorted(range(len(ids)), key=lambda position: sizes[ids[position]])
         parts = [order]
         if self.task.model.coupled:
             parts = [list(same) for _, same in groupby(order, key=lambda at: sizes[ids[at]])]
-        return [p[i : i + self.chunk] for p in parts for i in range(0, len(p), self.chunk)]
+        return [p[i : i + most] for p in parts for i in range(0, len(p), most)]
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
@@ -94,7 +104,8 @@ class VmapEngine:
                 return outputs(task.model, mixture, task.inputs(index), task.regression)
 
             blocks = blocks_of(task.splits[name].rows(ids))
-            return torch.cat([vmap(answer)(mixture, block) for block in blocks], 1)
+            call = vmap(answer)
+            return torch.cat([self._run("answer", call, (mixture, b)) for b in blocks], 1)
 
         def finish(mixture: Mixture, ids: list[int]) -> Tree:
             both = [
@@ -117,16 +128,30 @@ class VmapEngine:
         round: Round,
     ) -> Tree:
         """Map one client's code over all clients chunk by chunk, rows in the round's order."""
-        everyone, parts, order = round.clients.tolist(), [], []
-        for chunk in self.chunks(everyone):
+        everyone = round.clients.tolist()
+
+        def done(chunk: Chunk) -> Tree:
             ids, at = [everyone[i] for i in chunk], torch.tensor(chunk)
             view = self.task.views(ids, round.index)
             row = tree.move(tree.take(message, at), self.task.device)
             state = tree.move(tree.take(states, at), self.task.device)
-            parts.append(finish(self._mapped(stage, ids, (view, row, state), round), ids))
-            order += chunk
-        back = torch.tensor(order).argsort()
-        return tree.take(tree.concat(parts), back)
+            return finish(self._mapped(stage, ids, (view, row, state), round), ids)
+
+        chunks = self.chunks(everyone)
+        back = torch.tensor([position for chunk in chunks for position in chunk]).argsort()
+        return tree.take(tree.concat(self._shared_out(done, chunks)), back)
+
+    def _shared_out(self, done: Callable[[Chunk], Tree], chunks: list[Chunk]) -> list[Tree]:
+        """All chunks, by threads that compute alone: together they would wait for each other."""
+        if self.task.device.type != "cpu":
+            return [done(chunk) for chunk in chunks]
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(min(self.threads, len(chunks))) as pool:
+                return list(pool.map(done, chunks))
+        finally:
+            torch.set_num_threads(before)
 
     def _mapped(
         self, stage: Stage, ids: list[int], inputs: tuple[View, Tree, Tree], round: Round
@@ -139,9 +164,16 @@ class VmapEngine:
             return stage(Client(self.task, view, shape, clock), message, state)
 
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
-        if self._recorder is None:
-            return call(*inputs)
-        return self._recorder((stage, shape.smallest, *shape.even.items()), call, inputs, clock)
+        return self._run((stage, shape.smallest, *shape.even.items()), call, inputs, clock)
+
+    def _run(
+        self,
+        key: Hashable,
+        call: Callable[..., Tree],
+        inputs: tuple[Tree, ...],
+        clock: Clock | None = None,
+    ) -> Tree:
+        return call(*inputs) if self._player is None else self._player(key, call, inputs, clock)
 
 
 def _refuse_recurrent(task: Task) -> None:

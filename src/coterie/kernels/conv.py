@@ -1,0 +1,188 @@
+"""Convolutions of many clients' images with each client's own filters.
+
+Three products of two tensors, each linear in both: images with filters, a gradient with filters,
+images with a gradient. Each is the derivative of the others, so that derivatives of any order are
+these three again.
+
+Shapes: images ``[g, n, ci, h, w]``, filters ``[g, co, ci, kh, kw]``, outputs ``[g, n, co, h', w']``
+for ``g`` clients. A further ``vmap`` is folded into the clients, or, where the filters are shared
+over it, into the images.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import triton_conv
+from .operation import operation
+
+Pair = tuple[int, int]
+
+
+def convolve(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
+    """``conv2d`` of one client's images ``[n, ci, h, w]`` and filters ``[co, ci, kh, kw]``."""
+    out: Tensor = _Convolve.apply(x.unsqueeze(0), weight.unsqueeze(0), stride, padding)
+    return out.squeeze(0)
+
+
+# ---- what is computed ----------------------------------------------------------------------
+
+
+@operation("convolve(Tensor x, Tensor w, int[] stride, int[] padding) -> Tensor")
+def _convolved(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    if triton_conv.fits(x, w, stride):
+        return triton_conv.convolve(x, w, padding)
+    if x.is_cuda:
+        return _grouped(x, w, stride, padding)
+    parts = [torch.conv2d(a, b, None, stride, padding) for a, b in zip(x, w, strict=True)]
+    return torch.stack(parts)
+
+
+@operation("images_gradient(Tensor g, Tensor w, int[] size, int[] stride, int[] padding) -> Tensor")
+def _to_images(
+    g: Tensor, w: Tensor, size: list[int], stride: list[int], padding: list[int]
+) -> Tensor:
+    if triton_conv.fits(g, w, stride):
+        turned = w.flip(-1, -2).transpose(1, 2).contiguous()
+        return triton_conv.convolve(
+            g, turned, [k - 1 - p for k, p in zip(w.shape[-2:], padding, strict=True)]
+        )
+    x = g.new_empty(()).expand(*g.shape[:2], w.shape[2], *size)
+    return _backward(g, x, w, stride, padding, images=True)
+
+
+@operation(
+    "filters_gradient(Tensor g, Tensor x, int[] size, int[] stride, int[] padding) -> Tensor"
+)
+def _to_filters(
+    g: Tensor, x: Tensor, size: list[int], stride: list[int], padding: list[int]
+) -> Tensor:
+    if triton_conv.fits(g, x, stride):
+        return triton_conv.to_filters(g, x, size, padding)
+    w = g.new_empty(()).expand(g.shape[0], g.shape[2], x.shape[2], *size)
+    return _backward(g, x, w, stride, padding, images=False)
+
+
+def _grouped(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+    clients, images = x.shape[:2]
+    wide = x.transpose(0, 1).reshape(images, -1, *x.shape[3:])
+    out = torch.conv2d(wide, w.flatten(0, 1), None, stride, padding, groups=clients)
+    return out.view(images, clients, w.shape[1], *out.shape[2:]).transpose(0, 1).contiguous()
+
+
+def _backward(
+    g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], *, images: bool
+) -> Tensor:
+    """One of the two derivatives, by torch, client by client or (on a GPU) in groups."""
+    rest = stride, padding, [1, 1], False, [0, 0]
+    mask, wanted = [images, not images, False], 0 if images else 1
+    derive = torch.ops.aten.convolution_backward
+    if not g.is_cuda:
+        rows = zip(g, x, w, strict=True)
+        return torch.stack([derive(*row, None, *rest, 1, mask)[wanted] for row in rows])
+    clients, count = g.shape[:2]
+    wide = [t.transpose(0, 1).reshape(count, -1, *t.shape[3:]) for t in (g, x)]
+    out: Tensor = derive(*wide, w.flatten(0, 1), None, *rest, clients, mask)[wanted]
+    if not images:
+        return out.view(w.shape)
+    return out.view(count, clients, *x.shape[2:]).transpose(0, 1).contiguous()
+
+
+# ---- derivatives and vmap ------------------------------------------------------------------
+
+
+class _Convolve(torch.autograd.Function):
+    """Images with filters."""
+
+    @staticmethod
+    def forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
+        return _convolved(x.contiguous(), w.contiguous(), list(stride), list(padding))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, w, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, w)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        how = ctx.stride, ctx.padding
+        to_x = _ToImages.apply(g, w, tuple(x.shape[3:]), *how) if ctx.needs_input_grad[0] else None
+        to_w = _ToFilters.apply(g, x, tuple(w.shape[3:]), *how) if ctx.needs_input_grad[1] else None
+        return to_x, to_w, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, x: Tensor, w: Tensor, *how: Any) -> tuple[Tensor, int]:
+        return _mapped(_Convolve, info.batch_size, dims, x, w, how)
+
+
+class _ToImages(torch.autograd.Function):
+    """A gradient with filters: the derivative for the images."""
+
+    @staticmethod
+    def forward(g: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+        return _to_images(g.contiguous(), w.contiguous(), list(size), list(stride), list(padding))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        g, w, _, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(g, w)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Any:
+        g, w = ctx.saved_tensors
+        how = ctx.stride, ctx.padding
+        to_g = _Convolve.apply(d, w, *how) if ctx.needs_input_grad[0] else None
+        to_w = _ToFilters.apply(g, d, tuple(w.shape[3:]), *how) if ctx.needs_input_grad[1] else None
+        return to_g, to_w, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, g: Tensor, w: Tensor, *how: Any) -> tuple[Tensor, int]:
+        return _mapped(_ToImages, info.batch_size, dims, g, w, how)
+
+
+class _ToFilters(torch.autograd.Function):
+    """A gradient with images: the derivative for the filters."""
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+        return _to_filters(g.contiguous(), x.contiguous(), list(size), list(stride), list(padding))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        g, x, _, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(g, x)
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Any:
+        g, x = ctx.saved_tensors
+        how = ctx.stride, ctx.padding
+        to_g = _Convolve.apply(x, d, *how) if ctx.needs_input_grad[0] else None
+        to_x = _ToImages.apply(g, d, tuple(x.shape[3:]), *how) if ctx.needs_input_grad[1] else None
+        return to_g, to_x, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, g: Tensor, x: Tensor, *how: Any) -> tuple[Tensor, int]:
+        a, b = (_first(t, d, info.batch_size) for t, d in zip((g, x), dims, strict=False))
+        out = _ToFilters.apply(a.flatten(0, 1), b.flatten(0, 1), *how)
+        return out.unflatten(0, a.shape[:2]), 0
+
+
+def _mapped(
+    function: Any, many: int, dims: Any, images: Tensor, w: Tensor, how: Any
+) -> tuple[Tensor, int]:
+    """A level of vmap as more clients, or as more images where it shares the filters."""
+    if dims[1] is None:
+        wide = images.movedim(dims[0], 1)
+        out = function.apply(wide.flatten(1, 2), w, *how)
+        return out.unflatten(1, wide.shape[1:3]), 1
+    a, b = _first(images, dims[0], many), _first(w, dims[1], many)
+    out = function.apply(a.flatten(0, 1), b.flatten(0, 1), *how)
+    return out.unflatten(0, a.shape[:2]), 0
+
+
+def _first(value: Tensor, dim: int | None, many: int) -> Tensor:
+    if dim is None:
+        return value.unsqueeze(0).expand(many, *value.shape)
+    return value.movedim(dim, 0)

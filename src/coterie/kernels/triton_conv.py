@@ -1,0 +1,167 @@
+"""Convolutions for many clients on a GPU: an implicit matrix product for each client.
+
+The patches of the images are gathered while they are multiplied and are never stored.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # torch for a CPU comes without it
+    triton = None
+
+
+def fits(x: Tensor, y: Tensor, stride: Sequence[int]) -> bool:
+    """Whether these kernels can do it; the caller falls back to torch."""
+    return triton is not None and x.is_cuda and x.dtype == torch.float32 and list(stride) == [1, 1]
+
+
+def convolve(x: Tensor, w: Tensor, padding: Sequence[int]) -> Tensor:
+    """Images ``[g, n, ci, h, w]`` with filters ``[g, co, ci, kh, kw]``, at stride 1."""
+    clients, images, channels, high, wide = x.shape
+    filters, (rows, columns) = w.shape[1], w.shape[3:]
+    out_high, out_wide = high + 2 * padding[0] - rows + 1, wide + 2 * padding[1] - columns + 1
+    out = x.new_empty(clients, images, filters, out_high, out_wide)
+    pixels, depth = images * out_high * out_wide, channels * rows * columns
+    block, tile, inner, turned = _tiles(filters, depth)
+    grid = (triton.cdiv(pixels, tile), triton.cdiv(filters, block), clients)
+    _kernels()[0][grid](
+        x, w, out, images, channels, high, wide, filters, out_high, out_wide,
+        ROWS=rows, COLUMNS=columns, UP=padding[0], LEFT=padding[1], DEPTH=depth,
+        FILTERS=block, PIXELS=tile, INNER=inner, TURNED=turned, PRECISION=_precision(),
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+def to_filters(g: Tensor, x: Tensor, size: Sequence[int], padding: Sequence[int]) -> Tensor:
+    """A gradient ``[g, n, co, h', w']`` with images: the derivative for filters of this size."""
+    clients, images, channels, high, wide = x.shape
+    filters, out_high, out_wide = g.shape[2:]
+    depth, area = channels * size[0] * size[1], out_high * out_wide
+    block = min(64, max(16, triton.next_power_of_2(filters)))
+    tile = 64 if depth > 128 else 32
+    tiles = triton.cdiv(filters, block) * triton.cdiv(depth, tile) * clients
+    shares = max(1, min(images, 1056 // tiles))  # a few blocks for each multiprocessor
+    each = triton.cdiv(images, shares)
+    shares = triton.cdiv(images, each)
+    parts = x.new_empty(shares, clients, filters, channels, *size)
+    grid = (triton.cdiv(depth, tile), triton.cdiv(filters, block), clients * shares)
+    _kernels()[1][grid](
+        g, x, parts, images, channels, high, wide, filters, out_high, out_wide, clients, each,
+        ROWS=size[0], COLUMNS=size[1], UP=padding[0], LEFT=padding[1], DEPTH=depth, AREA=area,
+        FILTERS=block, PATCH=tile, INNER=32, PRECISION=_precision(),
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return parts[0] if shares == 1 else parts.sum(0)
+
+
+def _tiles(filters: int, depth: int) -> tuple[int, int, int, bool]:
+    """Filters, pixels and depth of a tile, and which way around it is: the fastest on an H200."""
+    block = min(64, max(16, triton.next_power_of_2(filters)))
+    if block == 16:
+        return block, 128, 16, False
+    if block == 32:
+        return (block, 128, 16, True) if depth > 128 else (block, 64, 32, True)
+    return block, 64, 32, False
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+@cache
+def _kernels() -> tuple[Any, Any]:
+    return triton.jit(_convolve), triton.jit(_to_filters)
+
+
+def _convolve(
+    x_at, w_at, out_at, images, channels, high, wide, filters, out_high, out_wide,
+    ROWS: "tl.constexpr", COLUMNS: "tl.constexpr", UP: "tl.constexpr", LEFT: "tl.constexpr",
+    DEPTH: "tl.constexpr", FILTERS: "tl.constexpr", PIXELS: "tl.constexpr",
+    INNER: "tl.constexpr", TURNED: "tl.constexpr", PRECISION: "tl.constexpr",
+):  # fmt: skip
+    client = tl.program_id(2).to(tl.int64)
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    filter_ = tl.program_id(1) * FILTERS + tl.arange(0, FILTERS)
+    area = out_high * out_wide
+    image, place = pixel // area, pixel % area
+    row, column = place // out_wide - UP, place % out_wide - LEFT
+    real, known = pixel < images * area, filter_ < filters
+    x_at += client * images * channels * high * wide
+    w_at += client * filters * DEPTH
+    corner = image * channels * high * wide + row * wide + column
+    if TURNED:
+        total = tl.zeros((PIXELS, FILTERS), dtype=tl.float32)
+    else:
+        total = tl.zeros((FILTERS, PIXELS), dtype=tl.float32)
+    for first in range(0, DEPTH, INNER):
+        inner = first + tl.arange(0, INNER)
+        channel, tap = inner // (ROWS * COLUMNS), inner % (ROWS * COLUMNS)
+        down, right = tap // COLUMNS, tap % COLUMNS
+        inside = inner < DEPTH
+        w = tl.load(
+            w_at + filter_[:, None] * DEPTH + inner[None, :],
+            mask=known[:, None] & inside[None, :], other=0.0,
+        )  # fmt: skip
+        seen = inside[:, None] & real[None, :]
+        if UP or LEFT:
+            y, z = row[None, :] + down[:, None], column[None, :] + right[:, None]
+            seen &= (y >= 0) & (y < high) & (z >= 0) & (z < wide)
+        shift = channel * high * wide + down * wide + right
+        x = tl.load(x_at + corner[None, :] + shift[:, None], mask=seen, other=0.0)
+        if TURNED:
+            total = tl.dot(tl.trans(x), tl.trans(w), total, input_precision=PRECISION)
+        else:
+            total = tl.dot(w, x, total, input_precision=PRECISION)
+    out_at += client * images * filters * area
+    to = (image * filters * area + place)[None, :] + filter_[:, None] * area
+    if TURNED:
+        total = tl.trans(total)
+    tl.store(out_at + to, total, mask=known[:, None] & real[None, :])
+
+
+def _to_filters(
+    g_at, x_at, out_at, images, channels, high, wide, filters, out_high, out_wide, clients, each,
+    ROWS: "tl.constexpr", COLUMNS: "tl.constexpr", UP: "tl.constexpr", LEFT: "tl.constexpr",
+    DEPTH: "tl.constexpr", AREA: "tl.constexpr", FILTERS: "tl.constexpr", PATCH: "tl.constexpr",
+    INNER: "tl.constexpr", PRECISION: "tl.constexpr",
+):  # fmt: skip
+    client = (tl.program_id(2) % clients).to(tl.int64)
+    share = tl.program_id(2) // clients
+    patch = tl.program_id(0) * PATCH + tl.arange(0, PATCH)
+    filter_ = tl.program_id(1) * FILTERS + tl.arange(0, FILTERS)
+    channel, tap = patch // (ROWS * COLUMNS), patch % (ROWS * COLUMNS)
+    down, right = tap // COLUMNS - UP, tap % COLUMNS - LEFT
+    shift = channel * high * wide + down * wide + right
+    known, inside = filter_ < filters, patch < DEPTH
+    x_at += client * images * channels * high * wide
+    g_at += client * images * filters * AREA
+    start = share * each * AREA
+    stop = tl.minimum((share + 1) * each, images) * AREA
+    total = tl.zeros((FILTERS, PATCH), dtype=tl.float32)
+    for first in range(start, stop, INNER):
+        pixel = first + tl.arange(0, INNER)
+        image, place = pixel // AREA, pixel % AREA
+        row, column = place // out_wide, place % out_wide
+        real = pixel < stop
+        g = tl.load(
+            g_at + (image * filters * AREA + place)[None, :] + filter_[:, None] * AREA,
+            mask=known[:, None] & real[None, :], other=0.0,
+        )  # fmt: skip
+        seen = inside[:, None] & real[None, :]
+        if UP or LEFT:
+            y, z = row[None, :] + down[:, None], column[None, :] + right[:, None]
+            seen &= (y >= 0) & (y < high) & (z >= 0) & (z < wide)
+        corner = image * channels * high * wide + row * wide + column
+        x = tl.load(x_at + corner[None, :] + shift[:, None], mask=seen, other=0.0)
+        total = tl.dot(g, tl.trans(x), total, input_precision=PRECISION)
+    out_at += (share.to(tl.int64) * clients + client) * filters * DEPTH
+    to = filter_[:, None] * DEPTH + patch[None, :]
+    tl.store(out_at + to, total, mask=known[:, None] & inside[None, :])

@@ -1,0 +1,166 @@
+"""Doing again what was recorded."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, fx
+
+from . import rewrite
+from .record import Body, Loop, Op, Recording, outside
+
+Sizes = tuple[int, ...] | None
+
+
+class Segment:
+    """Operations without a loop, as one function of registers."""
+
+    def __init__(self, ops: Sequence[Op], later: set[int], shapes: Sequence[torch.Size]) -> None:
+        weaver = rewrite.Weaver(shapes)
+        self.ins = tuple(outside(ops, (), ()))
+        self.outs = tuple(dict.fromkeys(r for op in ops for r in op.writes if r in later))
+        for register in self.ins:
+            weaver.take(register, None)
+        for op in ops:
+            weaver.add(op)
+        self.module = fx.GraphModule({}, weaver.give((r, None) for r in self.outs))
+        self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
+
+    def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
+        """Its outputs, given what is held."""
+        return self.play(*(held[r] for r in self.ins))
+
+
+class Step:
+    """One step of a loop as a function of its number, what is carried, and what it reads."""
+
+    def __init__(
+        self,
+        body: Body,
+        shapes: Sequence[torch.Size],
+        sizes: Sequence[Sizes],
+        beside: Sequence[int],
+        cuts: Sequence[Sizes],
+    ) -> None:
+        weaver = rewrite.Weaver(shapes)
+        weaver.take(body.number, None)
+        for register, size in zip((*body.ins, *beside), (*sizes, *cuts), strict=True):
+            weaver.take(register, size)
+        for op in body.ops:
+            weaver.add(op)
+        graph = weaver.give(zip(body.outs, sizes, strict=True))
+        rewrite.fuse_descent(graph)
+        rewrite.overwrite(graph, len(graph.output_node().args[0]), 1)
+        self.module = fx.GraphModule({}, graph)
+        self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
+
+
+class Steps:
+    """A loop."""
+
+    def __init__(self, loop: Loop, shapes: Sequence[torch.Size], device: torch.device) -> None:
+        self._begin, self._order, self.outs = loop.begin, loop.order, loop.writes
+        self._beside = loop.reads[len(loop.begin) :]
+        cut = max((rewrite.layers(b.ops, shapes) or () for b in loop.bodies), key=sum)
+        self.sizes = [_sizes(shapes[r], cut) for r in loop.begin]
+        beside = [r for body in loop.bodies for r in body.beside]
+        self._beside = list(dict.fromkeys(beside))
+        self.cuts = [_sizes(shapes[r], cut) for r in self._beside]
+        self.bodies = [
+            Step(body, shapes, self.sizes, self._beside, self.cuts) for body in loop.bodies
+        ]
+        self._numbers = torch.arange(len(loop.order), device=device).unbind()
+
+    @property
+    def ins(self) -> tuple[int, ...]:
+        return (*self._begin, *self._beside)
+
+    def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
+        """What the last step carries on."""
+        carry: Sequence[Tensor] = [
+            p for r, s in zip(self._begin, self.sizes, strict=True) for p in _owned(held[r], s)
+        ]
+        beside = [
+            p for r, s in zip(self._beside, self.cuts, strict=True) for p in _apart(held[r], s)
+        ]
+        for body, number in zip(self._order, self._numbers, strict=True):
+            carry = self.bodies[body].play(number, *carry, *beside)
+        parts = iter(carry)
+        return [
+            next(parts) if s is None else torch.cat([next(parts) for _ in s], -1)
+            for s in self.sizes
+        ]
+
+
+def _sizes(shape: torch.Size, cut: tuple[int, ...]) -> Sizes:
+    """How a vector is cut; None where it is none. One without buffers has the first parts only."""
+    if len(shape) < 2:
+        return None
+    for count in range(len(cut), 1, -1):
+        if shape[-1] == sum(cut[:count]):
+            return cut[:count]
+    return None
+
+
+def _apart(value: Tensor, sizes: Sizes) -> list[Tensor]:
+    return [value] if sizes is None else [p.contiguous() for p in value.split(sizes, -1)]
+
+
+def _owned(value: Tensor, sizes: Sizes) -> list[Tensor]:
+    parts = [value] if sizes is None else value.split(sizes, -1)
+    return [part.clone(memory_format=torch.contiguous_format) for part in parts]
+
+
+class Tape:
+    """A recorded call as a function of tensors."""
+
+    def __init__(self, recording: Recording, outputs: Sequence[Tensor]) -> None:
+        self._inputs, self._constants = recording.inputs, recording.constants
+        self._outputs = [recording.register(leaf) for leaf in outputs]
+        shapes = [value.shape for value in recording.values]
+        self.parts = list(_parts(recording.ops, self._outputs, shapes, recording.values[0].device))
+        self._over = self._last_uses()
+
+    def _last_uses(self) -> list[list[int]]:
+        """What is not needed any more after each part."""
+        last = {r: at for at, part in enumerate(self.parts) for r in (*part.ins, *part.outs)}
+        kept = {*self._outputs, *self._constants}
+        over: list[list[int]] = [[] for _ in self.parts]
+        for register, at in last.items():
+            if register not in kept:
+                over[at].append(register)
+        return over
+
+    @property
+    def segments(self) -> Iterator[Segment | Step]:
+        for part in self.parts:
+            yield from (part,) if isinstance(part, Segment) else part.bodies
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs for these inputs."""
+        held = {**self._constants, **dict(zip(self._inputs, inputs, strict=True))}
+        with torch.no_grad():
+            for part, over in zip(self.parts, self._over, strict=True):
+                held |= zip(part.outs, part(held), strict=True)
+                for register in over:
+                    held.pop(register, None)
+        return [held[r] for r in self._outputs]
+
+
+def _parts(
+    ops: Sequence[Op | Loop],
+    outputs: Sequence[int],
+    shapes: Sequence[torch.Size],
+    device: torch.device,
+) -> Iterator[Segment | Steps]:
+    """Operations between loops as segments, and the loops."""
+    run: list[Op] = []
+    for at, op in enumerate((*ops, None)):
+        if isinstance(op, Op):
+            run.append(op)
+            continue
+        if run:
+            later = {r for other in ops[at:] for r in other.reads}
+            yield Segment(run, later.union(outputs), shapes)
+        if op is not None:
+            yield Steps(op, shapes, device)
+        run = []

@@ -1,0 +1,326 @@
+"""A list of operations as a graph that moves less memory, with the same result to rounding.
+
+Methods see a model as one vector; its layers do not. Read literally, every step of training cuts
+the vector into layers, glues the layers' gradients into a vector, and adds the two. Here a vector
+is *pieces*, a tensor a layer: cutting and gluing cost nothing, and what is done to every entry is
+done piece by piece. Then three peepholes: a gradient that is a product of matrices and is only
+used for a step of descent is never stored, the matrices are multiplied onto the weights; views of
+views that lead nowhere are left out; and what a loop carries is overwritten, where nobody reads
+the old value any more.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from .record import Op, Ref
+
+aten = torch.ops.aten
+Shape = torch.Size
+
+_COPIES = {aten.alias.default, aten.detach.default, aten.clone.default}
+_FILLS = {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
+_VIEWS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.expand.default,
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.t.default,
+}
+_WHOLE_VIEWS = _VIEWS - {aten.expand.default, aten.select.int, aten.slice.Tensor}
+_IN_PLACE: dict[Any, Any] = {
+    aten.baddbmm.default: aten.baddbmm_.default,
+    aten.addcmul.default: aten.addcmul_.default,
+    aten.add.Tensor: aten.add_.Tensor,
+    aten.sub.Tensor: aten.sub_.Tensor,
+}
+
+
+class Pieces(NamedTuple):
+    """A tensor in parts along its last dimension."""
+
+    nodes: tuple[fx.Node, ...]
+    sizes: tuple[int, ...]
+
+
+Value = fx.Node | Pieces
+
+
+class Weaver:
+    """Builds a graph out of operations on registers."""
+
+    def __init__(self, shapes: Sequence[Shape]) -> None:
+        self.graph, self._shapes = fx.Graph(), shapes
+        self._held: dict[int, Value] = {}
+        self._whole: dict[tuple[fx.Node, ...], fx.Node] = {}
+
+    def take(self, register: int, sizes: tuple[int, ...] | None) -> None:
+        """An input, in pieces where sizes are given."""
+        shape = self._shapes[register]
+        if sizes is None:
+            self._held[register] = self._marked(self.graph.placeholder(f"r{register}"), shape)
+            return
+        nodes = [
+            self._marked(self.graph.placeholder(f"r{register}_{i}"), (*shape[:-1], size))
+            for i, size in enumerate(sizes)
+        ]
+        self._held[register] = Pieces(tuple(nodes), sizes)
+
+    def give(self, outs: Iterable[tuple[int, tuple[int, ...] | None]]) -> fx.Graph:
+        """The outputs, and with them the graph."""
+        nodes: list[fx.Node] = []
+        for register, sizes in outs:
+            nodes += (
+                [self._one(self._held[register])]
+                if sizes is None
+                else self._cut(self._held[register], sizes).nodes
+            )
+        self.graph.output(tuple(nodes))
+        self.graph.eliminate_dead_code()
+        return self.graph
+
+    def add(self, op: Op) -> None:
+        """One more operation."""
+        parts = self._by_pieces(op)
+        if parts is not None:
+            self._held[op.writes[0]] = parts
+            return
+        if op.function is aten.split_with_sizes.default and self._split(op):
+            return
+        args, kwargs = self._plain(op.args), self._plain(op.kwargs)
+        result = self._call(op.function, args, kwargs)
+        for at, register in enumerate(op.writes):
+            if op.function._schema.is_mutable and register in self._held:
+                continue
+            node = self._call(item, (result, op.places[at])) if op.places else result
+            self._held[register] = self._marked(node, self._shapes[register])
+
+    # ---- pieces ----------------------------------------------------------------------------
+
+    def _by_pieces(self, op: Op) -> Pieces | None:
+        """What an operation makes of vectors in pieces, in pieces; None where it cannot be so."""
+        if op.places or op.function._schema.is_mutable:
+            return None
+        if op.function is aten.cat.default:
+            return self._joined(op)
+        shape, held = self._shapes[op.writes[0]], [self._held.get(r) for r in op.reads]
+        sizes = next((v.sizes for v in held if isinstance(v, Pieces)), None)
+        if sizes is None or not shape:
+            return None
+        if op.function is aten.slice.Tensor:
+            return self._sliced(op)
+        same = op.function in _COPIES | _FILLS or torch.Tag.pointwise in op.function.tags
+        if op.function is aten.view.default:
+            same = shape == self._shapes[op.reads[0]]
+        if not same or shape[-1] != sum(sizes):
+            return None
+        return self._spread(op, sizes)
+
+    def _spread(self, op: Op, sizes: tuple[int, ...]) -> Pieces:
+        shape, nodes = self._shapes[op.writes[0]], []
+        cut: dict[int, Any] = {}
+        for register in op.reads:
+            own = self._shapes[register]
+            wide = bool(own) and own[-1] == shape[-1] != 1
+            value = self._held[register]
+            cut[register] = self._cut(value, sizes) if wide else self._one(value)
+        for i, size in enumerate(sizes):
+
+            def node(ref: Ref, i: int = i) -> fx.Node:
+                found = cut[ref.register]
+                return found.nodes[i] if isinstance(found, Pieces) else found
+
+            args, kwargs = _mapped(op.args, node), _mapped(op.kwargs, node)
+            if op.function is aten.view.default:
+                args = (args[0], [*shape[:-1], size])
+            nodes.append(self._marked(self._call(op.function, args, kwargs), (*shape[:-1], size)))
+        return Pieces(tuple(nodes), sizes)
+
+    def _joined(self, op: Op) -> Pieces | None:
+        refs, dim = op.args[0], op.args[1] if len(op.args) > 1 else 0
+        shape = self._shapes[op.writes[0]]
+        if dim not in (-1, len(shape) - 1) or len(shape) < 2:
+            return None
+        nodes: list[fx.Node] = []
+        for ref in refs:
+            value = self._held[ref.register]
+            nodes += value.nodes if isinstance(value, Pieces) else (value,)
+        return Pieces(tuple(nodes), tuple(n.meta["shape"][-1] for n in nodes))
+
+    def _split(self, op: Op) -> bool:
+        """Cut a vector where its pieces end: then the parts are there already."""
+        value, sizes = self._held[op.reads[0]], tuple(op.args[1])
+        shape = self._shapes[op.reads[0]]
+        dim = op.args[2] if len(op.args) > 2 else 0
+        if not isinstance(value, Pieces) or value.sizes != sizes or dim not in (-1, len(shape) - 1):
+            return False
+        self._held |= zip(op.writes, value.nodes, strict=True)
+        return True
+
+    def _sliced(self, op: Op) -> Pieces | None:
+        value = self._held[op.reads[0]]
+        given = list(op.args[1:])
+        dim, start, stop, step = given + [0, 0, None, 1][len(given) :]
+        shape = self._shapes[op.reads[0]]
+        if not isinstance(value, Pieces) or dim not in (-1, len(shape) - 1) or step != 1:
+            return None
+        edges = [sum(value.sizes[:i]) for i in range(len(value.sizes) + 1)]
+        start, stop = start or 0, edges[-1] if stop is None else min(stop, edges[-1])
+        if start not in edges or stop not in edges or stop <= start:
+            return None
+        some = slice(edges.index(start), edges.index(stop))
+        return Pieces(value.nodes[some], value.sizes[some])
+
+    def _cut(self, value: Value, sizes: tuple[int, ...]) -> Pieces:
+        """A value in pieces of these sizes."""
+        if isinstance(value, Pieces) and value.sizes == sizes:
+            return value
+        whole = self._one(value)
+        shape = whole.meta["shape"]
+        parts = self._call(aten.split_with_sizes.default, (whole, list(sizes), len(shape) - 1))
+        nodes = [
+            self._marked(self._call(item, (parts, i)), (*shape[:-1], size))
+            for i, size in enumerate(sizes)
+        ]
+        return Pieces(tuple(nodes), sizes)
+
+    def _one(self, value: Value) -> fx.Node:
+        """A value in one piece."""
+        if isinstance(value, fx.Node):
+            return value
+        if len(value.nodes) == 1:
+            return value.nodes[0]
+        if value.nodes not in self._whole:
+            shape = value.nodes[0].meta["shape"]
+            node = self._call(aten.cat.default, (list(value.nodes), len(shape) - 1))
+            self._whole[value.nodes] = self._marked(node, (*shape[:-1], sum(value.sizes)))
+        return self._whole[value.nodes]
+
+    # ---- nodes -----------------------------------------------------------------------------
+
+    def _plain(self, value: Any) -> Any:
+        return _mapped(value, lambda ref: self._one(self._held[ref.register]))
+
+    def _call(self, function: Any, args: Any, kwargs: Any = None) -> fx.Node:
+        return self.graph.call_function(function, tuple(args), kwargs or {})
+
+    def _marked(self, node: fx.Node, shape: Iterable[int]) -> fx.Node:
+        node.meta["shape"] = Shape(shape)
+        return node
+
+
+def _mapped(value: Any, node: Any) -> Any:
+    if isinstance(value, Ref):
+        return node(value)
+    if isinstance(value, dict):
+        return {key: _mapped(part, node) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(part, node) for part in value)
+    return value
+
+
+def item(values: Sequence[Tensor], place: int) -> Tensor:
+    """One of several results."""
+    return values[place]
+
+
+def layers(ops: Iterable[Any], shapes: Sequence[Shape]) -> tuple[int, ...] | None:
+    """The sizes of the parts into which a step cuts its longest vector; None where it cuts none."""
+    cuts = [
+        tuple(op.args[1])
+        for op in ops
+        if isinstance(op, Op)
+        and op.function is aten.split_with_sizes.default
+        and (op.args[2] if len(op.args) > 2 else 0) == len(shapes[op.reads[0]]) - 1
+    ]
+    return max(cuts, key=sum, default=None)
+
+
+# ---- peepholes -----------------------------------------------------------------------------
+
+
+def fuse_descent(graph: fx.Graph) -> None:
+    """``w - η·(a @ b)`` as one product onto the weights, where ``a @ b`` is used for that alone."""
+    for node in list(graph.nodes):
+        if node.target is not aten.addcmul.default or node.kwargs.get("value", 1) != -1:
+            continue
+        w, rate, step = _nodes(node)
+        product = _product(step)
+        if product is None or step.meta["shape"] != node.meta["shape"]:
+            continue
+        a, b = _nodes(product)
+        batch, rows, columns = product.meta["shape"]
+        with graph.inserting_before(node):
+            lead = list(node.meta["shape"][:-1])
+            rate = graph.call_function(aten.expand.default, (rate, [*lead, 1]))
+            rate = graph.call_function(aten.reshape.default, (rate, [batch, 1, 1]))
+            if a.meta["shape"].numel() <= b.meta["shape"].numel():
+                a = graph.call_function(aten.mul.Tensor, (a, rate))
+            else:
+                b = graph.call_function(aten.mul.Tensor, (b, rate))
+            onto = graph.call_function(aten.view.default, (w, [batch, rows, columns]))
+            moved = graph.call_function(aten.baddbmm.default, (onto, a, b), {"alpha": -1})
+            flat = graph.call_function(aten.view.default, (moved, [*node.meta["shape"]]))
+        flat.meta["shape"] = node.meta["shape"]
+        node.replace_all_uses_with(flat)
+    graph.eliminate_dead_code()
+
+
+def _product(node: fx.Node) -> fx.Node | None:
+    """The matrix product that a node is, seen row by row; None where it is not, or has others."""
+    chain: list[fx.Node] = []
+    while node.target in _VIEWS and len(node.users) == 1:
+        chain.append(node)
+        node = _nodes(node)[0]
+    if node.target is not aten.bmm.default or len(node.users) != 1:
+        return None
+    value = torch.empty(node.meta["shape"], device="meta")
+    for view in reversed(chain):
+        if view.target is aten.expand.default:
+            return None
+        function: Any = view.target
+        value = function(value, *view.args[1:], **view.kwargs)
+    return node if value.is_contiguous() and value.numel() == node.meta["shape"].numel() else None
+
+
+def overwrite(graph: fx.Graph, carried: int, first: int) -> None:
+    """Write what a loop carries on into the memory of what it carried, where that is free."""
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    inputs = [node for node in graph.nodes if node.op == "placeholder"][first : first + carried]
+    outputs: Any = graph.output_node().args[0]
+    for into, out in zip(inputs, outputs, strict=True):
+        node = _origin(out)
+        target = _IN_PLACE.get(node.target)
+        free = target is not None and _origin(node.args[0]) is into
+        if free and all(order[user] <= order[node] for user in _readers(into)):
+            node.target = target
+
+
+def _origin(node: Any) -> Any:
+    """What a node is a view of, whole."""
+    while node.target in _WHOLE_VIEWS:
+        node = node.args[0]
+    return node
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Whoever reads the memory of a node."""
+    for user in node.users:
+        yield user
+        if user.target in _VIEWS or user.target in (item, aten.split_with_sizes.default):
+            yield from _readers(user)
+
+
+def _nodes(node: fx.Node) -> tuple[Any, ...]:
+    return tuple(node.args)
