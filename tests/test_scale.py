@@ -3,6 +3,7 @@
 The counter sees every operation of torch: how many numbers its results have, views not counted.
 """
 
+import tempfile
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import coterie
 from coterie import checkpoint, files, formats, metrics, packing, tree
 from coterie.algorithm import Mixture, round_of
 from coterie.algorithms import ALGORITHMS, fedamp
@@ -246,13 +248,19 @@ def test_shelving_writes_only_who_differs():
 
 @pytest.mark.parametrize("engine", ["vmap", "loop", "wire"])
 @pytest.mark.parametrize("name", ["ditto", "fedfomo"])
-def test_states_on_disk_change_nothing(name, engine, tmp_path):
+def test_states_on_disk_change_nothing(name, engine, tmp_path, monkeypatch):
+    folders, usual_file = [], tempfile.mkstemp
+    monkeypatch.setattr(
+        tempfile, "mkstemp", lambda **how: folders.append(how["dir"]) or usual_file(**how)
+    )
     method = METHODS[name]()
     on = task(method)
     usual = last(method, on, engine)
+    assert not folders
     made = make_engine(engine, on, state="disk")
     *_, record = run(method, on, made, 3, participation=0.5, scratch=tmp_path)
     assert torch.equal(predictors(record).models, predictors(usual).models)
+    assert set(folders) == {tmp_path}
     assert made.choice["state"] == "disk"
     assert made.state_device == CPU
 
@@ -358,7 +366,8 @@ def test_clients_are_judged_together_as_alone(metric):
     ids = [2, 0, 1]
     width = max(on.splits["train"].sizes)
     predicted = torch.rand(3, width, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    predicted[1, 3] = torch.nan  # a model that diverged is wrong, not missing
+    right = on.relabel[0][on.y[on.splits["train"].rows([0]).samples[0, 3]]]
+    predicted[1, 3, right] = torch.nan  # a model that diverged is wrong, not missing
     predicted[2, 4] = torch.tensor([0.0, 1.0, 0.0])  # a chance of zero has a finite loss
     found = judge(on, metric, ids, "train", predicted)
     np.testing.assert_allclose(np.array(found), slow_judge(on, metric, ids, "train", predicted))
@@ -423,3 +432,13 @@ def test_many_clients_matrix_is_never_copied_whole(monkeypatch):
         found = LOOP._matrix(A)
     assert count.largest <= 256 * 600
     assert np.array_equal(found.toarray(), A.numpy())
+
+
+def test_a_config_may_keep_states_on_disk(tmp_path):
+    small = {"data.name": "digits", "partition.clients": 4, "run.rounds": 2, "engine.name": "vmap"}
+    found = [
+        coterie.run(method="ditto", set={**small, "engine.state": where}, out=str(tmp_path / where))
+        for where in ("device", "disk")
+    ]
+    first, second = (run.summary["digest"] for run in found)
+    assert first == second
