@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow check format bench clean
+.PHONY: demo test test-slow check format bench bench-peers clean
 
 demo: $(VENV)/ready      ## compare six methods on a small federation with hidden groups
 	$(BIN)/coterie compare --out runs/demo
@@ -26,8 +26,12 @@ format: $(VENV)/ready    ## rewrite the code in the house style
 bench: $(VENV)/ready     ## seconds a round of every engine against a plain PyTorch loop
 	$(BIN)/coterie bench
 
+PEERS := fedjax pfl flower
+bench-peers: $(VENV)/ready $(PEERS:%=.venv-peers/%/ready) ## the same against other frameworks
+	$(BIN)/python bench/peers/compare.py
+
 clean:                   ## remove the environment and everything the tools cached
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch goes first and pinned: resolved on its own it brings gigabytes of CUDA libraries.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -35,4 +39,11 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable . --group dev
+	@touch $@
+
+# They do not resolve together, nor with ours: an environment each, every version pinned.
+.venv-peers/%/ready: bench/peers/%.txt
+	$(PYTHON) -m venv --clear .venv-peers/$*
+	.venv-peers/$*/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-peers/$*/bin/pip install --quiet --requirement $<
 	@touch $@
