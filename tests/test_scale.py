@@ -332,7 +332,8 @@ def test_predictors_judged_in_blocks_are_the_same(name, monkeypatch):
     method = ALGORITHMS[name]()
     on = task(method)
     usual = last(method, on, "loop")
-    monkeypatch.setattr(LOOP, "JUDGED_AT_ONCE", 2)
+    monkeypatch.setattr(LOOP, "JUDGED_BYTES", 0)
+    monkeypatch.setattr(LOOP, "JUDGED_CLIENTS", 2)
     parts = last(method, on, "loop")
     assert torch.equal(predictors(parts).models, predictors(usual).models)
     assert torch.equal(predictors(parts).weights, predictors(usual).weights)
@@ -341,7 +342,8 @@ def test_predictors_judged_in_blocks_are_the_same(name, monkeypatch):
 
 
 def test_one_model_for_all_is_held_once(monkeypatch):
-    monkeypatch.setattr(LOOP, "JUDGED_AT_ONCE", 2)
+    monkeypatch.setattr(LOOP, "JUDGED_BYTES", 0)
+    monkeypatch.setattr(LOOP, "JUDGED_CLIENTS", 2)
     method = ALGORITHMS["fedavg"]()
     models = predictors(last(method, task(method))).models
     assert models.stride(0) == 0

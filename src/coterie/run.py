@@ -63,7 +63,7 @@ class Begin(NamedTuple):
 
 DEFAULT_GUARD = Guard()
 CPU = torch.device("cpu")
-JUDGED_AT_ONCE = 1000  # clients whose predictors are in memory together
+JUDGED_BYTES, JUDGED_CLIENTS = 1 << 28, 100  # predictors in memory together, or these at least
 MATRIX_EVERY_ROUND = 500  # clients; where there are more, who works with whom is looked at only in
 # evaluated rounds: with ten thousand it is a hundred million numbers
 
@@ -173,7 +173,9 @@ def _evaluate(
     everybody = torch.arange(round.population, device=round.clients.device)
     after = round._replace(index=round.index + 1, clients=everybody)
     served, scores = algorithm.serve(server, after), []
-    for block in everybody.split(JUDGED_AT_ONCE):
+    start = engine.task.start
+    at_once = max(JUDGED_CLIENTS, JUDGED_BYTES // (start.numel() * start.element_size()))
+    for block in everybody.split(at_once):
         part = after._replace(clients=block)
         message, rows = _some(served, part), _some(states, part)
         found, mixture = engine.predict(algorithm, message, rows, part, metric)
