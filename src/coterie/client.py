@@ -144,7 +144,10 @@ class Client:
         if epochs is not None:
             recipe = replace(recipe, epochs=epochs, steps=None)
         mine = Statistics(self._statistics.buffers, fixed=True) if still else self._statistics
-        return Client(self._task, view, self._shape, self._clock, recipe, mine)
+        tuned = Client(self._task, view, self._shape, self._clock, recipe, mine)
+        if batches is not None:
+            tuned._prepare()
+        return tuned
 
     def holding(self, statistics: Statistics) -> "Client":
         """The same client with batch-norm statistics that are kept apart from its models."""
@@ -315,7 +318,8 @@ class Client:
             new = step(old, self.batch(number, size))
             if even:
                 return new, mine.buffers
-            return tree.where(number < steps, (new, mine.buffers), held)
+            kept: tuple[Carry, Tensor] = tree.where(number < steps, (new, mine.buffers), held)
+            return kept
 
         sizes = self._batch_sizes()
         carry, mine.buffers = tape.scan(one, sizes, (carry, mine.buffers))
@@ -340,17 +344,23 @@ class Client:
         """Minibatch ``number`` of this round; its samples are counted where a tensor numbers it."""
         if size is None:
             size = self._batch_sizes()[int(number)]
-        many = self._batches.clamp(min=1)
+        within = torch.arange(size, device=self.size.device)
         if self._shape.even["train"]:  # sizes are alike: the last batch is short for everybody
             many = max(1, self.recipe.batches(self._width, self._task.least))
-        epoch, slot = number // many, number % many
-        rank = slot * self.recipe.batch + torch.arange(size, device=self.size.device)
-        if self._shape.even["train"]:
-            place = self._orders.view(-1)[epoch * self._width + rank]
+            rank = number % many * self.recipe.batch + within
+            place = self._orders.view(-1)[number // many * self._width + rank]
             return self._gather("train", place, place >= 0, number)
-        order = self._orders[epoch.clamp(max=len(self._orders) - 1)]
+        mine = self._batches.clamp(min=1)
+        rank = number % mine * self.recipe.batch + within
+        order = self._orders[(number // mine).clamp(max=len(self._orders) - 1)]
         place = order[rank.clamp(max=self._width - 1)]
         return self._gather("train", place, rank < self.size, number)
+
+    def alike(self, batch: Batch) -> Batch:
+        """The minibatch with the number of another's, of a client that differs in its batches."""
+        if batch.step is None:
+            raise ValueError("only a minibatch of training has a number")
+        return self.batch(batch.step, len(batch.y))
 
     @property
     def _width(self) -> int:

@@ -93,7 +93,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
 
         def step(carry: tuple[Tensor, Tree], batch: Batch) -> tuple[Tensor, Tree]:
             w, optimizer = carry
-            before, beside = (other.batch(batch.step, len(batch.y)) for other in (first, third))
+            before, beside = (other.alike(batch) for other in (first, third))
             adapted = descend(client, w, client.gradient(w, before), a)
             g = client.gradient(adapted, batch)
             if self.form == "hf":

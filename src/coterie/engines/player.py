@@ -82,7 +82,8 @@ class _Playing:
 
     def __init__(self, tape: Tape, like: Tree, *, capture: bool) -> None:
         self._tape, self._like = tape, tree.map_leaves(lambda leaf: leaf.new_empty(0), like)
-        self._capture, self._graph = capture, None
+        self._capture = capture
+        self._graph: _Graph | None = None
 
     def __call__(self, inputs: tuple[Tree, ...]) -> Tree:
         flat = _tensors(inputs)

@@ -1,19 +1,22 @@
 """Our functions as operations of torch: a recording notes each as one, not what is inside it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch import Tensor
+
+Function = Callable[..., Tensor]
 
 _LIBRARY = torch.library.Library("coterie", "DEF")
 
 
-def operation(schema: str) -> Callable[[Callable[..., Any]], Any]:
+def operation(schema: str) -> Callable[[Function], Function]:
     """Register a function of plain tensors under ``torch.ops.coterie``."""
 
-    def register(function: Callable[..., Any]) -> Any:
+    def register(function: Function) -> Function:
         name = _LIBRARY.define(schema)
         _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        return getattr(torch.ops.coterie, schema.partition("(")[0]).default
+        made: Function = getattr(torch.ops.coterie, schema.partition("(")[0]).default
+        return made
 
     return register

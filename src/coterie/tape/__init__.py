@@ -10,6 +10,6 @@ may decide, numbers may not: code that looks at one cannot be recorded.
 """
 
 from .play import Tape
-from .record import Recording, Unrecordable, scan
+from .record import Recording, RecordingError, scan
 
-__all__ = ["Recording", "Tape", "Unrecordable", "scan"]
+__all__ = ["Recording", "RecordingError", "Tape", "scan"]

@@ -49,7 +49,7 @@ class Step:
             weaver.add(op)
         graph = weaver.give(zip(body.outs, sizes, strict=True))
         rewrite.fuse_descent(graph)
-        rewrite.overwrite(graph, len(graph.output_node().args[0]), 1)
+        rewrite.overwrite(graph, sum(1 if size is None else len(size) for size in sizes), 1)
         self.module = fx.GraphModule({}, graph)
         self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
@@ -59,11 +59,9 @@ class Steps:
 
     def __init__(self, loop: Loop, shapes: Sequence[torch.Size], device: torch.device) -> None:
         self._begin, self._order, self.outs = loop.begin, loop.order, loop.writes
-        self._beside = loop.reads[len(loop.begin) :]
         cut = max((rewrite.layers(b.ops, shapes) or () for b in loop.bodies), key=sum)
         self.sizes = [_sizes(shapes[r], cut) for r in loop.begin]
-        beside = [r for body in loop.bodies for r in body.beside]
-        self._beside = list(dict.fromkeys(beside))
+        self._beside = list(dict.fromkeys(r for body in loop.bodies for r in body.beside))
         self.cuts = [_sizes(shapes[r], cut) for r in self._beside]
         self.bodies = [
             Step(body, shapes, self.sizes, self._beside, self.cuts) for body in loop.bodies
@@ -72,6 +70,7 @@ class Steps:
 
     @property
     def ins(self) -> tuple[int, ...]:
+        """What the first step begins with, and what all of them read."""
         return (*self._begin, *self._beside)
 
     def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
@@ -132,6 +131,7 @@ class Tape:
 
     @property
     def segments(self) -> Iterator[Segment | Step]:
+        """Everything that is one graph."""
         for part in self.parts:
             yield from (part,) if isinstance(part, Segment) else part.bodies
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import _add_batch_dim, _remove_batch_dim
-from torch._functorch.pyfunctorch import TransformType, retrieve_all_functorch_interpreters
+from torch._C._functorch import TransformType, _add_batch_dim, _remove_batch_dim
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import tree
@@ -17,7 +17,7 @@ Carry = TypeVar("Carry")
 Step = Callable[[Any, Any, Carry], Carry]  # (number, kind, carry) -> carry
 
 
-class Unrecordable(Exception):
+class RecordingError(Exception):
     """The code did something that a list of operations cannot repeat."""
 
 
@@ -43,7 +43,7 @@ class Body(NamedTuple):
 
     number: int
     ins: tuple[int, ...]
-    ops: "tuple[Op | Loop, ...]"
+    ops: tuple[Op, ...]
     outs: tuple[int, ...]
 
     @property
@@ -110,7 +110,7 @@ class Recording(TorchDispatchMode):
         self._born: set[int] = set()  # memory that is made anew in every playing
         self._kept: set[int] = set()  # memory that must not be written into
         self._gone: set[int] = set()  # registers of a loop's step that is over
-        self._paused = False
+        self._paused = self._stepping = False
         self.inputs = tuple(self._new(leaf) for leaf in inputs)
         self._kept |= self._born
 
@@ -128,10 +128,10 @@ class Recording(TorchDispatchMode):
         found = self._known.get(id(value))
         if found is None:
             if _memory(value) in self._born:
-                raise Unrecordable("a tensor shares another's memory in a way that was not seen")
+                raise RecordingError("a tensor shares another's memory in a way that was not seen")
             found = self._new(value, constant=True)
         if found in self._gone:
-            raise Unrecordable("a tensor that a loop's step made is used after the step")
+            raise RecordingError("a tensor that a loop's step made is used after the step")
         return found
 
     def _new(self, value: Tensor, *, constant: bool = False) -> int:
@@ -152,12 +152,12 @@ class Recording(TorchDispatchMode):
         reads: list[int] = []
         noted = self._refs(args, reads), {k: self._refs(v, reads) for k, v in kwargs.items()}
         if any(_memory(target) in self._kept for target in _written(function, args, kwargs)):
-            raise Unrecordable(f"{function} writes into a tensor that outlives it")
+            raise RecordingError(f"{function} writes into a tensor that outlives it")
         result = function(*args, **kwargs)
         listed = isinstance(result, list | tuple)
         outs = {at: out for at, out in enumerate(result if listed else [result]) if out is not None}
         if not all(isinstance(out, Tensor) for out in outs.values()):
-            raise Unrecordable(f"{function} gives a number to decide by")
+            raise RecordingError(f"{function} gives a number to decide by")
         writes = tuple(self._written_to(out) for out in outs.values())
         self.ops.append(Op(function, *noted, tuple(reads), writes, tuple(outs) if listed else ()))
         return result
@@ -177,10 +177,11 @@ class Recording(TorchDispatchMode):
     # ---- loops -----------------------------------------------------------------------------
 
     def can_roll(self, kinds: Sequence[Hashable]) -> bool:
-        """Whether a loop saves anything, and nothing but vmap is around it."""
-        around = retrieve_all_functorch_interpreters()
-        return len(kinds) > len(set(kinds)) and all(
-            level.key() == TransformType.Vmap for level in around
+        """Whether a loop saves anything, and only vmap is around it, no other loop either."""
+        return (
+            len(kinds) > len(set(kinds))
+            and not self._stepping
+            and all(level.key() == TransformType.Vmap for level in _levels())
         )
 
     def roll(self, step: Step[Carry], kinds: Sequence[Hashable], carry: Carry) -> Carry:
@@ -212,12 +213,13 @@ class Recording(TorchDispatchMode):
         return body
 
     @contextmanager
-    def _apart(self) -> Iterator[list[Op | Loop]]:
-        """Note what follows elsewhere; it must not write into what is there already."""
+    def _apart(self) -> Iterator[list[Any]]:
+        """Note a step elsewhere; it must not write into what is there already."""
         before = self.ops, self._kept
-        self.ops, self._kept = [], self._kept | self._born
+        self.ops, self._kept, self._stepping = [], self._kept | self._born, True
         yield self.ops
         self.ops, self._kept = before
+        self._stepping = False
         self._kept |= {_memory(value) for value in self.constants.values()}
 
     def _fresh(self, like: Tensor) -> Tensor:
@@ -250,16 +252,21 @@ def _flat(value: Any) -> Iterator[Any]:
         yield value
 
 
+def _levels() -> list[Any]:
+    """What functorch does around this call, outermost first."""
+    return retrieve_all_functorch_interpreters()
+
+
 def _lowered(value: Tensor) -> Tensor:
     """What lies under all levels of vmap, their dimensions in front."""
-    for level in reversed(retrieve_all_functorch_interpreters()):
+    for level in reversed(_levels()):
         value = _remove_batch_dim(value, level.level(), level.batch_size(), 0)
     return value
 
 
 def _lifted(value: Tensor) -> Tensor:
     """The inverse of :func:`_lowered`."""
-    for level in retrieve_all_functorch_interpreters():
+    for level in _levels():
         value = _add_batch_dim(value, 0, level.level())
     return value
 
@@ -267,4 +274,4 @@ def _lifted(value: Tensor) -> Tensor:
 def _expect_alike(begin: tree.Tree, end: tree.Tree) -> None:
     for a, b in zip(tree.leaves(begin), tree.leaves(end), strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
-            raise Unrecordable("a loop's step changes the form of what it carries")
+            raise RecordingError("a loop's step changes the form of what it carries")
