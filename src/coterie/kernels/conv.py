@@ -29,25 +29,30 @@ def convolve(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
 # ---- what is computed ----------------------------------------------------------------------
 
 
-@operation("convolve(Tensor x, Tensor w, int[] stride, int[] padding) -> Tensor")
-def _convolved(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+@operation(
+    "convolve(Tensor x, Tensor w, Tensor? b, int[] stride, int[] padding, bool relu) -> Tensor"
+)
+def _convolved(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: list[int], padding: list[int], relu: bool
+) -> Tensor:
     if triton_conv.fits(x, w, stride):
-        return triton_conv.convolve(x, w, padding)
+        return triton_conv.convolve(x, w, padding, b, relu=relu)
     if x.is_cuda:
-        return _grouped(x, w, stride, padding)
-    parts = [torch.conv2d(a, b, None, stride, padding) for a, b in zip(x, w, strict=True)]
-    return torch.stack(parts)
+        out = _grouped(x, w, b, stride, padding)
+    else:
+        rows = zip(x, w, [None] * len(x) if b is None else b, strict=True)
+        out = torch.stack([torch.conv2d(*row, stride, padding) for row in rows])
+    return out.relu_() if relu else out
 
 
 @operation("images_gradient(Tensor g, Tensor w, int[] size, int[] stride, int[] padding) -> Tensor")
 def _to_images(
     g: Tensor, w: Tensor, size: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
-    if triton_conv.fits(g, w, stride):
+    around = [k - 1 - p for k, p in zip(w.shape[-2:], padding, strict=True)]
+    if triton_conv.fits(g, w, stride) and min(around) >= 0:
         turned = w.flip(-1, -2).transpose(1, 2).contiguous()
-        return triton_conv.convolve(
-            g, turned, [k - 1 - p for k, p in zip(w.shape[-2:], padding, strict=True)]
-        )
+        return triton_conv.convolve(g, turned, around)
     x = g.new_empty(()).expand(*g.shape[:2], w.shape[2], *size)
     return _backward(g, x, w, stride, padding, images=True)
 
@@ -64,10 +69,13 @@ def _to_filters(
     return _backward(g, x, w, stride, padding, images=False)
 
 
-def _grouped(x: Tensor, w: Tensor, stride: list[int], padding: list[int]) -> Tensor:
+def _grouped(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: list[int], padding: list[int]
+) -> Tensor:
     clients, images = x.shape[:2]
     wide = x.transpose(0, 1).reshape(images, -1, *x.shape[3:])
-    out = torch.conv2d(wide, w.flatten(0, 1), None, stride, padding, groups=clients)
+    bias = None if b is None else b.flatten()
+    out = torch.conv2d(wide, w.flatten(0, 1), bias, stride, padding, groups=clients)
     return out.view(images, clients, w.shape[1], *out.shape[2:]).transpose(0, 1).contiguous()
 
 
@@ -97,7 +105,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
-        return _convolved(x.contiguous(), w.contiguous(), list(stride), list(padding))
+        return _convolved(x.contiguous(), w.contiguous(), None, list(stride), list(padding), False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

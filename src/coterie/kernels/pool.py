@@ -30,12 +30,13 @@ def _pooled(x: Tensor, size: int) -> Tensor:
     return out
 
 
-@operation("pool_gradient(Tensor g, Tensor x, Tensor out, int size) -> Tensor")
-def _gradient(g: Tensor, x: Tensor, out: Tensor, size: int) -> Tensor:
+@operation("pool_gradient(Tensor g, Tensor x, Tensor out, int size, bool positive) -> Tensor")
+def _gradient(g: Tensor, x: Tensor, out: Tensor, size: int, positive: bool) -> Tensor:
+    """``positive``: of windows whose largest entry is not, nothing comes back."""
     if triton_pool.fits(x):
-        return triton_pool.gradient(g, x, out, size)
+        return triton_pool.gradient(g, x, out, size, positive=positive)
     result = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    left = g.clone(memory_format=torch.contiguous_format)
+    left = g * (out > 0) if positive else g.clone(memory_format=torch.contiguous_format)
     for corner, into in zip(_corners(x, size), _corners(result, size), strict=True):
         torch.mul(left, corner == out, out=into)
         left.sub_(into)
@@ -74,7 +75,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, out: Tensor, size: int) -> Tensor:
-        return _gradient(g.contiguous(), x.contiguous(), out.contiguous(), size)
+        return _gradient(g.contiguous(), x.contiguous(), out.contiguous(), size, False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, fx
 
 from . import rewrite
-from .record import Body, Loop, Op, Recording, outside
+from .layers import fuse_layers
+from .record import Body, Loop, Op, Recording, Registers, outside
 
 Sizes = tuple[int, ...] | None
 
@@ -14,15 +15,17 @@ Sizes = tuple[int, ...] | None
 class Segment:
     """Operations without a loop, as one function of registers."""
 
-    def __init__(self, ops: Sequence[Op], later: set[int], shapes: Sequence[torch.Size]) -> None:
-        weaver = rewrite.Weaver(shapes)
+    def __init__(self, ops: Sequence[Op], later: set[int], registers: Registers) -> None:
+        weaver = rewrite.Weaver(registers)
         self.ins = tuple(outside(ops, (), ()))
         self.outs = tuple(dict.fromkeys(r for op in ops for r in op.writes if r in later))
         for register in self.ins:
             weaver.take(register, None)
         for op in ops:
             weaver.add(op)
-        self.module = fx.GraphModule({}, weaver.give((r, None) for r in self.outs))
+        graph = weaver.give((r, None) for r in self.outs)
+        fuse_layers(graph)
+        self.module = fx.GraphModule({}, graph)
         self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
     def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
@@ -36,20 +39,23 @@ class Step:
     def __init__(
         self,
         body: Body,
-        shapes: Sequence[torch.Size],
+        registers: Registers,
         sizes: Sequence[Sizes],
         beside: Sequence[int],
         cuts: Sequence[Sizes],
     ) -> None:
-        weaver = rewrite.Weaver(shapes)
+        weaver = rewrite.Weaver(registers)
         weaver.take(body.number, None)
         for register, size in zip((*body.ins, *beside), (*sizes, *cuts), strict=True):
             weaver.take(register, size)
         for op in body.ops:
             weaver.add(op)
         graph = weaver.give(zip(body.outs, sizes, strict=True))
+        fuse_layers(graph)
         rewrite.fuse_descent(graph)
-        rewrite.overwrite(graph, sum(1 if size is None else len(size) for size in sizes), 1)
+        carried = sum(1 if size is None else len(size) for size in sizes)
+        rewrite.part_outputs(graph, carried, 1)
+        rewrite.overwrite(graph, carried, 1)
         self.module = fx.GraphModule({}, graph)
         self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
@@ -57,14 +63,18 @@ class Step:
 class Steps:
     """A loop."""
 
-    def __init__(self, loop: Loop, shapes: Sequence[torch.Size], device: torch.device) -> None:
+    def __init__(self, loop: Loop, registers: Registers, device: torch.device) -> None:
         self._begin, self._order, self.outs = loop.begin, loop.order, loop.writes
-        cut = max((rewrite.layers(b.ops, shapes) or () for b in loop.bodies), key=sum)
-        self.sizes = [_sizes(shapes[r], cut) for r in loop.begin]
+        cuts = (rewrite.layers(body.ops, registers.shapes) or () for body in loop.bodies)
+        cut = max(cuts, key=sum)
+        self.sizes = [
+            _sizes(same, registers, cut)
+            for same in zip(loop.begin, *(body.ins for body in loop.bodies), strict=True)
+        ]
         self._beside = list(dict.fromkeys(r for body in loop.bodies for r in body.beside))
-        self.cuts = [_sizes(shapes[r], cut) for r in self._beside]
+        self.cuts = [_sizes((r,), registers, cut) for r in self._beside]
         self.bodies = [
-            Step(body, shapes, self.sizes, self._beside, self.cuts) for body in loop.bodies
+            Step(body, registers, self.sizes, self._beside, self.cuts) for body in loop.bodies
         ]
         self._numbers = torch.arange(len(loop.order), device=device).unbind()
 
@@ -90,9 +100,10 @@ class Steps:
         ]
 
 
-def _sizes(shape: torch.Size, cut: tuple[int, ...]) -> Sizes:
+def _sizes(same: Sequence[int], registers: Registers, cut: tuple[int, ...]) -> Sizes:
     """How a vector is cut; None where it is none. One without buffers has the first parts only."""
-    if len(shape) < 2:
+    shape = registers.shapes[same[0]]
+    if len(shape) < 2 or not registers.whole.isdisjoint(same):
         return None
     for count in range(len(cut), 1, -1):
         if shape[-1] == sum(cut[:count]):
@@ -115,8 +126,8 @@ class Tape:
     def __init__(self, recording: Recording, outputs: Sequence[Tensor]) -> None:
         self._inputs, self._constants = recording.inputs, recording.constants
         self._outputs = [recording.register(leaf) for leaf in outputs]
-        shapes = [value.shape for value in recording.values]
-        self.parts = list(_parts(recording.ops, self._outputs, shapes, recording.values[0].device))
+        device = recording.values[0].device
+        self.parts = list(_parts(recording.ops, self._outputs, recording.registers, device))
         self._over = self._last_uses()
 
     def _last_uses(self) -> list[list[int]]:
@@ -149,7 +160,7 @@ class Tape:
 def _parts(
     ops: Sequence[Op | Loop],
     outputs: Sequence[int],
-    shapes: Sequence[torch.Size],
+    registers: Registers,
     device: torch.device,
 ) -> Iterator[Segment | Steps]:
     """Operations between loops as segments, and the loops."""
@@ -160,7 +171,7 @@ def _parts(
             continue
         if run:
             later = {r for other in ops[at:] for r in other.reads}
-            yield Segment(run, later.union(outputs), shapes)
+            yield Segment(run, later.union(outputs), registers)
         if op is not None:
-            yield Steps(op, shapes, device)
+            yield Steps(op, registers, device)
         run = []

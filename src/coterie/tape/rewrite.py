@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from .record import Op, Ref
+from .record import Op, Ref, Registers, writes_unsaid
 
 aten = torch.ops.aten
 Shape = torch.Size
@@ -38,7 +38,7 @@ _VIEWS = {
     aten.slice.Tensor,
     aten.t.default,
 }
-_WHOLE_VIEWS = _VIEWS - {aten.expand.default, aten.select.int, aten.slice.Tensor}
+WHOLE_VIEWS = _VIEWS - {aten.expand.default, aten.select.int, aten.slice.Tensor}
 _IN_PLACE: dict[Any, Any] = {
     aten.baddbmm.default: aten.baddbmm_.default,
     aten.addcmul.default: aten.addcmul_.default,
@@ -60,8 +60,9 @@ Value = fx.Node | Pieces
 class Weaver:
     """Builds a graph out of operations on registers."""
 
-    def __init__(self, shapes: Sequence[Shape]) -> None:
-        self.graph, self._shapes = fx.Graph(), shapes
+    def __init__(self, registers: Registers) -> None:
+        self.graph = fx.Graph()
+        self._shapes, self._stays_whole = registers
         self._held: dict[int, Value] = {}
         self._whole: dict[tuple[fx.Node, ...], fx.Node] = {}
 
@@ -87,7 +88,7 @@ class Weaver:
                 else self._cut(self._held[register], sizes).nodes
             )
         self.graph.output(tuple(nodes))
-        self.graph.eliminate_dead_code()
+        _drop_unused(self.graph)
         return self.graph
 
     def add(self, op: Op) -> None:
@@ -110,7 +111,7 @@ class Weaver:
 
     def _by_pieces(self, op: Op) -> Pieces | None:
         """What an operation makes of vectors in pieces, in pieces; None where it cannot be so."""
-        if op.places or op.function._schema.is_mutable:
+        if op.places or op.function._schema.is_mutable or op.writes[0] in self._stays_whole:
             return None
         if op.function is aten.cat.default:
             return self._joined(op)
@@ -155,8 +156,14 @@ class Weaver:
         nodes: list[fx.Node] = []
         for ref in refs:
             value = self._held[ref.register]
-            nodes += value.nodes if isinstance(value, Pieces) else (value,)
+            nodes += value.nodes if isinstance(value, Pieces) else (self._steady(ref, value),)
         return Pieces(tuple(nodes), tuple(n.meta["shape"][-1] for n in nodes))
+
+    def _steady(self, ref: Ref, node: fx.Node) -> fx.Node:
+        """A piece that nobody writes into afterwards."""
+        if ref.register not in self._stays_whole:
+            return node
+        return self._marked(self._call(aten.clone.default, (node,)), node.meta["shape"])
 
     def _split(self, op: Op) -> bool:
         """Cut a vector where its pieces end: then the parts are there already."""
@@ -247,6 +254,12 @@ def layers(ops: Iterable[Any], shapes: Sequence[Shape]) -> tuple[int, ...] | Non
     return max(cuts, key=sum, default=None)
 
 
+def _drop_unused(graph: fx.Graph) -> None:
+    graph.eliminate_dead_code(
+        lambda node: node.is_impure() or writes_unsaid(node.target, node.args)
+    )
+
+
 # ---- peepholes -----------------------------------------------------------------------------
 
 
@@ -274,7 +287,7 @@ def fuse_descent(graph: fx.Graph) -> None:
             flat = graph.call_function(aten.view.default, (moved, [*node.meta["shape"]]))
         flat.meta["shape"] = node.meta["shape"]
         node.replace_all_uses_with(flat)
-    graph.eliminate_dead_code()
+    _drop_unused(graph)
 
 
 def _product(node: fx.Node) -> fx.Node | None:
@@ -294,10 +307,39 @@ def _product(node: fx.Node) -> fx.Node | None:
     return node if value.is_contiguous() and value.numel() == node.meta["shape"].numel() else None
 
 
+def part_outputs(graph: fx.Graph, carried: int, first: int) -> None:
+    """Give each value that a loop carries on memory of its own, so that it may be overwritten."""
+    inputs = _inputs(graph, carried, first)
+    output = graph.output_node()
+    outs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    owner: dict[fx.Node, Any] = {}
+    for at, out in enumerate(outs):
+        root, split = _root(out)
+        foreign = root.op == "placeholder" and root is not inputs[at]
+        me = at if split is None else split
+        if foreign or out in outs[:at] or owner.setdefault(root, me) != me:
+            with graph.inserting_before(output):
+                outs[at] = graph.call_function(aten.clone.default, (out,))
+    output.args = (tuple(outs),)
+
+
+def _root(node: Any) -> tuple[Any, Any]:
+    """Whose memory a node lies in, and what split that up, if anything did."""
+    split = None
+    while node.target in _VIEWS or node.target in (item, aten.split_with_sizes.default):
+        split = node if node.target is aten.split_with_sizes.default else split
+        node = node.args[0]
+    return node, split
+
+
+def _inputs(graph: fx.Graph, carried: int, first: int) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"][first : first + carried]
+
+
 def overwrite(graph: fx.Graph, carried: int, first: int) -> None:
     """Write what a loop carries on into the memory of what it carried, where that is free."""
     order = {node: at for at, node in enumerate(graph.nodes)}
-    inputs = [node for node in graph.nodes if node.op == "placeholder"][first : first + carried]
+    inputs = _inputs(graph, carried, first)
     outputs: Any = graph.output_node().args[0]
     for into, out in zip(inputs, outputs, strict=True):
         node = _origin(out)
@@ -309,7 +351,7 @@ def overwrite(graph: fx.Graph, carried: int, first: int) -> None:
 
 def _origin(node: Any) -> Any:
     """What a node is a view of, whole."""
-    while node.target in _WHOLE_VIEWS:
+    while node.target in WHOLE_VIEWS:
         node = node.args[0]
     return node
 
