@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from .. import kernels  # noqa: F401  # defines torch.ops.coterie
-from .rewrite import WHOLE_VIEWS
+from .rewrite import WHOLE_VIEWS, drop_unused
 
 aten, ours = torch.ops.aten, torch.ops.coterie
 
@@ -21,7 +21,7 @@ def fuse_layers(graph: fx.Graph) -> None:
             _relu(node)
         elif node.target is aten.threshold_backward.default:
             _relu_gradient(node)
-    graph.eliminate_dead_code()
+    drop_unused(graph)
 
 
 def _bias(graph: fx.Graph, node: fx.Node) -> None:

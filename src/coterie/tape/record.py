@@ -13,8 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import tree
 
+aten = torch.ops.aten
 Carry = TypeVar("Carry")
 Step = Callable[[Any, Any, Carry], Carry]  # (number, kind, carry) -> carry
+
+
+# they write into the running statistics (arguments 3 and 4) in training, and do not say so
+_BATCH_NORMS = {
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+}
 
 
 class RecordingError(Exception):
@@ -60,6 +69,13 @@ class Loop(NamedTuple):
     begin: tuple[int, ...]
     reads: tuple[int, ...]  # ``begin``, and what the bodies read besides
     writes: tuple[int, ...]
+
+
+class Registers(NamedTuple):
+    """What is known of every register."""
+
+    shapes: list[torch.Size]
+    whole: set[int]  # those in memory that an operation writes into: not to be taken apart
 
 
 class _Here(threading.local):
@@ -110,6 +126,7 @@ class Recording(TorchDispatchMode):
         self._born: set[int] = set()  # memory that is made anew in every playing
         self._kept: set[int] = set()  # memory that must not be written into
         self._gone: set[int] = set()  # registers of a loop's step that is over
+        self._changed: set[int] = set()  # memory that an operation writes into
         self._paused = self._stepping = False
         self.inputs = tuple(self._new(leaf) for leaf in inputs)
         self._kept |= self._born
@@ -134,6 +151,12 @@ class Recording(TorchDispatchMode):
             raise RecordingError("a tensor that a loop's step made is used after the step")
         return found
 
+    @property
+    def registers(self) -> Registers:
+        """All of them, as they are after the recording."""
+        whole = {r for r, value in enumerate(self.values) if _memory(value) in self._changed}
+        return Registers([value.shape for value in self.values], whole)
+
     def _new(self, value: Tensor, *, constant: bool = False) -> int:
         register = self._known[id(value)] = len(self.values)
         self.values.append(value)  # alive, so that no other tensor gets its id or its memory
@@ -151,8 +174,10 @@ class Recording(TorchDispatchMode):
             return function(*args, **kwargs)
         reads: list[int] = []
         noted = self._refs(args, reads), {k: self._refs(v, reads) for k, v in kwargs.items()}
-        if any(_memory(target) in self._kept for target in _written(function, args, kwargs)):
+        changed = {_memory(target) for target in _written(function, args, kwargs)}
+        if changed & self._kept:
             raise RecordingError(f"{function} writes into a tensor that outlives it")
+        self._changed |= changed
         result = function(*args, **kwargs)
         listed = isinstance(result, list | tuple)
         outs = {at: out for at, out in enumerate(result if listed else [result]) if out is not None}
@@ -236,8 +261,15 @@ def _memory(value: Tensor) -> int:
     return value.untyped_storage().data_ptr() or -id(value)
 
 
+def writes_unsaid(function: Any, args: Sequence[Any]) -> bool:
+    """Whether an operation changes an argument that its schema does not mark."""
+    return function in _BATCH_NORMS and bool(args[5])
+
+
 def _written(function: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The arguments that an operation writes into."""
+    if writes_unsaid(function, args):
+        yield from (part for part in args[3:5] if part is not None)
     for place, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)

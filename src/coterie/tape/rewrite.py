@@ -88,7 +88,7 @@ class Weaver:
                 else self._cut(self._held[register], sizes).nodes
             )
         self.graph.output(tuple(nodes))
-        _drop_unused(self.graph)
+        drop_unused(self.graph)
         return self.graph
 
     def add(self, op: Op) -> None:
@@ -254,7 +254,8 @@ def layers(ops: Iterable[Any], shapes: Sequence[Shape]) -> tuple[int, ...] | Non
     return max(cuts, key=sum, default=None)
 
 
-def _drop_unused(graph: fx.Graph) -> None:
+def drop_unused(graph: fx.Graph) -> None:
+    """Leave out what nobody reads, but not what writes into a tensor."""
     graph.eliminate_dead_code(
         lambda node: node.is_impure() or writes_unsaid(node.target, node.args)
     )
@@ -287,7 +288,7 @@ def fuse_descent(graph: fx.Graph) -> None:
             flat = graph.call_function(aten.view.default, (moved, [*node.meta["shape"]]))
         flat.meta["shape"] = node.meta["shape"]
         node.replace_all_uses_with(flat)
-    _drop_unused(graph)
+    drop_unused(graph)
 
 
 def _product(node: fx.Node) -> fx.Node | None:
