@@ -68,8 +68,9 @@ class Player:
         if clock is not None and clock.asked:
             return None
         try:
-            with Recording(_tensors(inputs)) as recording, ManyClients():
-                result = call(*inputs)
+            copies = list(map(_copied, _tensors(inputs)))  # no tensor twice among them
+            with Recording(copies) as recording, ManyClients():
+                result = call(*_rebuilt(inputs, iter(copies)))
             playing = _Playing(Tape(recording, _tensors(result)), result, capture=self._capture)
             turned = playing(tuple(map(_turned, inputs)))
         except Exception:  # whatever cannot be recorded is done as it is written
@@ -86,7 +87,7 @@ class _Playing:
         self._graph: _Graph | None = None
 
     def __call__(self, inputs: tuple[Tree, ...]) -> Tree:
-        flat = _tensors(inputs)
+        flat = [leaf.contiguous() for leaf in _tensors(inputs)]  # as it was recorded
         if not self._capture:
             return _rebuilt(self._like, iter(self._tape(flat)))
         if self._graph is None:
@@ -98,7 +99,7 @@ class _Graph:
     """A tape as a CUDA graph, with the memory it reads and writes."""
 
     def __init__(self, tape: Tape, inputs: list[Tensor]) -> None:
-        self._inputs = [leaf.clone(memory_format=torch.contiguous_format) for leaf in inputs]
+        self._inputs = list(map(_copied, inputs))
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # libraries set themselves up outside the recording
@@ -123,6 +124,10 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for part in value for leaf in _tensors(part)]
 
 
+def _copied(leaf: Tensor) -> Tensor:
+    return leaf.clone(memory_format=torch.contiguous_format)
+
+
 def _rebuilt(like: Any, leaves: Any) -> Any:
     if isinstance(like, Tensor):
         return next(leaves)
@@ -141,5 +146,8 @@ def _agree(found: Tree, expected: Tree) -> bool:
 def _close(a: Tensor, b: Tensor) -> bool:
     if not b.is_floating_point():
         return torch.equal(a, b)
-    a, b = a.nan_to_num(), b.nan_to_num()
+    finite = b.isfinite()
+    if not torch.equal(a.isfinite(), finite):
+        return False
+    a, b = a[finite], b[finite]
     return bool((a - b).norm() <= _CLOSE.get(b.dtype, _ROUGHLY) * b.norm() + 1e-30)

@@ -273,6 +273,8 @@ def fuse_descent(graph: fx.Graph) -> None:
         product = _product(step)
         if product is None or step.meta["shape"] != node.meta["shape"]:
             continue
+        if rate.meta["shape"] and rate.meta["shape"][-1] != 1:  # a rate for every entry
+            continue
         a, b = _nodes(product)
         batch, rows, columns = product.meta["shape"]
         with graph.inserting_before(node):
