@@ -145,8 +145,8 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
 
 
 def engine_of(name: str, task: Task) -> Engine:
-    """The engine of a name: every engine that is measured is made here."""
-    return make_engine(name, task)
+    """The engine of a name, as in a long run: every engine that is measured is made here."""
+    return make_engine(name, task, rounds=100)
 
 
 def _contestant(name: str, start: Steady) -> Contestant:

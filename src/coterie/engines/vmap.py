@@ -22,6 +22,7 @@ from ..errors import EngineError
 from ..task import Task, View
 from ..tree import Tree
 from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of, state_device
+from .heap import keep_freed_memory
 from .player import Player
 
 Chunk = list[int]  # positions among the round's clients
@@ -45,6 +46,8 @@ class VmapEngine:
         on_gpu = task.device.type == "cuda"
         self.threads = threads if play and not on_gpu else 1
         self._player = Player(capture=on_gpu) if play else None
+        if play and not on_gpu:
+            keep_freed_memory()
 
     @property
     def state_device(self) -> torch.device:
@@ -84,7 +87,8 @@ class VmapEngine:
             uploads, new = result
             return uploads, tree.move(new, self.state_device)
 
-        uploads, new = self._each(algorithm.local, finish, received, states, round)
+        chapter = algorithm.chapter(round.index, round.horizon)
+        uploads, new = self._each(algorithm.local, chapter, finish, received, states, round)
         return uploads, new
 
     def exchange(
@@ -115,13 +119,15 @@ class VmapEngine:
             columns = [column for pair in both for column in pair]
             return torch.from_numpy(np.stack(columns, 1)), tree.move(mixture, cpu)
 
-        table, mixture = self._each(algorithm.predictor, finish, served, states, round)
+        chapter = algorithm.chapter(round.index, round.horizon)
+        table, mixture = self._each(algorithm.predictor, chapter, finish, served, states, round)
         test, test_loss, val, val_loss = table.numpy().T
         return Evaluation(test, val, test_loss, val_loss), mixture
 
     def _each(
         self,
         stage: Stage,
+        chapter: Hashable | None,
         finish: Callable[[Tree, list[int]], Tree],
         message: Tree,
         states: Tree,
@@ -131,15 +137,16 @@ class VmapEngine:
         everyone = round.clients.tolist()
 
         def done(chunk: Chunk) -> Tree:
-            ids, at = [everyone[i] for i in chunk], torch.tensor(chunk)
+            ids = [everyone[i] for i in chunk]
             view = self.task.views(ids, round.index)
-            row = tree.move(tree.take(message, at), self.task.device)
-            state = tree.move(tree.take(states, at), self.task.device)
-            return finish(self._mapped(stage, ids, (view, row, state), round), ids)
+            row = tree.move(_rows(message, chunk), self.task.device)
+            state = tree.move(_rows(states, chunk), self.task.device)
+            return finish(self._mapped(stage, chapter, ids, (view, row, state), round), ids)
 
         chunks = self.chunks(everyone)
-        back = torch.tensor([position for chunk in chunks for position in chunk]).argsort()
-        return tree.take(tree.concat(self._shared_out(done, chunks)), back)
+        parts = tree.concat(self._shared_out(done, chunks))
+        order = [position for chunk in chunks for position in chunk]
+        return parts if _in_order(order) else tree.take(parts, torch.tensor(order).argsort())
 
     def _shared_out(self, done: Callable[[Chunk], Tree], chunks: list[Chunk]) -> list[Tree]:
         """All chunks, by threads that compute alone: together they would wait for each other."""
@@ -154,7 +161,12 @@ class VmapEngine:
             torch.set_num_threads(before)
 
     def _mapped(
-        self, stage: Stage, ids: list[int], inputs: tuple[View, Tree, Tree], round: Round
+        self,
+        stage: Stage,
+        chapter: Hashable | None,
+        ids: list[int],
+        inputs: tuple[View, Tree, Tree],
+        round: Round,
     ) -> Tree:
         """One stage of the method for a chunk of clients."""
         shape = shape_of(self.task, ids, batched=True)
@@ -164,7 +176,9 @@ class VmapEngine:
             return stage(Client(self.task, view, shape, clock), message, state)
 
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
-        return self._run((stage, shape.smallest, *shape.even.items()), call, inputs, clock)
+        smallest = shape.smallest if self.task.recipe.steps else None  # else nothing reads it
+        key = stage, chapter, smallest, *shape.even.items()
+        return self._run(key, call, inputs, clock if chapter is None else None)
 
     def _run(
         self,
@@ -174,6 +188,17 @@ class VmapEngine:
         clock: Clock | None = None,
     ) -> Tree:
         return call(*inputs) if self._player is None else self._player(key, call, inputs, clock)
+
+
+def _rows(rows: Tree, chunk: Chunk) -> Tree:
+    """The rows of a chunk; neighbours as they lie."""
+    if _in_order(chunk):
+        return tree.map_leaves(lambda leaf: leaf[chunk[0] : chunk[-1] + 1], rows)
+    return tree.take(rows, torch.tensor(chunk))
+
+
+def _in_order(positions: Chunk) -> bool:
+    return positions == list(range(positions[0], positions[0] + len(positions)))
 
 
 def _refuse_recurrent(task: Task) -> None:

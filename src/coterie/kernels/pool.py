@@ -3,7 +3,6 @@
 Of equal largest entries the first of a window takes the gradient, as in torch.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,11 +22,7 @@ def max_pool(x: Tensor, size: int) -> Tensor:
 def _pooled(x: Tensor, size: int) -> Tensor:
     if triton_pool.fits(x):
         return triton_pool.pool(x, size)
-    corners = _corners(x, size)
-    out = next(corners).clone(memory_format=torch.contiguous_format)
-    for corner in corners:
-        torch.maximum(out, corner, out=out)
-    return out
+    return _largest(_largest(x, size, -1), size, -2)
 
 
 @operation("pool_gradient(Tensor g, Tensor x, Tensor out, int size, bool positive) -> Tensor")
@@ -35,20 +30,37 @@ def _gradient(g: Tensor, x: Tensor, out: Tensor, size: int, positive: bool) -> T
     """``positive``: of windows whose largest entry is not, nothing comes back."""
     if triton_pool.fits(x):
         return triton_pool.gradient(g, x, out, size, positive=positive)
-    result = torch.zeros_like(x, memory_format=torch.contiguous_format)
-    left = g * (out > 0) if positive else g.clone(memory_format=torch.contiguous_format)
-    for corner, into in zip(_corners(x, size), _corners(result, size), strict=True):
-        torch.mul(left, corner == out, out=into)
-        left.sub_(into)
+    across = _largest(x, size, -1)
+    g = g * (out > 0) if positive else g
+    return _given_back(_given_back(g, across, out, size, -2), x, across, size, -1)
+
+
+def _largest(x: Tensor, size: int, dim: int) -> Tensor:
+    """The largest of every ``size`` neighbours along one dimension."""
+    first, *others = _places(x, size, dim)
+    out = torch.maximum(first, others[0])
+    for other in others[1:]:
+        torch.maximum(out, other, out=out)
+    return out
+
+
+def _given_back(g: Tensor, x: Tensor, out: Tensor, size: int, dim: int) -> Tensor:
+    """The gradient of :func:`_largest`: the first of the largest takes all."""
+    result = torch.empty_like(x) if x.shape[dim] % size == 0 else torch.zeros_like(x)
+    *some, last = zip(_places(x, size, dim), _places(result, size, dim), strict=True)
+    for value, into in some:
+        torch.mul(g, value == out, out=into)
+        g = g - into
+    last[1].copy_(g)  # somebody is the largest
     return result
 
 
-def _corners(x: Tensor, size: int) -> Iterator[Tensor]:
-    """The first entries of all windows, the second ones, and so on."""
-    high, wide = (side // size * size for side in x.shape[-2:])
-    for row in range(size):
-        for column in range(size):
-            yield x[..., row:high:size, column:wide:size]
+def _places(x: Tensor, size: int, dim: int) -> list[Tensor]:
+    """The first of every ``size`` neighbours, the second ones, and so on."""
+    whole = x.shape[dim] // size * size
+    if dim == -1:
+        return [x[..., place:whole:size] for place in range(size)]
+    return [x[..., place:whole:size, :] for place in range(size)]
 
 
 class _Pool(torch.autograd.Function):
@@ -85,9 +97,10 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> Any:
         x, out = ctx.saved_tensors
-        places = _Spread.apply(torch.ones_like(out), x, out, ctx.size)
-        picked = sum(_corners(d * places, ctx.size))
-        return picked, None, None, None
+        size = ctx.size
+        taken = d * _Spread.apply(torch.ones_like(out), x, out, size)
+        rows = sum(_places(taken, size, -1))
+        return sum(_places(rows, size, -2)), None, None, None
 
     @staticmethod
     def vmap(
