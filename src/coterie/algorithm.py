@@ -12,6 +12,7 @@ its hyper-parameters.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -124,6 +125,14 @@ class Algorithm(ABC, Generic[Server, Down, Up, State]):
         """
         return False
 
+    def chapter(self, index: int, horizon: int) -> Hashable | None:
+        """What a client's code reads off ``client.round`` and ``client.horizon`` in this round.
+
+        Rounds of one chapter do the same operations, so that one of them may be recorded for all.
+        None declares nothing: a call that asks which round it is, is then never recorded.
+        """
+        return None
+
     @abstractmethod
     def init(self, task: Task) -> tuple[Server, State]:
         """The server before round 0 and a row of state for every client ``[K, ...]``."""
@@ -213,6 +222,10 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
     def sharing(self) -> Sharing | None:
         """As the method."""
         return self.algorithm.sharing
+
+    def chapter(self, index: int, horizon: int) -> Hashable | None:
+        """As the method."""
+        return self.algorithm.chapter(index, horizon)
 
 
 def rows(value: Tensor, count: int) -> Tensor:

@@ -52,7 +52,10 @@ class Shape(NamedTuple):
 
 
 class Clock:
-    """Which round it is. Remembers whether anybody asked: a recorded round must not act on it."""
+    """Which round it is. Remembers whether anybody asked: a recorded round must not act on it.
+
+    It may where the method declares what it reads off it (``Algorithm.chapter``).
+    """
 
     def __init__(self, index: int, horizon: int) -> None:
         self._index, self._horizon = index, horizon

@@ -123,6 +123,10 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         layers = self.global_layers
         return parts(model, min(2, len(model.layers()) - 1) if layers == "auto" else layers)
 
+    def chapter(self, index: int, horizon: int) -> bool:
+        """Whether the whole model is still trained by all."""
+        return index < self.pretrain_rounds
+
     def init(self, task: Task) -> tuple[Shared, Own]:
         """The common start."""
         if self.pretrain_rounds < 0:
@@ -148,7 +152,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         """Train all layers together."""
         upper, lower, _ = at = self._parts(client.model)
         w = client.train(at.join(received.upper, self._lower(received, state)))
-        pretraining = self.pretrain_rounds > 0 and client.round < self.pretrain_rounds
+        pretraining = self.chapter(client.round, client.horizon)
         sent = w[lower] if pretraining else w.new_zeros(0)
         return Up(w[upper], sent, client.size), Own(w[lower])
 

@@ -24,7 +24,7 @@ Notes:
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -162,6 +162,14 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         mu, personal = self.phase(t, horizon) if t < horizon else (1.0, "")
         return mu < 1.0 and personal == "ewc"
 
+    def _asked(self, t: int, horizon: int) -> bool:
+        """Whether clients report a Fisher diagonal in round t, for the next one."""
+        return self.options.fisher_data == "aggregate" and self._elastic(t + 1, horizon)
+
+    def chapter(self, index: int, horizon: int) -> Hashable | None:
+        """What clients minimise, and what they report."""
+        return self.phase(index, horizon), self._asked(index, horizon)
+
     def download(self, server: Server, round: Round) -> Sent:
         """The global model and, where clients need one they cannot compute, its Fisher diagonal."""
         count, M = len(round.clients), server.fisher
@@ -175,8 +183,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         """Train by the loss of the round."""
         G, t, horizon = received.theta, client.round, client.horizon
         w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
-        asked = self.options.fisher_data == "aggregate" and self._elastic(t + 1, horizon)
-        report = fisher(client, G, self.options.fisher_kind) if asked else ()
+        report = fisher(client, G, self.options.fisher_kind) if self._asked(t, horizon) else ()
         loss = client.loss(G, "val") if self.uses_validation else ()
         return Trained(Update(w, client.size), report, loss), ()
 

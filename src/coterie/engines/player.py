@@ -5,6 +5,9 @@ it comes in some form (``coterie.tape``) and played from then on: without Python
 layers, with less traffic to memory, and on a GPU as one CUDA graph in place of thousands of
 launches. A call that asked which round it is, and may have acted upon it, is never recorded.
 
+Whether a call is played depends on its form and never on what came before: a run that was stopped
+and resumed ends with the same bits.
+
 A tape is trusted only if it gives what the call gives when its clients stand in another order:
 whatever was taken for the same in every round, and is not, would show.
 """

@@ -8,6 +8,7 @@ wait for each other.
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,7 @@ class VmapEngine:
         """Map one client's code over all clients chunk by chunk, rows in the round's order."""
         everyone = round.clients.tolist()
 
-        def done(chunk: Chunk) -> Tree:
+        def done(chunk: Chunk) -> None:
             ids = [everyone[i] for i in chunk]
             view = self.task.views(ids, round.index)
             row = tree.move(_rows(message, chunk), self.task.device)
@@ -188,6 +189,32 @@ class VmapEngine:
         clock: Clock | None = None,
     ) -> Tree:
         return call(*inputs) if self._player is None else self._player(key, call, inputs, clock)
+
+
+class _Gathered:
+    """Rows of all clients, put together as they come."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._making = count, Lock()
+        self.rows: Tree = None
+
+    def put(self, chunk: Chunk, part: Tree) -> None:
+        """The rows of some positions."""
+        if _in_order(chunk) and len(chunk) == self._count:
+            self.rows = part
+            return
+        with self._making:
+            if self.rows is None:
+                self.rows = tree.map_leaves(
+                    lambda leaf: leaf.new_empty(self._count, *leaf.shape[1:]), part
+                )
+        tree.map_leaves(lambda rows, leaf: _put(rows, chunk, leaf), self.rows, part)
+
+
+def _put(rows: Tensor, chunk: Chunk, leaf: Tensor) -> Tensor:
+    if _in_order(chunk):
+        return rows[chunk[0] : chunk[-1] + 1].copy_(leaf)
+    return rows.index_copy_(0, torch.tensor(chunk, device=rows.device), leaf)
 
 
 def _rows(rows: Tree, chunk: Chunk) -> Tree:
