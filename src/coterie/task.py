@@ -129,10 +129,15 @@ class Ragged:
         empty = torch.zeros(1, dtype=torch.int64)  # padding points at a real sample
         self._flat = torch.cat([*(part.to(torch.int64) for part in lists), empty]).to(device)
 
-    def rows(self, ids: list[int]) -> Split:
-        """The lists of some clients, padded to the longest of them (and to one at least)."""
+    def rows(self, ids: list[int], step: int = 1) -> Split:
+        """The lists of some clients, padded to the longest of them (and to one at least).
+
+        Where they differ in length, they are padded to a multiple of ``step``: so other clients
+        come in the same form more often.
+        """
         at = torch.tensor(ids, device=self._flat.device)
         width = max(1, *(self.sizes[i] for i in ids))
+        width = width if self.even(ids) else -(-width // step) * step
         inside = self._offset[at, None] + torch.arange(width, device=at.device)
         return Split(self._flat[inside.clamp(max=len(self._flat) - 1)], self._size[at])
 
@@ -325,7 +330,7 @@ class Task:
             id=at,
             stream=draws.bits(self.seed, round_index, self.keys[at]),
             lr=rate.to(self.device),
-            train=self.splits["train"].rows(ids),
-            val=self.splits["val"].rows(ids),
+            train=self.splits["train"].rows(ids, self.recipe.batch),
+            val=self.splits["val"].rows(ids, self.recipe.batch),
             relabel=self.relabel[at],
         )

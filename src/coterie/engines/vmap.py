@@ -142,22 +142,24 @@ class VmapEngine:
             view = self.task.views(ids, round.index)
             row = tree.move(_rows(message, chunk), self.task.device)
             state = tree.move(_rows(states, chunk), self.task.device)
-            return finish(self._mapped(stage, chapter, ids, (view, row, state), round), ids)
+            made = self._mapped(stage, chapter, ids, (view, row, state), round)
+            gathered.put(chunk, finish(made, ids))
 
-        chunks = self.chunks(everyone)
-        parts = tree.concat(self._shared_out(done, chunks))
-        order = [position for chunk in chunks for position in chunk]
-        return parts if _in_order(order) else tree.take(parts, torch.tensor(order).argsort())
+        gathered = _Gathered(len(everyone))
+        self._share_out(done, self.chunks(everyone))
+        return gathered.rows
 
-    def _shared_out(self, done: Callable[[Chunk], Tree], chunks: list[Chunk]) -> list[Tree]:
+    def _share_out(self, done: Callable[[Chunk], None], chunks: list[Chunk]) -> None:
         """All chunks, by threads that compute alone: together they would wait for each other."""
         if self.task.device.type != "cpu":
-            return [done(chunk) for chunk in chunks]
+            for chunk in chunks:
+                done(chunk)
+            return
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             with ThreadPoolExecutor(min(self.threads, len(chunks))) as pool:
-                return list(pool.map(done, chunks))
+                list(pool.map(done, chunks))
         finally:
             torch.set_num_threads(before)
 

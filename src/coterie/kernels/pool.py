@@ -99,8 +99,8 @@ class _Spread(torch.autograd.Function):
         x, out = ctx.saved_tensors
         size = ctx.size
         taken = d * _Spread.apply(torch.ones_like(out), x, out, size)
-        rows = sum(_places(taken, size, -1))
-        return sum(_places(rows, size, -2)), None, None, None
+        rows = torch.stack(_places(taken, size, -1)).sum(0)
+        return torch.stack(_places(rows, size, -2)).sum(0), None, None, None
 
     @staticmethod
     def vmap(
