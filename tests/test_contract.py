@@ -87,7 +87,6 @@ def with_dropout():
 
 
 RECIPES = {
-    "momentum": (mlp, RECIPE),
     "adam": (mlp, replace(PLAIN, optimizer="adam", lr=0.01)),
     "steps": (mlp, replace(PLAIN, steps=5)),
     "clip": (mlp, replace(PLAIN, clip=0.5)),

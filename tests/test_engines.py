@@ -10,11 +10,12 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
 from coterie.engines import ENGINES, auto, make_engine
+from coterie.engines.vmap import VmapEngine
 from coterie.engines.wire import pack, unpack
 from coterie.errors import ConfigError, EngineError
 from coterie.run import participants, run
 from coterie.tree import Bank, count_bytes, row
-from support import METHODS, assert_close, last, mlp, predictors, task
+from support import METHODS, assert_close, cnn, last, mlp, predictors, task
 
 
 def test_auto_chooses_remembers_and_says_so(monkeypatch):
@@ -131,6 +132,23 @@ def test_a_packed_message_comes_back():
     assert torch.equal(found[present], models[[5, 3]])
     assert bank.owner.tolist() == [5, -1, 3]
     assert number == 1.5
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedfomo"])
+def test_the_number_of_threads_changes_no_bit(name):
+    method = METHODS[name]()
+    on = task(method, cnn, dtype=torch.float32)
+    one, two = (VmapEngine(on, chunk=2, threads=threads) for threads in (1, 2))
+    assert one.chunks([0, 1, 2, 3, 4]) == two.chunks([0, 1, 2, 3, 4])
+    models = [predictors(list(run(method, on, engine, 2))[-1]).models for engine in (one, two)]
+    assert torch.equal(*models)
+
+
+def test_rounds_are_played_where_they_repay_it():
+    on = task(Local())
+    assert not make_engine("vmap", on, rounds=2).choice["play"]
+    assert make_engine("vmap", on, rounds=1000).choice["play"]
+    assert not make_engine("vmap", on, rounds=1000, play=False).choice["play"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfomo"])

@@ -136,6 +136,20 @@ def test_an_adaptation_is_resumed(tmp_path, config, shelf):
     killed_and_resumed("fedavg_ft", "round.local:2", config, tmp_path, shelf)
 
 
+@pytest.mark.parametrize("method", ["fedfomo", "pafl_ewc"])
+def test_played_rounds_are_resumed_and_played(method, tmp_path):
+    played = {**TINY, "engine": {**TINY["engine"], "play": True, "threads": 2}}
+    config, out = tmp_path / "config.json", tmp_path / "run"
+    config.write_text(json.dumps(played))
+    coterie.run(played, method=method, out=str(tmp_path / "whole"))
+    arguments = ["run", config, "--method", method, "--out", out]
+    assert command(arguments, tmp_path / "said", fault="round.done:2") == -signal.SIGKILL
+    coterie.resume(out)
+    resolved = json.loads((out / "config.json").read_text())["resolved"]
+    assert (resolved["engine"], resolved["play"], resolved["threads"]) == ("vmap", True, 2)
+    assert_same(out, tmp_path / "whole")
+
+
 def test_an_unknown_point_is_refused(monkeypatch):
     monkeypatch.setenv("COTERIE_FAULT", "checkpoint.stats")
     with pytest.raises(coterie.ConfigError, match=r"did you mean 'checkpoint\.stat"):
