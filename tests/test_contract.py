@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from coterie import tree
+from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.buffers import governed
@@ -78,6 +79,11 @@ def assert_plays(algorithm, network=mlp, rounds=2):
 def test_played_rounds_agree(name, network):
     unplayed = assert_plays(METHODS[name](), NETWORKS[network])
     assert bool(unplayed) == (name in UNPLAYED)
+
+
+@pytest.mark.parametrize("adaptation", ["fb", "kd", "ewc"])  # ft is among the methods
+def test_played_adaptations_agree(adaptation):
+    assert not assert_plays(Adapted(METHODS["fedavg"](), ADAPTATIONS[adaptation]()))
 
 
 def with_dropout():

@@ -1,14 +1,17 @@
-"""The contract on a GPU, with rounds recorded as CUDA graphs. Run by hand: ``pytest -m gpu``."""
+"""The contract on a GPU, where tapes become CUDA graphs. Run by hand: ``pytest -m gpu``."""
+
+from dataclasses import replace
 
 import pytest
 import torch
 
+from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.engines import make_engine
 from coterie.engines.vmap import VmapEngine
 from coterie.run import run
-from support import METHODS, assert_close, cnn, last, mlp, predictors, task
+from support import METHODS, RECIPE, assert_close, cnn, last, mlp, normed, predictors, task
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,15 +32,51 @@ def test_the_gpu_gives_what_the_reference_gives(name, network, participation):
         assert other.traffic == reference.traffic
 
 
-def test_rounds_are_really_recorded_and_equal_the_plain_ones():
+@pytest.mark.parametrize("buffers", ["average", "local", "server"])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedfomo"])
+def test_batch_norm_is_played(name, buffers):
+    method, recipe = METHODS[name](), replace(RECIPE, buffers=buffers)
+    reference = last(method, task(method, normed, recipe=recipe), "loop", 4, participation=1.0)
+    on = task(method, normed, recipe=recipe, device="cuda")
+    engine = VmapEngine(on, chunk=5)
+    *_, record = run(method, on, engine, 4)
+    assert_close(predictors(record).models, predictors(reference).models, 1e-7)
+    assert engine._player.unplayed == 0
+
+
+@pytest.mark.parametrize("adaptation", ADAPTATIONS)
+def test_adaptations_are_played(adaptation):
+    method = Adapted(FedAvg(), ADAPTATIONS[adaptation]())
+    reference = last(method, task(method), "loop", 3, participation=1.0)
+    on = task(method, device="cuda")
+    engine = VmapEngine(on, chunk=5)
+    *_, record = run(method, on, engine, 3)
+    assert_close(predictors(record).models, predictors(reference).models, 1e-7)
+    assert engine._player.unplayed == 0
+
+
+def test_rounds_are_really_captured_and_equal_the_plain_ones():
     method = FedAvg()
     on = task(method, device="cuda")
-    recorded, plain = VmapEngine(on, chunk=5), VmapEngine(on, chunk=5, capture=False)
-    results = [list(run(method, on, engine, 5))[-1] for engine in (recorded, plain)]
+    played, plain = VmapEngine(on, chunk=5), VmapEngine(on, chunk=5, play=False)
+    results = [list(run(method, on, engine, 5))[-1] for engine in (played, plain)]
     assert_close(*(predictors(record).models for record in results), 1e-12)
-    assert len(recorded._recorder._graphs) >= 1
-    assert recorded.choice["capture"]
-    assert not plain.choice["capture"]
+    assert all(playing._graph is not None for playing in played._player._known.values())
+    assert played.choice["play"]
+    assert not plain.choice["play"]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedfomo", "perfedavg"])
+def test_kernels_in_float32_give_what_the_reference_gives(name):
+    """Ours are for float32; a convolution, its bias and a relu are one of them."""
+    torch.backends.cudnn.allow_tf32 = False
+    method = METHODS[name]()
+    reference = last(method, task(method, cnn), "loop", 2, participation=1.0)
+    on = task(method, cnn, device="cuda", dtype=torch.float32)
+    engine = VmapEngine(on, chunk=5)
+    *_, record = run(method, on, engine, 2)
+    assert_close(predictors(record).models.double(), predictors(reference).models, 1e-3)
+    assert engine._player.unplayed == 0
 
 
 def test_state_may_stay_in_host_memory():

@@ -213,10 +213,12 @@ def gpu(test):
 
 
 @pytest.fixture
-def exact(monkeypatch):
+def exact():
     """Products in float32 as they are, not in tf32."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
 
 
 def on_gpu(*shape):

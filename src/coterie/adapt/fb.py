@@ -8,6 +8,8 @@ Notes:
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,24 @@ def top_layer(model: FlatModel) -> str:
     """The module that owns the last trainable parameter."""
     last = [slot for slot in model.slots if slot.start < model.parameters][-1]
     return last.name.rpartition(".")[0] or last.name
+
+
+class Freed(NamedTuple):
+    """What may change."""
+
+    mask: Tensor  # [P]
+    statistics: bool  # all of them too
+
+
+@lru_cache(maxsize=8)
+def freed(model: FlatModel, names: tuple[str, ...], freeze_bn_stats: bool) -> Freed:
+    """The named layers, and all statistics unless they are frozen."""
+    mask = torch.zeros(model.size, dtype=torch.bool)
+    mask[model.positions(names)] = True
+    if not freeze_bn_stats:
+        mask[model.parameters :] = True
+    device = next(model.module.parameters()).device
+    return Freed(mask.to(device), bool(mask[model.parameters :].all()))
 
 
 @dataclass(frozen=True)
@@ -44,19 +64,11 @@ class FreezeBase(Adaptation):
         """Train the free part."""
         apart = client.model.apart  # then statistics are one set: all of them move, or none
         client = client.tuned(epochs=self.epochs, lr=self.lr, still=self.freeze_bn_stats)
-        free = self._free(client.model)
-        fixed = not bool(free[client.model.parameters :].all()) or (apart and self.freeze_bn_stats)
+        names = self.fb_trainable or (top_layer(client.model),)
+        free, moves = freed(client.model, names, self.freeze_bn_stats)
+        fixed = not moves or (apart and self.freeze_bn_stats)
 
         def as_evaluated(w: Tensor, batch: Batch) -> Tensor:
             return mean(client.losses_of(client.outputs(w, batch), batch), batch.mask)
 
-        return client.train(w, only=free.to(w.device), loss=as_evaluated if fixed else None)
-
-    def _free(self, model: FlatModel) -> Tensor:
-        """A mask over the vector: what may change."""
-        names = self.fb_trainable or (top_layer(model),)
-        free = torch.zeros(model.size, dtype=torch.bool)
-        free[model.positions(names)] = True
-        if not self.freeze_bn_stats:
-            free[model.parameters :] = True
-        return free
+        return client.train(w, only=free, loss=as_evaluated if fixed else None)
