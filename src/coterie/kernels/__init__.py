@@ -56,7 +56,7 @@ def _max_pool2d(
     return_indices: bool = False,
 ) -> Tensor | None:
     size = _pair(kernel_size)
-    if return_indices or x.dim() < 3:
+    if return_indices or x.dim() < 3 or size[0] < 2:
         return None
     if stride not in (None, [], ()) and _pair(stride) != size:
         return None

@@ -13,7 +13,7 @@ from .operation import operation
 
 
 def max_pool(x: Tensor, size: int) -> Tensor:
-    """``max_pool2d`` of ``[..., h, w]`` in windows of ``size``² entries."""
+    """``max_pool2d`` of ``[..., h, w]`` in windows of ``size``² entries, 4 at least."""
     out: Tensor = _Pool.apply(x, size)
     return out
 
