@@ -344,17 +344,17 @@ def test_what_cannot_be_recorded_is_done_as_it_is_written():
     assert not player_agrees(lambda w, x: w * (1.0 if bool((w - x.sum()).mean() > 0) else 2.0))
 
 
-def test_a_constant_that_is_another_in_every_call_is_noticed():
-    calls, player = [], Player(capture=False)
+@pytest.mark.parametrize("factors", [(1, 2, 3, 4), (torch.inf, 1, 2, 3)])
+def test_a_constant_that_is_another_in_every_call_is_noticed(factors):
+    left, player = list(factors), Player(capture=False)
 
     def call(w, x):
-        calls.append(None)
-        return w * torch.tensor(float(len(calls)), dtype=w.dtype)
+        return w * torch.tensor(left.pop(0), dtype=w.dtype)
 
     w, x = drawn(0)
-    first, second = (player("some", call, (w, x)) for _ in range(2))
+    for factor in factors[2:]:  # two calls are made to record
+        assert torch.equal(player("some", call, (w, x)), w * factor)
     assert player.unplayed == 1
-    assert not torch.equal(first, second)
 
 
 def test_a_constant_that_stands_for_the_clients_is_noticed():
