@@ -178,7 +178,8 @@ def _evaluate(
     for block in everybody.split(at_once):
         part = after._replace(clients=block)
         message, rows = _some(served, part), _some(states, part)
-        found, mixture = engine.predict(algorithm, message, rows, part, metric)
+        keep = predictors.wanted
+        found, mixture = engine.predict(algorithm, message, rows, part, metric, keep=keep)
         judged = (mixture.weights != 0).any(1).numpy()  # who has no predictor is in no metric
         scores.append([np.where(judged, column, np.nan) for column in found])
         predictors.add(mixture, part)
@@ -200,14 +201,14 @@ class Predictors:
     """
 
     def __init__(self, room: Room, wanted: bool) -> None:
-        self._room, self._wanted = room, wanted
+        self._room, self.wanted = room, wanted
         self._weights: list[Tensor] = []
         self._models: Shelf | None = None
         self.mixture: Mixture | None = None
 
     def add(self, mixture: Mixture, round: Round) -> None:
         """The predictors of a round's clients."""
-        if not self._wanted:
+        if not self.wanted:
             return
         if len(round.clients) == round.population:
             self.mixture = mixture

@@ -49,7 +49,7 @@ def _samples(client: Client, w: Tensor, kind: Kind) -> Iterator[tuple[Tensor, Te
         y = drawn(client, w, block, number) if kind == "true" else block.y
 
         def square(x: Tensor, y: Tensor) -> Tensor:
-            one = Batch(x[None], y[None], None, torch.zeros(1, dtype=torch.int64), -1)
+            one = Batch(x[None], y[None], None, torch.zeros(1, dtype=torch.int64), None)
             return client.trainable(grad(client.loss)(w, one)) ** 2
 
         squares = client.map(square, block.x, y)

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import metrics
+from .. import metrics, tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import EVALUATION_BLOCK, Shape
 from ..guard import Rejection
@@ -61,9 +61,20 @@ class Engine(Protocol):
         """The same for whoever answers as expected: what the round loop asks for."""
 
     def predict(
-        self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
+        self,
+        algorithm: AnyAlgorithm,
+        served: Tree,
+        states: Tree,
+        round: Round,
+        metric: str,
+        *,
+        keep: bool = True,
     ) -> tuple[Evaluation, Mixture]:
-        """How good the predictors of the round's clients are, and the predictors (on the CPU)."""
+        """How good the predictors of the round's clients are, and the predictors (on the CPU).
+
+        Without ``keep`` only the predictors' weights come back: moving models takes longer than
+        judging them.
+        """
 
 
 def state_device(state: str, task: Task) -> torch.device:
@@ -90,6 +101,14 @@ def outputs(model: FlatModel, mixture: Mixture, x: Tensor, regression: bool) -> 
     if total is None:
         raise ValueError("a mixture needs at least one model")
     return total
+
+
+def kept(mixture: Mixture, keep: bool) -> Mixture:
+    """A predictor on the CPU, without its models where they are not kept."""
+    if not keep:
+        mixture = mixture._replace(models=mixture.models[..., :0])
+    moved: Mixture = tree.move(mixture, torch.device("cpu"))
+    return moved
 
 
 def blocks_of(split: Split) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from ..errors import CoterieError, EngineError
 from ..guard import Reply, admit
 from ..task import Task
 from ..tree import Tree
-from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of, state_device
+from .base import Evaluation, Replies, blocks_of, judge, kept, outputs, shape_of, state_device
 
 T = TypeVar("T")
 
@@ -76,14 +76,21 @@ class LoopEngine:
         return uploads, tree.move(states, self.state_device)
 
     def predict(
-        self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
+        self,
+        algorithm: AnyAlgorithm,
+        served: Tree,
+        states: Tree,
+        round: Round,
+        metric: str,
+        *,
+        keep: bool = True,
     ) -> tuple[Evaluation, Mixture]:
         """How good the predictors are, and the predictors on the CPU."""
         table, mixtures = [], []
         for client, message, state in self._clients(served, states, round):
             mixture = self._named(algorithm.predictor, client, message, state)
             table.append(self._judged(mixture, int(client.id), metric))
-            mixtures.append(tree.move(mixture, torch.device("cpu")))
+            mixtures.append(kept(mixture, keep))
         test, test_loss, val, val_loss = np.array(table).T
         return Evaluation(test, val, test_loss, val_loss), tree.stack(mixtures)
 

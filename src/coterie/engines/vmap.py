@@ -22,7 +22,7 @@ from ..client import Client, Clock
 from ..errors import EngineError
 from ..task import Task, View
 from ..tree import Tree
-from .base import Evaluation, Replies, blocks_of, judge, outputs, shape_of, state_device
+from .base import Evaluation, Replies, blocks_of, judge, kept, outputs, shape_of, state_device
 from .heap import keep_freed_memory
 from .player import Player
 
@@ -99,10 +99,17 @@ class VmapEngine:
         return Replies(*self.local(algorithm, received, states, round), round.clients)
 
     def predict(
-        self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
+        self,
+        algorithm: AnyAlgorithm,
+        served: Tree,
+        states: Tree,
+        round: Round,
+        metric: str,
+        *,
+        keep: bool = True,
     ) -> tuple[Evaluation, Mixture]:
         """How good the predictors are, and the predictors on the CPU."""
-        task, cpu = self.task, torch.device("cpu")
+        task = self.task
 
         def predicted(mixture: Mixture, ids: list[int], name: str) -> Tensor:
             def answer(mixture: Mixture, index: Tensor) -> Tensor:
@@ -118,7 +125,7 @@ class VmapEngine:
                 for name in ("test", "val")
             ]
             columns = [column for pair in both for column in pair]
-            return torch.from_numpy(np.stack(columns, 1)), tree.move(mixture, cpu)
+            return torch.from_numpy(np.stack(columns, 1)), kept(mixture, keep)
 
         chapter = algorithm.chapter(round.index, round.horizon)
         table, mixture = self._each(algorithm.predictor, chapter, finish, served, states, round)

@@ -95,13 +95,20 @@ class WireEngine:
             yield Reply(int(one.clients), round.index, upload, kept)
 
     def predict(
-        self, algorithm: AnyAlgorithm, served: Tree, states: Tree, round: Round, metric: str
+        self,
+        algorithm: AnyAlgorithm,
+        served: Tree,
+        states: Tree,
+        round: Round,
+        metric: str,
+        *,
+        keep: bool = True,
     ) -> tuple[Evaluation, Mixture]:
         """How good the predictors are, and the predictors on the CPU."""
         parts = []
         for position, one in enumerate(_alone(round)):
             message, state = (_through(tree.row(part, position)) for part in (served, states))
-            parts.append(self._loop.predict(algorithm, message, state, one, metric))
+            parts.append(self._loop.predict(algorithm, message, state, one, metric, keep=keep))
         columns = zip(*(evaluation for evaluation, _ in parts), strict=True)
         evaluation = Evaluation(*(np.concatenate(column) for column in columns))
         return evaluation, tree.concat([mixture for _, mixture in parts])
