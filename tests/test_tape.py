@@ -81,7 +81,7 @@ def test_a_loop_is_noted_once_and_its_weights_are_moved_in_place():
     tape = assert_played(vmap(trained))
     (loop,) = [part for part in tape.parts if hasattr(part, "bodies")]
     assert len(loop.bodies) == 1
-    assert aten.baddbmm_.default in targets(tape)
+    assert torch.Tensor.baddbmm_ in targets(tape)
 
 
 def test_a_rate_for_every_weight():
@@ -417,5 +417,5 @@ def test_training_is_played(recipe, sizes, network):
         found, expected = (e.local(method, start, (), round)[0] for e in (played, plain))
         assert_close(found.w, expected.w)
     (playing,) = played._player._known.values()
-    in_place = aten.baddbmm_.default in targets(playing._tape)
+    in_place = torch.Tensor.baddbmm_ in targets(playing._tape)
     assert in_place == (recipe in ("plain", "steps") and sizes == "alike")

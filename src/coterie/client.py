@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
@@ -206,7 +205,8 @@ class Client:
         """The loss of every sample, given what a model said of the batch."""
         if self._task.regression:
             return 0.5 * (output.squeeze(-1) - batch.y) ** 2
-        return self._weighed(F.cross_entropy(output, batch.y, reduction="none"), batch)
+        chosen = output.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1))
+        return self._weighed(-chosen.squeeze(-1), batch)
 
     def _weighed(self, losses: Tensor, batch: Batch) -> Tensor:
         """The losses of a training batch by the weights of their classes."""

@@ -229,6 +229,7 @@ class Task:
         if self.regression:
             self.y = self.y.to(self.dtype)
         ones, zeros = torch.ones(()), torch.zeros(())
+        self.scaled = data.scale is not None or data.shift is not None
         self.scale = (ones if data.scale is None else data.scale).to(self.device, self.dtype)
         self.shift = (zeros if data.shift is None else data.shift).to(self.device, self.dtype)
         relabel = self.federation.relabel
@@ -320,7 +321,8 @@ class Task:
             return x
         if change is not None:
             x = change(x)
-        return x.to(self.dtype) * self.scale + self.shift
+        x = x.to(self.dtype)
+        return x * self.scale + self.shift if self.scaled else x
 
     def views(self, ids: list[int], round_index: int) -> View:
         """The rows of some clients for one round."""

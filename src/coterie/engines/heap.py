@@ -3,9 +3,13 @@
 import ctypes
 import sys
 
+import torch
+from torch import Tensor
+
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for mallopt
 _MOST = 32 * 2**20  # glibc takes no more
 _NEVER = 2**31 - 1
+_HUGE_PAGES, _HUGE = 14, 2**21  # madvise's name for them, and their size
 
 
 def keep_freed_memory() -> None:
@@ -21,3 +25,15 @@ def keep_freed_memory() -> None:
     if tune is not None:
         tune(_MMAP_THRESHOLD, _MOST)
         tune(_TRIM_THRESHOLD, _NEVER)
+
+
+def roomy(like: Tensor, rows: int) -> Tensor:
+    """Room for rows like these, in huge pages where the system has them: fewer to hand out."""
+    room = like.new_empty(rows, *like.shape[1:])
+    size = room.numel() * room.element_size()
+    if sys.platform == "linux" and room.device == torch.device("cpu") and size >= 2 * _HUGE:
+        first = -(-room.data_ptr() // _HUGE) * _HUGE
+        length = (room.data_ptr() + size - first) // _HUGE * _HUGE
+        advise = ctypes.CDLL(None).madvise
+        advise(ctypes.c_void_p(first), ctypes.c_size_t(length), _HUGE_PAGES)
+    return room

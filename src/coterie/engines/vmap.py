@@ -23,7 +23,7 @@ from ..errors import EngineError
 from ..task import Task, View
 from ..tree import Tree
 from .base import Evaluation, Replies, blocks_of, judge, kept, outputs, shape_of, state_device
-from .heap import keep_freed_memory
+from .heap import keep_freed_memory, roomy
 from .player import Player
 
 Chunk = list[int]  # positions among the round's clients
@@ -214,9 +214,7 @@ class _Gathered:
             return
         with self._making:
             if self.rows is None:
-                self.rows = tree.map_leaves(
-                    lambda leaf: leaf.new_empty(self._count, *leaf.shape[1:]), part
-                )
+                self.rows = tree.map_leaves(lambda leaf: roomy(leaf, self._count), part)
         tree.map_leaves(lambda rows, leaf: _put(rows, chunk, leaf), self.rows, part)
 
 

@@ -56,7 +56,7 @@ def _max_pool2d(
     return_indices: bool = False,
 ) -> Tensor | None:
     size = _pair(kernel_size)
-    if return_indices or x.dim() < 3 or size[0] < 2:
+    if return_indices or x.dim() != 4 or size[0] < 2:
         return None
     if stride not in (None, [], ()) and _pair(stride) != size:
         return None
@@ -65,10 +65,20 @@ def _max_pool2d(
     return max_pool(x, size[0])
 
 
+def _adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor | None:
+    if output_size is None or _pair(output_size) != (1, 1):
+        return None
+    return x.mean((-2, -1), keepdim=True)  # torch's own cannot be mapped where channels come last
+
+
 def _pair(value: Any) -> Pair:
     if isinstance(value, int):
         return value, value
     return (value[0], value[-1])
 
 
-_OURS = {F.conv2d: _conv2d, F.max_pool2d: _max_pool2d}
+_OURS: dict[Any, Any] = {
+    F.conv2d: _conv2d,
+    F.max_pool2d: _max_pool2d,
+    F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
+}

@@ -1,11 +1,11 @@
 """Our functions as operations of torch: a recording notes each as one, not what is inside it."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor
 
-Function = Callable[..., Tensor]
+Function = Callable[..., Any]
 
 _LIBRARY = torch.library.Library("coterie", "DEF")
 

@@ -1,6 +1,7 @@
-"""Max pooling over windows that do not overlap, without remembering places.
+"""Max pooling over windows that do not overlap.
 
-Of equal largest entries the first of a window takes the gradient, as in torch.
+A GPU does not remember places: the first of the largest entries of a window takes the gradient, as
+in torch, and is found again. A CPU pools as torch does, which is fast where channels come last.
 """
 
 from typing import Any
@@ -11,103 +12,98 @@ from torch import Tensor
 from . import triton_pool
 from .operation import operation
 
+_NONE = [0, 0], [1, 1], False  # padding, dilation, ceil_mode
+
 
 def max_pool(x: Tensor, size: int) -> Tensor:
-    """``max_pool2d`` of ``[..., h, w]`` in windows of ``size``² entries, 4 at least."""
-    out: Tensor = _Pool.apply(x, size)
-    return out
-
-
-@operation("pool(Tensor x, int size) -> Tensor")
-def _pooled(x: Tensor, size: int) -> Tensor:
-    if triton_pool.fits(x):
-        return triton_pool.pool(x, size)
-    return _largest(_largest(x, size, -1), size, -2)
-
-
-@operation("pool_gradient(Tensor g, Tensor x, Tensor out, int size, bool positive) -> Tensor")
-def _gradient(g: Tensor, x: Tensor, out: Tensor, size: int, positive: bool) -> Tensor:
-    """``positive``: of windows whose largest entry is not, nothing comes back."""
-    if triton_pool.fits(x):
-        return triton_pool.gradient(g, x, out, size, positive=positive)
-    across = _largest(x, size, -1)
-    g = g * (out > 0) if positive else g
-    return _given_back(_given_back(g, across, out, size, -2), x, across, size, -1)
-
-
-def _largest(x: Tensor, size: int, dim: int) -> Tensor:
-    """The largest of every ``size`` neighbours along one dimension."""
-    first, *others = _places(x, size, dim)
-    out = torch.maximum(first, others[0])
-    for other in others[1:]:
-        torch.maximum(out, other, out=out)
-    return out
-
-
-def _given_back(g: Tensor, x: Tensor, out: Tensor, size: int, dim: int) -> Tensor:
-    """The gradient of :func:`_largest`: the first of the largest takes all."""
-    result = torch.empty_like(x) if x.shape[dim] % size == 0 else torch.zeros_like(x)
-    *some, last = zip(_places(x, size, dim), _places(result, size, dim), strict=True)
-    for value, into in some:
-        torch.mul(g, value == out, out=into)
-        g = g - into
-    last[1].copy_(g)  # somebody is the largest
+    """``max_pool2d`` of ``[..., h, w]`` in windows of ``size``² entries."""
+    out, _ = _Pool.apply(x, size)
+    result: Tensor = out
     return result
 
 
-def _places(x: Tensor, size: int, dim: int) -> list[Tensor]:
-    """The first of every ``size`` neighbours, the second ones, and so on."""
-    whole = x.shape[dim] // size * size
-    if dim == -1:
-        return [x[..., place:whole:size] for place in range(size)]
-    return [x[..., place:whole:size, :] for place in range(size)]
+@operation("pool(Tensor x, int size) -> (Tensor, Tensor)")
+def _pooled(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    if triton_pool.fits(x):
+        return triton_pool.pool(x.contiguous(), size), x.new_empty(*x.shape[:-3], 0)
+    window = [size, size]
+    out = torch.ops.aten.max_pool2d_with_indices(_images(x), window, window, *_NONE)
+    return out[0].unflatten(0, x.shape[:-3]), out[1].unflatten(0, x.shape[:-3])
+
+
+@operation(
+    "pool_gradient(Tensor g, Tensor x, Tensor out, Tensor places, int size, bool positive)"
+    " -> Tensor"
+)
+def _gradient(
+    g: Tensor, x: Tensor, out: Tensor, places: Tensor, size: int, positive: bool
+) -> Tensor:
+    """``positive``: of windows whose largest entry is not, nothing comes back."""
+    if triton_pool.fits(x):
+        g, x, out = g.contiguous(), x.contiguous(), out.contiguous()
+        return triton_pool.gradient(g, x, out, size, positive=positive)
+    window, rows = [size, size], _images(x)
+    derive = torch.ops.aten.max_pool2d_with_indices_backward
+    result = derive(_images(g), rows, window, window, *_NONE, _images(places))
+    if positive:
+        result = torch.ops.aten.threshold_backward(result, rows, 0)
+    spread: Tensor = result.unflatten(0, x.shape[:-3])
+    return spread
+
+
+def _images(x: Tensor) -> Tensor:
+    """All clients' images in one row."""
+    return x.flatten(0, -4)
 
 
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, size: int) -> Tensor:
-        return _pooled(x.contiguous(), size)
+    def forward(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+        out, places = _pooled(x, size)
+        return out, places
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         x, ctx.size = inputs
-        ctx.save_for_backward(x, output)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, *output)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> Any:
         return _Spread.apply(g, *ctx.saved_tensors, ctx.size), None
 
     @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, size: int) -> tuple[Tensor, int]:
-        return _Pool.apply(x.movedim(dims[0], 0), size), 0
+    def vmap(info: Any, dims: Any, x: Tensor, size: int) -> tuple[Any, tuple[int, int]]:
+        return _Pool.apply(x.movedim(dims[0], 0), size), (0, 0)
 
 
 class _Spread(torch.autograd.Function):
     """The gradient of a pool; linear in ``g``, and constant in the rest."""
 
     @staticmethod
-    def forward(g: Tensor, x: Tensor, out: Tensor, size: int) -> Tensor:
-        return _gradient(g.contiguous(), x.contiguous(), out.contiguous(), size, False)
+    def forward(g: Tensor, x: Tensor, out: Tensor, places: Tensor, size: int) -> Tensor:
+        return _gradient(g, x, out, places, size, False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        _, x, out, ctx.size = inputs
-        ctx.save_for_backward(x, out)
+        _, *rest, ctx.size = inputs
+        ctx.save_for_backward(*rest)
 
     @staticmethod
     def backward(ctx: Any, d: Tensor) -> Any:
-        x, out = ctx.saved_tensors
+        x, out, places = ctx.saved_tensors
         size = ctx.size
-        taken = d * _Spread.apply(torch.ones_like(out), x, out, size)
-        rows = torch.stack(_places(taken, size, -1)).sum(0)
-        return torch.stack(_places(rows, size, -2)).sum(0), None, None, None
+        taken = d * _Spread.apply(torch.ones_like(out), x, out, places, size)
+        high, wide = out.shape[-2:]
+        cut = taken[..., : high * size, : wide * size]
+        picked = cut.unflatten(-1, (wide, size)).sum(-1).unflatten(-2, (high, size)).sum(-2)
+        return picked, None, None, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, dims: Any, g: Tensor, x: Tensor, out: Tensor, size: int
-    ) -> tuple[Tensor, int]:
+    def vmap(info: Any, dims: Any, *given: Any) -> tuple[Tensor, int]:
+        *tensors, size = given
         rows = [
             t.movedim(d, 0) if d is not None else t.expand(info.batch_size, *t.shape)
-            for t, d in zip((g, x, out), dims, strict=False)
+            for t, d in zip(tensors, dims, strict=False)
         ]
         return _Spread.apply(*rows, size), 0

@@ -8,6 +8,7 @@ from torch import Tensor, fx
 from . import rewrite
 from .layers import fuse_layers
 from .record import Body, Loop, Op, Recording, Registers, outside
+from .tidy import quicken, tidy
 
 Sizes = tuple[int, ...] | None
 
@@ -24,8 +25,10 @@ class Segment:
         for op in ops:
             weaver.add(op)
         graph = weaver.give((r, None) for r in self.outs)
+        constants = tidy(graph)
         fuse_layers(graph)
-        self.module = fx.GraphModule({}, graph)
+        quicken(graph)
+        self.module = fx.GraphModule(constants, graph)
         self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
     def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
@@ -51,12 +54,14 @@ class Step:
         for op in body.ops:
             weaver.add(op)
         graph = weaver.give(zip(body.outs, sizes, strict=True))
+        constants = tidy(graph)
         fuse_layers(graph)
         rewrite.fuse_descent(graph)
         carried = sum(1 if size is None else len(size) for size in sizes)
         rewrite.part_outputs(graph, carried, 1)
         rewrite.overwrite(graph, carried, 1)
-        self.module = fx.GraphModule({}, graph)
+        quicken(graph)
+        self.module = fx.GraphModule(constants, graph)
         self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
 
