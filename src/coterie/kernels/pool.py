@@ -82,7 +82,8 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, out: Tensor, places: Tensor, size: int) -> Tensor:
-        return _gradient(g, x, out, places, size, False)
+        spread: Tensor = _gradient(g, x, out, places, size, False)
+        return spread
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
