@@ -126,7 +126,7 @@ def test_every_image_moves_by_itself_and_anew_in_every_step():
 
 def test_the_frame_is_black_before_scaling():
     on = task(LOCAL, cnn, recipe=replace(RECIPE, augment="crop_flip"))
-    on.scale, on.shift = on.scale * 2, on.shift + 3.0
+    on.scaled, on.scale, on.shift = True, on.scale * 2, on.shift + 3.0
     x = one_client(on, 0).batch(0).x
     assert (x == 3.0).any()
     assert not (x == 0.0).any()

@@ -12,8 +12,10 @@ A tape is trusted only if it gives what the call gives when its clients stand in
 whatever was taken for the same in every round, and is not, would show.
 """
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -23,9 +25,10 @@ from torch import Tensor
 from .. import tree
 from ..client import Clock
 from ..kernels import ManyClients
-from ..tape import Recording, Tape
+from ..tape import Recording, RecordingError, Tape
 from ..tree import Tree
 
+_LOG = logging.getLogger(__name__)
 KEPT = 64  # tapes; clients of ever new sizes would fill the memory with them
 _CLOSE = {torch.float64: 1e-6}  # relative; float32 drifts as training goes on
 _ROUGHLY = 0.02
@@ -67,35 +70,59 @@ class Player:
     def _recorded(
         self, call: Callable[..., Tree], inputs: tuple[Tree, ...], clock: Clock | None
     ) -> "_Playing | None":
-        expected = call(*inputs)
+        with _full_precision():
+            expected = call(*inputs)
         if clock is not None and clock.asked:
             return None
         try:
-            copies = list(map(_copied, _tensors(inputs)))  # no tensor twice among them
-            with Recording(copies) as recording, ManyClients():
-                result = call(*_rebuilt(inputs, iter(copies)))
-            playing = _Playing(Tape(recording, _tensors(result)), result, capture=self._capture)
-            turned = playing(tuple(map(_turned, inputs)))
-        except Exception:  # whatever cannot be recorded is done as it is written
+            playing = _Playing(*_taped(call, inputs))
+            with _full_precision():
+                turned = playing(tuple(map(_turned, inputs)))
+            if not _agree(_turned(turned), expected):
+                raise RecordingError("its clients in another order give something else")
+            if self._capture:
+                playing.capture(inputs)
+        except Exception as error:  # whatever cannot be recorded is done as it is written
+            _LOG.info("a call is not played, which is slower: %s", error)
             return None
-        return playing if _agree(_turned(turned), expected) else None
+        return playing
+
+
+def _taped(call: Callable[..., Tree], inputs: tuple[Tree, ...]) -> tuple[Tape, Tree]:
+    """A recording of a call, and what it returned."""
+    copies = list(map(_copied, _tensors(inputs)))  # no tensor twice among them
+    with Recording(copies) as recording, ManyClients():
+        result = call(*_rebuilt(inputs, iter(copies)))
+    return Tape(recording, _tensors(result)), result
+
+
+@contextmanager
+def _full_precision() -> Iterator[None]:
+    """Without tf32: differences of losses are compared, which it rounds away."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
 
 
 class _Playing:
     """One form of a call."""
 
-    def __init__(self, tape: Tape, like: Tree, *, capture: bool) -> None:
+    def __init__(self, tape: Tape, like: Tree) -> None:
         self._tape, self._like = tape, tree.map_leaves(lambda leaf: leaf.new_empty(0), like)
-        self._capture = capture
         self._graph: _Graph | None = None
 
     def __call__(self, inputs: tuple[Tree, ...]) -> Tree:
         flat = [leaf.contiguous() for leaf in _tensors(inputs)]  # as it was recorded
-        if not self._capture:
-            return _rebuilt(self._like, iter(self._tape(flat)))
-        if self._graph is None:
-            self._graph = _Graph(self._tape, flat)
-        return _rebuilt(self._like, iter(self._graph.replay(flat)))
+        found = self._tape(flat) if self._graph is None else self._graph.replay(flat)
+        return _rebuilt(self._like, iter(found))
+
+    def capture(self, inputs: tuple[Tree, ...]) -> None:
+        """Make one CUDA graph of it."""
+        self._graph = _Graph(self._tape, _tensors(inputs))
 
 
 class _Graph:
