@@ -30,8 +30,7 @@ from ..tree import Tree
 
 _LOG = logging.getLogger(__name__)
 KEPT = 64  # tapes; clients of ever new sizes would fill the memory with them
-_CLOSE = {torch.float64: 1e-6}  # relative; float32 drifts as training goes on
-_ROUGHLY = 0.02
+_EXACTLY, _ROUGHLY = 1e-6, 0.02  # relative; float32 drifts as training goes on
 
 
 class Player:
@@ -170,14 +169,17 @@ def _turned(rows: Tree) -> Tree:
 
 
 def _agree(found: Tree, expected: Tree) -> bool:
-    return all(_close(a, b) for a, b in zip(_tensors(found), _tensors(expected), strict=True))
+    """Whether two results are the same to rounding: that of the least exact numbers in them."""
+    pairs = list(zip(_tensors(found), _tensors(expected), strict=True))
+    exact = all(b.dtype == torch.float64 for _, b in pairs if b.is_floating_point())
+    return all(_close(a, b, _EXACTLY if exact else _ROUGHLY) for a, b in pairs)
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
     if not b.is_floating_point():
         return torch.equal(a, b)
     finite = b.isfinite()
     if not torch.equal(a.isfinite(), finite):
         return False
     a, b = a[finite], b[finite]
-    return bool((a - b).norm() <= _CLOSE.get(b.dtype, _ROUGHLY) * b.norm() + 1e-30)
+    return bool((a - b).norm() <= tolerance * b.norm() + 1e-30)
