@@ -28,6 +28,7 @@ DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
 PROBE_STEPS = 4
 REPAID_AFTER = 10  # rounds: writing one down costs about as much as five rounds without
 CORES = torch.get_num_threads()  # what torch would use if nobody chose
+_METHOD = Local()  # one and the same: what is played is known by its method
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
@@ -78,8 +79,8 @@ def measure(
         try:
             engine = VmapEngine(probe, chunk=size, threads=many, play=play)
             seconds = _seconds(engine, size * engine.threads)
-        except (RuntimeError, CoterieError):  # an operation that vmap cannot batch
-            break
+        except (RuntimeError, CoterieError):  # too large, or an operation that vmap cannot batch
+            continue
         if seconds < best["seconds"]:
             best = {"engine": "vmap", "chunk": size, "seconds": seconds, "threads": engine.threads}
     return best
@@ -90,14 +91,14 @@ def _seconds(engine: Engine, clients: int) -> float:
     task = engine.task
     able = (task.sizes > 0).nonzero().flatten()[:clients]
     round = round_of(task, 0, 1, able)
-    _, states = Local().init(task)
+    _, states = _METHOD.init(task)
     rows = states._replace(w=states.w[able])
     return min([_timed(engine, rows, round) for _ in range(3)][1:]) / len(able)
 
 
 def _timed(engine: Engine, rows: Any, round: Round) -> float:
     began = time.perf_counter()
-    engine.local(Local(), (), rows, round)
+    engine.local(_METHOD, (), rows, round)
     if engine.task.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - began
