@@ -10,6 +10,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
 from coterie.engines import ENGINES, auto, make_engine
+from coterie.engines.heap import roomy
 from coterie.engines.vmap import VmapEngine
 from coterie.engines.wire import pack, unpack
 from coterie.errors import ConfigError, EngineError
@@ -26,6 +27,21 @@ def test_auto_chooses_remembers_and_says_so(monkeypatch):
     assert remembered["engine"] == first.choice["engine"]
     monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("measured again"))
     assert make_engine("auto", on).choice == first.choice
+
+
+def test_auto_times_what_is_played_and_not_its_recording():
+    engine = VmapEngine(task(Local()), chunk=5)
+    auto._seconds(engine, 5)
+    assert len(engine._player._known) == 1
+    assert engine._player.unplayed == 0
+
+
+def test_rows_have_their_room_wherever_it_is():
+    like = torch.zeros(2, 300_000)
+    room = roomy(like, 5)
+    assert room.shape == (5, 300_000)
+    room.fill_(1.0)
+    assert room.sum() == room.numel()
 
 
 def test_auto_measures_anew_for_another_model():

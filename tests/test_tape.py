@@ -84,6 +84,18 @@ def test_a_loop_is_noted_once_and_its_weights_are_moved_in_place():
     assert torch.Tensor.baddbmm_ in targets(tape)
 
 
+def test_what_comes_twice_or_never_changes_is_left_out():
+    def call(w, x):
+        places = torch.arange(4) * 2 + 1
+        twice = (w[:4] * places).sum() + (w[:4] * (torch.arange(4) * 2 + 1)).sum()
+        return twice + x.transpose(0, 1).transpose(0, 1).detach().view(5, 4).sum()
+
+    left = targets(assert_played(vmap(call)))
+    assert aten.arange.default not in left
+    assert torch.transpose not in left
+    assert sum(target in (torch.mul, aten.mul.Tensor) for target in left) == 1
+
+
 def test_a_rate_for_every_weight():
     def call(w, x):
         def step(number, _, v):
