@@ -16,8 +16,8 @@ def keep_freed_memory() -> None:
     """Let the process keep what it frees for what it allocates next.
 
     A played round allocates and frees the same large tensors in every step. By default glibc gives
-    them back to the system each time, and the system then hands out empty pages one by one: up to
-    half the time of a round of small models. Elsewhere than on Linux with glibc nothing happens.
+    them back to the system each time, and the system then hands out empty pages one by one: more
+    than a third of a round of small models. Elsewhere than on Linux with glibc nothing happens.
     """
     if sys.platform != "linux":
         return

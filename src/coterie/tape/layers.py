@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from .. import kernels  # noqa: F401  # defines torch.ops.coterie
-from .rewrite import WHOLE_VIEWS, drop_unused
+from .rewrite import WHOLE_VIEWS, drop_unused, origin
 
 aten, ours = torch.ops.aten, torch.ops.coterie
 
@@ -54,7 +54,7 @@ def _relu(node: fx.Node) -> None:
 def _relu_gradient(node: fx.Node) -> None:
     """The gradient of ``pool(relu(·))``: none where the largest entry is not positive."""
     spread = _only(node.args[0], ours.pool_gradient.default)
-    if spread is None or node.args[2] != 0 or _origin(spread.args[1]) is not _origin(node.args[1]):
+    if spread is None or node.args[2] != 0 or origin(spread.args[1]) is not origin(node.args[1]):
         return
     spread.args = (*spread.args[:-1], True)
     node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
@@ -69,9 +69,3 @@ def _only(node: Any, target: Any) -> fx.Node | None:
             return None
         node = node.args[0]
     return None
-
-
-def _origin(node: Any) -> Any:
-    while node.target in WHOLE_VIEWS:
-        node = node.args[0]
-    return node

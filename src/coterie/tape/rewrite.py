@@ -345,14 +345,14 @@ def overwrite(graph: fx.Graph, carried: int, first: int) -> None:
     inputs = _inputs(graph, carried, first)
     outputs: Any = graph.output_node().args[0]
     for into, out in zip(inputs, outputs, strict=True):
-        node = _origin(out)
+        node = origin(out)
         target = _IN_PLACE.get(node.target)
-        free = target is not None and _origin(node.args[0]) is into
+        free = target is not None and origin(node.args[0]) is into
         if free and all(order[user] <= order[node] for user in _readers(into)):
             node.target = target
 
 
-def _origin(node: Any) -> Any:
+def origin(node: Any) -> Any:
     """What a node is a view of, whole."""
     while node.target in WHOLE_VIEWS:
         node = node.args[0]
