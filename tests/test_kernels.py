@@ -259,3 +259,11 @@ def test_triton_pools_as_torch_does(image, exact):
         return lambda x: (vmap(f)(x), vmap(grad(lambda x: (f(x) ** 2).sum()))(x))
 
     assert_same(each(lambda x: max_pool(x, 2)), each(lambda x: F.max_pool2d(x, 2)), x)
+
+
+@gpu
+def test_triton_reads_a_bias_that_is_part_of_a_longer_vector(exact):
+    x, w, vector = on_gpu(3, 4, 2, 8, 8), on_gpu(3, 6, 2, 3, 3), on_gpu(3, 50)
+    bias = vector[:, 10:16]
+    found = torch.ops.coterie.convolve(x, w, bias, [1, 1], [0, 0], False)
+    assert_close(found, vmap(F.conv2d)(x, w) + bias[:, None, :, None, None])

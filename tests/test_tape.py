@@ -8,7 +8,7 @@ from torch.func import grad, vmap
 
 from coterie import tree
 from coterie.algorithms.fedavg import FedAvg
-from coterie.engines.player import Player
+from coterie.engines.player import Player, _compare
 from coterie.engines.vmap import VmapEngine
 from coterie.tape import Recording, RecordingError, Tape, scan
 from coterie.task import Recipe
@@ -356,7 +356,7 @@ def test_what_cannot_be_recorded_is_done_as_it_is_written():
     assert not player_agrees(lambda w, x: w * (1.0 if bool((w - x.sum()).mean() > 0) else 2.0))
 
 
-@pytest.mark.parametrize("factors", [(1, 2, 3, 4), (torch.inf, 1, 2, 3)])
+@pytest.mark.parametrize("factors", [(1, 2, 3, 4, 5), (torch.inf, 1, 2, 3, 4)])
 def test_a_constant_that_is_another_in_every_call_is_noticed(factors):
     left, player = list(factors), Player(capture=False)
 
@@ -364,7 +364,7 @@ def test_a_constant_that_is_another_in_every_call_is_noticed(factors):
         return w * torch.tensor(left.pop(0), dtype=w.dtype)
 
     w, x = drawn(0)
-    for factor in factors[2:]:  # two calls are made to record
+    for factor in factors[3:]:  # three calls are made to record and to compare
         assert torch.equal(player("some", call, (w, x)), w * factor)
     assert player.unplayed == 1
 
@@ -373,6 +373,34 @@ def test_a_constant_that_stands_for_the_clients_is_noticed():
     player, (w, x) = Player(capture=False), drawn(0)
     player("some", lambda a, b: a * torch.tensor([1.0, 2.0, 3.0])[:, None], (w, x))
     assert player.unplayed == 1
+
+
+def test_a_constant_that_stands_for_what_all_clients_share_is_noticed():
+    player, (w, _) = Player(capture=False), drawn(0)
+    slot = torch.tensor([[0], [1], [2]])
+    table = w.clone()  # not an input: the bank's is read where the recording does not look
+    player("some", lambda bank: table[bank.slot[:, 0]], (Bank(w, slot, slot),))
+    assert player.unplayed == 0  # nothing is wrong with it
+    player("other", lambda bank: hidden(bank.models)[bank.slot[:, 0]], (Bank(w, slot, slot),))
+    assert player.unplayed == 1
+
+
+def hidden(models):
+    """The same numbers by a way that no recording sees."""
+    return torch.tensor(models.tolist(), dtype=models.dtype)
+
+
+def test_a_tape_may_be_off_by_what_rounding_does_to_the_call():
+    expected = (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 2, 3]))
+    off = (torch.tensor([1.0, 2.0, 3.2]), torch.tensor([0, 1, 3, 2]))
+    _compare(expected, expected, again=None)
+    _compare(off, expected, again=lambda share: off if share else expected)
+    for exact in range(2):
+        steady = tuple(pair[at == exact] for at, pair in enumerate(zip(off, expected, strict=True)))
+        with pytest.raises(RecordingError, match=f"result {exact}, "):
+            _compare(off, expected, again=lambda share, own=steady: own if share else expected)
+    with pytest.raises(RecordingError, match="every time"):
+        _compare(off, expected, again=lambda share: off)
 
 
 def test_a_table_that_all_clients_share():

@@ -36,7 +36,8 @@ def _convolved(
     x: Tensor, w: Tensor, b: Tensor | None, stride: list[int], padding: list[int], relu: bool
 ) -> Tensor:
     if triton_conv.fits(x, w, stride):
-        return triton_conv.convolve(x.contiguous(), w.contiguous(), padding, b, relu=relu)
+        bias = None if b is None else b.contiguous()
+        return triton_conv.convolve(x.contiguous(), w.contiguous(), padding, bias, relu=relu)
     if x.is_cuda:
         out = _grouped(x, w, b, stride, padding)
     else:
