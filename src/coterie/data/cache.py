@@ -1,8 +1,4 @@
-"""Arrays that are slow to make, kept in the user's cache folder under the hash of their source.
-
-The folder is ``$COTERIE_CACHE``, else ``$XDG_CACHE_HOME/coterie``, else ``~/.cache/coterie``. It
-may be deleted at any time.
-"""
+"""Arrays that are slow to make, kept in the user's cache folder under the hash of their source."""
 
 import contextlib
 import hashlib
@@ -14,16 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..cache import folder
 from .arrays import Array
 
 Arrays = dict[str, Array]
-
-
-def folder() -> Path:
-    """Where cached arrays lie."""
-    if own := os.environ.get("COTERIE_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "coterie"
 
 
 def key(*sources: str | Array) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from ..algorithm import Round, round_of
 from ..algorithms.local import Local
+from ..cache import folder
 from ..errors import CoterieError
 from ..task import Task
 from .base import Engine
@@ -145,10 +146,8 @@ def footprint(task: Task) -> int:
 
 
 def cache_file() -> Path:
-    """Where measurements are remembered; COTERIE_CACHE moves it."""
-    root = os.environ.get("COTERIE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    base = Path(root) if root else Path.home() / ".cache"
-    return base / "coterie" / "engines.json"
+    """Where measurements are remembered."""
+    return folder() / "engines.json"
 
 
 def _key(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import triton_conv
+from . import native_conv, triton_conv
 from .operation import operation
 
 Pair = tuple[int, int]
@@ -38,6 +38,9 @@ def _convolved(
     if triton_conv.fits(x, w, stride):
         bias = None if b is None else b.contiguous()
         return triton_conv.convolve(x.contiguous(), w.contiguous(), padding, bias, relu=relu)
+    found = native_conv.convolve(x, w, b, stride, padding, relu)
+    if found is not None:
+        return found
     if x.is_cuda:
         out = _grouped(x, w, b, stride, padding)
     else:
@@ -54,6 +57,9 @@ def _to_images(
     if triton_conv.fits(g, w, stride) and min(around) >= 0:
         turned = w.flip(-1, -2).transpose(1, 2).contiguous()
         return triton_conv.convolve(g.contiguous(), turned, around)
+    found = native_conv.to_images(g, w, size, stride, padding)
+    if found is not None:
+        return found
     x = g.new_empty(()).expand(*g.shape[:2], w.shape[2], *size)
     return _backward(g, x, w, stride, padding, images=True)
 
@@ -66,6 +72,9 @@ def _to_filters(
 ) -> Tensor:
     if triton_conv.fits(g, x, stride):
         return triton_conv.to_filters(g.contiguous(), x.contiguous(), size, padding)
+    found = native_conv.to_filters(g, x, size, stride, padding)
+    if found is not None:
+        return found
     w = g.new_empty(()).expand(g.shape[0], g.shape[2], x.shape[2], *size)
     return _backward(g, x, w, stride, padding, images=False)
 

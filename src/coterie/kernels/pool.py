@@ -1,7 +1,7 @@
 """Max pooling over windows that do not overlap.
 
-A GPU does not remember places: the first of the largest entries of a window takes the gradient, as
-in torch, and is found again. A CPU pools as torch does, which is fast where channels come last.
+Our kernels do not remember places: the first of the largest entries of a window takes the gradient,
+as in torch, and is found again. Where there are none, torch pools and remembers.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import triton_pool
+from . import native_pool, triton_pool
 from .operation import operation
 
 _NONE = [0, 0], [1, 1], False  # padding, dilation, ceil_mode
@@ -24,8 +24,10 @@ def max_pool(x: Tensor, size: int) -> Tensor:
 
 @operation("pool(Tensor x, int size) -> (Tensor, Tensor)")
 def _pooled(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    if triton_pool.fits(x):
-        return triton_pool.pool(x.contiguous(), size), x.new_empty(*x.shape[:-3], 0)
+    found = triton_pool.pool(x.contiguous(), size) if triton_pool.fits(x) else None
+    found = native_pool.pool(x, size) if found is None else found
+    if found is not None:
+        return found, x.new_empty(*x.shape[:-3], 0)
     window = [size, size]
     out = torch.ops.aten.max_pool2d_with_indices(_images(x), window, window, *_NONE)
     return out[0].unflatten(0, x.shape[:-3]), out[1].unflatten(0, x.shape[:-3])
@@ -42,6 +44,9 @@ def _gradient(
     if triton_pool.fits(x):
         g, x, out = g.contiguous(), x.contiguous(), out.contiguous()
         return triton_pool.gradient(g, x, out, size, positive=positive)
+    found = native_pool.gradient(g, x, out, size, positive=positive)
+    if found is not None:
+        return found
     window, rows = [size, size], _images(x)
     derive = torch.ops.aten.max_pool2d_with_indices_backward
     result = derive(_images(g), rows, window, window, *_NONE, _images(places))

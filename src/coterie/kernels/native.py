@@ -1,0 +1,90 @@
+"""C++ for this machine, compiled when it is first needed and kept in the user's cache.
+
+The sources lie in ``cpp/`` and need nothing but a compiler: their sizes are macros, and they are
+called through ``ctypes``, which lets other threads run meanwhile. Where there is no compiler, or it
+fails, the caller goes on with torch. The environment's ``CXX`` names another compiler; empty, none.
+"""
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from ..cache import folder
+
+_LOG = logging.getLogger(__name__)
+_SOURCES = Path(__file__).parent / "cpp"
+_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
+_REALS = {torch.float32: "float", torch.float64: "double"}
+_compiling = Lock()
+
+
+def library(name: str, dtype: torch.dtype, **sizes: int) -> ctypes.CDLL | None:
+    """The functions of a source for these sizes; None where they cannot be had."""
+    if dtype not in _REALS:
+        return None
+    with _compiling:
+        return _library(name, (f"REAL={_REALS[dtype]}", *(f"{k}={v}" for k, v in sizes.items())))
+
+
+def at(tensor: Tensor | None) -> ctypes.c_void_p:
+    """Where a tensor lies."""
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+@cache
+def compiler() -> str | None:
+    """The C++ compiler, if there is one."""
+    named = os.environ.get("CXX")
+    candidates = ("c++", "g++", "clang++") if named is None else (named,)
+    return next((found for name in candidates if (found := shutil.which(name))), None)
+
+
+@cache
+def _library(name: str, macros: tuple[str, ...]) -> ctypes.CDLL | None:
+    command = compiler()
+    if command is None:
+        return None
+    sources = [_SOURCES / f"{name}.cpp", *sorted(_SOURCES.glob("*.h"))]
+    parts = (command, _machine(), *_OPTIONS, *macros, *(path.read_text() for path in sources))
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+    kept = folder() / "native" / f"{name}-{key}.so"
+    try:
+        if not kept.exists():
+            _compile(command, sources[0], macros, kept)
+        return ctypes.CDLL(str(kept))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        _LOG.info("%s is not compiled for %s, which is slower: %s", name, macros, said)
+        return None
+
+
+def _compile(command: str, source: Path, macros: tuple[str, ...], kept: Path) -> None:
+    """All of it or nothing, whoever else compiles the same."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as place:
+        made = Path(place) / "made.so"
+        defined = [f"-D{macro}" for macro in macros]
+        arguments = [command, *_OPTIONS, *defined, str(source), "-o", str(made)]
+        subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
+        made.replace(kept)
+
+
+@cache
+def _machine() -> str:
+    """What code for this machine may not be run on another: its instructions."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine() + platform.processor()
+    return platform.machine() + next((line for line in lines if line.startswith("flags")), "")

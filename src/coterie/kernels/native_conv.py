@@ -1,0 +1,79 @@
+"""Convolutions of few channels for many clients on a CPU, in C++ (``cpp/conv.cpp``).
+
+Libraries compute layers of a few channels far below what a CPU can do. Where channels are many,
+they are faster: every function here says None then, and where nothing could be compiled.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .native import at, library
+
+_FEW = 8  # channels; beyond them oneDNN was faster (docs/results/speed.md)
+
+
+def convolve(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    relu: bool,
+) -> Tensor | None:
+    """Images ``[g, n, ci, h, w]`` with filters ``[g, co, ci, kh, kw]``."""
+    layer = _layer(w.shape[1:3], x.shape[3:], w.shape[3:], stride, padding, x.dtype)
+    if layer is None or x.is_cuda:
+        return None
+    high, wide = (
+        n + 2 * p - k + 1 for n, p, k in zip(x.shape[3:], padding, w.shape[3:], strict=True)
+    )
+    x, w, b = x.contiguous(), w.contiguous(), None if b is None else b.contiguous()
+    out = x.new_empty(*x.shape[:2], w.shape[1], high, wide)
+    layer.convolve(*x.shape[:2], at(x), at(w), at(b), int(relu), at(out))
+    return out
+
+
+def to_images(
+    d: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor | None:
+    """A gradient ``[g, n, co, h', w']`` with filters: the derivative for images of this size."""
+    layer = _layer(w.shape[1:3], size, w.shape[3:], stride, padding, d.dtype)
+    if layer is None or d.is_cuda or any(p >= k for p, k in zip(padding, w.shape[3:], strict=True)):
+        return None
+    d, w = d.contiguous(), w.contiguous()
+    out = d.new_empty(*d.shape[:2], w.shape[2], *size)
+    layer.to_images(*d.shape[:2], at(d), at(w), at(out))
+    return out
+
+
+def to_filters(
+    d: Tensor, x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor | None:
+    """A gradient with images: the derivative for filters of this size."""
+    layer = _layer((d.shape[2], x.shape[2]), x.shape[3:], size, stride, padding, d.dtype)
+    if layer is None or d.is_cuda:
+        return None
+    d, x = d.contiguous(), x.contiguous()
+    out = d.new_empty(d.shape[0], d.shape[2], x.shape[2], *size)
+    layer.to_filters(*d.shape[:2], at(d), at(x), at(out))
+    return out
+
+
+def _layer(
+    width: Sequence[int],
+    image: Sequence[int],
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dtype: torch.dtype,
+) -> ctypes.CDLL | None:
+    filters, channels = width
+    if channels > _FEW or list(stride) != [1, 1]:
+        return None
+    return library(
+        "conv", dtype, CHANNELS=channels, FILTERS=filters, HEIGHT=image[0], WIDTH=image[1],
+        ROWS=size[0], COLUMNS=size[1], PAD_Y=padding[0], PAD_X=padding[1],
+    )  # fmt: skip
