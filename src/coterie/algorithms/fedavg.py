@@ -30,8 +30,8 @@ class Update(NamedTuple):
 
 
 def average(w: Tensor, uploads: Update, weighting: Weighting, server_lr: float) -> Tensor:
-    """``w + η_g Σ p_i (w_i − w)`` over whoever replied."""
-    return w + server_lr * mix(shares(uploads.size, weighting), uploads.w - w)
+    """``w + η_g (Σ p_i w_i − w)`` over whoever replied."""
+    return w + server_lr * (mix(shares(uploads.size, weighting), uploads.w) - w)
 
 
 @dataclass(frozen=True)

@@ -24,17 +24,23 @@ from ..cache import folder
 
 _LOG = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "cpp"
-_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
-_REALS = {torch.float32: "float", torch.float64: "double"}
+_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fwrapv", "-shared", "-fPIC")
+REALS = {torch.float32: "float", torch.float64: "double"}
 _compiling = Lock()
 
 
 def library(name: str, dtype: torch.dtype, **sizes: int) -> ctypes.CDLL | None:
     """The functions of a source for these sizes; None where they cannot be had."""
-    if dtype not in _REALS:
+    if dtype not in REALS:
         return None
+    macros = f"REAL={REALS[dtype]}", *(f"{key}={size}" for key, size in sizes.items())
+    return compiled(name, (_SOURCES / f"{name}.cpp").read_text(), macros)
+
+
+def compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL | None:
+    """The functions of this source; None where they cannot be had."""
     with _compiling:
-        return _library(name, (f"REAL={_REALS[dtype]}", *(f"{k}={v}" for k, v in sizes.items())))
+        return _compiled(name, source, macros)
 
 
 def at(tensor: Tensor | None) -> ctypes.c_void_p:
@@ -51,33 +57,38 @@ def compiler() -> str | None:
 
 
 @cache
-def _library(name: str, macros: tuple[str, ...]) -> ctypes.CDLL | None:
+def _compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL | None:
     command = compiler()
     if command is None:
         return None
-    sources = [_SOURCES / f"{name}.cpp", *sorted(_SOURCES.glob("*.h"))]
-    parts = (command, _machine(), *_OPTIONS, *macros, *(path.read_text() for path in sources))
+    parts = (command, _machine(), *_OPTIONS, *macros, source, *_headers())
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     kept = folder() / "native" / f"{name}-{key}.so"
     try:
         if not kept.exists():
-            _compile(command, sources[0], macros, kept)
+            _compile(command, source, macros, kept)
         return ctypes.CDLL(str(kept))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        _LOG.info("%s is not compiled for %s, which is slower: %s", name, macros, said)
+        _LOG.info("%s is not compiled, which is slower: %s", name, said)
         return None
 
 
-def _compile(command: str, source: Path, macros: tuple[str, ...], kept: Path) -> None:
+def _compile(command: str, source: str, macros: tuple[str, ...], kept: Path) -> None:
     """All of it or nothing, whoever else compiles the same."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=kept.parent) as place:
-        made = Path(place) / "made.so"
+        text, made = Path(place) / "source.cpp", Path(place) / "made.so"
+        text.write_text(source)
         defined = [f"-D{macro}" for macro in macros]
-        arguments = [command, *_OPTIONS, *defined, str(source), "-o", str(made)]
+        arguments = [command, *_OPTIONS, f"-I{_SOURCES}", *defined, str(text), "-o", str(made)]
         subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
         made.replace(kept)
+
+
+@cache
+def _headers() -> tuple[str, ...]:
+    return tuple(path.read_text() for path in sorted(_SOURCES.glob("*.h")))
 
 
 @cache

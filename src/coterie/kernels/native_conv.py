@@ -74,6 +74,6 @@ def _layer(
     if channels > _FEW or list(stride) != [1, 1]:
         return None
     return library(
-        "conv", dtype, CHANNELS=channels, FILTERS=filters, HEIGHT=image[0], WIDTH=image[1],
+        "conv", dtype, CHANNELS=channels, MAPS=filters, HEIGHT=image[0], WIDTH=image[1],
         ROWS=size[0], COLUMNS=size[1], PAD_Y=padding[0], PAD_X=padding[1],
     )  # fmt: skip

@@ -57,4 +57,4 @@ def _functions(x: Tensor, size: int, last: bool) -> ctypes.CDLL | None:
         return None
     channels, high, wide = x.shape[-3:]
     inner = channels if last else 1
-    return library("pool", x.dtype, SIZE=size, HEIGHT=high, WIDTH=wide, INNER=inner)
+    return library("pool", x.dtype, WINDOW=size, HEIGHT=high, WIDTH=wide, CHANNELS=inner)

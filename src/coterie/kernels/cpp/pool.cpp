@@ -1,51 +1,11 @@
-// Max pooling over windows of SIZE x SIZE entries that do not overlap. The largest entry is not
-// remembered but found again: of equal ones the first takes the gradient, as in torch.
-//
-// Entries are INNER apart: a plane's channels come last in memory, or there is one (INNER = 1).
-#include <cstddef>
-#include <cstring>
+// Windows of many planes; the sizes are macros (see native_pool.py).
+#include "pool.h"
 
-#include "vector.h"
+typedef Windows<HEIGHT, WIDTH, WINDOW, CHANNELS> The;
 
-enum { OUT_H = HEIGHT / SIZE, OUT_W = WIDTH / SIZE, ACROSS = WIDTH * INNER };
+extern "C" void pool(ptrdiff_t planes, const real* x, real* out) { The::pool(planes, x, out); }
 
-// A NaN is larger than everything, as in torch.
-static inline real larger(real a, real b) { return a > b || a != a ? a : b; }
-
-extern "C" void pool(ptrdiff_t planes, const real* x, real* out) {
-  for (ptrdiff_t p = 0; p < planes; p++, x += HEIGHT * ACROSS)
-    for (int y = 0; y < OUT_H; y++, out += OUT_W * INNER) {
-      const real* rows = x + y * SIZE * ACROSS;
-      for (int at = 0; at < OUT_W; at++)
-        for (int c = 0; c < INNER; c++) {
-          const real* corner = rows + at * SIZE * INNER + c;
-          real most = corner[0];
-          for (int k = 1; k < SIZE * SIZE; k++)
-            most = larger(corner[k / SIZE * ACROSS + k % SIZE * INNER], most);
-          out[at * INNER + c] = most;
-        }
-    }
-}
-
-// ``positive``: windows whose largest entry is not positive give nothing back.
 extern "C" void spread(ptrdiff_t planes, const real* d, const real* x, const real* out,
                        int positive, real* to) {
-  if (HEIGHT % SIZE || WIDTH % SIZE) memset(to, 0, planes * HEIGHT * ACROSS * sizeof(real));
-  for (ptrdiff_t p = 0; p < planes; p++, x += HEIGHT * ACROSS, to += HEIGHT * ACROSS)
-    for (int y = 0; y < OUT_H; y++, d += OUT_W * INNER, out += OUT_W * INNER) {
-      const real* rows = x + y * SIZE * ACROSS;
-      real* into = to + y * SIZE * ACROSS;
-      for (int at = 0; at < OUT_W; at++)
-        for (int c = 0; c < INNER; c++) {
-          const size_t corner = at * SIZE * INNER + c;
-          const real most = out[at * INNER + c];
-          real left = most > 0 || !positive ? d[at * INNER + c] : 0;
-          for (int k = 0; k < SIZE * SIZE; k++) {
-            const size_t place = corner + k / SIZE * ACROSS + k % SIZE * INNER;
-            const bool here = rows[place] == most;
-            into[place] = here ? left : 0;
-            left = here ? 0 : left;
-          }
-        }
-    }
+  The::spread(planes, d, x, out, positive, to);
 }

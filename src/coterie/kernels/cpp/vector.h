@@ -1,5 +1,7 @@
 // Vectors as wide as the machine's registers, which may begin anywhere.
 #pragma once
+#include <cstddef>
+#include <cstring>
 
 typedef REAL real;
 
@@ -12,13 +14,35 @@ enum { BYTES = 16, REGISTERS = 24 };
 #endif
 enum { LANES = BYTES / sizeof(real) };
 
-typedef real vector_t __attribute__((vector_size(BYTES), aligned(sizeof(real)), may_alias));
+template <int N>
+struct Lanes {
+  typedef real type __attribute__((vector_size(N * sizeof(real)), aligned(sizeof(real)), may_alias));
+};
+typedef Lanes<LANES>::type vector_t;
 
 static inline vector_t load(const real* from) { return *(const vector_t*)from; }
 static inline void store(real* to, vector_t value) { *(vector_t*)to = value; }
 
-static inline real sum(vector_t value) {
-  real total = 0;
-  for (int lane = 0; lane < LANES; lane++) total += value[lane];
-  return total;
+// The sum of all lanes: halves are added to halves.
+template <int N>
+static inline real sum(typename Lanes<N>::type value) {
+  if constexpr (N == 2) {
+    return value[0] + value[1];
+  } else {
+    typename Lanes<N / 2>::type low, high;
+    memcpy(&low, &value, sizeof(low));
+    memcpy(&high, (const char*)&value + sizeof(low), sizeof(high));
+    return sum<N / 2>(low + high);
+  }
+}
+
+// The sum of n neighbours.
+static inline real sum(const real* from, ptrdiff_t n) {
+  vector_t total[4] = {};
+  ptrdiff_t i = 0;
+  for (; i + 4 * LANES <= n; i += 4 * LANES)
+    for (int v = 0; v < 4; v++) total[v] += load(from + i + v * LANES);
+  real rest = sum<LANES>((total[0] + total[1]) + (total[2] + total[3]));
+  for (; i < n; i++) rest += from[i];
+  return rest;
 }
