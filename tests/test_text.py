@@ -53,7 +53,7 @@ def test_texts_a_client_run_end_to_end(corpus, engine):
 def test_vmap_refuses_recurrent_layers(name):
     with pytest.raises(EngineError, match=r"LSTM layers; use engine\.name = 'loop'"):
         make_engine("vmap", sentences(name))
-    assert auto.measure(sentences(name), None, None, 1, play=False)["engine"] == "loop"
+    assert auto.measure(sentences(name), auto.How(False, False), None, None, 1)["engine"] == "loop"
 
 
 def test_an_operation_that_cannot_be_batched_says_what_to_do():

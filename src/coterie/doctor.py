@@ -72,8 +72,8 @@ def _cost_facts(
     assembly: Assembly, task: Task, methods: tuple[Method, ...]
 ) -> list[tuple[str, str]]:
     run, engine = assembly.config.run, assembly.config.engine
-    play = auto.pays(task, run.rounds)
-    found = auto.measure(task, engine.chunk, engine.memory_mib, engine.threads, play=play)
+    how = auto.repaid(task, run.rounds, play=engine.play, compile=engine.compile)
+    found = auto.measure(task, how, engine.chunk, engine.memory_mib, engine.threads)
     together = found.get("chunk", 1)
     held = task.population * task.model.size * task.start.element_size() * 4
     mib = (auto.footprint(task) * together + held) / 2**20

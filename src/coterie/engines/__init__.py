@@ -25,26 +25,27 @@ def make_engine(
     state: str = "device",
     threads: int | None = None,
     play: bool | None = None,
+    compile: bool | None = None,
     rounds: int = 1,
 ) -> Engine:
     """The engine of a configuration. ``auto`` measures; the others take what they are given.
 
-    ``play`` writes rounds down and plays them (``engines/player.py``); None does it where so many
-    ``rounds`` repay it.
+    ``play`` writes rounds down and plays them (``engines/player.py``), ``compile`` puts C++ in the
+    place of their loops on a CPU; None does it where so many ``rounds`` repay it.
     """
     from . import auto
     from .loop import LoopEngine
     from .vmap import VmapEngine
     from .wire import WireEngine
 
-    play = auto.pays(task, rounds) if play is None else play
+    how = auto.repaid(task, rounds, play=play, compile=compile)
     if name == "auto":
         return auto.pick(
-            task, chunk=chunk, memory_mib=memory_mib, threads=threads, state=state, play=play
+            task, how, chunk=chunk, memory_mib=memory_mib, threads=threads, state=state
         )
     if name == "vmap":
         chunk, threads = auto.fitting(task, chunk, memory_mib), threads or auto.CORES
-        return VmapEngine(task, chunk=chunk, state=state, threads=threads, play=play)
+        return VmapEngine(task, chunk=chunk, state=state, threads=threads, **how._asdict())
     if threads is not None:
         torch.set_num_threads(threads)
     if name == "loop":

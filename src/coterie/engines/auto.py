@@ -11,7 +11,7 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,7 @@ from ..algorithm import Round, round_of
 from ..algorithms.local import Local
 from ..cache import folder
 from ..errors import CoterieError
+from ..kernels.native import compiler
 from ..task import Task
 from .base import Engine
 from .loop import LoopEngine
@@ -28,39 +29,55 @@ CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
 PROBE_STEPS = 4
 REPAID_AFTER = 10  # rounds: writing one down costs about as much as five rounds without
+COMPILED_AFTER = 50  # rounds: a compiler takes some seconds, the first time
 CORES = torch.get_num_threads()  # what torch would use if nobody chose
 _METHOD = Local()  # one and the same: what is played is known by its method
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
-def pays(task: Task, rounds: int) -> bool:
-    """Whether a run of so many rounds is faster if they are written down and played."""
-    return task.device.type == "cuda" or rounds >= REPAID_AFTER
+class How(NamedTuple):
+    """What is done before the first round to make the others faster."""
+
+    play: bool  # write rounds down
+    compile: bool  # with C++ in the place of their loops
+
+
+def repaid(
+    task: Task, rounds: int, *, play: bool | None = None, compile: bool | None = None
+) -> How:
+    """What makes a run of so many rounds faster, unless it was said."""
+    on_gpu = task.device.type == "cuda"
+    if play is None:
+        play = on_gpu or rounds >= REPAID_AFTER
+    if compile is None:
+        compile = play and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
+    return How(play, compile)
 
 
 def pick(
     task: Task,
+    how: How,
     *,
     chunk: int | None,
     memory_mib: int | None,
     threads: int | None,
     state: str,
-    play: bool,
 ) -> Engine:
     """The fastest local engine for this task; a loop with the process set to its threads."""
-    key = _key(task, chunk, memory_mib, threads, play)
+    key = _key(task, chunk, memory_mib, threads, how)
     found = _read().get(key)
     if found is None:
-        found = measure(task, chunk, memory_mib, threads, play=play)
+        found = measure(task, how, chunk, memory_mib, threads)
         _write(key, found)
     if found["engine"] == "loop":
         torch.set_num_threads(found["threads"])
         return LoopEngine(task, state=state)
-    return VmapEngine(task, chunk=found["chunk"], state=state, threads=found["threads"], play=play)
+    size, threads = found["chunk"], found["threads"]
+    return VmapEngine(task, chunk=size, state=state, threads=threads, **how._asdict())
 
 
 def measure(
-    task: Task, chunk: int | None, memory_mib: int | None, threads: int | None, *, play: bool
+    task: Task, how: How, chunk: int | None, memory_mib: int | None, threads: int | None
 ) -> dict[str, Any]:
     """Time a few steps of every candidate on real clients; seconds are a client's.
 
@@ -78,7 +95,7 @@ def measure(
     many, wanted = threads or CORES, [chunk] if chunk else CHUNKS[task.device.type]
     for size in sorted({fitting(task, min(size, task.population), memory_mib) for size in wanted}):
         try:
-            engine = VmapEngine(probe, chunk=size, threads=many, play=play)
+            engine = VmapEngine(probe, chunk=size, threads=many, **how._asdict())
             seconds = _seconds(engine, size * engine.threads)
         except (RuntimeError, CoterieError):  # too large, or an operation that vmap cannot batch
             continue
@@ -151,7 +168,7 @@ def cache_file() -> Path:
 
 
 def _key(
-    task: Task, chunk: int | None, memory_mib: int | None, threads: int | None, play: bool
+    task: Task, chunk: int | None, memory_mib: int | None, threads: int | None, how: How
 ) -> str:
     parts = (
         repr(task.model.module),
@@ -165,7 +182,8 @@ def _key(
         chunk,
         memory_mib,
         threads,
-        play,
+        how,
+        compiler(),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

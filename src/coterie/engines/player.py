@@ -39,10 +39,10 @@ _TIMES = 4  # as much as the call itself changes with rounding
 
 
 class Player:
-    """Runs calls, each form of them from its tape."""
+    """Runs calls, each form of them from its tape: captured on a GPU, compiled on a CPU."""
 
-    def __init__(self, *, capture: bool) -> None:
-        self._capture = capture
+    def __init__(self, *, capture: bool = False, compile: bool = False) -> None:
+        self._capture, self._compile = capture, compile
         self._known: OrderedDict[Hashable, _Playing | None] = OrderedDict()
         self._learning = Lock()
 
@@ -67,6 +67,11 @@ class Player:
         return playing(inputs)
 
     @property
+    def uncompiled(self) -> int:
+        """Forms of calls with loops that torch plays."""
+        return sum(playing is not None and playing.slow for playing in self._known.values())
+
+    @property
     def unplayed(self) -> int:
         """Forms of calls that are done as they are written."""
         return sum(playing is None for playing in self._known.values())
@@ -79,11 +84,16 @@ class Player:
             expected = call(*shaken)
         if clock is not None and clock.asked:
             return None
-        try:
-            playing = _Playing(*_taped(call, inputs))
+
+        def check(playing: _Playing) -> None:
             with _full_precision():
                 found = _turned(playing(tuple(map(_turned, shaken))))
                 _compare(found, expected, lambda share: call(*_shaken(shaken, share)))
+
+        try:
+            playing = _Playing(*_taped(call, inputs))
+            if not (self._compile and playing.compiled(call, inputs, check)):
+                check(playing)
             if self._capture:
                 playing.capture(inputs)
         except Exception as error:  # whatever cannot be recorded is done as it is written
@@ -92,12 +102,14 @@ class Player:
         return playing
 
 
-def _taped(call: Callable[..., Tree], inputs: tuple[Tree, ...]) -> tuple[Tape, Tree]:
+def _taped(
+    call: Callable[..., Tree], inputs: tuple[Tree, ...], *, plain: bool = False
+) -> tuple[Tape, Tree]:
     """A recording of a call, and what it returned."""
     copies = list(map(_copied, _tensors(inputs)))  # no tensor twice among them
     with Recording(copies) as recording, ManyClients():
         result = call(*_rebuilt(inputs, iter(copies)))
-    return Tape(recording, _tensors(result)), result
+    return Tape(recording, _tensors(result), plain=plain), result
 
 
 @contextmanager
@@ -119,10 +131,34 @@ class _Playing:
         self._tape, self._like = tape, tree.map_leaves(lambda leaf: leaf.new_empty(0), like)
         self._graph: _Graph | None = None
 
+    @property
+    def slow(self) -> bool:
+        """Whether torch plays its loops."""
+        return any(loop.native is None for loop in self._tape.loops)
+
     def __call__(self, inputs: tuple[Tree, ...]) -> Tree:
         flat = [leaf.contiguous() for leaf in _tensors(inputs)]  # as it was recorded
         found = self._tape(flat) if self._graph is None else self._graph.replay(flat)
         return _rebuilt(self._like, iter(found))
+
+    def compiled(
+        self,
+        call: Callable[..., Tree],
+        inputs: tuple[Tree, ...],
+        check: Callable[["_Playing"], None],
+    ) -> bool:
+        """Put C++ in the place of its loops; whether that was possible, and right."""
+        if not self._tape.loops:
+            return False
+        try:
+            alone, _ = _taped(call, tuple(map(_first, inputs)), plain=True)
+            self._tape.compile(alone)
+            check(self)
+        except Exception as error:  # then torch plays them
+            _LOG.info("steps are not compiled, which is slower: %s", error)
+            self._tape.uncompile()
+            return False
+        return True
 
     def capture(self, inputs: tuple[Tree, ...]) -> None:
         """Make one CUDA graph of it."""
@@ -167,6 +203,10 @@ def _rebuilt(like: Any, leaves: Any) -> Any:
         return next(leaves)
     parts = [_rebuilt(part, leaves) for part in like]
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+
+
+def _first(rows: Tree) -> Tree:
+    return tree.map_leaves(lambda leaf: leaf[:1], rows)
 
 
 def _turned(rows: Tree) -> Tree:

@@ -41,12 +41,14 @@ class VmapEngine:
         state: str = "device",
         threads: int = 1,
         play: bool = True,
+        compile: bool = False,
     ) -> None:
         _refuse_recurrent(task)
         self.task, self.chunk, self.state = task, chunk, state
         on_gpu = task.device.type == "cuda"
         self.threads = threads if play and not on_gpu else 1
-        self._player = Player(capture=on_gpu) if play else None
+        self.compile = compile and play and not on_gpu
+        self._player = Player(capture=on_gpu, compile=self.compile) if play else None
         if play and not on_gpu:
             keep_freed_memory()
 
@@ -63,6 +65,7 @@ class VmapEngine:
             "chunk": self.chunk,
             "state": self.state,
             "play": self._player is not None,
+            "compile": self.compile,
             "threads": self.threads,
         }
 

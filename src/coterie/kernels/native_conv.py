@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .native import at, library
 
-_FEW = 8  # channels; beyond them oneDNN was faster (docs/results/speed.md)
+FEW = 8  # channels; beyond them oneDNN was faster (docs/results/speed.md)
 
 
 def convolve(
@@ -71,7 +71,7 @@ def _layer(
     dtype: torch.dtype,
 ) -> ctypes.CDLL | None:
     filters, channels = width
-    if channels > _FEW or list(stride) != [1, 1]:
+    if channels > FEW or list(stride) != [1, 1]:
         return None
     return library(
         "conv", dtype, CHANNELS=channels, MAPS=filters, HEIGHT=image[0], WIDTH=image[1],

@@ -7,10 +7,9 @@ from torch import Tensor, fx
 
 from . import rewrite
 from .layers import fuse_layers
+from .native import Form, Native, Pattern, Sizes, native
 from .record import Body, Loop, Op, Recording, Registers, outside
 from .tidy import quicken, tidy
-
-Sizes = tuple[int, ...] | None
 
 
 class Segment:
@@ -46,6 +45,8 @@ class Step:
         sizes: Sequence[Sizes],
         beside: Sequence[int],
         cuts: Sequence[Sizes],
+        *,
+        plain: bool,
     ) -> None:
         weaver = rewrite.Weaver(registers)
         weaver.take(body.number, None)
@@ -60,15 +61,22 @@ class Step:
         carried = sum(1 if size is None else len(size) for size in sizes)
         rewrite.part_outputs(graph, carried, 1)
         rewrite.overwrite(graph, carried, 1)
-        quicken(graph)
+        self.constants = constants
+        if not plain:
+            quicken(graph)
         self.module = fx.GraphModule(constants, graph)
         self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
 
 class Steps:
-    """A loop."""
+    """A loop, played by torch, or in C++ once it was compiled.
 
-    def __init__(self, loop: Loop, registers: Registers, device: torch.device) -> None:
+    ``plain``: only a pattern for others, written with torch's own names.
+    """
+
+    def __init__(
+        self, loop: Loop, registers: Registers, device: torch.device, *, plain: bool
+    ) -> None:
         self._begin, self._order, self.outs = loop.begin, loop.order, loop.writes
         cuts = (rewrite.layers(body.ops, registers.shapes) or () for body in loop.bodies)
         cut = max(cuts, key=sum)
@@ -79,8 +87,11 @@ class Steps:
         self._beside = list(dict.fromkeys(r for body in loop.bodies for r in body.beside))
         self.cuts = [_sizes((r,), registers, cut) for r in self._beside]
         self.bodies = [
-            Step(body, registers, self.sizes, self._beside, self.cuts) for body in loop.bodies
+            Step(body, registers, self.sizes, self._beside, self.cuts, plain=plain)
+            for body in loop.bodies
         ]
+        self._registers = registers
+        self.native: Native | None = None
         self._numbers = torch.arange(len(loop.order), device=device).unbind()
 
     @property
@@ -88,8 +99,25 @@ class Steps:
         """What the first step begins with, and what all of them read."""
         return (*self._begin, *self._beside)
 
+    @property
+    def pattern(self) -> Pattern:
+        """What a compiler needs to know of it."""
+
+        def forms(registers: Sequence[int], sizes: Sequence[Sizes]) -> list[Form]:
+            shapes, kinds, _ = self._registers
+            return [Form(shapes[r], kinds[r], s) for r, s in zip(registers, sizes, strict=True)]
+
+        return Pattern(
+            forms(self._begin, self.sizes),
+            forms(self._beside, self.cuts),
+            [(body.module.graph, body.constants) for body in self.bodies],
+            self._order,
+        )
+
     def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
         """What the last step carries on."""
+        if self.native is not None:
+            return self.native([held[r] for r in self._begin], [held[r] for r in self._beside])
         carry: Sequence[Tensor] = [
             p for r, s in zip(self._begin, self.sizes, strict=True) for p in _owned(held[r], s)
         ]
@@ -128,11 +156,14 @@ def _owned(value: Tensor, sizes: Sizes) -> list[Tensor]:
 class Tape:
     """A recorded call as a function of tensors."""
 
-    def __init__(self, recording: Recording, outputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, recording: Recording, outputs: Sequence[Tensor], *, plain: bool = False
+    ) -> None:
         self._inputs, self._constants = recording.inputs, recording.constants
         self._outputs = [recording.register(leaf) for leaf in outputs]
         device = recording.values[0].device
-        self.parts = list(_parts(recording.ops, self._outputs, recording.registers, device))
+        parts = _parts(recording.ops, self._outputs, recording.registers, device, plain)
+        self.parts = list(parts)
         self._over = self._last_uses()
 
     def _last_uses(self) -> list[list[int]]:
@@ -144,6 +175,21 @@ class Tape:
             if register not in kept:
                 over[at].append(register)
         return over
+
+    def compile(self, one: "Tape") -> None:
+        """Put C++ in the place of the loops, by the pattern of a tape of a single client."""
+        for mine, alone in zip(self.loops, one.loops, strict=True):
+            mine.native = native(alone.pattern, mine.pattern)
+
+    def uncompile(self) -> None:
+        """Let torch play the loops again."""
+        for loop in self.loops:
+            loop.native = None
+
+    @property
+    def loops(self) -> list[Steps]:
+        """The parts that are loops."""
+        return [part for part in self.parts if isinstance(part, Steps)]
 
     @property
     def segments(self) -> Iterator[Segment | Step]:
@@ -167,6 +213,7 @@ def _parts(
     outputs: Sequence[int],
     registers: Registers,
     device: torch.device,
+    plain: bool,
 ) -> Iterator[Segment | Steps]:
     """Operations between loops as segments, and the loops."""
     run: list[Op] = []
@@ -178,5 +225,5 @@ def _parts(
             later = {r for other in ops[at:] for r in other.reads}
             yield Segment(run, later.union(outputs), registers)
         if op is not None:
-            yield Steps(op, registers, device)
+            yield Steps(op, registers, device, plain=plain)
         run = []

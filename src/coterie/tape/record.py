@@ -75,6 +75,7 @@ class Registers(NamedTuple):
     """What is known of every register."""
 
     shapes: list[torch.Size]
+    kinds: list[torch.dtype]
     whole: set[int]  # those in memory that an operation writes into: not to be taken apart
 
 
@@ -155,7 +156,8 @@ class Recording(TorchDispatchMode):
     def registers(self) -> Registers:
         """All of them, as they are after the recording."""
         whole = {r for r, value in enumerate(self.values) if _memory(value) in self._changed}
-        return Registers([value.shape for value in self.values], whole)
+        shapes, kinds = zip(*((value.shape, value.dtype) for value in self.values), strict=True)
+        return Registers(list(shapes), list(kinds), whole)
 
     def _new(self, value: Tensor, *, constant: bool = False) -> int:
         register = self._known[id(value)] = len(self.values)

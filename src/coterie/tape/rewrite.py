@@ -22,7 +22,7 @@ Shape = torch.Size
 
 _COPIES = {aten.alias.default, aten.detach.default, aten.clone.default}
 _FILLS = {aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
-_VIEWS = {
+VIEWS = {
     aten.view.default,
     aten._unsafe_view.default,
     aten.reshape.default,
@@ -38,7 +38,7 @@ _VIEWS = {
     aten.slice.Tensor,
     aten.t.default,
 }
-WHOLE_VIEWS = _VIEWS - {aten.expand.default, aten.select.int, aten.slice.Tensor}
+WHOLE_VIEWS = VIEWS - {aten.expand.default, aten.select.int, aten.slice.Tensor}
 _IN_PLACE: dict[Any, Any] = {
     aten.baddbmm.default: aten.baddbmm_.default,
     aten.addcmul.default: aten.addcmul_.default,
@@ -62,7 +62,7 @@ class Weaver:
 
     def __init__(self, registers: Registers) -> None:
         self.graph = fx.Graph()
-        self._shapes, self._stays_whole = registers
+        self._shapes, self._stays_whole = registers.shapes, registers.whole
         self._held: dict[int, Value] = {}
         self._whole: dict[tuple[fx.Node, ...], fx.Node] = {}
 
@@ -296,7 +296,7 @@ def fuse_descent(graph: fx.Graph) -> None:
 def _product(node: fx.Node) -> fx.Node | None:
     """The matrix product that a node is, seen row by row; None where it is not, or has others."""
     chain: list[fx.Node] = []
-    while node.target in _VIEWS and len(node.users) == 1:
+    while node.target in VIEWS and len(node.users) == 1:
         chain.append(node)
         node = _nodes(node)[0]
     if node.target is not aten.bmm.default or len(node.users) != 1:
@@ -329,7 +329,7 @@ def part_outputs(graph: fx.Graph, carried: int, first: int) -> None:
 def _root(node: Any) -> tuple[Any, Any]:
     """Whose memory a node lies in, and what split that up, if anything did."""
     split = None
-    while node.target in _VIEWS or node.target in (item, aten.split_with_sizes.default):
+    while node.target in VIEWS or node.target in (item, aten.split_with_sizes.default):
         split = node if node.target is aten.split_with_sizes.default else split
         node = node.args[0]
     return node, split
@@ -363,7 +363,7 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """Whoever reads the memory of a node."""
     for user in node.users:
         yield user
-        if user.target in _VIEWS or user.target in (item, aten.split_with_sizes.default):
+        if user.target in VIEWS or user.target in (item, aten.split_with_sizes.default):
             yield from _readers(user)
 
 

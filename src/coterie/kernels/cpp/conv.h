@@ -35,7 +35,9 @@ struct Correlation {
   template <int B>
   inline void block(const real* w, int place) {
     vector_t total[B][VECTORS];
+#pragma GCC unroll 8
     for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) total[b][v] = vector_t{};
     for (int i = 0; i < I; i++)
       for (int ky = 0; ky < KY; ky++) {
@@ -52,7 +54,9 @@ struct Correlation {
             for (int v = 0; v < VECTORS; v++) total[b][v] += x[v] * weight[b * I * TAPS + kx];
         }
       }
+#pragma GCC unroll 8
     for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++)
         store(sums.data() + b * ROOM + place + v * LANES, total[b][v]);
   }
@@ -60,6 +64,7 @@ struct Correlation {
   template <int B>
   inline void filters(const real* w, const real* bias, bool relu, real* out) {
     for (int place = 0; place < PLACES; place += STEP) block<B>(w, place);
+#pragma GCC unroll 8
     for (int b = 0; b < B; b++) {
       const real more = bias ? bias[b] : 0;
       for (int y = 0; y < Y; y++) {
@@ -89,7 +94,7 @@ struct Layer {
   static constexpr int OUT_H = HIGH - KY + 1, OUT_W = WIDE - KX + 1;
   static constexpr int IN = CI * H * W, OUT = CO * OUT_H * OUT_W, FILTERS = CO * CI * TAPS;
 
-  static void convolve(int images, const real* x, const real* w, const real* bias, bool relu,
+  static NOT_INLINE void convolve(int images, const real* x, const real* w, const real* bias, bool relu,
                        real* out) {
     Correlation<CI, CO, HIGH, WIDE, KY, KX> all;
     for (int n = 0; n < images; n++, x += IN, out += OUT) {
@@ -99,7 +104,7 @@ struct Layer {
   }
 
   // The derivative for the images: a correlation with the filters turned around.
-  static void to_images(int images, const real* d, const real* w, real* out) {
+  static NOT_INLINE void to_images(int images, const real* d, const real* w, real* out) {
     static_assert(PY < KY && PX < KX, "no more zeros around an image than a filter reaches");
     constexpr int Y = KY - 1 - PY, X = KX - 1 - PX;
     Correlation<CO, CI, OUT_H + 2 * Y, OUT_W + 2 * X, KY, KX> all;
@@ -124,7 +129,9 @@ struct Layer {
     for (int i = 0; i < CI; i++)
       for (int ky = 0; ky < KY; ky++) {
         vector_t total[B][KX];
+#pragma GCC unroll 8
         for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
           for (int kx = 0; kx < KX; kx++) total[b][kx] = vector_t{};
         for (int n = 0; n < images; n++) {
           const real* x = in + (size_t)n * IMAGE + i * HIGH * WIDE + ky * WIDE;
@@ -141,14 +148,16 @@ struct Layer {
             }
           }
         }
+#pragma GCC unroll 8
         for (int b = 0; b < B; b++)
+#pragma GCC unroll 8
           for (int kx = 0; kx < KX; kx++)
             out[((b * CI + i) * KY + ky) * KX + kx] = sum<LANES>(total[b][kx]);
       }
   }
 
   // The derivative for the filters.
-  static void to_filters(int images, const real* d, const real* x, real* out) {
+  static NOT_INLINE void to_filters(int images, const real* d, const real* x, real* out) {
     const size_t all = (size_t)images * IMAGE + WIDE * KY + LANES;  // with what runs over the end
     std::vector<real> in(all), wide((size_t)images * CO * ROOM);
     for (int n = 0; n < images; n++, x += IN) {

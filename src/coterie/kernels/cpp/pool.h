@@ -12,7 +12,7 @@ struct Windows {
   // A NaN is larger than everything, as in torch.
   static inline real larger(real a, real b) { return a > b || a != a ? a : b; }
 
-  static void pool(ptrdiff_t planes, const real* x, real* out) {
+  static NOT_INLINE void pool(ptrdiff_t planes, const real* x, real* out) {
     for (ptrdiff_t p = 0; p < planes; p++, x += H * ACROSS)
       for (int y = 0; y < OUT_H; y++, out += OUT_W * INNER) {
         const real* rows = x + y * SIZE * ACROSS;
@@ -28,7 +28,7 @@ struct Windows {
   }
 
   // ``positive``: windows whose largest entry is not positive give nothing back.
-  static void spread(ptrdiff_t planes, const real* d, const real* x, const real* out,
+  static NOT_INLINE void spread(ptrdiff_t planes, const real* d, const real* x, const real* out,
                          int positive, real* to) {
     if (H % SIZE || W % SIZE) memset(to, 0, planes * H * ACROSS * sizeof(real));
     for (ptrdiff_t p = 0; p < planes; p++, x += H * ACROSS, to += H * ACROSS)

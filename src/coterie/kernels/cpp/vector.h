@@ -5,6 +5,8 @@
 
 typedef REAL real;
 
+#define NOT_INLINE __attribute__((noinline))  // compiled once, however often it is called
+
 #if defined(__AVX512F__)
 enum { BYTES = 64, REGISTERS = 24 };  // registers for sums; the others hold what is added
 #elif defined(__AVX__)
@@ -29,10 +31,10 @@ static inline real sum(typename Lanes<N>::type value) {
   if constexpr (N == 2) {
     return value[0] + value[1];
   } else {
-    typename Lanes<N / 2>::type low, high;
-    memcpy(&low, &value, sizeof(low));
-    memcpy(&high, (const char*)&value + sizeof(low), sizeof(high));
-    return sum<N / 2>(low + high);
+    typename Lanes<N / 2>::type half;
+#pragma GCC unroll 8
+    for (int lane = 0; lane < N / 2; lane++) half[lane] = value[lane] + value[lane + N / 2];
+    return sum<N / 2>(half);
   }
 }
 

@@ -1,0 +1,223 @@
+"""A loop of steps as one function in C++: a client after another, each with all its steps.
+
+A model that is small stays in the cache from its first step to its last, and no interpreter is
+asked in between. The loop is written for one client; where in memory the others' rows lie is
+learnt by comparing a recording of one client with one of many.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from ..kernels.native import REALS, compiled
+from .emit import KINDS, Memory, UnknownError, Value, Writer, laid_out
+
+Sizes = tuple[int, ...] | None
+
+
+class Form(NamedTuple):
+    """What is known of a tensor that a loop is given, and how it is cut."""
+
+    shape: torch.Size
+    kind: torch.dtype
+    sizes: Sizes
+
+
+class Pattern(NamedTuple):
+    """A loop, recorded for so many clients."""
+
+    begin: list[Form]
+    beside: list[Form]
+    bodies: list[tuple[fx.Graph, dict[str, Tensor]]]  # a step of every kind, and its constants
+    order: tuple[int, ...]
+
+
+class Native:
+    """All steps of all clients."""
+
+    def __init__(self, one: Pattern, many: Pattern) -> None:
+        if one.order != many.order or len(one.beside) != len(many.beside):
+            raise UnknownError("another loop for one client than for many")
+        self._order = (ctypes.c_int * len(one.order))(*one.order)
+        self._rows = [_row(a, b) for a, b in zip(one.beside, many.beside, strict=True)]
+        source = _Source(one, many)
+        self._constants = source.constants
+        library = compiled("steps", source.text, (f"REAL={REALS[source.real]}",))
+        if library is None:
+            raise UnknownError("without a compiler")
+        self._run = library.run
+
+    def __call__(self, begin: Sequence[Tensor], beside: Sequence[Tensor]) -> list[Tensor]:
+        """What the last step carries on."""
+        starts = [v if v[0].is_contiguous() else v.contiguous() for v in begin]
+        others = [value.contiguous() for value in beside]
+        outs = [torch.empty(v.shape, dtype=v.dtype) for v in starts]
+        held = [*starts, *others, *self._constants, *outs]
+        apart = [
+            *(v.stride(0) for v in starts),
+            *(
+                0 if row is None else v.stride(row)
+                for v, row in zip(others, self._rows, strict=True)
+            ),
+            *(0 for _ in self._constants),
+            *(v.stride(0) for v in outs),
+        ]
+        steps = [n * v.element_size() for n, v in zip(apart, held, strict=True)]
+        self._run(
+            ctypes.c_int64(len(starts[0])),
+            (ctypes.c_void_p * len(held))(*(v.data_ptr() for v in held)),
+            (ctypes.c_int64 * len(held))(*steps),
+            self._order,
+            ctypes.c_int64(len(self._order)),
+        )
+        return outs
+
+
+def _row(one: Form, many: Form) -> int | None:
+    """The dimension along which clients lie; None where they share it."""
+    if len(one.shape) != len(many.shape) or one.kind != many.kind or one.sizes != many.sizes:
+        raise UnknownError("another form for one client than for many")
+    other = [d for d, (a, b) in enumerate(zip(one.shape, many.shape, strict=True)) if a != b]
+    if not other:
+        return None
+    if len(other) > 1 or one.shape[other[0]] != 1:
+        raise UnknownError("another form for one client than for many")
+    return other[0]
+
+
+class _Source:
+    """The text of the function."""
+
+    def __init__(self, one: Pattern, many: Pattern) -> None:
+        self.real = next((f.kind for f in one.begin if f.kind in REALS), torch.float32)
+        self.constants: list[Tensor] = []
+        self._writer = Writer(self.real)
+        self._names: list[str] = []  # what each pointer that is given is called
+        self._declared: list[str] = []
+        self._copied_in: list[str] = []
+        self._copied_out: list[str] = []
+        carried = [self._carried(form) for form in one.begin]
+        beside = [self._beside(a, b) for a, b in zip(one.beside, many.beside, strict=True)]
+        ins = [self._number(), *(v for part in (*carried, *beside) for v in part)]
+        flat = [value for part in carried for value in part]
+        cases = [self._case(graph, held, ins, flat) for graph, held in one.bodies]
+        for form, values in zip(one.begin, carried, strict=True):
+            self._give_back(form, values)
+        self.text = self._text(cases)
+
+    def _given(self, kind: torch.dtype) -> str:
+        """A pointer that the caller gives."""
+        name = f"given{len(self._names)}"
+        self._names.append(name)
+        self._declared.append(
+            f"{KINDS[kind]}* {name} = ({KINDS[kind]}*)at[{len(self._names) - 1}];"
+        )
+        return name
+
+    def _number(self) -> Value:
+        form = torch.empty((), dtype=torch.int64, device="meta")
+        return Value(Memory("number", 8, torch.int64, 0), form)
+
+    def _carried(self, form: Form) -> list[Value]:
+        _known(form.kind)
+        name = self._given(form.kind)
+        values = []
+        for part in self._within(name, form):
+            value = self._writer.room(torch.empty(part.form.shape, dtype=form.kind, device="meta"))
+            self._writer.always.add(value.memory.name)
+            self._copied_in += self._writer.apart(value, part)
+            values.append(value)
+        return values
+
+    def _give_back(self, form: Form, values: list[Value]) -> None:
+        parts = self._within(self._given(form.kind), form)
+        for part, value in zip(parts, values, strict=True):
+            self._copied_out += self._writer.apart(part, value)
+
+    def _within(self, name: str, form: Form, like: Form | None = None) -> list[Value]:
+        """The parts of a tensor that is given; ``like`` says how far apart its entries are."""
+        memory = Memory(name, 0, form.kind, 0, given=True)
+        steps = torch.empty((like or form).shape, device="meta").stride()
+        whole = torch.empty_strided(form.shape, steps, dtype=form.kind, device="meta")
+        if form.sizes is None:
+            return [Value(memory, whole)]
+        return [
+            Value(memory, whole.narrow(-1, end - size, size))
+            for size, end in zip(form.sizes, accumulate(form.sizes), strict=True)
+        ]
+
+    def _beside(self, one: Form, many: Form) -> list[Value]:
+        _known(one.kind)
+        return self._within(self._given(one.kind), one, many)
+
+    def _case(
+        self, graph: fx.Graph, held: dict[str, Tensor], ins: list[Value], carried: list[Value]
+    ) -> list[str]:
+        fixed = [self._constant(held[n.target]) for n in graph.nodes if n.op == "get_attr"]
+        first = len(self._writer.steps)
+        outs = self._writer.body(graph, ins, fixed)
+        memories = {id(value.memory) for value in carried}
+        for into, out in zip(carried, outs, strict=True):
+            if out.memory is into.memory and out.form.stride() == into.form.stride():
+                continue
+            if id(out.memory) in memories:
+                raise UnknownError("what is carried changes its place")
+            self._writer.copy(into, out)
+        return self._writer.steps[first:]
+
+    def _constant(self, value: Tensor) -> Value:
+        _known(value.dtype)
+        self.constants.append(value.contiguous())
+        form = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        return Value(Memory(self._given(value.dtype), 0, value.dtype, 0, given=True), form)
+
+    def _text(self, cases: list[list[str]]) -> str:
+        writer = self._writer
+        places, size = laid_out(writer.memories, writer.always)
+        rooms = [
+            f"{KINDS[m.kind]}* {m.name} = ({KINDS[m.kind]}*)(room + {places[m.name]});"
+            for m in writer.memories
+        ]
+        bodies = [
+            line for at, case in enumerate(cases) for line in (f"case {at}: {{", *case, "} break;")
+        ]
+        lines = [
+            '#include "step.h"',
+            "static void client(char** at, char* room, const int* order, int64_t steps) {",
+            *self._declared, *rooms, *self._copied_in, *writer.before,
+            "for (int64_t step = 0; step < steps; step++) {",
+            "const int64_t number[1] = {step};",
+            "switch (order[step]) {", *bodies, "}", "}",
+            *self._copied_out,
+            "}",
+            'extern "C" void run(int64_t clients, char** first, const int64_t* apart,',
+            "                    const int* order, int64_t steps) {",
+            f"char* room = (char*)aligned_alloc(64, {max(size, 64)});",
+            f"char* at[{len(self._names)}];",
+            "for (int64_t i = 0; i < clients; i++) {",
+            f"for (int k = 0; k < {len(self._names)}; k++) at[k] = first[k] + i * apart[k];",
+            "client(at, room, order, steps);",
+            "}",
+            "free(room);",
+            "}",
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+
+def _known(kind: torch.dtype) -> None:
+    if kind not in KINDS:
+        raise UnknownError(str(kind))
+
+
+def native(one: Any, many: Any) -> Native:
+    """The loop of a pattern in C++; :class:`UnknownError` where that cannot be."""
+    try:
+        return Native(one, many)
+    except UnknownError:
+        raise
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
+        raise UnknownError(str(error)) from error  # torch knows no such form
