@@ -92,7 +92,7 @@ def engine_of(config: Config, task: Task) -> Engine:
         state=asked.state,
         threads=asked.threads,
         play=asked.play,
-        compile=asked.compile,
+        compiled=asked.compiled,
         rounds=config.run.rounds,
     )
 

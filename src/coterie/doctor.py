@@ -72,7 +72,7 @@ def _cost_facts(
     assembly: Assembly, task: Task, methods: tuple[Method, ...]
 ) -> list[tuple[str, str]]:
     run, engine = assembly.config.run, assembly.config.engine
-    how = auto.repaid(task, run.rounds, play=engine.play, compile=engine.compile)
+    how = auto.repaid(task, run.rounds, play=engine.play, compiled=engine.compiled)
     found = auto.measure(task, how, engine.chunk, engine.memory_mib, engine.threads)
     together = found.get("chunk", 1)
     held = task.population * task.model.size * task.start.element_size() * 4

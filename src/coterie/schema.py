@@ -120,7 +120,7 @@ class Engine(_Table):
     state: Literal["device", "host", "disk"] = "device"
     threads: Count | None = None
     play: bool | None = None
-    compile: bool | None = None
+    compiled: bool | None = None
 
 
 class Run(_Table):

@@ -25,12 +25,12 @@ def make_engine(
     state: str = "device",
     threads: int | None = None,
     play: bool | None = None,
-    compile: bool | None = None,
+    compiled: bool | None = None,
     rounds: int = 1,
 ) -> Engine:
     """The engine of a configuration. ``auto`` measures; the others take what they are given.
 
-    ``play`` writes rounds down and plays them (``engines/player.py``), ``compile`` puts C++ in the
+    ``play`` writes rounds down and plays them (``engines/player.py``), ``compiled`` puts C++ in the
     place of their loops on a CPU; None does it where so many ``rounds`` repay it.
     """
     from . import auto
@@ -38,7 +38,7 @@ def make_engine(
     from .vmap import VmapEngine
     from .wire import WireEngine
 
-    how = auto.repaid(task, rounds, play=play, compile=compile)
+    how = auto.repaid(task, rounds, play=play, compiled=compiled)
     if name == "auto":
         return auto.pick(
             task, how, chunk=chunk, memory_mib=memory_mib, threads=threads, state=state

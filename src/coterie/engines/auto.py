@@ -39,19 +39,19 @@ class How(NamedTuple):
     """What is done before the first round to make the others faster."""
 
     play: bool  # write rounds down
-    compile: bool  # with C++ in the place of their loops
+    compiled: bool  # with C++ in the place of their loops
 
 
 def repaid(
-    task: Task, rounds: int, *, play: bool | None = None, compile: bool | None = None
+    task: Task, rounds: int, *, play: bool | None = None, compiled: bool | None = None
 ) -> How:
     """What makes a run of so many rounds faster, unless it was said."""
     on_gpu = task.device.type == "cuda"
     if play is None:
         play = on_gpu or rounds >= REPAID_AFTER
-    if compile is None:
-        compile = play and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
-    return How(play, compile)
+    if compiled is None:
+        compiled = play and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
+    return How(play, compiled)
 
 
 def pick(

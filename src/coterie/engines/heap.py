@@ -1,7 +1,10 @@
 """What becomes of memory that is freed."""
 
 import ctypes
+import mmap
 import sys
+import weakref
+from collections import deque
 
 import torch
 from torch import Tensor
@@ -9,7 +12,8 @@ from torch import Tensor
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for mallopt
 _MOST = 32 * 2**20  # glibc takes no more
 _NEVER = 2**31 - 1
-_HUGE_PAGES, _HUGE = 14, 2**21  # madvise's name for them, and their size
+_LARGE = 4 * 2**20
+_SPARE: deque[mmap.mmap] = deque(maxlen=4)  # stretches of memory that nobody uses any more
 
 
 def keep_freed_memory() -> None:
@@ -27,13 +31,29 @@ def keep_freed_memory() -> None:
         tune(_TRIM_THRESHOLD, _NEVER)
 
 
-def roomy(like: Tensor, rows: int) -> Tensor:
-    """Room for rows like these, in huge pages where the system has them: fewer to hand out."""
-    room = like.new_empty(rows, *like.shape[1:])
-    size = room.numel() * room.element_size()
-    if sys.platform == "linux" and room.device == torch.device("cpu") and size >= 2 * _HUGE:
-        first = -(-room.data_ptr() // _HUGE) * _HUGE
-        length = (room.data_ptr() + size - first) // _HUGE * _HUGE
-        advise = ctypes.CDLL(None).madvise
-        advise(ctypes.c_void_p(first), ctypes.c_size_t(length), _HUGE_PAGES)
-    return room
+def roomy(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for a tensor of this shape.
+
+    What is large on a CPU lies in huge pages where the system has them, and once nobody uses it
+    any more it is the room of the next of its size: glibc would give back so much at once.
+    """
+    count, size = shape.numel(), shape.numel() * dtype.itemsize
+    if sys.platform != "linux" or device.type != "cpu" or size < _LARGE:
+        return torch.empty(shape, dtype=dtype, device=device)
+    stretch = _stretch(size)
+    view = memoryview(stretch)
+    weakref.finalize(view, _SPARE.append, stretch).atexit = False
+    return torch.frombuffer(view, dtype=dtype, count=count).view(shape)
+
+
+def _stretch(size: int) -> mmap.mmap:
+    for spare in list(_SPARE):
+        if len(spare) == size:
+            try:
+                _SPARE.remove(spare)
+            except ValueError:  # another thread was faster
+                continue
+            return spare
+    made = mmap.mmap(-1, size)
+    made.madvise(mmap.MADV_HUGEPAGE)
+    return made

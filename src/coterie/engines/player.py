@@ -28,7 +28,7 @@ from torch import Tensor
 from .. import tree
 from ..client import Clock
 from ..kernels import ManyClients
-from ..tape import Recording, RecordingError, Tape
+from ..tape import Recording, RecordingError, Room, Tape
 from ..tree import Tree
 
 _LOG = logging.getLogger(__name__)
@@ -41,8 +41,8 @@ _TIMES = 4  # as much as the call itself changes with rounding
 class Player:
     """Runs calls, each form of them from its tape: captured on a GPU, compiled on a CPU."""
 
-    def __init__(self, *, capture: bool = False, compile: bool = False) -> None:
-        self._capture, self._compile = capture, compile
+    def __init__(self, *, capture: bool = False, compiled: bool = False) -> None:
+        self._capture, self._compile = capture, compiled
         self._known: OrderedDict[Hashable, _Playing | None] = OrderedDict()
         self._learning = Lock()
 
@@ -52,8 +52,12 @@ class Player:
         call: Callable[..., Tree],
         inputs: tuple[Tree, ...],
         clock: Clock | None = None,
+        rooms: Callable[[int], Room] | None = None,
     ) -> Tree:
-        """``call(*inputs)``, from its tape where there is one."""
+        """``call(*inputs)``, from its tape where there is one.
+
+        ``rooms`` says where each tensor of the result is wanted; it need not be put there.
+        """
         form = (key, *((tuple(t.shape), t.dtype) for t in _tensors(inputs)))
         with self._learning:
             if form not in self._known:
@@ -64,7 +68,7 @@ class Player:
             playing = self._known[form]
             if playing is None:  # alone too: a module holds one client's parameters at a time
                 return call(*inputs)
-        return playing(inputs)
+        return playing(inputs, rooms)
 
     @property
     def uncompiled(self) -> int:
@@ -136,9 +140,11 @@ class _Playing:
         """Whether torch plays its loops."""
         return any(loop.native is None for loop in self._tape.loops)
 
-    def __call__(self, inputs: tuple[Tree, ...]) -> Tree:
-        flat = [leaf.contiguous() for leaf in _tensors(inputs)]  # as it was recorded
-        found = self._tape(flat) if self._graph is None else self._graph.replay(flat)
+    def __call__(
+        self, inputs: tuple[Tree, ...], rooms: Callable[[int], Room] | None = None
+    ) -> Tree:
+        flat = _tensors(inputs)
+        found = self._tape(flat, rooms) if self._graph is None else self._graph.replay(flat)
         return _rebuilt(self._like, iter(found))
 
     def compiled(

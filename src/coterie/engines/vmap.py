@@ -7,9 +7,10 @@ wait for each other.
 
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client, Clock
 from ..errors import EngineError
+from ..tape import Room
 from ..task import Task, View
 from ..tree import Tree
 from .base import Evaluation, Replies, blocks_of, judge, kept, outputs, shape_of, state_device
@@ -27,7 +29,6 @@ from .heap import keep_freed_memory, roomy
 from .player import Player
 
 Chunk = list[int]  # positions among the round's clients
-Stage = Callable[[Client, Tree, Tree], Tree]  # ``local`` or ``predictor`` of a method
 
 
 class VmapEngine:
@@ -41,14 +42,14 @@ class VmapEngine:
         state: str = "device",
         threads: int = 1,
         play: bool = True,
-        compile: bool = False,
+        compiled: bool = False,
     ) -> None:
         _refuse_recurrent(task)
         self.task, self.chunk, self.state = task, chunk, state
         on_gpu = task.device.type == "cuda"
         self.threads = threads if play and not on_gpu else 1
-        self.compile = compile and play and not on_gpu
-        self._player = Player(capture=on_gpu, compile=self.compile) if play else None
+        self.compiled = compiled and play and not on_gpu
+        self._player = Player(capture=on_gpu, compiled=self.compiled) if play else None
         if play and not on_gpu:
             keep_freed_memory()
 
@@ -65,7 +66,7 @@ class VmapEngine:
             "chunk": self.chunk,
             "state": self.state,
             "play": self._player is not None,
-            "compile": self.compile,
+            "compiled": self.compiled,
             "threads": self.threads,
         }
 
@@ -92,7 +93,8 @@ class VmapEngine:
             return uploads, tree.move(new, self.state_device)
 
         chapter = algorithm.chapter(round.index, round.horizon)
-        uploads, new = self._each(algorithm.local, chapter, finish, received, states, round)
+        stage = _Stage(algorithm.local, chapter, finish, as_it_is=self.task.device.type == "cpu")
+        uploads, new = self._each(stage, received, states, round)
         return uploads, new
 
     def exchange(
@@ -131,19 +133,12 @@ class VmapEngine:
             return torch.from_numpy(np.stack(columns, 1)), kept(mixture, keep)
 
         chapter = algorithm.chapter(round.index, round.horizon)
-        table, mixture = self._each(algorithm.predictor, chapter, finish, served, states, round)
+        stage = _Stage(algorithm.predictor, chapter, finish, as_it_is=False)
+        table, mixture = self._each(stage, served, states, round)
         test, test_loss, val, val_loss = table.numpy().T
         return Evaluation(test, val, test_loss, val_loss), mixture
 
-    def _each(
-        self,
-        stage: Stage,
-        chapter: Hashable | None,
-        finish: Callable[[Tree, list[int]], Tree],
-        message: Tree,
-        states: Tree,
-        round: Round,
-    ) -> Tree:
+    def _each(self, stage: "_Stage", message: Tree, states: Tree, round: Round) -> Tree:
         """Map one client's code over all clients chunk by chunk, rows in the round's order."""
         everyone = round.clients.tolist()
 
@@ -152,8 +147,9 @@ class VmapEngine:
             view = self.task.views(ids, round.index)
             row = tree.move(_rows(message, chunk), self.task.device)
             state = tree.move(_rows(states, chunk), self.task.device)
-            made = self._mapped(stage, chapter, ids, (view, row, state), round)
-            gathered.put(chunk, finish(made, ids))
+            rooms = gathered.rooms(chunk) if stage.as_it_is else None
+            made = self._mapped(stage, ids, (view, row, state), round, rooms)
+            gathered.put(chunk, stage.finish(made, ids))
 
         gathered = _Gathered(len(everyone))
         self._share_out(done, self.chunks(everyone))
@@ -175,23 +171,23 @@ class VmapEngine:
 
     def _mapped(
         self,
-        stage: Stage,
-        chapter: Hashable | None,
+        stage: "_Stage",
         ids: list[int],
         inputs: tuple[View, Tree, Tree],
         round: Round,
+        rooms: Callable[[int], Room] | None,
     ) -> Tree:
         """One stage of the method for a chunk of clients."""
         shape = shape_of(self.task, ids, batched=True)
         clock = Clock(round.index, round.horizon)
 
         def one(view: View, message: Tree, state: Tree) -> Tree:
-            return stage(Client(self.task, view, shape, clock), message, state)
+            return stage.code(Client(self.task, view, shape, clock), message, state)
 
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
         smallest = shape.smallest if self.task.recipe.steps else None  # else nothing reads it
-        key = stage, chapter, smallest, *shape.even.items()
-        return self._run(key, call, inputs, clock if chapter is None else None)
+        key = stage.code, stage.chapter, smallest, *shape.even.items()
+        return self._run(key, call, inputs, clock if stage.chapter is None else None, rooms)
 
     def _run(
         self,
@@ -199,8 +195,20 @@ class VmapEngine:
         call: Callable[..., Tree],
         inputs: tuple[Tree, ...],
         clock: Clock | None = None,
+        rooms: Callable[[int], Room] | None = None,
     ) -> Tree:
-        return call(*inputs) if self._player is None else self._player(key, call, inputs, clock)
+        if self._player is None:
+            return call(*inputs)
+        return self._player(key, call, inputs, clock, rooms)
+
+
+class _Stage(NamedTuple):
+    """What is done for every client."""
+
+    code: Callable[[Client, Tree, Tree], Tree]  # ``local`` or ``predictor`` of a method
+    chapter: Hashable | None
+    finish: Callable[[Tree, list[int]], Tree]
+    as_it_is: bool  # whether ``finish`` leaves the tensors as they are
 
 
 class _Gathered:
@@ -208,29 +216,69 @@ class _Gathered:
 
     def __init__(self, count: int) -> None:
         self._count, self._making = count, Lock()
-        self.rows: Tree = None
+        self._rooms: dict[int, Tensor] = {}  # of each tensor that is made, by its number
+        self._rows: dict[int, Tensor] = {}  # of each leaf that was put, which may be in a room
+        self._like: Tree = None
+
+    @property
+    def rows(self) -> Tree:
+        """Everything that was put here."""
+        leaves = iter(range(len(self._rows)))
+        return tree.map_leaves(lambda _: self._rows[next(leaves)], self._like)
+
+    def rooms(self, chunk: Chunk) -> Callable[[int], Room] | None:
+        """Where the leaves of a chunk will lie, so that they need not be copied there."""
+        if not _in_order(chunk):
+            return None
+
+        def room(at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+            with self._making:
+                if at not in self._rooms:
+                    self._rooms[at] = self._empty(shape, dtype, torch.device("cpu"))
+            return self._rooms[at][_span(chunk)]
+
+        return lambda at: partial(room, at)
 
     def put(self, chunk: Chunk, part: Tree) -> None:
         """The rows of some positions."""
-        if _in_order(chunk) and len(chunk) == self._count:
-            self.rows = part
-            return
-        with self._making:
-            if self.rows is None:
-                self.rows = tree.map_leaves(lambda leaf: roomy(leaf, self._count), part)
-        tree.map_leaves(lambda rows, leaf: _put(rows, chunk, leaf), self.rows, part)
+        self._like = part
+        for at, leaf in enumerate(tree.leaves(part)):
+            if _in_order(chunk) and len(chunk) == self._count:
+                self._rows[at] = leaf
+                continue
+            with self._making:
+                if at not in self._rows:
+                    self._rows[at] = self._place(at, leaf)
+            _put(self._rows[at], chunk, leaf)
+
+    def _place(self, at: int, leaf: Tensor) -> Tensor:
+        """The room that was made for it, if it is that; or else another."""
+        made = self._rooms.get(at)
+        if made is not None and (made.shape[1:], made.dtype) == (leaf.shape[1:], leaf.dtype):
+            return made
+        return self._empty(leaf.shape, leaf.dtype, leaf.device)
+
+    def _empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return roomy(torch.Size((self._count, *shape[1:])), dtype, device)
 
 
-def _put(rows: Tensor, chunk: Chunk, leaf: Tensor) -> Tensor:
-    if _in_order(chunk):
-        return rows[chunk[0] : chunk[-1] + 1].copy_(leaf)
-    return rows.index_copy_(0, torch.tensor(chunk, device=rows.device), leaf)
+def _put(rows: Tensor, chunk: Chunk, leaf: Tensor) -> None:
+    if not _in_order(chunk):
+        rows.index_copy_(0, torch.tensor(chunk, device=rows.device), leaf)
+        return
+    place = rows[_span(chunk)]
+    if place.data_ptr() != leaf.data_ptr() or not leaf.is_contiguous():
+        place.copy_(leaf)
+
+
+def _span(chunk: Chunk) -> slice:
+    return slice(chunk[0], chunk[-1] + 1)
 
 
 def _rows(rows: Tree, chunk: Chunk) -> Tree:
     """The rows of a chunk; neighbours as they lie."""
     if _in_order(chunk):
-        return tree.map_leaves(lambda leaf: leaf[chunk[0] : chunk[-1] + 1], rows)
+        return tree.map_leaves(lambda leaf: leaf[_span(chunk)], rows)
     return tree.take(rows, torch.tensor(chunk))
 
 

@@ -9,7 +9,8 @@ A tape holds no decision: what the code decides while it is recorded is decided 
 may decide, numbers may not: code that looks at one cannot be recorded.
 """
 
+from .native import Room
 from .play import Tape
 from .record import Recording, RecordingError, scan
 
-__all__ = ["Recording", "RecordingError", "Tape", "scan"]
+__all__ = ["Recording", "RecordingError", "Room", "Tape", "scan"]

@@ -1,7 +1,7 @@
 """A loop's steps as C++ for one client: every size and stride is known, nothing is allocated.
 
 What operations do to shapes and strides is asked of torch itself, with tensors on the ``meta``
-device. An operation that is not known here is :class:`UnknownError`; the steps are then played by torch.
+device. An operation that is not known here is an :class:`UnknownError`: torch plays the steps then.
 """
 
 import math
@@ -101,13 +101,16 @@ class Writer:
         raise UnknownError("a graph without an output")
 
     def _node(self, node: fx.Node, held: dict[fx.Node, Any]) -> Any:
-        args = fx.map_arg(node.args, lambda n: held[n])
-        kwargs = fx.map_arg(dict(node.kwargs), lambda n: held[n])
+        args: Any = fx.map_arg(node.args, lambda n: held[n])
+        kwargs: Any = fx.map_arg(dict(node.kwargs), lambda n: held[n])
         target: Any = node.target
         if target is item:
             return args[0][args[1]]
         if target in VIEWS:
             return self._view(target, args, kwargs)
+        if target is aten.clamp.default:  # with its bounds by name: one may be missing
+            bounds = zip(("min", "max"), args[1:], strict=False)
+            args, kwargs = args[:1], {**kwargs, **{k: v for k, v in bounds if v is not None}}
         if target in POINTWISE:
             return self._pointwise(target, POINTWISE[target], args, kwargs)
         if target in _OTHERS:
@@ -185,7 +188,8 @@ class Writer:
         forms = [value.form.expand(shape) for value in values]
         apart = order is None
         if order is None:
-            order = sorted(range(len(shape)), key=lambda d: (-forms[0].stride(d), d))
+            strides = forms[0].stride()
+            order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
         order = [d for d in order if shape[d] != 1]
         lines, places = [], ["0"] * len(shape)
         for d in order:
@@ -279,12 +283,10 @@ def _remainder(terms: list[str], names: dict[str, str], kind: torch.dtype) -> st
 
 
 def _clamped(terms: list[str], names: dict[str, str], kind: torch.dtype) -> str:
-    low, high = (*terms[1:], None, None)[:2]
-    low, high = names.get("min", low), names.get("max", high)
     value = terms[0]
-    if high is not None:
-        value = f"({value} > {high} ? {high} : {value})"
-    return value if low is None else f"({value} < {low} ? {low} : {value})"
+    if "max" in names:
+        value = f"({value} > {names['max']} ? {names['max']} : {value})"
+    return f"({value} < {names['min']} ? {names['min']} : {value})" if "min" in names else value
 
 
 def _compared(sign: str) -> Rule:
@@ -314,6 +316,8 @@ POINTWISE: dict[Any, Rule] = {
     aten.log.default: _function("log"),
     aten.abs.default: _function("abs"),
     aten.tanh.default: _function("tanh"),
+    aten.tanh_backward.default: _of("({0} * (1 - {1} * {1}))"),
+    aten.sigmoid_backward.default: _of("({0} * {1} * (1 - {1}))"),
     aten.pow.Tensor_Scalar: _function("pow"),
     aten.reciprocal.default: _of("(1 / {0})"),
     aten.rsqrt.default: _of("(1 / std::sqrt({0}))"),
@@ -412,10 +416,23 @@ def _cat(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     parts, dim = args[0], args[1] if len(args) > 1 else 0
     out, first = writer.room(_asked(target, args, kwargs)), 0
     for part in parts:
+        if part.form.shape == (0,):  # torch takes such a part for none
+            continue
         size = part.form.shape[dim]
         into = Value(out.memory, out.form.narrow(dim, first, size))
         writer.loops([into, part], lambda to, at: f"{to} = {at};")
         first += size
+    return out
+
+
+@_handles(aten.slice_backward.default, aten.select_backward.default)
+def _back_into(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
+    slope, size, dim, *place = args
+    out = writer.room(torch.empty(size, dtype=slope.form.dtype, device="meta"))
+    writer.loops([out], lambda to: f"{to} = 0;")
+    cut = aten.slice.Tensor if target is aten.slice_backward.default else aten.select.int
+    into = Value(out.memory, cut(out.form, dim, *place))
+    writer.loops([into, slope], lambda to, at: f"{to} = {at};")
     return out
 
 
@@ -451,7 +468,8 @@ def _add_up(writer: Writer, x: Value, out: Value) -> None:
         order = list(range(head.form.dim()))
         writer.loops([into, head], lambda to, at: f"{to} += sum(&{at}, {run});", order)
         return
-    inner = sorted(range(kept), key=lambda d: -form.stride(d))
+    strides = form.stride()
+    inner = sorted(range(kept), key=lambda d: -strides[d])
     order = [*range(kept, form.dim()), *inner]
     whole = Value(x.memory, form)
     writer.loops([_alongside(out, form), whole], lambda to, at: f"{to} += {at};", order)
@@ -466,13 +484,13 @@ def _alongside(out: Value, form: Tensor) -> Value:
 @_handles(aten.linalg_vector_norm.default)
 def _norm(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     x = args[0]
-    order, dims, keep = (*args[1:], *(2, None, False)[len(args) - 1 :])
+    order, dims, keep = ([*args[1:], 2][0], *[*args[2:], None, False][:2])
     if order != 2 or kwargs:
         raise UnknownError("a norm that is not Euclidean")
     squares = writer.room(torch.empty(x.form.shape, dtype=x.form.dtype, device="meta"))
     writer.loops([squares, x], lambda to, at: f"{to} = {at} * {at};")
     every = list(range(x.form.dim())) if dims is None else dims
-    out = _sum(writer, aten.sum.dim_IntList, (squares, every, keep), {})
+    out: Value = _sum(writer, aten.sum.dim_IntList, (squares, every, keep), {})
     writer.loops([out], lambda to: f"{to} = std::sqrt({to});")
     return out
 
@@ -581,7 +599,7 @@ def _product(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     if a.form.dtype != writer.real or kwargs.get("beta", 1) != 1:
         raise UnknownError(f"{target} of another kind")
     if target is aten.baddbmm_.default:
-        out = onto[0]
+        out: Value = onto[0]
     else:
         out = writer.room(_asked(target, args, kwargs))
         if onto:
@@ -621,7 +639,8 @@ def _each(writer: Writer, call: str, values: Sequence[Value | None], clients: in
     writer.say(f"for (int i = 0; i < {clients}; i++) {call.format(*parts)};", *used)
 
 
-def _checked(writer: Writer, *values: Value | None) -> list[Value | None]:
+def _checked(writer: Writer, *values: Any) -> list[Any]:
+    """The values without gaps, those that are there."""
     if any(v is not None and v.form.dtype != writer.real for v in values):
         raise UnknownError("two kinds of numbers")
     return [None if v is None else writer.contiguous(v) for v in values]

@@ -6,7 +6,7 @@ learnt by comparing a recording of one client with one of many.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from ..kernels.native import REALS, compiled
 from .emit import KINDS, Memory, UnknownError, Value, Writer, laid_out
 
 Sizes = tuple[int, ...] | None
+Room = Callable[[torch.Size, torch.dtype], Tensor]  # where to put a tensor of such a shape
 
 
 class Form(NamedTuple):
@@ -51,11 +52,16 @@ class Native:
             raise UnknownError("without a compiler")
         self._run = library.run
 
-    def __call__(self, begin: Sequence[Tensor], beside: Sequence[Tensor]) -> list[Tensor]:
-        """What the last step carries on."""
+    def __call__(
+        self, begin: Sequence[Tensor], beside: Sequence[Tensor], rooms: Sequence[Room | None]
+    ) -> list[Tensor]:
+        """What the last step carries on, in rooms where those are given."""
         starts = [v if v[0].is_contiguous() else v.contiguous() for v in begin]
         others = [value.contiguous() for value in beside]
-        outs = [torch.empty(v.shape, dtype=v.dtype) for v in starts]
+        outs = [
+            torch.empty(v.shape, dtype=v.dtype) if room is None else room(v.shape, v.dtype)
+            for v, room in zip(starts, rooms, strict=True)
+        ]
         held = [*starts, *others, *self._constants, *outs]
         apart = [
             *(v.stride(0) for v in starts),

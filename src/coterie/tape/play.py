@@ -1,15 +1,17 @@
 """Doing again what was recorded."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
 
 from . import rewrite
 from .layers import fuse_layers
-from .native import Form, Native, Pattern, Sizes, native
+from .native import Form, Native, Pattern, Room, Sizes, native
 from .record import Body, Loop, Op, Recording, Registers, outside
 from .tidy import quicken, tidy
+
+_NOWHERE: Mapping[int, Room] = {}  # in particular
 
 
 class Segment:
@@ -27,8 +29,14 @@ class Segment:
         constants = tidy(graph)
         fuse_layers(graph)
         quicken(graph)
+        self.ins = tuple(_used(graph, self.ins))
         self.module = fx.GraphModule(constants, graph)
         self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """What must lie in memory as it did when it was recorded."""
+        return self.ins
 
     def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
         """Its outputs, given what is held."""
@@ -100,6 +108,11 @@ class Steps:
         return (*self._begin, *self._beside)
 
     @property
+    def reads(self) -> tuple[int, ...]:
+        """What must lie in memory as it did when it was recorded: it begins with copies."""
+        return tuple(self._beside)
+
+    @property
     def pattern(self) -> Pattern:
         """What a compiler needs to know of it."""
 
@@ -114,10 +127,13 @@ class Steps:
             self._order,
         )
 
-    def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
-        """What the last step carries on."""
+    def __call__(
+        self, held: dict[int, Tensor], rooms: Mapping[int, Room] = _NOWHERE
+    ) -> Sequence[Tensor]:
+        """What the last step carries on; compiled steps put it where it is wanted."""
         if self.native is not None:
-            return self.native([held[r] for r in self._begin], [held[r] for r in self._beside])
+            begin, beside = ([held[r] for r in some] for some in (self._begin, self._beside))
+            return self.native(begin, beside, [rooms.get(r) for r in self.outs])
         carry: Sequence[Tensor] = [
             p for r, s in zip(self._begin, self.sizes, strict=True) for p in _owned(held[r], s)
         ]
@@ -131,6 +147,16 @@ class Steps:
             next(parts) if s is None else torch.cat([next(parts) for _ in s], -1)
             for s in self.sizes
         ]
+
+
+def _used(graph: fx.Graph, ins: Sequence[int]) -> Iterator[int]:
+    """The inputs that a graph reads; it forgets the others."""
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, register in zip(given, ins, strict=True):
+        if node.users:
+            yield register
+        else:
+            graph.erase_node(node)
 
 
 def _sizes(same: Sequence[int], registers: Registers, cut: tuple[int, ...]) -> Sizes:
@@ -165,6 +191,8 @@ class Tape:
         parts = _parts(recording.ops, self._outputs, recording.registers, device, plain)
         self.parts = list(parts)
         self._over = self._last_uses()
+        read = {r for part in self.parts for r in part.reads}
+        self._anyhow = set(self._inputs) - read - set(self._outputs)
 
     def _last_uses(self) -> list[list[int]]:
         """What is not needed any more after each part."""
@@ -197,12 +225,18 @@ class Tape:
         for part in self.parts:
             yield from (part,) if isinstance(part, Segment) else part.bodies
 
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs for these inputs."""
-        held = {**self._constants, **dict(zip(self._inputs, inputs, strict=True))}
+    def __call__(
+        self, inputs: Sequence[Tensor], rooms: Callable[[int], Room] | None = None
+    ) -> list[Tensor]:
+        """The outputs for these inputs; ``rooms`` says where an output is wanted."""
+        held = dict(self._constants)
+        for register, value in zip(self._inputs, inputs, strict=True):
+            held[register] = value if register in self._anyhow else value.contiguous()
+        wanted = {r: rooms(at) for at, r in enumerate(self._outputs)} if rooms else _NOWHERE
         with torch.no_grad():
             for part, over in zip(self.parts, self._over, strict=True):
-                held |= zip(part.outs, part(held), strict=True)
+                made = part(held) if isinstance(part, Segment) else part(held, wanted)
+                held |= zip(part.outs, made, strict=True)
                 for register in over:
                     held.pop(register, None)
         return [held[r] for r in self._outputs]
