@@ -319,6 +319,8 @@ POINTWISE: dict[Any, Rule] = {
     aten.tanh_backward.default: _of("({0} * (1 - {1} * {1}))"),
     aten.sigmoid_backward.default: _of("({0} * {1} * (1 - {1}))"),
     aten.pow.Tensor_Scalar: _function("pow"),
+    aten.pow.Scalar: _function("pow"),
+    aten.pow.Tensor_Tensor: _function("pow"),
     aten.reciprocal.default: _of("(1 / {0})"),
     aten.rsqrt.default: _of("(1 / std::sqrt({0}))"),
     aten.sigmoid.default: _of("(1 / (1 + std::exp(-{0})))"),
