@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,9 +14,12 @@ from coterie.client import Client, Clock
 from coterie.data.federation import Dataset, Federation
 from coterie.engines import make_engine
 from coterie.engines.base import shape_of
+from coterie.kernels.native import compiler
 from coterie.run import Record, run
 from coterie.task import Recipe, Task
 from coterie.tree import row
+
+with_a_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")
 
 # every method by name, as `coterie run --method NAME` would build it
 METHODS: dict[str, Callable[[], AnyAlgorithm]] = {

@@ -30,6 +30,7 @@ from support import (
     predictors,
     task,
     whole_round,
+    with_a_compiler,
 )
 
 NAMES = list(METHODS)
@@ -60,18 +61,18 @@ def test_engines_agree(name, network):
         assert other.clients == reference.clients
 
 
-def assert_plays(algorithm, network=mlp, rounds=2):
-    """Playing gives what the reference gives, and all is played."""
+def assert_plays(algorithm, network=mlp, rounds=2, compiled=False):
+    """Playing gives what the reference gives; the calls that are done otherwise."""
     on = task(algorithm, network, federation(SOME_ALIKE), PLAIN)
     reference = last(algorithm, on, "loop", rounds, participation=1.0, evaluate_every=rounds)
-    engine = VmapEngine(on, chunk=3, threads=2)
+    engine = VmapEngine(on, chunk=3, threads=2, compiled=compiled)
     *_, played = run(algorithm, on, engine, rounds, evaluate_every=rounds)
     assert_close(predictors(played).models, predictors(reference).models)
     assert_close(predictors(played).weights, predictors(reference).weights)
     for found, expected in zip(played.evaluation, reference.evaluation, strict=True):
         assert_close(torch.from_numpy(found), torch.from_numpy(expected))
     assert played.traffic == reference.traffic
-    return engine._player.unplayed
+    return engine._player.unplayed + (engine._player.uncompiled if compiled else 0)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
@@ -79,6 +80,13 @@ def assert_plays(algorithm, network=mlp, rounds=2):
 def test_played_rounds_agree(name, network):
     unplayed = assert_plays(METHODS[name](), NETWORKS[network])
     assert bool(unplayed) == (name in UNPLAYED)
+
+
+@with_a_compiler
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_rounds_agree(name, network):
+    assert not assert_plays(METHODS[name](), NETWORKS[network], compiled=True)
 
 
 @pytest.mark.parametrize("adaptation", ["fb", "kd", "ewc"])  # ft is among the methods
@@ -105,14 +113,13 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "scaffold", "fedfomo"])
-def test_played_training_agrees_for_every_recipe(name, recipe):
+def assert_trains(name, recipe, compiled=False):
+    """Playing gives what the reference gives, and all is played; the player."""
     network, how = RECIPES[recipe]
     plain = METHODS[name]()
     on = task(plain, network, federation(SOME_ALIKE), how)
     algorithm = governed(plain, on)
-    loop, played = make_engine("loop", on), VmapEngine(on, chunk=3, threads=2)
+    loop, played = make_engine("loop", on), VmapEngine(on, chunk=3, threads=2, compiled=compiled)
     server, states = algorithm.init(on)
     for index in range(2):
         round = whole_round(on, index)
@@ -122,6 +129,20 @@ def test_played_training_agrees_for_every_recipe(name, recipe):
             assert_close(a, b)
         server, states = algorithm.aggregate(server, expected[0], round), expected[1]
     assert not played._player.unplayed
+    return played._player
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "scaffold", "fedfomo"])
+def test_played_training_agrees_for_every_recipe(name, recipe):
+    assert_trains(name, recipe)
+
+
+@with_a_compiler
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_compiled_training_agrees_for_every_recipe(recipe):
+    left = assert_trains("scaffold", recipe, compiled=True).uncompiled
+    assert bool(left) == (RECIPES[recipe][0] is normed)  # torch computes batch norm
 
 
 @pytest.mark.parametrize(

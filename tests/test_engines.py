@@ -43,6 +43,20 @@ def test_rows_have_their_room_wherever_it_is():
     assert room.sum() == room.numel()
 
 
+def test_a_large_room_is_used_again_once_nobody_uses_it_any_more():
+    def one():
+        return roomy(torch.Size((3, 700_001)), torch.float32, torch.device("cpu"))
+
+    room = one().fill_(1.0)
+    part = room[1:]
+    del room
+    other = one().fill_(2.0)  # part of the first is still in use
+    assert part.eq(1.0).all()
+    place = other.data_ptr()
+    del other
+    assert one().data_ptr() == place
+
+
 def test_auto_measures_anew_for_another_model():
     make_engine("auto", task(Local()))
     make_engine("auto", task(Local(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3))))

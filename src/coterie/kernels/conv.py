@@ -9,6 +9,7 @@ for ``g`` clients. A further ``vmap`` is folded into the clients, or, where the 
 over it, into the images.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def _convolved(
         out = _grouped(x, w, b, stride, padding)
     else:
         rows = zip(_last(x), _last(w), [None] * len(x) if b is None else b, strict=True)
-        out = _side_by_side([torch.conv2d(*row, stride, padding) for row in rows])
+        out = _side_by_side((torch.conv2d(*row, stride, padding) for row in rows), len(x))
     return out.relu_() if relu else out
 
 
@@ -84,11 +85,20 @@ def _last(clients: Tensor) -> list[Tensor]:
     return [one.contiguous(memory_format=torch.channels_last) for one in clients]
 
 
-def _side_by_side(clients: list[Tensor]) -> Tensor:
-    """What each client has as one tensor, channels last in memory as they are."""
-    if len(clients) == 1:
-        return clients[0].unsqueeze(0)
-    return torch.stack([one.permute(0, 2, 3, 1) for one in clients]).permute(0, 1, 4, 2, 3)
+def _side_by_side(clients: Iterable[Tensor], count: int) -> Tensor:
+    """What each client has as one tensor, channels last in memory as they are.
+
+    Each is put there as it comes: what was just computed is still in the cache.
+    """
+    given = iter(clients)
+    first = next(given).permute(0, 2, 3, 1)
+    if count == 1:
+        return first.permute(0, 3, 1, 2).unsqueeze(0)
+    out = first.new_empty(count, *first.shape)
+    out[0] = first
+    for place, one in zip(out[1:], given, strict=True):
+        place.copy_(one.permute(0, 2, 3, 1))
+    return out.permute(0, 1, 4, 2, 3)
 
 
 def _grouped(
@@ -110,8 +120,8 @@ def _backward(
     derive = torch.ops.aten.convolution_backward
     if not g.is_cuda:
         rows = zip(_last(g), x if images else _last(x), _last(w) if images else w, strict=True)
-        found = [derive(*row, None, *rest, 1, mask)[wanted] for row in rows]
-        return _side_by_side(found) if images else torch.stack(found).contiguous()
+        found = (derive(*row, None, *rest, 1, mask)[wanted] for row in rows)
+        return _side_by_side(found, len(g)) if images else torch.stack(list(found)).contiguous()
     clients, count = g.shape[:2]
     wide = [t.transpose(0, 1).reshape(count, -1, *t.shape[3:]) for t in (g, x)]
     out: Tensor = derive(*wide, w.flatten(0, 1), None, *rest, clients, mask)[wanted]

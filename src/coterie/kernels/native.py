@@ -24,7 +24,7 @@ from ..cache import folder
 
 _LOG = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "cpp"
-_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-fwrapv", "-shared", "-fPIC")
+_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 REALS = {torch.float32: "float", torch.float64: "double"}
 _compiling = Lock()
 
@@ -65,13 +65,21 @@ def _compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL | 
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
     kept = folder() / "native" / f"{name}-{key}.so"
     try:
-        if not kept.exists():
-            _compile(command, source, macros, kept)
-        return ctypes.CDLL(str(kept))
+        return _loaded(command, source, macros, kept)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         _LOG.info("%s is not compiled, which is slower: %s", name, said)
         return None
+
+
+def _loaded(command: str, source: str, macros: tuple[str, ...], kept: Path) -> ctypes.CDLL:
+    if kept.exists():
+        try:
+            return ctypes.CDLL(str(kept))
+        except OSError:  # spoilt: it is made anew
+            kept.unlink()
+    _compile(command, source, macros, kept)
+    return ctypes.CDLL(str(kept))
 
 
 def _compile(command: str, source: str, macros: tuple[str, ...], kept: Path) -> None:

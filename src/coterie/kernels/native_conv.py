@@ -12,7 +12,13 @@ from torch import Tensor
 
 from .native import at, library
 
-FEW = 8  # channels; beyond them oneDNN was faster (docs/results/speed.md)
+
+def few(channels: int, filters: int) -> bool:
+    """Whether a layer is computed here: of others oneDNN was faster (docs/results/speed.md).
+
+    A single channel is, too, where filters are many: then oneDNN is at its slowest.
+    """
+    return channels == 1 or (channels <= 8 and filters <= 16)
 
 
 def convolve(
@@ -71,7 +77,7 @@ def _layer(
     dtype: torch.dtype,
 ) -> ctypes.CDLL | None:
     filters, channels = width
-    if channels > FEW or list(stride) != [1, 1]:
+    if not few(channels, filters) or list(stride) != [1, 1]:
         return None
     return library(
         "conv", dtype, CHANNELS=channels, MAPS=filters, HEIGHT=image[0], WIDTH=image[1],

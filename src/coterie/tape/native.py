@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, fx
 
 from ..kernels.native import REALS, compiled
-from .emit import KINDS, Memory, UnknownError, Value, Writer, laid_out
+from . import operations, pointwise  # noqa: F401  # define how operations are written
+from .writer import KINDS, Memory, UnknownError, Value, Writer, laid_out
 
 Sizes = tuple[int, ...] | None
 Room = Callable[[torch.Size, torch.dtype], Tensor]  # where to put a tensor of such a shape

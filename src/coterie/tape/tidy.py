@@ -17,7 +17,7 @@ _SAME_SHAPE = {  # nothing happens where the shape stays
     aten.reshape.default,
 }
 _LARGEST_CONSTANT = 2**20
-_SAME = {aten.alias.default, aten.detach.default}
+_SAME = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
 _QUICK: dict[Any, Any] = {  # the same operations by a shorter way than torch.ops
     aten.add.Tensor: torch.add,
     aten.addcmul.default: torch.addcmul,

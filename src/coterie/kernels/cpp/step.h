@@ -1,4 +1,4 @@
-// What a client's step needs besides loops over entries (see tape/emit.py).
+// What a client's step needs besides loops over entries (see tape/writer.py).
 #pragma once
 #include <cmath>
 #include <cstdint>

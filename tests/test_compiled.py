@@ -1,0 +1,206 @@
+"""Steps in C++ do what torch does, operation by operation; what they cannot, torch does."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.func import grad, vmap
+
+from coterie.engines.player import Player
+from coterie.kernels import convolve, max_pool, native
+from coterie.tape import scan
+from coterie.tape.writer import Memory, laid_out
+from support import assert_close, with_a_compiler
+
+CLIENTS, STEPS = 3, 3
+
+
+def numbers(seed, *shape, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def squeezed(w):
+    """So that no number grows from step to step."""
+    return w / (1 + w.abs().sum())
+
+
+def small(w):
+    return (w * 1000).to(torch.int64)
+
+
+# what a step makes of w [24], its number, and x [4, 6], which is the same in every step
+OPERATIONS = {
+    "sums": lambda w, n, x: w + 2 * w - w / 3 - (0.5 - w),
+    "by a number": lambda w, n, x: w * (n + 1) + n,
+    "products of entries": lambda w, n, x: torch.addcmul(w, w, x.flatten(), value=-0.1),
+    "quotients": lambda w, n, x: torch.addcdiv(w, w, 1 + x.flatten() ** 2, value=0.2),
+    "powers": lambda w, n, x: (w**2 + 1).sqrt() + 0.9 ** (n + 1.0) + (w**2 + 1).rsqrt(),
+    "functions": lambda w, n, x: w.tanh() + w.exp() + w.abs() + (1 + w.abs()).log(),
+    "sigmoid": lambda w, n, x: w.sigmoid() + w.reciprocal().clamp(-1, 1),
+    "bounds": lambda w, n, x: w.clamp(min=-0.5) + w.clamp(max=0.5) + w.clamp(-0.1, 0.1),
+    "the larger": lambda w, n, x: torch.maximum(w, x.flatten()) - torch.minimum(w, -w),
+    "choices": lambda w, n, x: torch.where((w < 0) & (x.flatten() >= w), w, 2 * w),
+    "comparisons": lambda w, n, x: (
+        w + (w > 0).double() + (w <= x.flatten()).double() + (small(w) == 3).double()
+    ),
+    "whole numbers": lambda w, n, x: (
+        w
+        + (
+            small(w) % 7 + small(w) // 5 + (small(w) >> 2) + (small(w) ^ 12) + (small(w) & 6)
+        ).double()
+    ),
+    "views": lambda w, n, x: w.view(4, 6).t().reshape(3, 8).t().reshape(24),
+    "parts": lambda w, n, x: torch.cat([w[12:], w[:12].view(3, 4).t().flatten()]),
+    "a part of a gradient": lambda w, n, x: grad(lambda w: (w[3:9] ** 2).sum() + w[1] ** 3)(w),
+    "sums of rows": lambda w, n, x: w + w.view(4, 6).sum(1).repeat_interleave(6),
+    "sums of columns": lambda w, n, x: w + w.view(4, 6).sum(0).expand(4, 6).flatten(),
+    "sums of some": lambda w, n, x: (
+        w + w.view(2, 3, 4).mean((0, 2))[None, :, None].expand(2, 3, 4).flatten()
+    ),
+    "sums of all": lambda w, n, x: w + w.sum() + w.mean(),
+    "norms": lambda w, n, x: w / w.norm() + w.view(4, 6).norm(dim=1).sum(),
+    "log softmax": lambda w, n, x: w.view(4, 6).log_softmax(1).flatten(),
+    "log softmax down": lambda w, n, x: w.view(4, 6).log_softmax(0).flatten(),
+    "its gradient": lambda w, n, x: grad(
+        lambda w: -w.view(4, 6).log_softmax(1).gather(1, torch.tensor([[1], [5], [0], [1]])).mean()
+    )(w),
+    "rows by place": lambda w, n, x: w.view(4, 6)[torch.tensor([3, 0, -1, 1])].flatten(),
+    "places that change": lambda w, n, x: w + x[(torch.arange(4) + n) % 4].flatten(),
+    "gathered": lambda w, n, x: w.view(4, 6).gather(1, torch.tensor([[0, 3]] * 4)).sum() + w,
+    "fills": lambda w, n, x: torch.zeros_like(w) + torch.full_like(w, 0.25) + w.new_ones(24),
+    "x W'": lambda w, n, x: w + (x @ w.view(4, 6).t()).sum(),
+    "x W": lambda w, n, x: (x @ w.view(6, 4) @ x).flatten(),
+    "x' W": lambda w, n, x: (x.t() @ w.view(4, 6)).sum(0).repeat(4),
+    "neither in rows": lambda w, n, x: (x.t() @ w.view(6, 4).t()).flatten()[:24],
+    "a product onto": lambda w, n, x: w - 0.1 * (x.t()[:4, :] @ x).flatten(),
+    "long products": lambda w, n, x: w + (w.repeat(3)[None] @ w.repeat(3)[:, None]).sum(),
+    "wide products": lambda w, n, x: w + (w[:, None] @ w.repeat(2)[None]).sum(1),
+}
+
+
+@with_a_compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "float"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_is_torchs(name, dtype):
+    def one(w, x):
+        def step(number, kind, w):
+            return squeezed(OPERATIONS[name](w, number, x).to(dtype))
+
+        return scan(step, [0] * STEPS, w)
+
+    assert_compiled(
+        one, numbers(0, CLIENTS, 24, dtype=dtype), numbers(1, CLIENTS, 4, 6, dtype=dtype)
+    )
+
+
+def assert_compiled(one, *inputs, tolerance=None):
+    """Compiled, it gives what it gives as it is written, for numbers that it was not tried with."""
+    player, call = Player(compiled=True), vmap(one)
+    tolerance = tolerance or (1e-9 if inputs[0].dtype == torch.float64 else 1e-5)
+    for factor in (1.0, 0.3):
+        given = tuple(leaf * factor for leaf in inputs)
+        assert_close(player("some", call, given), call(*given), tolerance)
+    assert (player.unplayed, player.uncompiled) == (0, 0)
+
+
+# channels, filters, image, filter's size, padding
+LAYERS = {
+    "one": (1, 6, (9, 9), (5, 5), 2),
+    "some": (3, 8, (7, 6), (3, 2), 1),
+    "unpadded": (6, 5, (8, 12), (3, 3), 0),
+    "a pixel": (2, 3, (5, 5), (1, 1), 0),
+    "sixteen": (8, 16, (20, 20), (5, 5), 0),
+}
+
+
+@with_a_compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "float"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_and_their_gradients_are_torchs(name, dtype):
+    channels, filters, image, size, padding = LAYERS[name]
+    shape = (filters, channels, *size)
+    length = torch.Size(shape).numel()
+
+    def loss(w, x):
+        out = convolve(x, w[:length].view(shape), (1, 1), (padding, padding)).relu()
+        return max_pool(out + w[length:, None, None], 2).square().mean() + out.sum() / 50
+
+    def one(w, x):
+        def step(number, kind, carry):
+            w, x = carry
+            by_w, by_x = grad(loss, (0, 1))(w, x)
+            return w - 0.1 * by_w, x - 0.1 * by_x
+
+        return torch.cat([part.flatten() for part in scan(step, [0] * STEPS, (w, x))])
+
+    inputs = numbers(0, CLIENTS, length + filters), numbers(1, CLIENTS, 2, channels, *image)
+    assert_compiled(one, *(leaf.to(dtype) for leaf in inputs))
+
+
+@pytest.mark.parametrize("why", ["unknown", "no compiler", "a compiler that fails"])
+def test_torch_plays_what_is_not_compiled(why, monkeypatch):
+    if why != "unknown":
+        command = None if why == "no compiler" else "false"
+        monkeypatch.setattr(native, "compiler", lambda: command)
+
+    def one(w):
+        def step(number, kind, w):
+            return torch.erf(w) if why == "unknown" else w * 0.7123
+
+        return scan(step, [0] * STEPS, w)
+
+    player, w = Player(compiled=True), numbers(0, CLIENTS, 5)
+    assert_close(player("some", vmap(one), (w,)), vmap(one)(w))
+    assert (player.unplayed, player.uncompiled) == (0, 1)
+
+
+def test_layers_need_no_compiler(monkeypatch):
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    x, w = numbers(0, 2, 2, 11, 13), numbers(1, 3, 2, 3, 3)
+    assert_close(convolve(x, w, (1, 1), (1, 1)), F.conv2d(x, w, None, 1, 1))
+    assert_close(max_pool(x, 2), F.max_pool2d(x, 2))
+
+
+@with_a_compiler
+def test_what_was_compiled_is_kept_and_a_spoilt_file_is_made_anew(monkeypatch, tmp_path):
+    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path))
+    source = 'extern "C" int answer() { return NUMBER; }\n'
+
+    def spoilt(command, source, macros, kept):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text("spoilt")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "_compile", spoilt)
+        assert native.compiled("answer", source, ("NUMBER=41",)) is None
+    native._compiled.cache_clear()
+    assert native.compiled("answer", source, ("NUMBER=41",)).answer() == 41
+    native._compiled.cache_clear()
+    monkeypatch.setattr(native, "_compile", spoilt)  # it is not made a third time
+    assert native.compiled("answer", source, ("NUMBER=41",)).answer() == 41
+
+
+spans = st.lists(
+    st.tuples(st.integers(1, 300), st.integers(0, 20), st.integers(0, 10), st.booleans()),
+    max_size=12,
+)
+
+
+@given(spans)
+def test_memory_that_is_needed_at_once_is_apart(spans):
+    memories = [
+        Memory(f"t{i}", size, torch.float32, first, first + more)
+        for i, (size, first, more, _) in enumerate(spans)
+    ]
+    always = {m.name for m, (*_, kept) in zip(memories, spans, strict=True) if kept}
+    places, whole = laid_out(memories, always)
+    for i, a in enumerate(memories):
+        assert places[a.name] % 64 == 0
+        assert places[a.name] + a.size <= whole
+        for b in memories[:i]:
+            both = a.first < b.last and b.first < a.last
+            if both or {a.name, b.name} & always:
+                begin, end = places[a.name], places[a.name] + a.size
+                assert end <= places[b.name] or places[b.name] + b.size <= begin
