@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms import ALGORITHMS, ALIASES
+from coterie.assemble import assemble
 from coterie.config import canonical, config_hash, load, merge
 from coterie.errors import ConfigError, CoterieError
 from coterie.names import fields
@@ -73,6 +74,13 @@ CHANGES = {
 @pytest.mark.parametrize(("field", "value"), CHANGES.items())
 def test_the_hash_changes_with_every_table(field, value):
     assert config_hash(load(None, {field: value})) != config_hash(load())
+
+
+@pytest.mark.parametrize("partition", [{}, {"clients": 4}])
+def test_what_auto_stood_for_is_loaded_back_to_the_same_config(partition):
+    config = assemble(load({"data": {"name": "digits"}, "partition": partition})).config
+    assert config.model.name != "auto" != config.partition.name
+    assert config_hash(load(canonical(config))) == config_hash(config)  # or else no run resumes
 
 
 def test_the_hash_does_not_depend_on_the_folder_or_the_order():

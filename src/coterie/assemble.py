@@ -4,6 +4,7 @@ Everything that can be refused is refused here, before a folder is made.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from . import models
 from .algorithm import AnyAlgorithm
+from .checks import model_options, partition_options
 from .data.datasets import load as load_data
 from .data.federation import Dataset, Federation
 from .data.partition import PARTITIONS, federate
@@ -108,8 +110,10 @@ def _settled(config: Config, dataset: Dataset) -> Config:
                 "cannot be chosen; leave it out or name a partition"
             )
         partition = partition.model_copy(update={"name": "natural" if owned else "iid"})
+        partition = partition.model_copy(update={"options": partition_options(partition)})
     if model.name == AUTO:
         model = Named(name=models.default(dataset))
+        model = model.model_copy(update={"options": model_options(model, Path.cwd())})
     run = config.run.model_copy(update={"metric": _metric(config.run.metric, dataset)})
     return config.model_copy(update={"partition": partition, "model": model, "run": run})
 

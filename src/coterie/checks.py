@@ -44,8 +44,8 @@ def with_names(config: Config, folder: Path) -> Config:
     """Data, partition and model looked up; their fields checked and filled in."""
     found = {
         "data": _data_options(config),
-        "partition": _partition_options(config.partition),
-        "model": _model_options(config.model, folder),
+        "partition": partition_options(config.partition),
+        "model": model_options(config.model, folder),
     }
     tables = {
         table: getattr(config, table).model_copy(update={"options": options})
@@ -70,7 +70,7 @@ def _data_options(config: Config) -> Fields:
     return options
 
 
-def _partition_options(partition: Named) -> Fields:
+def partition_options(partition: Named) -> Fields:
     """The partition's parameters; "auto" may be told a number of clients and no more."""
     from .data.partition import PARTITIONS
 
@@ -84,7 +84,7 @@ def _partition_options(partition: Named) -> Fields:
     return found
 
 
-def _model_options(model: Named, folder: Path) -> Fields:
+def model_options(model: Named, folder: Path) -> Fields:
     """A network's options; "auto" has none."""
     from .models import MODELS
 
