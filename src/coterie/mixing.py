@@ -6,6 +6,7 @@ from torch import Tensor
 from .errors import ConfigError
 
 _COLUMNS = 1 << 16  # columns converted to float64 at once
+_CACHED = 1 << 18  # numbers that a CPU's cache holds
 
 
 def shares(sizes: Tensor, weighting: str = "samples") -> Tensor:
@@ -24,6 +25,15 @@ def shares(sizes: Tensor, weighting: str = "samples") -> Tensor:
 def mix(weights: Tensor, models: Tensor) -> Tensor:
     """``A @ W`` in the models' precision; a vector of weights gives one model."""
     return weights.to(models.dtype) @ models
+
+
+def mean_move(weights: Tensor, models: Tensor, w: Tensor) -> Tensor:
+    """``Σ p_i (w_i − w)``, exactly zero where nobody moved, without a copy of all models."""
+    columns = len(w) if models.is_cuda else max(1, _CACHED // max(1, len(models)))
+    room = models.new_empty(len(models), min(columns, len(w)))
+    parts = zip(models.split(columns, 1), w.split(columns), strict=True)
+    moves = (torch.sub(block, start, out=room[:, : len(start)]) for block, start in parts)
+    return torch.cat([mix(weights, move) for move in moves])
 
 
 def gram(W: Tensor) -> Tensor:

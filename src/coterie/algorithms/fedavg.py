@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..algorithm import GlobalModel, Round, rows
 from ..client import Client
-from ..mixing import mix, shares
+from ..mixing import mean_move, shares
 from ..task import Task
 
 Weighting = Literal["samples", "uniform"]
@@ -30,8 +30,8 @@ class Update(NamedTuple):
 
 
 def average(w: Tensor, uploads: Update, weighting: Weighting, server_lr: float) -> Tensor:
-    """``w + η_g (Σ p_i w_i − w)`` over whoever replied."""
-    return w + server_lr * (mix(shares(uploads.size, weighting), uploads.w) - w)
+    """``w + η_g Σ p_i (w_i − w)`` over whoever replied."""
+    return w + server_lr * mean_move(shares(uploads.size, weighting), uploads.w, w)
 
 
 @dataclass(frozen=True)
