@@ -34,6 +34,7 @@ from support import (
 )
 
 NAMES = list(METHODS)
+OF_MANY_MODELS = ("cfl", "fedem", "federico", "fedfomo", "fedfomo_ma", "ifca", "waffle")
 NETWORKS = {"mlp": mlp, "cnn": cnn}
 WITHOUT_PEERS = {"local"}
 PLAIN = Recipe(lr=0.1, epochs=2, batch=10)  # no momentum: weights are moved in place
@@ -61,11 +62,11 @@ def test_engines_agree(name, network):
         assert other.clients == reference.clients
 
 
-def assert_plays(algorithm, network=mlp, rounds=2, compiled=False):
+def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
     """Playing gives what the reference gives; the calls that are done otherwise."""
     on = task(algorithm, network, federation(SOME_ALIKE), PLAIN)
     reference = last(algorithm, on, "loop", rounds, participation=1.0, evaluate_every=rounds)
-    engine = VmapEngine(on, chunk=3, threads=2, compiled=compiled)
+    engine = VmapEngine(on, chunk=chunk, threads=2, compiled=compiled)
     *_, played = run(algorithm, on, engine, rounds, evaluate_every=rounds)
     assert_close(predictors(played).models, predictors(reference).models)
     assert_close(predictors(played).weights, predictors(reference).weights)
@@ -80,6 +81,11 @@ def assert_plays(algorithm, network=mlp, rounds=2, compiled=False):
 def test_played_rounds_agree(name, network):
     unplayed = assert_plays(METHODS[name](), NETWORKS[network])
     assert bool(unplayed) == (name in UNPLAYED)
+
+
+@pytest.mark.parametrize("name", OF_MANY_MODELS)
+def test_played_rounds_of_one_client_and_one_model_at_a_time_agree(name):
+    assert not assert_plays(METHODS[name](), chunk=1)
 
 
 @with_a_compiler
@@ -100,6 +106,12 @@ def with_dropout():
     )
 
 
+def group_normed():
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)
+    )
+
+
 RECIPES = {
     "adam": (mlp, replace(PLAIN, optimizer="adam", lr=0.01)),
     "steps": (mlp, replace(PLAIN, steps=5)),
@@ -107,6 +119,7 @@ RECIPES = {
     "balanced": (mlp, replace(PLAIN, class_weights="balanced")),
     "crop_flip": (cnn, replace(PLAIN, augment="crop_flip")),
     "dropout": (with_dropout, PLAIN),
+    "group norm": (group_normed, PLAIN),
     "average": (normed, PLAIN),
     "local": (normed, replace(PLAIN, buffers="local")),
     "server": (normed, replace(PLAIN, buffers="server")),
@@ -142,7 +155,7 @@ def test_played_training_agrees_for_every_recipe(name, recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_compiled_training_agrees_for_every_recipe(recipe):
     left = assert_trains("scaffold", recipe, compiled=True).uncompiled
-    assert bool(left) == (RECIPES[recipe][0] is normed)  # torch computes batch norm
+    assert bool(left) == (RECIPES[recipe][0] in (normed, group_normed))  # torch's are taken
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,17 @@ def test_the_number_of_threads_changes_no_bit(name):
     assert torch.equal(*models)
 
 
+def test_a_chunk_of_one_client_takes_its_models_one_at_a_time(monkeypatch):
+    def mapped(*_):
+        raise ZeroDivisionError
+
+    method = METHODS["fedfomo"]()
+    monkeypatch.setattr("coterie.client.vmap", mapped)
+    last(method, task(method), chunk=1)
+    with pytest.raises(ZeroDivisionError):
+        last(method, task(method), chunk=2)
+
+
 def test_rounds_are_played_where_they_repay_it():
     on = task(Local())
     assert not make_engine("vmap", on, rounds=2).choice["play"]

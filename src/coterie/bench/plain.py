@@ -28,11 +28,11 @@ from ..algorithms.federico import UNUSED, FedeRiCo
 from ..algorithms.fedfomo import FedFomo
 from ..algorithms.scaffold import Change
 from ..algorithms.waffle import Waffle
-from .clients import LAYOUTS, Clients, Order
+from .clients import LAYOUTS, Clients, Minibatches, Order
 from .clipped import ClippedFedAvg
 from .steady import Steady
 
-TRIED, TRIED_SECONDS = 3, 0.2  # a way is tried for so many steps and so long; its best step counts
+TRIED, TRIED_SECONDS = 5, 2.0  # ways take turns so often and so long; their best steps count
 
 
 class Plain(ABC):
@@ -224,24 +224,29 @@ def plain_round(start: Steady, layout: str, order: Order | None = None) -> Plain
 def fastest(start: Steady, cores: int) -> tuple[Plain, dict[str, Any]]:
     """The round in the memory layout and with the threads that train fastest, and which they are.
 
-    Tries a few steps of one client each way.
+    Each way takes steps of one client, in turns: a machine's speed changes meanwhile.
     """
     images = start.task.x.dim() == 4
     rounds = {name: plain_round(start, name) for name in (LAYOUTS if images else ("contiguous",))}
-    ways = product(rounds, sorted({1, cores}))
-    seconds = {(name, count): _seconds(rounds[name].clients, count) for name, count in ways}
-    layout, threads = min(seconds, key=lambda way: seconds[way])
+    ways = list(product(rounds, sorted({1, cores})))
+    first = {name: plain.clients.minibatches(0)[:1] for name, plain in rounds.items()}
+    for plain in rounds.values():
+        plain.clients.load(0, start.task.start)
+    spent: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
+    began, turns = time.perf_counter(), 0
+    while turns <= TRIED or time.perf_counter() - began < TRIED_SECONDS:
+        for name, threads in ways:
+            spent[name, threads].append(_step(rounds[name].clients, first[name], threads))
+        turns += 1
+    layout, threads = min(ways, key=lambda way: min(spent[way][1:]))  # the first warms up
     return rounds[layout], {"layout": layout, "threads": threads}
 
 
-def _seconds(clients: Clients, threads: int) -> float:
+def _step(clients: Clients, batches: Minibatches, threads: int) -> float:
+    """Seconds that one client trains."""
     torch.set_num_threads(threads)
-    clients.w.zero_()
-    first, spent = clients.minibatches(0)[:1], list[float]()
-    while len(spent) <= TRIED or sum(spent) < TRIED_SECONDS:
-        began = time.perf_counter()
-        clients.train(0, first)
-        if clients.w.is_cuda:
-            torch.cuda.synchronize(clients.w.device)
-        spent.append(time.perf_counter() - began)
-    return min(spent[1:])
+    began = time.perf_counter()
+    clients.train(0, batches)
+    if clients.w.is_cuda:
+        torch.cuda.synchronize(clients.w.device)
+    return time.perf_counter() - began

@@ -49,6 +49,7 @@ class VmapEngine:
         on_gpu = task.device.type == "cuda"
         self.threads = threads if play and not on_gpu else 1
         self.compiled = compiled and play and not on_gpu
+        self._batched = on_gpu or chunk > 1  # else its models are large: one at a time, too
         self._player = Player(capture=on_gpu, compiled=self.compiled) if play else None
         if play and not on_gpu:
             keep_freed_memory()
@@ -178,7 +179,7 @@ class VmapEngine:
         rooms: Callable[[int], Room] | None,
     ) -> Tree:
         """One stage of the method for a chunk of clients."""
-        shape = shape_of(self.task, ids, batched=True)
+        shape = shape_of(self.task, ids, batched=self._batched)
         clock = Clock(round.index, round.horizon)
 
         def one(view: View, message: Tree, state: Tree) -> Tree:

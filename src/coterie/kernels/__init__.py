@@ -1,9 +1,10 @@
 """Layers for many clients at once, where torch's own are slow for that.
 
 Under ``vmap`` a convolution with a weight for each client becomes one grouped convolution, which
-libraries compute far below what the machine can do, and max pooling remembers 64-bit places.
-:class:`ManyClients` puts others in their place while a round is recorded (``coterie.tape``); the
-reference never sees them. They give the same numbers to rounding.
+libraries compute far below what the machine can do, max pooling remembers 64-bit places, and the
+gradient of group norm is taken apart. :class:`ManyClients` puts others in their place while a round
+is recorded (``coterie.tape``); the reference never sees them. They give the same numbers to
+rounding.
 """
 
 from typing import Any
@@ -13,13 +14,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .conv import convolve
+from .norm import group_norm
 from .pool import max_pool
 
 Pair = tuple[int, int]
 
 
 class ManyClients(TorchFunctionMode):
-    """While it is entered, plain convolutions and max pools are ours."""
+    """While it is entered, plain convolutions, max pools and group norms are ours."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -71,6 +73,18 @@ def _adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor | None:
     return x.mean((-2, -1), keepdim=True)  # torch's own cannot be mapped where channels come last
 
 
+def _group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    if weight is None or bias is None or x.dim() != 4 or x.is_cuda:
+        return None
+    return group_norm(x, num_groups, weight, bias, eps)
+
+
 def _pair(value: Any) -> Pair:
     if isinstance(value, int):
         return value, value
@@ -81,4 +95,5 @@ _OURS: dict[Any, Any] = {
     F.conv2d: _conv2d,
     F.max_pool2d: _max_pool2d,
     F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
+    F.group_norm: _group_norm,
 }

@@ -9,13 +9,13 @@ for ``g`` clients. A further ``vmap`` is folded into the clients, or, where the 
 over it, into the images.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import native_conv, triton_conv
+from .layout import faster, in_front, laid_out, side_by_side
 from .operation import operation
 
 Pair = tuple[int, int]
@@ -45,8 +45,12 @@ def _convolved(
     if x.is_cuda:
         out = _grouped(x, w, b, stride, padding)
     else:
-        rows = zip(_last(x), _last(w), [None] * len(x) if b is None else b, strict=True)
-        out = _side_by_side((torch.conv2d(*row, stride, padding) for row in rows), len(x))
+        size = (n + 2 * p - k for n, p, k in zip(x.shape[3:], padding, w.shape[3:], strict=True))
+        high, wide = (n // s + 1 for n, s in zip(size, stride, strict=True))
+        layout = faster(w[0].numel(), x.shape[1] * w.shape[1] * high * wide)
+        biases = [None] * len(x) if b is None else b
+        rows = zip(laid_out(x, layout), laid_out(w, layout), biases, strict=True)
+        out = side_by_side((torch.conv2d(*row, stride, padding) for row in rows), len(x))
     return out.relu_() if relu else out
 
 
@@ -80,27 +84,6 @@ def _to_filters(
     return _backward(g, x, w, stride, padding, images=False)
 
 
-def _last(clients: Tensor) -> list[Tensor]:
-    """Each client's images or filters, channels last in memory: a CPU is faster so."""
-    return [one.contiguous(memory_format=torch.channels_last) for one in clients]
-
-
-def _side_by_side(clients: Iterable[Tensor], count: int) -> Tensor:
-    """What each client has as one tensor, channels last in memory as they are.
-
-    Each is put there as it comes: what was just computed is still in the cache.
-    """
-    given = iter(clients)
-    first = next(given).permute(0, 2, 3, 1)
-    if count == 1:
-        return first.permute(0, 3, 1, 2).unsqueeze(0)
-    out = first.new_empty(count, *first.shape)
-    out[0] = first
-    for place, one in zip(out[1:], given, strict=True):
-        place.copy_(one.permute(0, 2, 3, 1))
-    return out.permute(0, 1, 4, 2, 3)
-
-
 def _grouped(
     x: Tensor, w: Tensor, b: Tensor | None, stride: list[int], padding: list[int]
 ) -> Tensor:
@@ -119,9 +102,13 @@ def _backward(
     mask, wanted = [images, not images, False], 0 if images else 1
     derive = torch.ops.aten.convolution_backward
     if not g.is_cuda:
-        rows = zip(_last(g), x if images else _last(x), _last(w) if images else w, strict=True)
+        size = (x if images else w).shape[1:]  # of the other only the size is read
+        layout = faster(w[0].numel(), g[0].numel())
+        other = [torch.empty(size, dtype=g.dtype, memory_format=layout)] * len(g)
+        both = (other, laid_out(w, layout)) if images else (laid_out(x, layout), other)
+        rows = zip(laid_out(g, layout), *both, strict=True)
         found = (derive(*row, None, *rest, 1, mask)[wanted] for row in rows)
-        return _side_by_side(found, len(g)) if images else torch.stack(list(found)).contiguous()
+        return side_by_side(found, len(g)) if images else torch.stack(list(found)).contiguous()
     clients, count = g.shape[:2]
     wide = [t.transpose(0, 1).reshape(count, -1, *t.shape[3:]) for t in (g, x)]
     out: Tensor = derive(*wide, w.flatten(0, 1), None, *rest, clients, mask)[wanted]
@@ -208,7 +195,7 @@ class _ToFilters(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, g: Tensor, x: Tensor, *how: Any) -> tuple[Tensor, int]:
-        a, b = (_first(t, d, info.batch_size) for t, d in zip((g, x), dims, strict=False))
+        a, b = (in_front(t, d, info.batch_size) for t, d in zip((g, x), dims, strict=False))
         out = _ToFilters.apply(a.flatten(0, 1), b.flatten(0, 1), *how)
         return out.unflatten(0, a.shape[:2]), 0
 
@@ -221,12 +208,6 @@ def _mapped(
         wide = images.movedim(dims[0], 1)
         out = function.apply(wide.flatten(1, 2), w, *how)
         return out.unflatten(1, wide.shape[1:3]), 1
-    a, b = _first(images, dims[0], many), _first(w, dims[1], many)
+    a, b = in_front(images, dims[0], many), in_front(w, dims[1], many)
     out = function.apply(a.flatten(0, 1), b.flatten(0, 1), *how)
     return out.unflatten(0, a.shape[:2]), 0
-
-
-def _first(value: Tensor, dim: int | None, many: int) -> Tensor:
-    if dim is None:
-        return value.unsqueeze(0).expand(many, *value.shape)
-    return value.movedim(dim, 0)

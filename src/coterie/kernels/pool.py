@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import native_pool, triton_pool
+from .layout import in_front
 from .operation import operation
 
 _NONE = [0, 0], [1, 1], False  # padding, dilation, ceil_mode
@@ -108,8 +109,5 @@ class _Spread(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, *given: Any) -> tuple[Tensor, int]:
         *tensors, size = given
-        rows = [
-            t.movedim(d, 0) if d is not None else t.expand(info.batch_size, *t.shape)
-            for t, d in zip(tensors, dims, strict=False)
-        ]
+        rows = [in_front(t, d, info.batch_size) for t, d in zip(tensors, dims, strict=False)]
         return _Spread.apply(*rows, size), 0
