@@ -24,7 +24,8 @@ from ..cache import folder
 
 _LOG = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "cpp"
-_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
+_ALIASING = "-fno-strict-aliasing"  # vectors are read as numbers, and memory is used again
+_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", _ALIASING)
 REALS = {torch.float32: "float", torch.float64: "double"}
 _compiling = Lock()
 

@@ -10,7 +10,7 @@ from .native import at, library
 
 def pool(x: Tensor, size: int) -> Tensor | None:
     """The largest entry of every window of ``[..., c, h, w]``; None where it cannot be done."""
-    x, last = _lying(x)
+    x, last = lying(x)
     functions = _functions(x, size, last)
     if functions is None:
         return None
@@ -21,24 +21,25 @@ def pool(x: Tensor, size: int) -> Tensor | None:
 
 def gradient(g: Tensor, x: Tensor, out: Tensor, size: int, *, positive: bool) -> Tensor | None:
     """The gradient for ``x``: the first largest entry of a window takes all."""
-    x, last = _lying(x)
+    x, last = lying(x)
     functions = _functions(x, size, last)
     if functions is None:
         return None
-    g, out = (_so(t) if last else t.contiguous() for t in (g, out))
+    g, out = (laid(t, last=last) for t in (g, out))
     result = _room(x, x.shape[-2:], last)
     functions.spread(_planes(x, last), at(g), at(x), at(out), int(positive), at(result))
     return result
 
 
-def _lying(x: Tensor) -> tuple[Tensor, bool]:
+def lying(x: Tensor) -> tuple[Tensor, bool]:
     """The entries without gaps, and whether channels come last in memory."""
     last = not x.is_contiguous() and x.movedim(-3, -1).is_contiguous()
     return x if last else x.contiguous(), last
 
 
-def _so(x: Tensor) -> Tensor:
-    return x.movedim(-3, -1).contiguous().movedim(-1, -3)
+def laid(x: Tensor, *, last: bool) -> Tensor:
+    """The entries without gaps, with channels first or last."""
+    return x.movedim(-3, -1).contiguous().movedim(-1, -3) if last else x.contiguous()
 
 
 def _room(x: Tensor, size: Sequence[int], last: bool) -> Tensor:

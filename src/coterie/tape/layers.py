@@ -5,14 +5,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from .. import kernels  # noqa: F401  # defines torch.ops.coterie
-from .rewrite import WHOLE_VIEWS, drop_unused, origin
+from ..kernels import native_pooled  # defines torch.ops.coterie
+from .pooled import join_pooled
+from .rewrite import WHOLE_VIEWS, drop_unused, lies_otherwise, origin
 
 aten, ours = torch.ops.aten, torch.ops.coterie
 
 
-def fuse_layers(graph: fx.Graph) -> None:
-    """A bias and a relu with the convolution before them; a relu's gradient with the pool's."""
+def fuse_layers(graph: fx.Graph, device: torch.device) -> None:
+    """A bias and a relu with the convolution before them; a relu's gradient with the pool's.
+
+    On a CPU also a pool's gradient with the convolution's.
+    """
     for node in list(graph.nodes):
         if node.target is aten.add.Tensor:
             _bias(graph, node)
@@ -22,6 +26,9 @@ def fuse_layers(graph: fx.Graph) -> None:
         elif node.target is aten.threshold_backward.default:
             _relu_gradient(node)
     drop_unused(graph)
+    if native_pooled.here(device):
+        join_pooled(graph)
+        drop_unused(graph)
 
 
 def _bias(graph: fx.Graph, node: fx.Node) -> None:
@@ -40,6 +47,7 @@ def _bias(graph: fx.Graph, node: fx.Node) -> None:
             whole = graph.call_function(aten.view.default, (new, shape))
         new.meta["shape"], whole.meta["shape"] = conv.meta["shape"], node.meta["shape"]
         node.replace_all_uses_with(whole)
+        lies_otherwise(whole)
         return
 
 
@@ -49,6 +57,7 @@ def _relu(node: fx.Node) -> None:
     if conv is not None:
         conv.args = (*conv.args[:-1], True)
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+        lies_otherwise(conv)
 
 
 def _relu_gradient(node: fx.Node) -> None:
@@ -58,6 +67,7 @@ def _relu_gradient(node: fx.Node) -> None:
         return
     spread.args = (*spread.args[:-1], True)
     node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+    lies_otherwise(spread)
 
 
 def _only(node: Any, target: Any) -> fx.Node | None:

@@ -355,3 +355,58 @@ def _pool_gradient(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value
     )
     _each(writer, call, [d, x, largest, out], 1)
     return out
+
+
+# ---- gradients of pooled layers -----------------------------------------------------------------
+
+
+def _pooled(args: Any, filters: Sequence[int], image: Sequence[int]) -> str:
+    """The class of a pooled layer."""
+    window, padding = args[4], args[-1]
+    maps, channels, *size = filters
+    return f"Pooled<{', '.join(map(str, (channels, maps, *image, *size, *padding, window)))}>"
+
+
+def _entries(writer: Writer, args: Any) -> tuple[list[Value], str]:
+    """What a pool's gradient is made of, and how it is given."""
+    g, y, largest, _, _, positive = args[:6]
+    (y, largest), g = _checked(writer, y, largest), _dense(writer, g)
+    return [g, largest, y], f"{{0}}, {_way(g)}, {{1}}, {{2}}, false, {int(positive)}"
+
+
+def _dense(writer: Writer, value: Value) -> Value:
+    """The value without gaps, with channels first or last."""
+    last = value.form.movedim(-3, -1).is_contiguous()
+    return value if last and value.form.dtype == writer.real else _checked(writer, value)[0]
+
+
+def _way(value: Value) -> str:
+    """How far it is from channel to channel and from pixel to pixel."""
+    channel, _, pixel = value.form.stride()[-3:]
+    return f"Lie({channel}, {pixel})"
+
+
+@handles(ours.pooled_images_gradient.default)
+def _pooled_to_images(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
+    w, size = args[6:8]
+    layer = _pooled(args, w.form.shape[1:], size)
+    entries, given = _entries(writer, args)
+    clients, images = entries[0].form.shape[:2]
+    out = writer.room(w.form.new_empty(clients, images, *size, w.form.shape[2]).movedim(-1, -3))
+    call = f"{layer}::to_images({images}, {given}, {{3}}, {{4}})"
+    _each(writer, call, [*entries, *_checked(writer, w), out], clients)
+    return out
+
+
+@handles(ours.pooled_filters_gradient.default)
+def _pooled_to_filters(writer: Writer, target: Any, args: Any, kwargs: Any) -> list[Value]:
+    x, size = args[6:8]
+    entries, given = _entries(writer, args)
+    shape = [entries[2].form.shape[2], x.form.shape[2], *size]
+    layer = _pooled(args, shape, x.form.shape[3:])
+    clients, images = x.form.shape[:2]
+    outs = [writer.room(x.form.new_empty(clients, *rest)) for rest in (shape, shape[:1])]
+    x = _dense(writer, x)
+    call = f"{layer}::to_filters({images}, {given}, {{3}}, {_way(x)}, {{4}}, {{5}})"
+    _each(writer, call, [*entries, x, *outs], clients)
+    return outs

@@ -27,7 +27,7 @@ class Segment:
             weaver.add(op)
         graph = weaver.give((r, None) for r in self.outs)
         constants = tidy(graph)
-        fuse_layers(graph)
+        fuse_layers(graph, registers.device)
         quicken(graph)
         self.ins = tuple(_used(graph, self.ins))
         self.module = fx.GraphModule(constants, graph)
@@ -64,7 +64,7 @@ class Step:
             weaver.add(op)
         graph = weaver.give(zip(body.outs, sizes, strict=True))
         constants = tidy(graph)
-        fuse_layers(graph)
+        fuse_layers(graph, registers.device)
         rewrite.fuse_descent(graph)
         carried = sum(1 if size is None else len(size) for size in sizes)
         rewrite.part_outputs(graph, carried, 1)
@@ -82,9 +82,7 @@ class Steps:
     ``plain``: only a pattern for others, written with torch's own names.
     """
 
-    def __init__(
-        self, loop: Loop, registers: Registers, device: torch.device, *, plain: bool
-    ) -> None:
+    def __init__(self, loop: Loop, registers: Registers, *, plain: bool) -> None:
         self._begin, self._order, self.outs = loop.begin, loop.order, loop.writes
         cuts = (rewrite.layers(body.ops, registers.shapes) or () for body in loop.bodies)
         cut = max(cuts, key=sum)
@@ -100,7 +98,7 @@ class Steps:
         ]
         self._registers = registers
         self.native: Native | None = None
-        self._numbers = torch.arange(len(loop.order), device=device).unbind()
+        self._numbers = torch.arange(len(loop.order), device=registers.device).unbind()
 
     @property
     def ins(self) -> tuple[int, ...]:
@@ -117,7 +115,7 @@ class Steps:
         """What a compiler needs to know of it."""
 
         def forms(registers: Sequence[int], sizes: Sequence[Sizes]) -> list[Form]:
-            shapes, kinds, _ = self._registers
+            shapes, kinds = self._registers.shapes, self._registers.kinds
             return [Form(shapes[r], kinds[r], s) for r, s in zip(registers, sizes, strict=True)]
 
         return Pattern(
@@ -187,9 +185,7 @@ class Tape:
     ) -> None:
         self._inputs, self._constants = recording.inputs, recording.constants
         self._outputs = [recording.register(leaf) for leaf in outputs]
-        device = recording.values[0].device
-        parts = _parts(recording.ops, self._outputs, recording.registers, device, plain)
-        self.parts = list(parts)
+        self.parts = list(_parts(recording.ops, self._outputs, recording.registers, plain))
         self._over = self._last_uses()
         read = {r for part in self.parts for r in part.reads}
         self._anyhow = set(self._inputs) - read - set(self._outputs)
@@ -246,7 +242,6 @@ def _parts(
     ops: Sequence[Op | Loop],
     outputs: Sequence[int],
     registers: Registers,
-    device: torch.device,
     plain: bool,
 ) -> Iterator[Segment | Steps]:
     """Operations between loops as segments, and the loops."""
@@ -259,5 +254,5 @@ def _parts(
             later = {r for other in ops[at:] for r in other.reads}
             yield Segment(run, later.union(outputs), registers)
         if op is not None:
-            yield Steps(op, registers, device, plain=plain)
+            yield Steps(op, registers, plain=plain)
         run = []

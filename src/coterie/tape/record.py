@@ -77,6 +77,7 @@ class Registers(NamedTuple):
     shapes: list[torch.Size]
     kinds: list[torch.dtype]
     whole: set[int]  # those in memory that an operation writes into: not to be taken apart
+    device: torch.device
 
 
 class _Here(threading.local):
@@ -157,7 +158,7 @@ class Recording(TorchDispatchMode):
         """All of them, as they are after the recording."""
         whole = {r for r, value in enumerate(self.values) if _memory(value) in self._changed}
         shapes, kinds = zip(*((value.shape, value.dtype) for value in self.values), strict=True)
-        return Registers(list(shapes), list(kinds), whole)
+        return Registers(list(shapes), list(kinds), whole, self.values[0].device)
 
     def _new(self, value: Tensor, *, constant: bool = False) -> int:
         register = self._known[id(value)] = len(self.values)

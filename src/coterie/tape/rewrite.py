@@ -359,6 +359,15 @@ def origin(node: Any) -> Any:
     return node
 
 
+def lies_otherwise(node: fx.Node) -> None:
+    """Let views of a value be copies, where it does not lie as it did in the recording."""
+    for user in node.users:
+        if user.target in (aten.view.default, aten._unsafe_view.default):
+            user.target = aten.reshape.default
+        if user.target in VIEWS:
+            lies_otherwise(user)
+
+
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """Whoever reads the memory of a node."""
     for user in node.users:

@@ -6,6 +6,7 @@
 
 #include "conv.h"
 #include "pool.h"
+#include "pooled.h"
 #include "product.h"
 
 // N entries, X apart; those of the result are OUT apart.
