@@ -122,23 +122,23 @@ def twice(w, x):
     return grad(lambda w: slope(w, x).square().sum())(w)
 
 
-def seen(w, x):
-    """With the gradient of what is pooled first."""
+def seen(w, x, *size):
+    """With the gradient of what is pooled first, added up where it has one entry for several."""
 
     def loss(w, more):
-        return network(w, x, see=lambda y: y + more).square().sum()
+        return network(w, x, relu=False, see=lambda y: y + more).square().sum()
 
-    return glued(grad(loss, (0, 1))(w, torch.zeros(3, 12, 13).to(w)))
+    return glued(grad(loss, (0, 1))(w, torch.zeros(IMAGES, *size).to(w)))
 
 
 def glued(parts):
     return torch.cat([part.flatten() for part in parts])
 
 
-def of_models(w, x):
-    """Of every sample and model, in an order in which neither filters nor images are shared."""
+def of_models(of, w, x):
+    """Of every sample and model: models are taken within samples, and used by all of them."""
     models = torch.stack([w, 2 * w])
-    return vmap(lambda one: vmap(lambda w: slope(w, one[None]))(models))(x)
+    return vmap(lambda one: vmap(lambda w: of(w, one[None]))(models))(x)
 
 
 CALLS = {  # what is differentiated; pools' gradients that are written out, and filters' without
@@ -146,12 +146,14 @@ CALLS = {  # what is differentiated; pools' gradients that are written out, and 
     "no relu": (lambda w, x: slope(w, x, relu=False), 0, 2),
     "no bias": (lambda w, x: slope(w, x, bias=False), 0, 2),
     "every sample": (lambda w, x: vmap(lambda one: slope(w, one[None]))(x), 0, 2),
-    "every sample of two models": (of_models, 2, 0),
+    "two models of every sample": (lambda w, x: of_models(slope, w, x), 2, 0),
+    "images of two models": (lambda w, x: of_models(lambda *a: both_slopes(*a)[1], w, x), 2, 0),
     "images too": (lambda w, x: glued(both_slopes(w, x)), 0, 2),
     "images only": (lambda w, x: both_slopes(w, x)[1], 0, 0),
     "a stride": (lambda w, x: slope(w, x, stride=2), 1, 1),
     "what was pooled is read, too": (lambda w, x: slope(w, x, see=lambda y: y + y.sin()), 1, 1),
-    "the pool's gradient is read, too": (seen, 1, 1),
+    "the pool's gradient is read, too": (lambda w, x: seen(w, x, 3, 12, 13), 1, 1),
+    "a bias for each image, too": (lambda w, x: seen(w, x, 3, 1, 1), 1, 1),
     "second derivatives": (twice, None, None),
 }
 

@@ -36,7 +36,6 @@ def _joinable(graph: fx.Graph, spread: fx.Node, reads: list[Read]) -> bool:
     layers, known = [*images, *filters], set(takewhile(lambda n: n is not spread, graph.nodes))
     return (
         len(layers) + len(sums) == len(reads)
-        and len(filters) <= 1
         and all(view.meta["shape"][-3:] == spread.meta["shape"][-3:] for _, view in reads)
         and all(_suits(reader) for reader, _ in layers)
         and all(filters and _for_biases(reader, view, filters[0][1]) for reader, view in sums)
