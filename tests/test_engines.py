@@ -31,9 +31,23 @@ def test_auto_chooses_remembers_and_says_so(monkeypatch):
 
 def test_auto_times_what_is_played_and_not_its_recording():
     engine = VmapEngine(task(Local()), chunk=5)
-    auto._seconds(engine, 5)
+    one = auto._Candidate(engine, {}, 1, 5)
+    one.turn(counts=False)
+    assert len(engine._player._known) == 1
+    assert one.seconds == float("inf")
+    one.turn(counts=True)
     assert len(engine._player._known) == 1
     assert engine._player.unplayed == 0
+    assert 0 < one.seconds < float("inf")
+
+
+def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(VmapEngine, "local", fail)
+    found = auto.measure(task(Local()), auto.How(False, False), None, None, None)
+    assert found["engine"] == "loop"
 
 
 def test_rows_have_their_room_wherever_it_is():
