@@ -7,8 +7,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
 from coterie import kernels
-from coterie.kernels import ManyClients, convolve, group_norm, max_pool
-from support import assert_close
+from coterie.kernels import ManyClients, convolve, group_norm, max_pool, native
+from support import assert_close, with_a_compiler
 
 # channels, filters, image, filter's size, stride, padding
 SHAPES = {
@@ -158,6 +158,29 @@ def test_pools_of_many_clients_and_of_every_sample():
         return lambda x: (vmap(of_one)(x), vmap(vmap(of_one))(x), vmap(of_one, 2)(x))
 
     assert_same(each(max_pool), each(F.max_pool2d), x)
+
+
+# ---- other processors ------------------------------------------------------------------------
+
+PROCESSORS = {"x86-64": (), "haswell": ("avx2", "fma"), "skylake-avx512": ("avx512f", "avx512vl")}
+
+
+@with_a_compiler
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_layers_are_right_on_other_processors(processor, monkeypatch):
+    """A compiler has dropped entries for one of them and not for the others."""
+    here = native._machine().split()
+    if not here[0].startswith("x86_64") or not set(PROCESSORS[processor]) <= set(here):
+        pytest.skip(f"this machine is no {processor}")
+    options = tuple(option.replace("native", processor) for option in native._OPTIONS)
+    monkeypatch.setattr(native, "_OPTIONS", options)
+    native._compiled.cache_clear()
+    try:
+        for name in ("plain", "channels", "wide"):
+            test_convolutions_and_their_derivatives_are_torchs(name)
+        test_pools_and_their_derivatives_are_torchs((7, 5), 2)
+    finally:
+        native._compiled.cache_clear()
 
 
 # ---- group norm ------------------------------------------------------------------------------

@@ -24,8 +24,11 @@ from ..cache import folder
 
 _LOG = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "cpp"
-_ALIASING = "-fno-strict-aliasing"  # vectors are read as numbers, and memory is used again
-_OPTIONS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", _ALIASING)
+_OPTIONS = (
+    *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
+    "-fno-strict-aliasing",  # vectors are read as numbers, and memory is used again
+    "-fno-tree-slp-vectorize",  # of GCC 12 and 13 drops entries (docs/results/speed.md)
+)
 REALS = {torch.float32: "float", torch.float64: "double"}
 _compiling = Lock()
 
