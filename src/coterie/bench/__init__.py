@@ -138,8 +138,8 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
                 field[name] = _contestant(name, start)
             except FAILURES as error:
                 failed[name] = Lap(failed=reason(error))
-        tell(f"{work.name}: timing")
-        return cost, {**race(field, device, repeats), **failed}
+        laps = race(field, device, repeats, lambda line: tell(f"{work.name}: {line}"))
+        return cost, {**laps, **failed}
     finally:
         torch.set_num_threads(cores)
 

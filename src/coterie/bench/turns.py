@@ -34,7 +34,12 @@ class Lap(NamedTuple):
     resolved: str = ""
 
 
-def race(field: dict[str, Contestant], device: torch.device, repeats: int) -> dict[str, Lap]:
+def race(
+    field: dict[str, Contestant],
+    device: torch.device,
+    repeats: int,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Lap]:
     """Median seconds and peak memory of each; who fails is out and says why.
 
     Two turns warm up: on a GPU a round is recorded when it comes again. Memory is watched in them.
@@ -43,8 +48,11 @@ def race(field: dict[str, Contestant], device: torch.device, repeats: int) -> di
     running = _Race(field, device)
     for _ in range(WARM):
         a_turn = running.turn(watch=True)
-    for _ in range(turns_within(repeats, a_turn)):
+        tell(f"warm-up: {running.latest}")
+    turns = turns_within(repeats, a_turn)
+    for turn in range(turns):
         running.turn(watch=False)
+        tell(f"turn {turn + 1} of {turns}: {running.latest}")
     return {name: running.lap(name) for name in field}
 
 
@@ -67,7 +75,15 @@ class _Race:
                 self._round(name, watch)
             except FAILURES as error:
                 self.failed[name] = reason(error)
-        return sum(times[-1] for name, times in self.times.items() if name not in self.failed)
+        return sum(self._last().values())
+
+    @property
+    def latest(self) -> str:
+        """The seconds of the last turn."""
+        return ", ".join(f"{name} {seconds:.3g} s" for name, seconds in self._last().items())
+
+    def _last(self) -> dict[str, float]:
+        return {n: times[-1] for n, times in self.times.items() if n not in self.failed}
 
     def _round(self, name: str, watch: bool) -> None:
         once = self.field[name].once
