@@ -317,7 +317,8 @@ def test_who_fails_in_a_round_is_out_of_the_race():
     laps = turns.race(field, CPU, 4, told.append)
     assert calls == Counter(good=2 + 4, bad=2)
     assert ["bad" in line for line in told] == [True] + [False] * 5
-    assert all("good" in line for line in told) and told[-1].startswith("turn 4 of 4:")
+    assert all("good" in line for line in told)
+    assert told[-1].startswith("turn 4 of 4:")
     assert laps["bad"].failed == "RuntimeError: out of memory"
     assert (laps["good"].repeats, laps["good"].failed, laps["good"].resolved) == (4, "", "one")
 
