@@ -1,7 +1,7 @@
 """Which engine is fastest here: a short measurement on the real model, remembered.
 
-The answer is kept in the user's cache for each (model, shapes, recipe, device), so that a second
-run resolves to the same engine and hence to the same digest.
+The answer is kept in the user's cache for each (version, model, shapes, recipe, device), so that a
+second run resolves to the same engine and hence to the same digest.
 """
 
 import copy
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import __version__
 from ..algorithm import round_of
 from ..algorithms.local import Local
 from ..cache import folder
@@ -215,6 +216,7 @@ def _key(
         _device_name(task.device),
         CORES,
         torch.__version__,
+        __version__,
         chunk,
         memory_mib,
         threads,
