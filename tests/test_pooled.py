@@ -132,6 +132,12 @@ def seen(w, x, *size):
     return by_more + by_w.sin().sum()
 
 
+def of_gradients(w, x):
+    """The filters' gradient of a convolution whose images are a pool's gradient."""
+    images = grad(lambda x: F.max_pool2d(x, 2).sin().sum())(x)
+    return grad(lambda w: F.conv2d(images, w[:54].view(3, 2, 3, 3)).sum())(w)
+
+
 def glued(parts):
     return torch.cat([part.flatten() for part in parts])
 
@@ -155,6 +161,7 @@ CALLS = {  # what is differentiated; pools' gradients that are written out, and 
     "what was pooled is read, too": (lambda w, x: slope(w, x, see=lambda y: y + y.sin()), 1, 1),
     "the pool's gradient is read, too": (lambda w, x: seen(w, x, 3, 12, 13), 1, 1),
     "a bias for each image, too": (lambda w, x: seen(w, x, 3, 1, 1), 1, 1),
+    "images that are a pool's gradient": (of_gradients, 1, 0),
     "second derivatives": (twice, None, None),
 }
 

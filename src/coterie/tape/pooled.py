@@ -80,11 +80,12 @@ def _suits(reader: fx.Node) -> bool:
 def _for_biases(reader: fx.Node, view: fx.Node, like: fx.Node) -> bool:
     """Whether it adds up, for each client and filter, what the filters' gradient is made of."""
     shape = view.meta["shape"]
-    dims: Any = reader.args[1]
+    dims: Any = reader.args[1] or range(len(shape))
     summed = {dim % len(shape) for dim in dims}
-    *front, channel = (dim for dim in range(len(shape)) if dim not in summed)
-    in_front = front == list(range(len(front))) and channel == len(shape) - 3
-    alike = shape[: len(front)].numel() == like.meta["shape"][0]
+    kept = [dim for dim in range(len(shape)) if dim not in summed]
+    front = len(kept) - 1
+    in_front = kept == [*range(front), len(shape) - 3]
+    alike = shape[: max(front, 0)].numel() == like.meta["shape"][0]
     return in_front and alike and not reader.kwargs
 
 

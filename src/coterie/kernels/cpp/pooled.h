@@ -4,8 +4,8 @@
 // Both gradients are sums of products of an entry's slope with a patch. For a filter: of what its
 // entries see of the image. For the image around a pixel: of the filters that have an entry there.
 //
-// Images lie with channels last, within a border of zeros: what a row of a filter meets lies side by
-// side. Of many channels a BLOCK is taken at a time, so that an image of it stays in the nearest
+// Images lie with channels last, within a border of zeros: what a row of a filter meets lies side
+// by side. Of many channels a BLOCK is taken at a time, so that an image of it stays in the nearest
 // cache. What a row's last vector holds beyond its end is zero in a filter, and dropped in a sum.
 #pragma once
 #include <memory>
@@ -64,7 +64,7 @@ class Pooled {
   alignas(64) real image[IMAGE] = {};
   alignas(64) real filters[BLOCKS * CO * FILTER] = {};
 
-  // ---- which entries have a gradient -------------------------------------------------------------
+  // ---- which entries have a gradient ----------------------------------------------------------
 
   // The pixel of each of N windows side by side that takes its gradient: the first that is largest.
   // None where ``positive`` and that is not.
@@ -74,13 +74,14 @@ class Pooled {
       int found = -1;
       for (int k = SIZE * SIZE - 1; k >= 0; k--) {
         const int row = k / SIZE, column = k % SIZE;
-        found = y[i * APART + (row * OUT_W + column) * PIXEL] == most[i] ? row * WIDE + column : found;
+        const real here = y[i * APART + (row * OUT_W + column) * PIXEL];
+        found = here == most[i] ? row * WIDE + column : found;
       }
       pixel[i] = most[i] > 0 || !positive ? found : -1;
     }
   }
 
-  // All entries of one image, told to ``note``; ``last``: whether channels are last in ``most`` and y.
+  // All entries of one image, told to ``note``; ``last``: channels are last in ``most`` and ``y``.
   template <class Note>
   static inline void find(const real* g, Lie way, const real* most, const real* y, bool last,
                           bool positive, Note note) {
@@ -89,8 +90,10 @@ class Pooled {
       for (int at = 0; at < WINDOWS; at++) {
         const int row = at / POOL_W * SIZE, column = at % POOL_W * SIZE;
         largest<CO, 1, CO>(most + at * CO, y + (row * OUT_W + column) * CO, positive, pixel);
-        for (int o = 0; o < CO; o++)
-          note(o, row * WIDE + column + pixel[o], g[o * way.channel + at * way.pixel], pixel[o] >= 0);
+        for (int o = 0; o < CO; o++) {
+          const real slope = g[o * way.channel + at * way.pixel];
+          note(o, row * WIDE + column + pixel[o], slope, pixel[o] >= 0);
+        }
       }
       return;
     }
@@ -102,12 +105,13 @@ class Pooled {
       for (int v = 0; v < POOL_H; v++)
         for (int u = 0; u < POOL_W; u++) {
           const int at = v * POOL_W + u;
-          note(o, (v * WIDE + u) * SIZE + pixel[at], g[o * way.channel + at * way.pixel], pixel[at] >= 0);
+          const real slope = g[o * way.channel + at * way.pixel];
+          note(o, (v * WIDE + u) * SIZE + pixel[at], slope, pixel[at] >= 0);
         }
     }
   }
 
-  // ---- products ----------------------------------------------------------------------------------
+  // ---- products -------------------------------------------------------------------------------
 
   static inline part_t get(const real* from) { return *(const part_t*)from; }
 
@@ -157,7 +161,7 @@ class Pooled {
                                        filters + block * CO * FILTER + k * ROW);
   }
 
-  // ---- images and filters as others have them ----------------------------------------------------
+  // ---- images and filters as others have them -------------------------------------------------
 
   static constexpr int channels(int block) {
     return CI - block * BLOCK < BLOCK ? CI - block * BLOCK : BLOCK;
@@ -209,7 +213,8 @@ class Pooled {
       for (int block = 0; block < BLOCKS; block++) {
         here->template move<true>(block, x, inputs);
         int k = 0;
-        for (; k + AT_ONCE <= KY; k += AT_ONCE) here->template onto_filters<AT_ONCE>(*all, block, k);
+        for (; k + AT_ONCE <= KY; k += AT_ONCE)
+          here->template onto_filters<AT_ONCE>(*all, block, k);
         if constexpr (KY % AT_ONCE != 0)
           here->template onto_filters<KY % AT_ONCE>(*all, block, k);
       }
