@@ -7,8 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _WeakTensorRef  # type: ignore[attr-defined]
 from torch._C._functorch import TransformType, _add_batch_dim, _remove_batch_dim
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import tree
@@ -116,15 +118,18 @@ def scan(step: Step[Carry], kinds: Sequence[Hashable], carry: Carry) -> Carry:
 class Recording(TorchDispatchMode):
     """Notes every operation on tensors while it is entered.
 
-    ``values`` holds the tensor of every register as it was when it was recorded.
+    It knows tensors and their memory by their addresses, and keeps none of them alive: a call takes
+    no more memory while it is recorded. A weak reference to each sees to it that no other gets its
+    address.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.values: list[Tensor] = []
         self.constants: dict[int, Tensor] = {}
         self.ops: list[Op | Loop] = []
-        self._known: dict[int, int] = {}  # id of a tensor -> its register
+        self._device = inputs[0].device
+        self._notes: list[_Note] = []  # of every register
+        self._known: dict[int, int] = {}  # address of a tensor -> its register
         self._born: set[int] = set()  # memory that is made anew in every playing
         self._kept: set[int] = set()  # memory that must not be written into
         self._gone: set[int] = set()  # registers of a loop's step that is over
@@ -144,7 +149,7 @@ class Recording(TorchDispatchMode):
 
     def register(self, value: Tensor) -> int:
         """The register of a tensor; one that was not made here is the same in every playing."""
-        found = self._known.get(id(value))
+        found = self._known.get(value._cdata)
         if found is None:
             if _memory(value) in self._born:
                 raise RecordingError("a tensor shares another's memory in a way that was not seen")
@@ -156,16 +161,16 @@ class Recording(TorchDispatchMode):
     @property
     def registers(self) -> Registers:
         """All of them, as they are after the recording."""
-        whole = {r for r, value in enumerate(self.values) if _memory(value) in self._changed}
-        shapes, kinds = zip(*((value.shape, value.dtype) for value in self.values), strict=True)
-        return Registers(list(shapes), list(kinds), whole, self.values[0].device)
+        whole = {r for r, note in enumerate(self._notes) if note.memory in self._changed}
+        shapes, kinds = [note.shape for note in self._notes], [note.kind for note in self._notes]
+        return Registers(shapes, kinds, whole, self._device)
 
     def _new(self, value: Tensor, *, constant: bool = False) -> int:
-        register = self._known[id(value)] = len(self.values)
-        self.values.append(value)  # alive, so that no other tensor gets its id or its memory
+        register = self._known[value._cdata] = len(self._notes)
+        self._notes.append(_note(value))
         if constant:
             self.constants[register] = value
-        (self._kept if constant else self._born).add(_memory(value))
+        (self._kept if constant else self._born).add(self._notes[-1].memory)
         return register
 
     def __torch_dispatch__(
@@ -191,8 +196,11 @@ class Recording(TorchDispatchMode):
         return result
 
     def _written_to(self, out: Tensor) -> int:
-        known = self._known.get(id(out))
-        return self._new(out) if known is None else known
+        known = self._known.get(out._cdata)
+        if known is None:
+            return self._new(out)
+        self._notes[known] = _note(out)
+        return known
 
     def _refs(self, value: Any, reads: list[int]) -> Any:
         if isinstance(value, Tensor):
@@ -228,7 +236,7 @@ class Recording(TorchDispatchMode):
         return result
 
     def _body(self, step: Step[Any], kind: Hashable, begin: tree.Tree) -> Body:
-        first = len(self.values)
+        first = len(self._notes)
         with self._apart() as ops:
             number = self._fresh(torch.tensor(0, device=next(iter(tree.leaves(begin))).device))
             ins = tree.map_leaves(self._fresh, begin)
@@ -237,7 +245,7 @@ class Recording(TorchDispatchMode):
             _expect_alike(begin, end)
             into, out = (tuple(self.register(leaf) for leaf in tree.leaves(t)) for t in (ins, end))
             body = Body(self.register(number), into, tuple(ops), out)
-        self._gone |= set(range(first, len(self.values))).difference(self.constants)
+        self._gone |= set(range(first, len(self._notes))).difference(self.constants)
         return body
 
     @contextmanager
@@ -259,9 +267,24 @@ class Recording(TorchDispatchMode):
         return value
 
 
+class _Note(NamedTuple):
+    """What is left of a tensor that may be gone."""
+
+    shape: torch.Size
+    kind: torch.dtype
+    memory: int
+    addresses: tuple[Any, Any]  # of itself and its memory: nobody else's as long as this is here
+
+
+def _note(value: Tensor) -> _Note:
+    weak = _WeakTensorRef(value), StorageWeakRef(value.untyped_storage())
+    return _Note(value.shape, value.dtype, _memory(value), weak)
+
+
 def _memory(value: Tensor) -> int:
     """Which memory a tensor lies in; one that is empty shares none."""
-    return value.untyped_storage().data_ptr() or -id(value)
+    storage = value.untyped_storage()
+    return storage._cdata if storage.data_ptr() else -value._cdata
 
 
 def writes_unsaid(function: Any, args: Sequence[Any]) -> bool:
