@@ -16,7 +16,7 @@ from coterie.engines.wire import pack, unpack
 from coterie.errors import ConfigError, EngineError
 from coterie.run import participants, run
 from coterie.tree import Bank, count_bytes, row
-from support import METHODS, assert_close, cnn, last, mlp, predictors, task
+from support import METHODS, assert_close, cnn, federation, last, mlp, predictors, task
 
 
 def test_auto_chooses_remembers_and_says_so(monkeypatch):
@@ -31,14 +31,99 @@ def test_auto_chooses_remembers_and_says_so(monkeypatch):
 
 def test_auto_times_what_is_played_and_not_its_recording():
     engine = VmapEngine(task(Local()), chunk=5)
-    one = auto._Candidate(engine, {}, 1, 5)
-    one.turn(counts=False)
-    assert len(engine._player._known) == 1
-    assert one.seconds == float("inf")
-    one.turn(counts=True)
-    assert len(engine._player._known) == 1
+    one, known, taken = auto._Candidate(engine, {}, 1, 5), [], iter([60.0, 20.0, 30.0])
+    timed = one._timed
+
+    def noted():
+        known.append(len(engine._player._known))
+        timed()
+        return next(taken)
+
+    one._timed = noted
+    for _ in range(3):
+        one.turn()
+    assert known == [0, 1, 1]
     assert engine._player.unplayed == 0
-    assert 0 < one.seconds < float("inf")
+    assert one.seconds == 20.0 / 5
+
+
+class Timed:
+    """A candidate that takes so many seconds, of which nobody knows before its turn."""
+
+    def __init__(self, seconds, **choice):
+        self.seconds, self._seconds, self.choice = float("inf"), seconds, choice
+
+    def turn(self):
+        self.seconds = self._seconds
+
+
+@pytest.mark.parametrize(
+    ("alone", "seconds", "chosen", "tried"),
+    [
+        (9.0, {1: 5.0, 5: 3.0, 10: 2.0, 20: 4.0, 50: 1.0}, 10, 4),
+        (9.0, {1: 5.0, 5: 6.0, 10: 2.0}, 1, 2),
+        (9.0, {1: 5.0, 5: 4.0}, 5, 2),
+        (3.0, {1: 5.0, 5: 4.0, 10: 4.0}, None, 3),
+        (3.0, {1: float("inf"), 5: 2.0, 10: 4.0}, 5, 3),
+        (3.0, {}, None, 0),
+    ],
+)
+def test_auto_tries_larger_chunks_as_long_as_they_are_faster(
+    monkeypatch, alone, seconds, chosen, tried
+):
+    made = []
+
+    def batched(_task, _how, sizes, *_):
+        for size in sizes:
+            made.append(size)
+            yield Timed(seconds[size], engine="vmap", chunk=size)
+
+    loop = Timed(alone, engine="loop")
+    loop.turn()
+    monkeypatch.setattr(auto, "_loop", lambda *_: loop)
+    monkeypatch.setattr(auto, "_batched", batched)
+    tries = auto.Tries(tuple(seconds), 50)
+    found = auto.measure(task(Local()), auto.How(True, False), tries, None, None)
+    assert found.get("chunk") == chosen
+    assert found["seconds"] == seconds.get(chosen, alone)
+    assert len(made) == tried
+
+
+def test_what_auto_tries_is_small_beside_the_run():
+    on = task(Local())
+    everything = auto.CHUNKS["cpu"]
+    assert auto.tries_of(on, 1, None) == (everything, everything[0])
+    assert auto.tries_of(on, 10**6, None) == (everything, everything[-1])
+    assert auto.tries_of(on, 1, 7) == ((7,), 7)
+    for rounds in (10, 100, 1000):
+        most = auto.tries_of(on, rounds, None).most
+        assert most in everything
+        assert most == everything[0] or auto._A_TRY * most <= 0.02 * rounds * auto.steps(on)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "tried"),
+    [(1e-4, 1, [1, 5, 10, 20, 50]), (100.0, 1, [1]), (100.0, 10, [1, 5, 10])],
+)
+def test_what_auto_tries_beyond_takes_but_a_moment(monkeypatch, seconds, most, tried):
+    def batched(_task, _how, sizes, *_):
+        assert sizes == tried
+        return iter([Timed(seconds, engine="vmap", chunk=size) for size in sizes])
+
+    loop = Timed(seconds, engine="loop")
+    loop.turn()
+    monkeypatch.setattr(auto, "_loop", lambda *_: loop)
+    monkeypatch.setattr(auto, "_batched", batched)
+    tries = auto.Tries((1, 5, 10, 20, 50), most)
+    found = auto.measure(task(Local()), auto.How(True, False), tries, None, None)
+    assert found == {"engine": "loop", "seconds": seconds}
+
+
+def test_auto_measures_anew_for_a_run_that_is_worth_more_tries():
+    on = task(Local())
+    for rounds in (1, 2, 5000):
+        make_engine("auto", on, rounds=rounds, play=False)
+    assert len(json.loads(auto.cache_file().read_text())) == 2
 
 
 def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
@@ -46,7 +131,7 @@ def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(VmapEngine, "local", fail)
-    found = auto.measure(task(Local()), auto.How(False, False), None, None, None)
+    found = auto.measure(task(Local()), auto.How(False, False), auto.Tries((1, 5), 5), None, None)
     assert found["engine"] == "loop"
 
 
@@ -175,6 +260,28 @@ def test_a_packed_message_comes_back():
     assert torch.equal(found[present], models[[5, 3]])
     assert bank.owner.tolist() == [5, -1, 3]
     assert number == 1.5
+
+
+@pytest.mark.parametrize("clients", [1, 2, 5, 12, 30, 100])
+@pytest.mark.parametrize("chunk", [1, 5, 20, 1000])
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_chunks_are_alike_and_the_same_for_every_thread(clients, chunk, threads):
+    on = task(Local(), federated=federation((5,) * clients))
+    chunks = VmapEngine(on, chunk=chunk, threads=threads).chunks(list(range(clients)))
+    assert sorted(position for part in chunks for position in part) == list(range(clients))
+    longest, *_ = lengths = sorted(map(len, chunks), reverse=True)
+    assert longest <= chunk
+    assert lengths[:-1] == [longest] * (len(chunks) - 1)  # of one form but for a rest
+    turns = -(-clients // (chunk * threads))  # which nobody can do without
+    assert len(chunks) <= turns * threads
+    again = VmapEngine(on, chunk=longest, threads=threads)
+    assert again.chunks(list(range(clients))) == chunks
+
+
+def test_auto_tries_no_chunk_twice():
+    on = task(Local(), federated=federation((5,) * 12))
+    found = auto._batched(on, auto.How(True, False), [1, 5, 10, 20, 50], None, 2)
+    assert [(one.choice["chunk"], len(one._able)) for one in found] == [(1, 2), (3, 6), (6, 12)]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfomo"])

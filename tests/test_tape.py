@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch.func import grad, vmap
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from coterie import tree
 from coterie.algorithms.fedavg import FedAvg
@@ -268,6 +269,35 @@ def test_running_statistics_are_moved():
         return scan(step, (0,) * 3, (x[0], x[1] ** 2))
 
     assert_played(vmap(call))
+
+
+def test_what_a_call_is_done_with_is_let_go_while_it_is_recorded():
+    made = []
+
+    def call(x):
+        for _ in range(5):
+            x = (x * 2).tanh()
+            made.append(StorageWeakRef(x.untyped_storage()))
+        return x, torch.tensor([memory.expired() for memory in made])
+
+    _, gone = call(numbers(0, 3, 4))
+    made.clear()
+    with Recording([numbers(0, 3, 4)]) as recording:
+        _, gone_meanwhile = call(numbers(0, 3, 4))
+    assert gone.tolist() == gone_meanwhile.tolist() == [True] * 4 + [False]
+    assert len(recording.ops) >= 10
+
+
+def test_memory_that_was_let_go_is_not_taken_for_what_lay_there_before():
+    def call(x):
+        for k in range(20):
+            x = x * torch.tensor(1 + 0.1 * k, dtype=torch.float64)
+            x = x + torch.full_like(x, k).add_(1)
+            x = x.tanh().t().contiguous()
+        return x
+
+    for _ in range(5):
+        assert_played(call, lambda seed: (numbers(seed, 4, 4),))
 
 
 def test_two_threads_play_at_once():

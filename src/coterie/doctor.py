@@ -73,13 +73,13 @@ def _cost_facts(
 ) -> list[tuple[str, str]]:
     run, engine = assembly.config.run, assembly.config.engine
     how = auto.repaid(task, run.rounds, play=engine.play, compiled=engine.compiled)
-    found = auto.measure(task, how, engine.chunk, engine.memory_mib, engine.threads)
+    tries = auto.tries_of(task, run.rounds, engine.chunk)
+    found = auto.measure(task, how, tries, engine.memory_mib, engine.threads)
     together = found.get("chunk", 1)
     held = task.population * task.model.size * task.start.element_size() * 4
     mib = (auto.footprint(task) * together + held) / 2**20
-    steps = sum(task.recipe.count(size, task.least) for size in task.splits["train"].sizes)
     turns = run.rounds * len(methods) * len(assembly.config.seeds)
-    seconds = found["seconds"] / auto.PROBE_STEPS * steps * run.participation * turns
+    seconds = found["seconds"] / auto.PROBE_STEPS * auto.steps(task) * run.participation * turns
     names = ", ".join(method.label for method in methods)
     return [
         ("methods", names),

@@ -41,7 +41,7 @@ def make_engine(
     how = auto.repaid(task, rounds, play=play, compiled=compiled)
     if name == "auto":
         return auto.pick(
-            task, how, chunk=chunk, memory_mib=memory_mib, threads=threads, state=state
+            task, how, rounds, chunk=chunk, memory_mib=memory_mib, threads=threads, state=state
         )
     if name == "vmap":
         chunk, threads = auto.fitting(task, chunk, memory_mib), threads or auto.CORES

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,10 @@ from .vmap import VmapEngine
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
 PROBE_STEPS = 4
-TURNS = 3  # of each candidate, after one to warm up
+TURNS = 4  # of each candidate: in the first it warms up and is written down, which takes longest
+_A_TRY = 25  # local steps of each client in a chunk: what it takes to write it down and to time it
+_SHARE = 0.02  # of all steps of a run: what the try of one size may take,
+_MOMENT = 3.0  # or so many seconds, if that is more
 REPAID_AFTER = 10  # rounds: writing one down costs about as much as five rounds without
 COMPILED_AFTER = 50  # rounds: a compiler takes some seconds, the first time
 CORES = torch.get_num_threads()  # what torch would use if nobody chose
@@ -59,6 +63,7 @@ def repaid(
 def pick(
     task: Task,
     how: How,
+    rounds: int,
     *,
     chunk: int | None,
     memory_mib: int | None,
@@ -66,10 +71,11 @@ def pick(
     state: str,
 ) -> Engine:
     """The fastest local engine for this task; a loop with the process set to its threads."""
-    key = _key(task, chunk, memory_mib, threads, how)
+    tries = tries_of(task, rounds, chunk)
+    key = _key(task, tries, memory_mib, threads, how)
     found = _read().get(key)
     if found is None:
-        found = measure(task, how, chunk, memory_mib, threads)
+        found = measure(task, how, tries, memory_mib, threads)
         _write(key, found)
     if found["engine"] == "loop":
         torch.set_num_threads(found["threads"])
@@ -78,52 +84,90 @@ def pick(
     return VmapEngine(task, chunk=size, state=state, threads=threads, **how._asdict())
 
 
-def measure(
-    task: Task, how: How, chunk: int | None, memory_mib: int | None, threads: int | None
-) -> dict[str, Any]:
-    """Time a few steps of every candidate on real clients, in turns; seconds are a client's.
+def steps(task: Task) -> int:
+    """Local steps of all clients together, in a round with everybody."""
+    return sum(task.recipe.count(size, task.least) for size in task.splits["train"].sizes)
 
-    In turns, for a machine may be busy with something else for a moment. A loop with one thread is
-    preferred where all of them are hardly faster: it leaves the other cores to others, and a second
-    job slows threads that wait for each other many times over.
+
+class Tries(NamedTuple):
+    """Chunks to try, small ones first."""
+
+    sizes: tuple[int, ...]
+    most: int  # larger ones only if that takes but a moment
+
+
+def tries_of(task: Task, rounds: int, chunk: int | None) -> Tries:
+    """What is worth a try in a run of so many rounds; on a CPU large chunks take long to try."""
+    sizes = (chunk,) if chunk else CHUNKS[task.device.type]
+    if task.device.type == "cuda":
+        return Tries(sizes, sizes[-1])
+    most = _SHARE * rounds * steps(task) / _A_TRY
+    return Tries(sizes, max((size for size in sizes if size <= most), default=sizes[0]))
+
+
+def measure(
+    task: Task, how: How, tries: Tries, memory_mib: int | None, threads: int | None
+) -> dict[str, Any]:
+    """The fastest of a loop and of chunks, by a few steps of real clients.
+
+    Larger chunks are tried as long as they are faster. Its ``seconds`` are a client's.
     """
     probe = copy.copy(task)
     probe.recipe = replace(task.recipe, steps=PROBE_STEPS)
-    loops, others = _loops(probe, threads), _batched(probe, how, chunk, memory_mib, threads)
-    field = [*loops, *others]
-    for turn in range(1 + TURNS):
-        for one in field:
-            one.turn(counts=turn > 0)
-    best = loops[0]
-    for loop in loops[1:]:
-        best = loop if loop.seconds < 0.93 * best.seconds else best
-    best = min([best, *others], key=lambda one: one.seconds)
+    best = _loop(probe, threads)
+    most = max(tries.most, _MOMENT / _A_TRY * PROBE_STEPS / best.seconds)
+    worth = [size for size in tries.sizes if size <= most]
+    batched = None
+    for other in _batched(probe, how, worth, memory_mib, threads):
+        _in_turns(batched, other)
+        if batched is not None and other.seconds >= batched.seconds:
+            break
+        batched = other
+    if batched is not None:
+        _in_turns(best, batched)
+        best = min(best, batched, key=lambda one: one.seconds)
     return {**best.choice, "seconds": best.seconds}
 
 
-def _loops(probe: Task, threads: int | None) -> list["_Candidate"]:
-    counts = sorted({1, CORES}) if threads is None else [threads]
+def _loop(probe: Task, threads: int | None) -> "_Candidate":
+    """One client at a time, with one thread or all.
+
+    One is preferred where all of them are hardly faster: it leaves the other cores to others, and a
+    second job slows threads that wait for each other many times over.
+    """
     clients = min(3, probe.population)
-    return [
+    one, *more = [
         _Candidate(LoopEngine(probe), {"engine": "loop", "threads": count}, count, clients)
-        for count in counts
+        for count in (sorted({1, CORES}) if threads is None else [threads])
     ]
+    _in_turns(one, *more)
+    return next((many for many in more if many.seconds < 0.93 * one.seconds), one)
 
 
 def _batched(
-    probe: Task, how: How, chunk: int | None, memory_mib: int | None, threads: int | None
-) -> list["_Candidate"]:
-    many, wanted = threads or CORES, [chunk] if chunk else CHUNKS[probe.device.type]
-    sizes = {fitting(probe, min(size, probe.population), memory_mib) for size in wanted}
-    found = []
-    for size in sorted(sizes):
+    probe: Task, how: How, sizes: list[int], memory_mib: int | None, threads: int | None
+) -> Iterator["_Candidate"]:
+    """Chunks of these sizes, or what they come to here, small ones first."""
+    many, tried = threads or CORES, set[int]()
+    for size in sizes:
         try:
-            engine = VmapEngine(probe, chunk=size, threads=many, **how._asdict())
+            most = fitting(probe, size, memory_mib)
+            engine = VmapEngine(probe, chunk=most, threads=many, **how._asdict())
         except CoterieError:  # not for this model
-            continue
-        choice = {"engine": "vmap", "chunk": size, "threads": engine.threads}
-        found.append(_Candidate(engine, choice, many, size * engine.threads))
-    return found
+            return
+        chunk = max(map(len, engine.chunks(list(range(probe.population)))))
+        if chunk not in tried:
+            tried.add(chunk)
+            choice = {"engine": "vmap", "chunk": chunk, "threads": engine.threads}
+            yield _Candidate(engine, choice, many, chunk * engine.threads)
+
+
+def _in_turns(*candidates: "_Candidate | None") -> None:
+    """Time them in turns, for a machine may be busy with something else for a moment."""
+    for _ in range(TURNS):
+        for one in candidates:
+            if one is not None:
+                one.turn()
 
 
 class _Candidate:
@@ -134,18 +178,15 @@ class _Candidate:
         self._engine, self._threads, self._failed = engine, threads, False
         self._able = (engine.task.sizes > 0).nonzero().flatten()[:clients]
 
-    def turn(self, *, counts: bool) -> None:
-        """Once more, unless it failed before; the first time only warms it up."""
+    def turn(self) -> None:
+        """Once more, unless it failed before."""
         if self._failed:
             return
         torch.set_num_threads(self._threads)
         try:
-            seconds = self._timed()
+            self.seconds = min(self.seconds, self._timed() / len(self._able))
         except (RuntimeError, CoterieError):  # too large, or an operation that vmap cannot batch
             self._failed, self.seconds = True, float("inf")
-            return
-        if counts:
-            self.seconds = min(self.seconds, seconds / len(self._able))
 
     def _timed(self) -> float:
         task = self._engine.task
@@ -204,9 +245,7 @@ def cache_file() -> Path:
     return folder() / "engines.json"
 
 
-def _key(
-    task: Task, chunk: int | None, memory_mib: int | None, threads: int | None, how: How
-) -> str:
+def _key(task: Task, tries: Tries, memory_mib: int | None, threads: int | None, how: How) -> str:
     parts = (
         repr(task.model.module),
         tuple(task.x.shape[1:]),
@@ -217,7 +256,7 @@ def _key(
         CORES,
         torch.__version__,
         __version__,
-        chunk,
+        tries,
         memory_mib,
         threads,
         how,

@@ -72,17 +72,17 @@ class VmapEngine:
         }
 
     def chunks(self, ids: list[int]) -> list[Chunk]:
-        """Positions of clients of alike size, at most ``chunk`` together; some for every thread.
+        """Positions of clients of alike size, at most ``chunk`` together, evenly for all threads.
 
         With batch norm their sizes are equal: padding would enter the statistics of a batch.
         """
-        sizes, most = self.task.splits["train"].sizes, -(-len(ids) // self.threads)
-        most = min(self.chunk, max(1, most))
+        sizes, turns = self.task.splits["train"].sizes, -(-len(ids) // (self.chunk * self.threads))
+        most = -(-len(ids) // max(1, turns * self.threads))
         order = sorted(range(len(ids)), key=lambda position: sizes[ids[position]])
         parts = [order]
         if self.task.model.coupled:
             parts = [list(same) for _, same in groupby(order, key=lambda at: sizes[ids[at]])]
-        return [p[i : i + most] for p in parts for i in range(0, len(p), most)]
+        return [p[i : i + most] for p in parts for i in range(0, len(p), max(1, most))]
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
