@@ -118,9 +118,8 @@ def scan(step: Step[Carry], kinds: Sequence[Hashable], carry: Carry) -> Carry:
 class Recording(TorchDispatchMode):
     """Notes every operation on tensors while it is entered.
 
-    It knows tensors and their memory by their addresses, and keeps none of them alive: a call takes
-    no more memory while it is recorded. A weak reference to each sees to it that no other gets its
-    address.
+    It knows tensors and their memory by their addresses and keeps none of them alive but constants.
+    A weak reference to each sees to it that no other gets its address.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
