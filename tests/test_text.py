@@ -7,7 +7,7 @@ import coterie
 from coterie import models
 from coterie.algorithms.local import Local
 from coterie.data.federation import Dataset, Federation
-from coterie.engines import auto, make_engine
+from coterie.engines import make_engine
 from coterie.errors import EngineError
 from coterie.task import Recipe, Task
 from support import assert_close, last, predictors
@@ -53,7 +53,7 @@ def test_texts_a_client_run_end_to_end(corpus, engine):
 def test_vmap_refuses_recurrent_layers(name):
     with pytest.raises(EngineError, match=r"LSTM layers; use engine\.name = 'loop'"):
         make_engine("vmap", sentences(name))
-    assert auto.measure(sentences(name), auto.How(False, False), None, None, 1)["engine"] == "loop"
+    assert make_engine("auto", sentences(name), threads=1).choice["engine"] == "loop"
 
 
 def test_an_operation_that_cannot_be_batched_says_what_to_do():
