@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from coterie import tree
 from coterie.algorithms.fedavg import FedAvg
-from coterie.engines.player import Player, _compare
+from coterie.engines.player import Player, _compare, _shaken
 from coterie.engines.vmap import VmapEngine
 from coterie.tape import Recording, RecordingError, Tape, scan
 from coterie.task import Recipe
@@ -413,6 +413,20 @@ def test_a_constant_that_stands_for_what_all_clients_share_is_noticed():
     assert player.unplayed == 0  # nothing is wrong with it
     player("other", lambda bank: hidden(bank.models)[bank.slot[:, 0]], (Bank(w, slot, slot),))
     assert player.unplayed == 1
+
+
+def test_what_is_alike_is_shaken_differently():
+    alike = torch.ones(3, 4, dtype=torch.float64)
+    first, (second, whole) = _shaken((alike, (alike, torch.arange(3))), 0.01)
+    numbers = torch.cat([first, second])
+    assert whole.tolist() == [0, 1, 2]
+    assert not (first == second).any()
+    assert (numbers != 1).all()
+    assert ((numbers - 1).abs() < 0.05).all()
+    assert len(numbers[:3].unique()) == 12
+    long = torch.ones(2, 70_000)
+    (rows,) = _shaken((long,), 0.01)
+    assert (rows[0] != rows[1]).double().mean() > 0.99
 
 
 def hidden(models):

@@ -147,19 +147,19 @@ def _loop(probe: Task, threads: int | None) -> "_Candidate":
 def _batched(
     probe: Task, how: How, sizes: list[int], memory_mib: int | None, threads: int | None
 ) -> Iterator["_Candidate"]:
-    """Chunks of these sizes, or what they come to here, small ones first."""
+    """Chunks of these sizes, small ones first; not two that come to the same here."""
     many, tried = threads or CORES, set[int]()
     for size in sizes:
+        most = fitting(probe, min(size, probe.population), memory_mib)
         try:
-            most = fitting(probe, size, memory_mib)
             engine = VmapEngine(probe, chunk=most, threads=many, **how._asdict())
         except CoterieError:  # not for this model
             return
-        chunk = max(map(len, engine.chunks(list(range(probe.population)))))
-        if chunk not in tried:
-            tried.add(chunk)
-            choice = {"engine": "vmap", "chunk": chunk, "threads": engine.threads}
-            yield _Candidate(engine, choice, many, chunk * engine.threads)
+        together = max(map(len, engine.chunks(list(range(probe.population)))))
+        if together not in tried:
+            tried.add(together)
+            choice = {"engine": "vmap", "chunk": most, "threads": engine.threads}
+            yield _Candidate(engine, choice, many, together * engine.threads)
 
 
 def _in_turns(*candidates: "_Candidate | None") -> None:

@@ -35,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 KEPT = 64  # tapes; clients of ever new sizes would fill the memory with them
 _EXACTLY, _ROUGHLY = 1e-6, 0.02  # relative; float32 drifts as training goes on
 _SHAKE, _ROUNDING = 0.01, 1e-6  # how much numbers are changed to see what a call makes of it
-_NOISE = 65_537  # draws that take turns: a prime, so that clients' rows get different ones
+_NOISE = 65_537  # draws that take turns: a prime, so that rows of a tensor get different ones
 _TIMES = 4  # as much as the call itself changes with rounding
 
 
@@ -224,14 +224,14 @@ def _shaken(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
     """The same inputs with every number that is not whole changed by about such a share."""
     noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def one(leaf: Tensor) -> Tensor:
+    def one(at: int, leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
             return leaf
-        times = -(-leaf.numel() // _NOISE)
-        factors = (1 + share * noise).to(leaf).repeat(times)[: leaf.numel()]
-        return leaf * factors.view(leaf.shape)
+        factors, times = 1 + share * noise.roll(at), -(-leaf.numel() // _NOISE)
+        return leaf * factors.to(leaf).repeat(times)[: leaf.numel()].view(leaf.shape)
 
-    shaken: tuple[Tree, ...] = _rebuilt(inputs, iter([one(leaf) for leaf in _tensors(inputs)]))
+    leaves = (one(at, leaf) for at, leaf in enumerate(_tensors(inputs)))
+    shaken: tuple[Tree, ...] = _rebuilt(inputs, leaves)
     return shaken
 
 
