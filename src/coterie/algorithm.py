@@ -22,6 +22,8 @@ from torch import Tensor
 from . import draws
 from .client import Client, of_server
 from .data.common import Sharing
+from .errors import ConfigError
+from .names import Checked
 from .task import Recipe, Task
 from .tree import Tree
 
@@ -92,7 +94,7 @@ def single(w: Tensor) -> Mixture:
     return Mixture(w.new_ones(1), w.unsqueeze(0))
 
 
-class Algorithm(ABC, Generic[Server, Down, Up, State]):
+class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     """What every method defines. See the module's docstring for how the parts meet."""
 
     title: ClassVar[str] = ""  # as its paper writes it, where the class name is not that
@@ -133,6 +135,9 @@ class Algorithm(ABC, Generic[Server, Down, Up, State]):
         """
         return None
 
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse fields that do not fit this task or a run of so many rounds, before round 0."""
+
     @abstractmethod
     def init(self, task: Task) -> tuple[Server, State]:
         """The server before round 0 and a row of state for every client ``[K, ...]``."""
@@ -163,6 +168,34 @@ class Algorithm(ABC, Generic[Server, Down, Up, State]):
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+
+
+def check_run(algorithm: AnyAlgorithm, task: Task, rounds: int) -> None:
+    """Refuse, before round 0, a run that could not train in its last round."""
+    recipe, least = task.recipe, torch.finfo(task.dtype).tiny
+    if recipe.rate(0) > 0 and recipe.rate(rounds - 1) < least:
+        raise ConfigError(
+            f"train.decay: found {recipe.decay}, which takes the learning rate from {recipe.lr} to "
+            f"{recipe.rate(rounds - 1):g} in {rounds} rounds; expected a rate of at least "
+            f"{least:.0e} to the end: raise decay, or set train.floor"
+        )
+    algorithm.check(task, rounds)
+
+
+def check_pull(task: Task, rounds: int, field: str, strength: float) -> None:
+    """Refuse an explicit gradient step on ``(strength/2)‖w − anchor‖²`` that overshoots.
+
+    Heavy-ball steps of rate η and momentum β do so from ``η · strength = 2 (1 + β)`` on, in the
+    round with the largest η. Adam's steps have another length.
+    """
+    recipe = task.recipe
+    lr, limit = max(recipe.rate(0), recipe.rate(rounds - 1)), 2 * (1 + recipe.momentum)
+    if recipe.optimizer == "sgd" and lr * strength >= limit:
+        raise ConfigError(
+            f"{field}: found a pull of {strength:g}, times a learning rate of {lr:g}: "
+            f"{lr * strength:g}; expected below {limit:g}, from where on steps overshoot and grow; "
+            f"lower {field.rpartition('.')[2]} or train.lr"
+        )
 
 
 class GlobalModel(Algorithm[Server, Down, Up, State]):
@@ -202,6 +235,13 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
     """A method with something added around it; what it needs of a run, it needs as before."""
 
     algorithm: AnyAlgorithm
+
+    def __post_init__(self) -> None:
+        """Nothing is left to check: what is wrapped was checked when it was made."""
+
+    def check(self, task: Task, rounds: int) -> None:
+        """As the method."""
+        self.algorithm.check(task, rounds)
 
     @property
     def uses_validation(self) -> bool:

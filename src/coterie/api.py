@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, faults, files, interrupt, store
-from .assemble import Assembly, assemble
+from .assemble import Assembly, assemble, check_methods
 from .config import canonical, config_hash, load
 from .drive import Progress, Watch, drive
 from .errors import ConfigError, StoreError, did_you_mean
@@ -66,6 +66,7 @@ def compare(source: Source = None, *, progress: Watch | None = None, **flags: An
     for method in methods:
         for seed in config.seeds:
             _found(assembly, method, seed, out)  # what is refused is refused before any training
+    check_methods(assembly, methods)
     if out is not None:
         with files.writing(out):
             out.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 Everything that can be refused is refused here, before a folder is made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from . import models
-from .algorithm import AnyAlgorithm
+from .algorithm import AnyAlgorithm, check_run
 from .checks import model_options, partition_options
+from .data.common import Sharing
 from .data.datasets import load as load_data
 from .data.federation import Dataset, Federation
 from .data.partition import PARTITIONS, federate
 from .engines import Engine, make_engine
 from .errors import ConfigError
+from .methods import Method
 from .model import build
 from .names import AUTO
 from .schema import Config, Named
@@ -78,6 +80,16 @@ def task_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Task:
         merge_val=train.merge_val and not algorithm.uses_validation,
         sharing=algorithm.sharing,
     )
+
+
+def check_methods(assembly: Assembly, methods: Iterable[Method]) -> None:
+    """Refuse, before anything is trained, a method that could not finish its run."""
+    config, tasks = assembly.config, dict[tuple[bool, Sharing | None], Task]()
+    for algorithm in (method.build() for method in methods):
+        needs = algorithm.uses_validation, algorithm.sharing  # all that tasks differ in
+        if needs not in tasks:
+            tasks[needs] = task_of(assembly, algorithm, config.seeds[0])
+        check_run(algorithm, tasks[needs], config.run.rounds)
 
 
 def engine_of(config: Config, task: Task) -> Engine:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import faults, leftover, store
+from .algorithm import check_run
 from .assemble import Assembly, engine_of, task_of
 from .buffers import governed
 from .checkpoint import Keeper
@@ -54,6 +55,7 @@ def drive(
         left.refuse_other(config_hash(asked))
     task = task_of(assembly, algorithm, seed)
     algorithm = governed(algorithm, task)
+    check_run(algorithm, task, asked.run.rounds)
     engine = engine_of(asked if left is None else left.with_engine(asked), task)
     roster, swaps = Roster.of(task.federation), algorithm.models_change_hands
     log = Log(method.label, seed, asked.run.metric, roster, swaps)

@@ -14,17 +14,20 @@ import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .data.federation import Dataset
 from .errors import ConfigError, did_you_mean
-from .names import imported
+from .names import checked, fields, imported
+from .ranges import Interval
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
+Width = Annotated[int, Interval(ge=1, le=100_000)]
+Vocabulary = Annotated[int, Interval(ge=1, le=10_000_000)]
 _TINY = 16  # pixels a side below which convolutions have nothing to find
 
 
@@ -33,10 +36,10 @@ def linear(shape: Shape, classes: int) -> nn.Module:
     return _chain(flat=nn.Flatten(), head=_head(math.prod(shape), classes))
 
 
-def mlp(shape: Shape, classes: int, *, hidden: tuple[int, ...] = (64,)) -> nn.Module:
+def mlp(shape: Shape, classes: int, *, hidden: tuple[Width, ...] = (64,)) -> nn.Module:
     """Fully connected layers with ReLU; P2's Office-Home network is hidden = [1000, 200].
 
-    hidden: the width of each hidden layer
+    hidden: the width of each hidden layer; an empty list is one linear layer
     """
     widths = (math.prod(shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
@@ -57,7 +60,9 @@ def lenet5(shape: Shape, classes: int) -> nn.Module:
     return _dense(body, shape, (120, 84), classes)
 
 
-def fedavg_cnn(shape: Shape, classes: int, *, padding: int = 2) -> nn.Module:
+def fedavg_cnn(
+    shape: Shape, classes: int, *, padding: Annotated[int, Interval(ge=0, le=16)] = 2
+) -> nn.Module:
     """The FedAvg paper's CNN (P1, P5): 5x5x32, pool, 5x5x64, pool, dense 512, same padding.
 
     padding: pixels around the input of a convolution; 2 keeps its size, 0 cuts 4 of a side
@@ -118,21 +123,21 @@ def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "g
     return _chain(body=body, head=_head(512, classes))
 
 
-def char_lstm(shape: Shape, classes: int, *, vocabulary: int | None = None) -> nn.Module:
+def char_lstm(shape: Shape, classes: int, *, vocabulary: Vocabulary | None = None) -> nn.Module:
     """LEAF's Shakespeare network: embedding 8, two LSTM layers of 256; predicts the next symbol.
 
-    vocabulary: the number of different tokens; by default what the data has
+    vocabulary: the number of different tokens, at least what the data has; by default just that
     """
     _tokens("char_lstm", shape)
     return _Recurrent(vocabulary or classes, classes, embedding=8, hidden=256)
 
 
-def word_lstm(shape: Shape, classes: int, *, vocabulary: int | None = None) -> nn.Module:
+def word_lstm(shape: Shape, classes: int, *, vocabulary: Vocabulary | None = None) -> nn.Module:
     """P3's Reddit network: two LSTM layers of 200, embedding 200 tied to the output, dropout 0.2.
 
     Dropout is after the embedding and after each layer; train.dropout sets another rate.
 
-    vocabulary: the number of different tokens; by default what the data has
+    vocabulary: the number of different tokens, at least what the data has; by default just that
     """
     _tokens("word_lstm", shape)
     return _Recurrent(vocabulary or classes, classes, embedding=200, hidden=200, dropout=0.2)
@@ -171,12 +176,20 @@ def factory(name: str, dataset: Dataset, **options: Any) -> Callable[[], nn.Modu
     >>> [type(layer).__name__ for layer in factory("auto", table)()]
     ['Sequential', 'Linear']
     """
-    build = builder(default(dataset) if name == "auto" else name)
+    name = default(dataset) if name == "auto" else name
+    build = builder(name)
+    if name in MODELS:
+        options = checked(options, fields(build), "model", name)
     given: dict[str, Any] = {"shape": tuple(dataset.x.shape[1:]), "classes": dataset.classes}
     if dataset.x.dtype == torch.int64:
         given["vocabulary"] = int(dataset.x.max()) + 1
     wanted = inspect.signature(build).parameters
     told = {key: value for key, value in options.items() if value is not None}
+    if told.get("vocabulary", math.inf) < given.get("vocabulary", 0):
+        raise ConfigError(
+            f"model.vocabulary: found {told['vocabulary']}, but {dataset.name} has "
+            f"{given['vocabulary']} different tokens; expected at least that many, or leave it out"
+        )
     options = {**{key: given[key] for key in given if key in wanted}, **told}
     return lambda: build(**options)
 

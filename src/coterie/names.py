@@ -6,19 +6,19 @@ docstring, as a line ``name: meaning``, and in a dataclass may instead be the co
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
-import json
 import re
 import sys
 import textwrap
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import ConfigError, did_you_mean
+from .ranges import fitted, fitted_json, in_words
 
 AUTO = "auto"
 REQUIRED = inspect.Parameter.empty
@@ -35,7 +35,12 @@ class Field(NamedTuple):
     @property
     def kind(self) -> str:
         """Its type in words that a config's author knows."""
-        return _words(self.type)
+        return in_words(self.type)
+
+    def refusal(self, value: Any, where: str) -> ConfigError:
+        """What to raise for a value that is of another type or out of range."""
+        meaning = f" ({self.name}: {self.meaning.rstrip('.')})" if self.meaning else ""
+        return ConfigError(f"{where}: found {value!r}; expected {self.kind}{meaning}")
 
 
 def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
@@ -44,7 +49,7 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
     ``shape`` and ``classes`` are no options: they come from the data.
     """
     made_by_init = isinstance(owner, type) and not dataclasses.is_dataclass(owner)
-    hints = typing.get_type_hints(owner.__init__ if made_by_init else owner)
+    hints = typing.get_type_hints(owner.__init__ if made_by_init else owner, include_extras=True)
     meanings = _meanings(owner)
     defaults: dict[str, Any] = {}
     if dataclasses.is_dataclass(owner):
@@ -89,12 +94,35 @@ def checked(
 
 def _typed(value: Any, field: Field, where: str) -> Any:
     """One value in the field's type, judged as strictly as TOML writes it."""
-    import pydantic
-
     try:
-        return pydantic.TypeAdapter(field.type).validate_json(json.dumps(value), strict=True)
-    except pydantic.ValidationError:
-        raise ConfigError(f"{where}: found {value!r}; expected {field.kind}") from None
+        return fitted_json(value, field.type)
+    except ValueError:
+        raise field.refusal(value, where) from None
+
+
+class Checked:
+    """A dataclass whose fields are checked against their annotations when it is made."""
+
+    def __post_init__(self) -> None:
+        """Refuse a field that is of another type or out of range; lists become tuples."""
+        owner: Any = type(self)
+        for name, kind in _field_types(owner).items():
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, fitted(value, kind))
+            except ValueError:
+                field = next(field for field in fields(owner) if field.name == name)
+                raise field.refusal(value, f"{owner.__name__}.{name}") from None
+        self.check_together()
+
+    def check_together(self) -> None:
+        """Refuse fields that do not go together; most do."""
+
+
+@functools.cache
+def _field_types(owner: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(owner, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(owner) if field.init}
 
 
 def imported(name: str, where: str, folder: Path | None = None) -> Any:
@@ -137,27 +165,3 @@ def _meanings(owner: object) -> dict[str, str]:
         else:
             name = ""
     return found
-
-
-def _words(kind: Any) -> str:
-    """A type in plain words: ``float | Literal["auto"]`` is "a number or 'auto'"."""
-    plain = {
-        int: "a whole number",
-        float: "a number",
-        bool: "true or false",
-        str: "a text",
-        type(None): "nothing",
-        Any: "a value",
-    }
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Literal:
-        return " or ".join(repr(value) for value in arguments)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(part) for part in arguments if part is not type(None))
-    if origin is Callable:
-        return "a Python function"
-    if origin in (tuple, list):
-        return f"a list of {_words(arguments[0]).removeprefix('a ')}s"
-    if origin is typing.Annotated:
-        return _words(arguments[0])
-    return plain.get(kind, getattr(kind, "__name__", str(kind)))

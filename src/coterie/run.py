@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import draws, faults, tree
-from .algorithm import AnyAlgorithm, Mixture, Round, round_of
+from .algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
 from .algorithm import rows as rows_of
 from .buffers import governed
 from .engines.base import Engine, Evaluation
@@ -88,6 +88,7 @@ def run(
     States that are kept on disk lie in the folder ``scratch``, or where temporary files go.
     """
     algorithm = governed(algorithm, task)
+    check_run(algorithm, task, rounds)
     done, server, states = begin or Begin(0, *algorithm.init(task))
     on_disk = engine.choice["state"] == "disk"
     states = shelve(states, in_files(scratch) if on_disk else in_memory(engine.state_device))

@@ -9,13 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .methods import Method, method_of
+from .ranges import Count, CountOrZero, NotNegative, Positive, ShareAboveZero, ShareBelowOne
 
 Table = dict[str, Any]
 Fields = dict[str, Any]
-Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
 
 METHOD = "fedfomo"  # of `coterie run`, and METHODS of `coterie compare`, where none is named
 METHODS = ("local", "fedavg", "fedavg_ft", "fedfomo", "fedamp", "heurfedamp")
@@ -53,7 +50,7 @@ FLAGS = {
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Named(_Table):
@@ -77,9 +74,9 @@ class Data(_Table):
     """
 
     name: str = "digits"
-    val: Share = 0.2
-    test: Share = 0.2
-    aux: Share = 0.0
+    val: ShareBelowOne = 0.2
+    test: ShareBelowOne = 0.2
+    aux: ShareBelowOne = 0.0
     options: Fields = {}
 
 
@@ -87,18 +84,18 @@ class Train(_Table):
     """How a client trains in a round; :class:`~coterie.task.Recipe` says what each field does."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: Rate = 0.1
+    lr: Positive = 0.1
     epochs: Count = 1
     batch: Count = 32
-    momentum: Share = 0.0
+    momentum: ShareBelowOne = 0.0
     weight_decay: NotNegative = 0.0
-    decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    decay: ShareAboveZero = 1.0
     floor: NotNegative = 0.0
     buffers: Literal["average", "local", "server"] = "average"
     clip: NotNegative = 0.0
     augment: Literal["none", "crop_flip"] = "none"
     class_weights: Literal["none", "balanced"] = "none"
-    dropout: Share | None = None
+    dropout: ShareBelowOne | None = None
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     merge_val: bool = True
 
@@ -127,9 +124,9 @@ class Run(_Table):
     """How long, how often, how many, and where to."""
 
     rounds: Count = 20
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    seed: Annotated[int, Field(ge=0)] = 0
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    participation: ShareAboveZero = 1.0
+    seed: CountOrZero = 0
+    seeds: tuple[CountOrZero, ...] = ()
     methods: tuple[str, ...] | None = None
     evaluate_every: Count = 1
     metric: Literal["auto", "accuracy", "balanced_accuracy", "auc", "f1", "r2", "rmse"] = "auto"
@@ -141,7 +138,7 @@ class Guard(_Table):
     """What may enter an aggregation."""
 
     on: bool = True
-    norm: Rate | None = None
+    norm: Positive | None = None
 
 
 class Config(_Table):

@@ -13,11 +13,12 @@ from torch import Tensor
 from ..algorithm import AnyAlgorithm, Mixture, Round, Wrapper
 from ..client import Client
 from ..mixing import mix, shares
+from ..names import Checked
 from ..task import Task
 from ..tree import Tree
 
 
-class Adaptation(ABC):
+class Adaptation(Checked, ABC):
     """One client's model, made its own."""
 
     @abstractmethod
@@ -33,7 +34,7 @@ class Adaptation(ABC):
         """That report, a vector as long as the parameters; the server averages them."""
         raise NotImplementedError
 
-    def check(self, algorithm: AnyAlgorithm, task: Task) -> None:  # noqa: B027
+    def check(self, algorithm: AnyAlgorithm, task: Task) -> None:
         """Refuse what cannot be adapted like this; most can."""
 
     def given(self, algorithm: AnyAlgorithm, server: Tree, surveyed: Tree, round: Round) -> Tree:
@@ -63,9 +64,13 @@ class Adapted(Wrapper[With, With, With, Any]):
 
     paper: ClassVar[str] = ""
 
+    def check(self, task: Task, rounds: int) -> None:
+        """As the method, and what the adaptation refuses."""
+        self.algorithm.check(task, rounds)
+        self.adaptation.check(self.algorithm, task)
+
     def init(self, task: Task) -> tuple[With, Tree]:
         """As the method; nothing is surveyed yet."""
-        self.adaptation.check(self.algorithm, task)
         server, states = self.algorithm.init(task)
         none = task.start.new_zeros(task.model.parameters)
         return With(server, none if self.adaptation.surveys else ()), states

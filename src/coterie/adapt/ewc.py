@@ -29,6 +29,7 @@ from torch import Tensor
 from ..algorithm import AnyAlgorithm, GlobalModel, Round, rows
 from ..client import Batch, Client
 from ..errors import ConfigError
+from ..ranges import Count, NotNegative, Positive
 from ..task import Task
 from ..tree import Tree
 from .base import Adaptation
@@ -83,9 +84,9 @@ class ElasticWeights(Adaptation):
             ``auto``: explicit wherever that is stable.
     """
 
-    epochs: int | None = None
-    lr: float | None = None
-    lam: float = 5000.0
+    epochs: Count | None = None
+    lr: Positive | None = None
+    lam: NotNegative = 5000.0
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "auto"

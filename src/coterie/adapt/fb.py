@@ -14,8 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..algorithm import AnyAlgorithm
 from ..client import Batch, Client, mean
 from ..model import FlatModel
+from ..ranges import Count, Positive
+from ..task import Task
 from ..tree import Tree
 from .base import Adaptation
 
@@ -55,8 +58,8 @@ class FreezeBase(Adaptation):
         freeze_bn_stats: keep the batch-norm statistics of frozen layers.
     """
 
-    epochs: int | None = None
-    lr: float | None = None
+    epochs: Count | None = None
+    lr: Positive | None = None
     fb_trainable: tuple[str, ...] = ()
     freeze_bn_stats: bool = True
 
@@ -72,3 +75,7 @@ class FreezeBase(Adaptation):
             return mean(client.losses_of(client.outputs(w, batch), batch), batch.mask)
 
         return client.train(w, only=free, loss=as_evaluated if fixed else None)
+
+    def check(self, algorithm: AnyAlgorithm, task: Task) -> None:
+        """Refuse layers that the network does not have."""
+        task.model.positions(self.fb_trainable)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..client import Client
+from ..ranges import Count, Positive
 from ..tree import Tree
 from .base import Adaptation
 
@@ -18,8 +19,8 @@ class FineTune(Adaptation):
         lr: learning rate; None takes the rate of the round.
     """
 
-    epochs: int | None = None
-    lr: float | None = None
+    epochs: Count | None = None
+    lr: Positive | None = None
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
         """Train on."""

@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from ..client import Batch, Client, mean
+from ..ranges import Count, Positive, Share
 from ..tree import Tree
 from .base import Adaptation
 
@@ -80,10 +81,10 @@ class Distill(Adaptation):
         kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
     """
 
-    epochs: int | None = None
-    lr: float | None = None
-    tau: float = 6.0
-    alpha: float = 0.95
+    epochs: Count | None = None
+    lr: Positive | None = None
+    tau: Positive = 6.0
+    alpha: Share = 0.95
     kd_form: Form = "hinton"
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:

@@ -28,6 +28,7 @@ from torch.func import grad
 
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Batch, Client, mean
+from ..ranges import NotNegative, Positive, Share
 from ..task import Task
 from ..tree import Tree
 from .fedavg import Update, Weighting, average
@@ -74,12 +75,12 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
         server_lr: the server's step η_g.
     """
 
-    alpha: float = 0.5
+    alpha: Share = 0.5
     adaptive: bool = True
-    alpha_lr: float | None = None
+    alpha_lr: NotNegative | None = None
     mix: Literal["parameters", "outputs"] = "parameters"
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     paper: ClassVar[str] = (
         "Deng, Kamani, Mahdavi: Adaptive Personalized Federated Learning, arXiv 2020"

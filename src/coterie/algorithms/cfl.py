@@ -40,6 +40,7 @@ from ..algorithm import Algorithm, Mixture, Round, single
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import cosines, mix, shares
+from ..ranges import Cosine, Count, CountOrZero, NotNegative
 from ..table import Rows, updated
 from ..task import Task
 from ..tree import Bank
@@ -124,12 +125,12 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
     """
 
     eps_mode: Literal["auto", "relative", "absolute"] = "auto"
-    eps1: float = 0.1
-    eps2: float = 0.4
-    allies: float = 0.25
-    t_min: int | Auto = "auto"
+    eps1: NotNegative = 0.1
+    eps2: NotNegative = 0.4
+    allies: Cosine = 0.25
+    t_min: CountOrZero | Auto = "auto"
     linkage: Linkage = "single"
-    age_limit: int | None = None
+    age_limit: Count | None = None
     predict_with: Literal["cluster", "validation"] = "cluster"
     weighting: Weighting = "samples"
 

@@ -20,8 +20,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round, rows
+from ..algorithm import OwnModel, Round, check_pull, rows
 from ..client import Client
+from ..ranges import NotNegative, Positive
 from ..task import Task
 from .fedavg import Update, Weighting, average
 from .fedprox import proximal
@@ -43,9 +44,9 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
         server_lr: the server's step η_g.
     """
 
-    lam: float = 0.1
+    lam: NotNegative = 0.1
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     paper: ClassVar[str] = (
         "Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through "
@@ -80,3 +81,7 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
     def model(self, state: Own) -> Tensor:
         """The client's own model."""
         return state.v
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse a pull that overshoots."""
+        check_pull(task, rounds, "ditto.lam", self.lam)

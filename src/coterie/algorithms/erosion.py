@@ -21,7 +21,7 @@ Notes:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +30,11 @@ from ..algorithm import Algorithm, Mixture, Round, rows
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import mix
+from ..ranges import CountOrZero, MinLen, NotNegative
 from ..task import Task
 from ..tree import Bank
 
-Requesters = tuple[int, ...] | Literal["all"]
+Requesters = Annotated[tuple[CountOrZero, ...], MinLen(1)] | Literal["all"]
 
 
 class Copies(NamedTuple):
@@ -130,8 +131,8 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
     """
 
     requesters: Requesters = "all"
-    p_d: float | Literal["auto"] = "auto"
-    p_s: float = 2.0
+    p_d: NotNegative | Literal["auto"] = "auto"
+    p_s: NotNegative = 2.0
     samples_per_round: Literal["batch", "epoch"] = "batch"
 
     title: ClassVar[str] = "Weight Erosion"
@@ -207,3 +208,7 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         """The requesters' weights, as shares."""
         shares = server.alpha / server.alpha.sum(1, keepdim=True)
         return full_rows(shares, requesting(self.requesters, round.population))
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse requesters that do not exist."""
+        requesting(self.requesters, task.population)

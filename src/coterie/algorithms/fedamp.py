@@ -33,10 +33,11 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round, rows
+from ..algorithm import OwnModel, Round, check_pull, rows
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import mix, off_diagonal, squared_distances
+from ..ranges import Count, NotNegative, Positive, Share, ShareAboveZero
 from ..table import Rows, updated
 from ..task import Task
 from .fedprox import proximal
@@ -185,16 +186,16 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
     """
 
     penalty: Penalty = "exponential"
-    sigma: float | Auto = "auto"
-    alpha: float | Auto = "auto"
-    alpha_gamma: float = 1.0
-    alpha_every: int = 30
-    mass: float = 0.8
+    sigma: Positive | Auto = "auto"
+    alpha: Positive | Auto = "auto"
+    alpha_gamma: ShareAboveZero = 1.0
+    alpha_every: Count = 30
+    mass: Share = 0.8
     attention_mass: Literal["symmetric", "rows"] = "symmetric"
-    sigma_factor: float = 0.25
+    sigma_factor: Positive = 0.25
     sigma_freeze: bool = False
-    lam: float | None = None
-    prox: float = 1e-4
+    lam: NotNegative | None = None
+    prox: NotNegative = 1e-4
     start: Literal["cloud", "self"] = "cloud"
     safe_attention: bool = True
 
@@ -274,6 +275,13 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
         """The attention of an exchange between all who have uploaded."""
         alpha = None if self.alpha == "auto" else self.alpha
         return among_seen(server, round, self._weigh(server, alpha))
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse a pull that overshoots, in any round of the schedule."""
+        for index in range(rounds):
+            self._alpha(index, task.recipe.rate(index))
+        if self.lam is None or self.alpha == "auto":
+            check_pull(task, rounds, "fedamp.prox", self.prox)
 
 
 def start_together(task: Task) -> tuple[Uploads, Own]:

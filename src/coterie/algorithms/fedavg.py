@@ -17,6 +17,7 @@ from torch import Tensor
 from ..algorithm import GlobalModel, Round, rows
 from ..client import Client
 from ..mixing import mean_move, shares
+from ..ranges import Positive
 from ..task import Task
 
 Weighting = Literal["samples", "uniform"]
@@ -44,7 +45,7 @@ class FedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
     """
 
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     paper: ClassVar[str] = (
         "McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep "

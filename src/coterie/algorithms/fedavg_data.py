@@ -30,6 +30,7 @@ from torch import Tensor
 from ..algorithm import GlobalModel, Round, rows
 from ..client import Client
 from ..data.common import Sharing
+from ..ranges import Positive, ShareBelowOne
 from ..task import Task
 from ..tree import Bank, Tree
 from .fedavg import Update, Weighting, average
@@ -63,10 +64,10 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
         server_lr: the server's step η_g.
     """
 
-    share: float = 0.05
+    share: ShareBelowOne = 0.05
     pool: Literal["from_clients", "held_out"] = "from_clients"
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     title: ClassVar[str] = "FedAvg+Data"
     paper: ClassVar[str] = (

@@ -30,6 +30,7 @@ from ..algorithm import Algorithm, Mixture, Round, rows
 from ..client import Batch, Client, mean
 from ..errors import ConfigError
 from ..mixing import mix, shares
+from ..ranges import CountOrZero, Few
 from ..task import Task
 from .fedavg import Weighting
 
@@ -68,8 +69,8 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
-    components: int = 3
-    new_client_steps: int = 1
+    components: Few = 3
+    new_client_steps: CountOrZero = 1
     weighting: Weighting = "samples"
 
     paper: ClassVar[str] = (

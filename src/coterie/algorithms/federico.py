@@ -51,6 +51,7 @@ from ..algorithm import Algorithm, Mixture, Round, rows
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import count_larger, epsilon_greedy, mix
+from ..ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
 from ..task import Task
 from ..tree import Bank, Parcels, Tree, where
 
@@ -157,23 +158,23 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
     """
 
     form: Literal["decentralised", "centralised"] = "decentralised"
-    downloads: int = 3
-    epsilon: float = 0.3
+    downloads: CountOrZero = 3
+    epsilon: Share = 0.3
     explore: Literal["per_slot", "per_round"] = "per_slot"
     tracking: Literal["ema", "accumulate"] = "ema"
-    beta: float = 0.6
+    beta: ShareAboveZero = 0.6
     ema_init: Literal["first", "zero"] = "first"
     loss_reduction: Literal["sum", "mean"] = "sum"
-    temperature: float = 1.0
+    temperature: Positive = 1.0
     temperature_per: Literal["constant", "sample"] = "constant"
     unseen: Literal["exclude", "zero_loss"] = "exclude"
     step: Literal["local_epochs", "gradient"] = "local_epochs"
     scale: Literal["auto", "sum", "mean"] = "auto"
     normalise_columns: bool = True
     start: Literal["independent", "common"] = "independent"
-    predict_min_weight: float = 1e-3
-    clip: float = 0.0
-    noise: float = 0.0
+    predict_min_weight: Share = 1e-3
+    clip: NotNegative = 0.0
+    noise: NotNegative = 0.0
 
     paper: ClassVar[str] = (
         "Sui, Wen, Lau, Ross, Cresswell: Find Your Friends: Personalized Federated Learning with "
@@ -185,7 +186,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
           Cresswell, Jesse C.},
   journal={arXiv:2210.06597}, year={2022}}"""
 
-    def __post_init__(self) -> None:
+    def check_together(self) -> None:
         """Refuse noise without a length to measure it in."""
         if self.noise and not self.clip:
             raise ConfigError(

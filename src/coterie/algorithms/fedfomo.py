@@ -32,6 +32,7 @@ from torch import Tensor
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Client, mean
 from ..mixing import count_larger, epsilon_greedy
+from ..ranges import CountOrZero, NotNegative, Share
 from ..table import Rows, updated
 from ..task import Task
 from ..tree import Bank, bank
@@ -109,14 +110,14 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         min_gain_se: ignore a model whose gain is below so many standard errors; 0 ignores none.
     """
 
-    downloads: int = 5
-    epsilon: float = 0.3
-    decay: float = 0.05
+    downloads: CountOrZero = 5
+    epsilon: Share = 0.3
+    decay: Share = 0.05
     eps_decay: Literal["subtractive", "multiplicative"] = "subtractive"
     distance: Distance = "l2"
     affinity_update: Literal["raw", "abs_sum"] = "raw"
     pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
-    min_gain_se: float = 0.0
+    min_gain_se: NotNegative = 0.0
 
     paper: ClassVar[str] = (
         "Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order "

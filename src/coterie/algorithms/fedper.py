@@ -76,6 +76,10 @@ class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
         """The newest base and the client's own head."""
         return single(parts(client.model, self.head).join(state.w, served))
 
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse layers that the network does not have."""
+        parts(task.model, self.head)
+
 
 @dataclass(frozen=True)
 class FedPer(PersonalHead):

@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..algorithm import GlobalModel, Round, rows
+from ..algorithm import GlobalModel, Round, check_pull, rows
 from ..client import Client
+from ..ranges import NotNegative, Positive
 from ..task import Task
 from .fedavg import Update, Weighting, average
 
@@ -32,9 +33,9 @@ class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
         server_lr: the server's step η_g.
     """
 
-    mu: float = 0.1
+    mu: NotNegative = 0.1
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     paper: ClassVar[str] = (
         "Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous "
@@ -66,3 +67,7 @@ class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
     def model(self, server: Tensor) -> Tensor:
         """The global model."""
         return server
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse a pull that overshoots."""
+        check_pull(task, rounds, "fedprox.mu", self.mu)

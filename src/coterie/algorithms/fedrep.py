@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..client import Client
+from ..ranges import CountOrZero
 from .fedper import PersonalHead
 from .lgfedavg import Parts
 
@@ -36,8 +37,8 @@ class FedRep(PersonalHead):
         base_epochs: passes E_b for the base.
     """
 
-    head_epochs: int = 10
-    base_epochs: int = 1
+    head_epochs: CountOrZero = 10
+    base_epochs: CountOrZero = 1
 
     paper: ClassVar[str] = (
         "Collins, Hassani, Mokhtari, Shakkottai: Exploiting Shared Representations for "

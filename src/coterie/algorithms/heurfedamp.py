@@ -17,9 +17,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round
+from ..algorithm import OwnModel, Round, check_pull
 from ..client import Client
 from ..mixing import cosines
+from ..ranges import NotNegative, Share
 from ..task import Task
 from .fedamp import (
     Auto,
@@ -61,10 +62,10 @@ class HeurFedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
         start: local training starts from the ``cloud`` model u_i or the client's own (``self``).
     """
 
-    sigma: float = 50.0
-    self_weight: float | Auto = "auto"
+    sigma: NotNegative = 50.0
+    self_weight: Share | Auto = "auto"
     cos_on: Literal["delta", "weights"] = "delta"
-    prox: float = 1e-4
+    prox: NotNegative = 1e-4
     start: Literal["cloud", "self"] = "cloud"
 
     paper: ClassVar[str] = FedAMP.paper
@@ -100,3 +101,7 @@ class HeurFedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
     def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
         """The attention of an exchange between all who have uploaded."""
         return among_seen(server, round, lambda W: self._weigh(server, W))
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse a pull that overshoots."""
+        check_pull(task, rounds, "heurfedamp.prox", self.prox)

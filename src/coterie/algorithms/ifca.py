@@ -33,13 +33,12 @@ from ..algorithm import Algorithm, Mixture, Round, single
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import cosines
+from ..ranges import Auto, Few, NotNegative, Share
 from ..table import Rows, updated
 from ..task import Task
 from ..tree import Bank
 from .cfl import merged
 from .fedavg import Update, Weighting, average
-
-Auto = Literal["auto"]
 
 
 class Models(NamedTuple):
@@ -89,11 +88,11 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
-    k: int | Auto = "auto"
+    k: Few | Auto = "auto"
     start: Literal["pretrain", "redraw", "perturb"] = "pretrain"
-    min_share: float = 0.1
-    draws: int = 5
-    perturb_scale: float = 0.1
+    min_share: Share = 0.1
+    draws: Few = 5
+    perturb_scale: NotNegative = 0.1
     choose_on: Literal["train", "val"] = "train"
     weighting: Weighting = "samples"
 
@@ -107,6 +106,14 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
   author={Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan},
   booktitle={NeurIPS}, year={2020}}"""
 
+    def check_together(self) -> None:
+        """Refuse to draw a number of models that nobody names."""
+        if self.k == "auto" and self.start != "pretrain":
+            raise ConfigError(
+                f"ifca: k is {self.k!r} with start = '{self.start}'; give the number of models "
+                "(1 or more), or take start = 'pretrain'"
+            )
+
     @property
     def uses_validation(self) -> bool:
         """Where clients choose on it."""
@@ -117,25 +124,18 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         start, K = task.start, task.population
         nobody = torch.full((K,), -1, device=task.device)
         none = start.new_zeros(0, 1, len(start))
-        if self.start == "pretrain":
+        if self.start == "pretrain" or self.k == "auto":
             unheard = start.new_zeros(1).expand(K, len(start))
             return Models(start[None], nobody, none, unheard, task.sizes), ()
-        theta, spare = self._drawn(task)
+        theta, spare = self._drawn(task, self.k)
         return Models(theta, nobody, spare, none[:, 0], task.sizes), ()
 
-    def _drawn(self, task: Task) -> tuple[Tensor, Tensor]:
+    def _drawn(self, task: Task, k: int) -> tuple[Tensor, Tensor]:
         """The first models and what may replace them."""
-        if self.k == "auto" or self.k < 1:
-            raise ConfigError(
-                f"ifca: k is {self.k!r} with start = '{self.start}'; give the number of models "
-                "(1 or more), or take start = 'pretrain'"
-            )
         if self.start == "perturb":
-            theta = self._perturbed(task, self.k)
+            theta = self._perturbed(task, k)
             return theta, theta.new_zeros(0, *theta.shape)
-        if self.draws < 1:
-            raise ConfigError(f"ifca: draws is {self.draws}; expected at least 1")
-        drawn = torch.stack([task.starts(self.k, draw) for draw in range(self.draws)])
+        drawn = torch.stack([task.starts(k, draw) for draw in range(self.draws)])
         return drawn[0], drawn[1:]
 
     def _perturbed(self, task: Task, k: int) -> Tensor:

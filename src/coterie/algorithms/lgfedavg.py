@@ -19,21 +19,20 @@ Notes:
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Client
-from ..errors import ConfigError
 from ..model import FlatModel
+from ..ranges import Auto, CountOrZero, MinLen
 from ..task import Task
 from ..tree import Bank
 from .fedavg import Update, Weighting, average
 
-Auto = Literal["auto"]
-Layers = int | tuple[str, ...]
+Layers = CountOrZero | Annotated[tuple[str, ...], MinLen(1)]  # so many last ones, or names
 
 
 class Parts(NamedTuple):
@@ -104,7 +103,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
     """
 
     global_layers: Layers | Auto = "auto"
-    pretrain_rounds: int = 0
+    pretrain_rounds: CountOrZero = 0
     weighting: Weighting = "uniform"
 
     title: ClassVar[str] = "LG-FedAvg"
@@ -129,10 +128,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
 
     def init(self, task: Task) -> tuple[Shared, Own]:
         """The common start."""
-        if self.pretrain_rounds < 0:
-            raise ConfigError(
-                f"lgfedavg: pretrain_rounds is {self.pretrain_rounds}; expected 0 or more"
-            )
         upper, lower, _ = self._parts(task.model)
         begun = torch.full((task.population,), self.pretrain_rounds == 0, device=task.device)
         own = Own(rows(task.start[lower], task.population))
@@ -175,3 +170,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         """Own lower and global upper layers."""
         at = self._parts(client.model)
         return single(at.join(served.upper, self._lower(served, state)))
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse layers that the network does not have."""
+        self._parts(task.model)

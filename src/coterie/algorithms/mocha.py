@@ -33,6 +33,7 @@ from ..algorithm import OwnModel, Round, rows
 from ..client import Client
 from ..errors import ConfigError
 from ..mixing import gram, mix
+from ..ranges import Count, NotNegative, Positive
 from ..task import Task
 
 BLOCK = 4000  # of the code that P1 used
@@ -97,11 +98,11 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         floor: smallest eigenvalue of Σ; explicit steps may need a larger one, see Notes.
     """
 
-    lam1: float = 0.01
-    lam2: float = 0.0
+    lam1: NotNegative = 0.01
+    lam2: NotNegative = 0.0
     omega: Literal["mean", "learned", "lg_code"] = "mean"
-    omega_every: int = 1
-    floor: float = 1e-7
+    omega_every: Count = 1
+    floor: Positive = 1e-7
 
     title: ClassVar[str] = "MOCHA"
     paper: ClassVar[str] = (
@@ -132,16 +133,17 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         """Each client's combination of the others' models."""
         mine = server.omega[round.clients].clone()
         own = mine.gather(1, round.clients[:, None]).squeeze(1)
-        self._check(own.max(), round)
+        self._refuse(float(own.max()), round.index, round.lr, round.parameters)
         others = mix(mine.scatter(1, round.clients[:, None], 0.0), server.W)
         return Ties(others, own.to(others.dtype))
 
-    def _check(self, largest: Tensor, round: Round) -> None:
-        lam1 = self.lam1 * lg_scale(round.parameters) if self.omega == "lg_code" else self.lam1
-        rate = round.lr * 2 * (lam1 * float(largest) + self.lam2)
+    def _refuse(self, largest: float, index: int, lr: float, parameters: int) -> None:
+        """Refuse a step that overshoots where the largest Ω_ii is this."""
+        lam1 = self.lam1 * lg_scale(parameters) if self.omega == "lg_code" else self.lam1
+        rate = lr * 2 * (lam1 * largest + self.lam2)
         if rate >= 2:
             raise ConfigError(
-                f"mocha: lr * (2 lam1 Ω_ii + 2 lam2) is {rate:g} in round {round.index} and must "
+                f"mocha: lr * (2 lam1 Ω_ii + 2 lam2) is {rate:g} in round {index} and must "
                 "stay below 2; lower lr, lam1 or lam2"
             )
 
@@ -168,3 +170,10 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
     def model(self, state: Own) -> Tensor:
         """The client's own model."""
         return state.w
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse a step that overshoots in any round; of a learned Ω only the first is known."""
+        largest = float(self.init(task)[0].omega.diagonal().max())
+        for index in range(rounds):
+            known = largest if index == 0 or self.omega != "learned" else 0.0
+            self._refuse(known, index, task.recipe.rate(index), task.model.parameters)

@@ -34,9 +34,11 @@ from torch import Tensor
 from ..adapt.ewc import Step, consolidate, require_aux
 from ..adapt.fisher import Kind, Source, fisher
 from ..adapt.kd import Form, Terms, distillation
-from ..algorithm import GlobalModel, Round, rows
+from ..algorithm import GlobalModel, Round, check_pull, rows
 from ..client import Batch, Client
+from ..errors import ConfigError
 from ..mixing import mix, shares
+from ..ranges import NotNegative, Positive, Share
 from ..task import Task
 from ..tree import Tree
 from .fedavg import Update, Weighting, average
@@ -204,6 +206,18 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         model: Tensor = server.best if self.uses_validation else server.theta
         return model
 
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse Fisher data that the server lacks, and a schedule that leaves its range."""
+        self.init(task)
+        for t in range(rounds):
+            mu, personal = self.phase(t, rounds)
+            if not 0 <= mu <= 1:
+                raise ConfigError(
+                    f"pafl.schedule: found μ = {mu} in round {t}; expected a number from 0 to 1"
+                )
+            if personal == "proximal":
+                check_pull(task, rounds, "pafl.mu", 1 - mu)
+
 
 PAPER = (
     "Iacob, Gusmão, Lane: Can Fair Federated Learning Reduce the Need for Personalisation?, 2023"
@@ -237,17 +251,17 @@ class PaFL(Personalising):
     """
 
     schedule: Shipped | Schedule = "constant"
-    mu: float = 0.5
+    mu: Share = 0.5
     personal: Personal = "kd"
-    tau: float = 6.0
-    alpha: float = 0.95
+    tau: Positive = 6.0
+    alpha: Share = 0.95
     kd_form: Form = "hinton"
-    lam: float = 5000.0
+    lam: NotNegative = 5000.0
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "auto"
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
     checkpoint: Checkpoint = "last"
 
     paper: ClassVar[str] = PAPER

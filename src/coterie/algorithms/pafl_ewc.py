@@ -26,6 +26,7 @@ from typing import ClassVar
 from ..adapt.ewc import Step
 from ..adapt.fisher import Kind, Source
 from ..adapt.kd import Terms
+from ..ranges import NotNegative, Positive
 from .fedavg import Weighting
 from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
 
@@ -46,12 +47,12 @@ class PaFLEWC(Personalising):
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
-    lam: float = 5000.0
+    lam: NotNegative = 5000.0
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "auto"
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
     checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-EWC"

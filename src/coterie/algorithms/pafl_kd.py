@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..adapt.kd import Form, Terms
+from ..ranges import Positive, Share
 from .fedavg import Weighting
 from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
 
@@ -34,11 +35,11 @@ class PaFLKD(Personalising):
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
-    tau: float = 6.0
-    alpha: float = 0.95
+    tau: Positive = 6.0
+    alpha: Share = 0.95
     kd_form: Form = "hinton"
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
     checkpoint: Checkpoint = "last"
 
     title: ClassVar[str] = "PaFL-KD"

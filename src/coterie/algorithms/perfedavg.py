@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Batch, Client
+from ..ranges import CountOrZero, NotNegative, Positive
 from ..task import Task
 from ..tree import Tree
 from .fedavg import Update, Weighting, average
@@ -58,9 +59,9 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     """
 
     form: Literal["fo", "hf"] = "fo"
-    inner_lr: float | Auto = "auto"
-    delta: float = 1e-3
-    predict_steps: int = 1
+    inner_lr: NotNegative | Auto = "auto"
+    delta: Positive = 1e-3
+    predict_steps: CountOrZero = 1
     weighting: Weighting = "samples"
     server_lr: float = 1.0
 

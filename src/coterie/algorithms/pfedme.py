@@ -29,11 +29,10 @@ from torch import Tensor
 from ..algorithm import OwnModel, Round, rows
 from ..client import Batch, Client
 from ..errors import ConfigError
+from ..ranges import Auto, Count, Positive
 from ..task import Task
 from .fedavg import Update, Weighting, average
 from .fedprox import proximal
-
-Auto = Literal["auto"]
 
 
 class Own(NamedTuple):
@@ -61,11 +60,11 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
         weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
-    lam: float = 15.0
-    inner_steps: int = 5
-    inner_lr: float | Auto = "auto"
-    lr: float | Auto = "auto"
-    beta: float = 1.0
+    lam: Positive = 15.0
+    inner_steps: Count = 5
+    inner_lr: Positive | Auto = "auto"
+    lr: Positive | Auto = "auto"
+    beta: Positive = 1.0
     start: Literal["download", "kept"] = "download"
     weighting: Weighting = "samples"
 
@@ -78,14 +77,17 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
   author={Dinh, Canh T. and Tran, Nguyen H. and Nguyen, Tuan Dung},
   booktitle={NeurIPS}, year={2020}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, Own]:
-        """The common start."""
+    def check_together(self) -> None:
+        """Refuse rates at which w_i or θ_i overshoots the other."""
         for name, rate, limit in (("lr", self.lr, 1.0), ("inner_lr", self.inner_lr, 2.0)):
             if rate != "auto" and rate * self.lam > limit:
                 raise ConfigError(
                     f"pfedme: {name} * lam is {rate * self.lam:g} and must not exceed {limit:g}; "
                     f"lower one of them, or take {name} = 'auto'"
                 )
+
+    def init(self, task: Task) -> tuple[Tensor, Own]:
+        """The common start."""
         return task.start, Own(rows(task.start, task.population))
 
     def _rate(self, given: float | Auto, of_round: Tensor) -> Tensor | float:

@@ -28,6 +28,7 @@ from torch import Tensor
 from ..algorithm import GlobalModel, Round, rows
 from ..client import Client
 from ..mixing import mix, shares
+from ..ranges import NotNegative, Positive
 from ..task import Task
 from .fedavg import Weighting
 
@@ -78,9 +79,9 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
         server_lr: factor η_g on the server's step.
     """
 
-    q: float = 1.0
+    q: NotNegative = 1.0
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     title: ClassVar[str] = "q-FedAvg"
     paper: ClassVar[str] = (

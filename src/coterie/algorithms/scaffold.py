@@ -25,6 +25,7 @@ from torch import Tensor
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Batch, Client
 from ..errors import ConfigError
+from ..ranges import Positive
 from ..task import Task
 from ..tree import Tree
 
@@ -88,7 +89,7 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     """
 
     control: Control = "mean_gradient"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
     predict_with: Literal["global", "local"] = "global"
 
     title: ClassVar[str] = "SCAFFOLD"
@@ -143,3 +144,7 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     def predictor(self, client: Client, served: Tree, state: Kept) -> Mixture:
         """x for everybody, or the client's own y_i."""
         return single(served if self.predict_with == "global" else state.y)
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse a control that the optimiser does not allow."""
+        self.init(task)

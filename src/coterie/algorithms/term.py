@@ -23,6 +23,7 @@ from torch import Tensor
 from ..algorithm import GlobalModel, Round, rows
 from ..client import Client
 from ..mixing import mix, shares
+from ..ranges import Number, Positive
 from ..task import Task
 from .fedavg import Weighting
 from .qfedavg import Measured, measured
@@ -54,9 +55,9 @@ class TERM(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
         server_lr: the server's step η_g.
     """
 
-    t: float = 1.0
+    t: Number = 1.0
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     paper: ClassVar[str] = (
         "Li, Beirami, Sanjabi, Smith: Tilted Empirical Risk Minimization, ICLR 2021"

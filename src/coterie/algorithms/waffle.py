@@ -30,14 +30,16 @@ Notes:
 import math
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..algorithm import Algorithm, Mixture, Round, rows
 from ..client import Client
+from ..errors import ConfigError
 from ..mixing import mix
+from ..ranges import Interval, NotNegative, Number, Positive
 from ..task import Task
 from ..tree import Bank
 from .erosion import (
@@ -124,11 +126,11 @@ class Waffle(Algorithm[Copies, Shared, Change, Kept]):
     """
 
     requesters: Requesters = "all"
-    slope: float = 3.2
-    offset: float = 0.0
+    slope: Annotated[float, Interval(ge=0, le=100)] = 3.2
+    offset: Number = 0.0
     c_rule: Literal["recompute", "increment"] = "recompute"
-    server_lr: float = 1.0
-    screen: float = 0.0
+    server_lr: Positive = 1.0
+    screen: NotNegative = 0.0
 
     title: ClassVar[str] = "WAFFLE"
     paper: ClassVar[str] = (
@@ -230,3 +232,12 @@ class Waffle(Algorithm[Copies, Shared, Change, Kept]):
     def collaboration(self, server: Copies, states: Kept, round: Round) -> Tensor:
         """The requesters' smoothed weights."""
         return full_rows(server.weights, requesting(self.requesters, round.population))
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse requesters that do not exist and a schedule that lies outside the run."""
+        requesting(self.requesters, task.population)
+        if abs(self.offset) > rounds:
+            raise ConfigError(
+                f"waffle.offset: found {self.offset:g} in a run of {rounds} rounds; expected a "
+                f"number from {-rounds} to {rounds}"
+            )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, did_you_mean
+from ..names import checked, fields
 from . import formats, locate, toys
 from .arrays import TEST, VALIDATION
 from .federation import Dataset
@@ -65,7 +66,7 @@ def load(name: str, **options: Any) -> Dataset:
     if name in DATASETS:
         entry = DATASETS[name]
         if name not in locate.SOURCES:
-            check_options(name, options, entry.options())
+            options = checked(options, fields(entry.loader), "data", name)
         return entry.loader(**options)
     path = Path(name).expanduser()
     if not (path.exists() or path.suffix or len(path.parts) > 1):

@@ -1,13 +1,17 @@
 """Data that needs no download: scikit-learn's digits, and two small regressions made here."""
 
 import math
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from .. import draws
-from ..errors import DataError
+from ..errors import ConfigError
+from ..ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
 from .federation import Dataset
+
+_MOST = 10**8  # numbers: what fits in memory
 
 
 def digits() -> Dataset:
@@ -29,18 +33,21 @@ def digits() -> Dataset:
 
 def regression_groups(
     *,
-    clients: int = 8,
-    samples: int = 40,
-    features: int = 5,
-    noise: float = 0.1,
-    seed: int = 0,
+    clients: Annotated[int, Interval(ge=2, le=LARGEST)] = 8,
+    samples: Count = 40,
+    features: Count = 5,
+    noise: NotNegative = 0.1,
+    seed: CountOrZero = 0,
 ) -> Dataset:
-    """Clients of two groups: ``y = x·b`` for one half, ``y = -x·b`` for the other, plus noise."""
-    if clients < 2 or samples < 1 or features < 1:
-        raise DataError(
-            f"regression_groups: found clients = {clients}, samples = {samples}, "
-            f"features = {features}; needs at least 2 clients, 1 sample and 1 feature"
-        )
+    """Clients of two groups: ``y = x·b`` for one half, ``y = -x·b`` for the other, plus noise.
+
+    clients: how many
+    samples: of each client
+    features: numbers a sample
+    noise: standard deviation of what is added to y
+    seed: of all draws
+    """
+    _check_size("regression_groups", clients * samples * features)
     key = draws.derive(seed, "regression_groups")
     total = clients * samples
     owners = torch.arange(clients).repeat_interleave(samples)
@@ -62,12 +69,21 @@ def regression_groups(
     )
 
 
-def sine(*, clients: int = 12, samples: int = 20, noise: float = 0.1, seed: int = 0) -> Dataset:
-    """P2's Figure 1: noisy points of a sine curve; each client holds one interval of [0, 2π)."""
-    if clients < 1 or samples < 1:
-        raise DataError(
-            f"sine: found clients = {clients}, samples = {samples}; needs at least 1 of each"
-        )
+def sine(
+    *,
+    clients: Count = 12,
+    samples: Count = 20,
+    noise: NotNegative = 0.1,
+    seed: CountOrZero = 0,
+) -> Dataset:
+    """P2's Figure 1: noisy points of a sine curve; each client holds one interval of [0, 2π).
+
+    clients: how many
+    samples: of each client
+    noise: standard deviation of what is added to the curve
+    seed: of all draws
+    """
+    _check_size("sine", clients * samples)
     key = draws.derive(seed, "sine")
     owners = torch.arange(clients).repeat_interleave(samples)
     place = torch.arange(clients * samples)
@@ -81,3 +97,12 @@ def sine(*, clients: int = 12, samples: int = 20, noise: float = 0.1, seed: int 
         owners=owners,
         owner_names=tuple(f"interval{i}" for i in range(clients)),
     )
+
+
+def _check_size(name: str, numbers: int) -> None:
+    """Refuse data that does not fit in memory."""
+    if numbers > _MOST:
+        raise ConfigError(
+            f"data: {name} would have {numbers:.3g} numbers; expected at most {_MOST:.0e}: ask for "
+            "fewer clients or samples"
+        )

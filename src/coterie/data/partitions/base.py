@@ -1,14 +1,14 @@
 """What a partition is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 
-from ...errors import ConfigError, did_you_mean
+from ...errors import ConfigError
+from ...names import Checked
 from ..deal import Parts, Plan, deal
 from ..federation import Dataset
 
 
-class Partition(ABC):
+class Partition(Checked, ABC):
     """A way to divide a dataset among clients. Concrete ones are frozen dataclasses."""
 
     @abstractmethod
@@ -20,22 +20,10 @@ class Partition(ABC):
         return deal(dataset, self.plan(dataset, seed), seed)
 
 
-def at_least(minimum: float, **fields: float) -> None:
-    """Refuse a parameter below its minimum."""
-    for name, value in fields.items():
-        if not value >= minimum:
-            raise ConfigError(f"partition.{name}: found {value}, expected at least {minimum}")
-
-
-def share(**fields: float) -> None:
-    """Refuse a share of nothing, or of more than all."""
-    for name, value in fields.items():
-        if not 0 < value <= 1:
-            raise ConfigError(f"partition.{name}: found {value}, expected above 0 and at most 1")
-
-
-def one_of(known: Iterable[str], **fields: str) -> None:
-    """Refuse a choice that does not exist."""
-    for name, value in fields.items():
-        if value not in known:
-            raise ConfigError(f"partition.{name}: found '{value}'; {did_you_mean(value, known)}")
+def one_client_each(clients: int, groups: int, what: str) -> None:
+    """Refuse groups that some client is lacking for."""
+    if clients < groups:
+        raise ConfigError(
+            f"partition.clients: found {clients} for {groups} {what}; expected at least {groups}, "
+            "one each"
+        )

@@ -1,25 +1,26 @@
 """Dirichlet partitions (spec 13.7, 13.8)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from ...ranges import LARGEST, Count, Interval, ShareAboveZero
 from ..deal import Floats, Ints, Plan, class_cells, client_names, generator, part_of
 from ..federation import Dataset
-from .base import Partition, at_least, share
+from .base import Partition
 from .groups import cut_classes
+
+# below the least, draws of all shares underflow to zero
+Concentration = Annotated[float, Interval(ge=1e-6, le=LARGEST)]
 
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
     """For each class, client shares from a symmetric Dirichlet (P3: 100 clients, 0.9)."""
 
-    clients: int = 100
-    alpha: float = 0.9
-
-    def __post_init__(self) -> None:
-        at_least(1, clients=self.clients)
-        at_least(1e-6, alpha=self.alpha)
+    clients: Count = 100  # how many
+    alpha: Concentration = 0.9  # the smaller, the less alike the clients
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """The same shares for the training and the test part."""
@@ -35,15 +36,10 @@ class Dirichlet(Partition):
 class DirichletClusters(Partition):
     """Classes in clusters; for each, client shares from a Dirichlet, then multinomial counts."""
 
-    clients: int = 10
-    clusters: int = 4
-    alpha: float = 0.4
-    fraction: float = 1.0  # of the data to deal out
-
-    def __post_init__(self) -> None:
-        at_least(1, clients=self.clients, clusters=self.clusters)
-        at_least(1e-6, alpha=self.alpha)
-        share(fraction=self.fraction)
+    clients: Count = 10  # how many
+    clusters: Count = 4  # of classes
+    alpha: Concentration = 0.4  # the smaller, the less alike the clients
+    fraction: ShareAboveZero = 1.0  # of the data to deal out
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """The same shares for the training and the test part; the counts are drawn for each."""

@@ -5,23 +5,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import ConfigError
+from ...ranges import Count, ShareAboveZero
 from ..deal import Ints, Plan, class_cells, client_names, even, generator, one_cell, part_of
 from ..federation import Dataset
-from .base import Partition, at_least, share
+from .base import Partition, one_client_each
 
 
 @dataclass(frozen=True)
 class LabelGroups(Partition):
     """Classes are cut into groups with disjoint labels; each client belongs to one, at random."""
 
-    clients: int = 8
-    groups: int = 2
-    fraction: float = 1.0  # of the data to deal out (P2: 0.1 of CIFAR-10, 0.15 of CIFAR-100)
+    clients: Count = 8  # how many
+    groups: Count = 2  # hidden groups, with classes of their own
+    fraction: ShareAboveZero = (
+        1.0  # of the data to deal out (P2: 0.1 of CIFAR-10, 0.15 of CIFAR-100)
+    )
 
-    def __post_init__(self) -> None:
-        share(fraction=self.fraction)
-        at_least(1, groups=self.groups)
-        at_least(self.groups, clients=self.clients)
+    def check_together(self) -> None:
+        """Every group needs a client."""
+        one_client_each(self.clients, self.groups, "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """A group's samples divided equally among its clients."""
@@ -76,13 +78,13 @@ class ConceptShift(Partition):
     has an independent permutation instead, as in P4, and there are no groups.
     """
 
-    clients: int = 12
-    groups: int = 3
-    shared: bool = True
+    clients: Count = 12  # how many
+    groups: Count = 3  # hidden groups, with names of their own for the classes
+    shared: bool = True  # whether the clients of a group name the classes alike
 
-    def __post_init__(self) -> None:
-        at_least(1, groups=self.groups)
-        at_least(self.groups if self.shared else 1, clients=self.clients)
+    def check_together(self) -> None:
+        """Every group needs a client."""
+        one_client_each(self.clients, self.groups if self.shared else 1, "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """An equal share for each client, and its names for the classes."""

@@ -7,11 +7,12 @@ import numpy as np
 
 from ... import draws
 from ...errors import DataError
+from ...ranges import Count
 from ..arrays import Array
 from ..deal import Ints, Plan, class_cells, client_names
 from ..embedding import embed
 from ..federation import Dataset
-from .base import Partition, at_least
+from .base import Partition, one_client_each
 from .groups import even_within
 
 
@@ -19,14 +20,14 @@ from .groups import even_within
 class Latent(Partition):
     """Clients are given one cluster of samples each, found by PCA and k-means on an embedding."""
 
-    clients: int = 15
-    distributions: int = 5
+    clients: Count = 15  # how many
+    distributions: Count = 5  # clusters of samples, each for some of the clients
     embedding: str | None = None  # a .npy or .npz file, a row a sample; None: trained here, cached
-    components: int = 256
+    components: Count = 256  # principal components of the embedding that are clustered
 
-    def __post_init__(self) -> None:
-        at_least(1, distributions=self.distributions, components=self.components)
-        at_least(self.distributions, clients=self.clients)
+    def check_together(self) -> None:
+        """Every distribution needs a client."""
+        one_client_each(self.clients, self.distributions, "distributions")
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """A cluster's samples divided equally among its clients."""

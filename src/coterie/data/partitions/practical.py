@@ -2,24 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from ...errors import ConfigError, DataError
+from ...names import Checked
+from ...ranges import Count, CountOrZero, MinLen, ShareAboveZero
 from ..deal import Ints, Plan, class_cells, client_names, even, largest_remainder
 from ..federation import Dataset
-from .base import Partition, at_least, share
+from .base import Partition, one_client_each
 
 
 @dataclass(frozen=True)
-class Group:
+class Group(Checked):
     """One row of the table of groups."""
 
-    clients: int
-    classes: tuple[int, ...]  # the dominating ones
-    train: int  # samples a client
-    test: int  # samples a client, from the source's test part
+    clients: Count  # how many
+    classes: Annotated[tuple[CountOrZero, ...], MinLen(1)]  # the dominating ones
+    train: Count  # samples a client
+    test: CountOrZero  # samples a client, from the source's test part
 
 
 @dataclass(frozen=True)
@@ -31,16 +33,15 @@ class PracticalGroups(Partition):
     ``{clients = 30, classes = [0, 1, 2], train = 600, test = 50}``.
     """
 
-    table: tuple[Group, ...] = ()
-    dominating: float = 0.8
-    clients: int | None = None  # this many in place of the table's, divided alike
+    table: tuple[Group, ...] = ()  # the groups; empty: those of the dataset
+    dominating: ShareAboveZero = 0.8  # the share of a client's samples of its group's classes
+    clients: Count | None = None  # this many in place of the table's, divided alike
     scale: bool | None = None  # shrink all sizes to what there is; None: where the table is made up
 
-    def __post_init__(self) -> None:
-        share(dominating=self.dominating)
-        object.__setattr__(self, "table", rows(self.table))
+    def check_together(self) -> None:
+        """Every group needs a client."""
         if self.clients is not None:
-            at_least(max(1, len(self.table)), clients=self.clients)
+            one_client_each(self.clients, len(self.table), "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """Quotas by largest remainder, for the training and the test part."""
@@ -59,25 +60,6 @@ class PracticalGroups(Partition):
             return quotas(sizes, chosen, self.dominating, len(supply))
 
         return Plan(client_names(len(groups)), cells, names, counts, groups)
-
-
-def rows(table: Sequence[Group | dict[str, Any]]) -> tuple[Group, ...]:
-    """Rows of a configuration as groups."""
-    made = []
-    for number, row in enumerate(table):
-        if isinstance(row, Group):
-            made.append(row)
-            continue
-        try:
-            made.append(Group(**{**row, "classes": tuple(row["classes"])}))
-        except (TypeError, KeyError) as error:
-            raise ConfigError(
-                f"partition.table[{number}]: found {row}, expected clients, classes, train and test"
-            ) from error
-    for number, group in enumerate(made):
-        if group.clients < 1 or group.train < 1 or group.test < 0 or not group.classes:
-            raise ConfigError(f"partition.table[{number}]: found {group}; numbers must be positive")
-    return tuple(made)
 
 
 def _check_classes(table: tuple[Group, ...], dataset: Dataset) -> None:

@@ -5,19 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import ConfigError, DataError
+from ...ranges import Count
 from ..deal import Ints, Plan, class_cells, client_names, even, generator, one_cell
 from ..federation import Dataset
-from .base import Partition, at_least
+from .base import Partition
 
 
 @dataclass(frozen=True)
 class IID(Partition):
     """A uniform random equal split."""
 
-    clients: int = 10
-
-    def __post_init__(self) -> None:
-        at_least(1, clients=self.clients)
+    clients: Count = 10  # how many
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """All samples alike, as many for each."""
@@ -55,12 +53,9 @@ class Natural(Partition):
 class Pathological(Partition):
     """Each client holds shards of a few classes only, assigned at random."""
 
-    clients: int = 100
-    per_client: int = 2  # classes (shards) a client
+    clients: Count = 100  # how many
+    per_client: Count = 2  # classes (shards) a client
     distinct: bool = True  # False: a client may draw one class twice, as the public code does
-
-    def __post_init__(self) -> None:
-        at_least(1, clients=self.clients, per_client=self.per_client)
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """A class for every shard, the same for training and test part."""

@@ -1,13 +1,14 @@
 """The five distributions of P4 over ten agents and ten classes (spec 13.5)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from ...errors import DataError
 from ..deal import Floats, Ints, Plan, class_cells, client_names, largest_remainder
 from ..federation import Dataset
-from .base import Partition, one_of
+from .base import Partition
 from .groups import independent
 
 AGENTS = 10
@@ -30,14 +31,9 @@ SIZES: dict[str, tuple[float, ...]] = {
 class Waffle(Partition):
     """P4's distributions A, B, C, and A*, B* with concept shift; agent 0 is Alice."""
 
-    distribution: str = "A"  # A, B, C, A* or B*
-    sizes: str = "A"  # A (equal), B or C
-    shift: str = "right"  # left mirrors the agents, as P4's printed table does
-
-    def __post_init__(self) -> None:
-        one_of(("A", "B", "C", "A*", "B*"), distribution=self.distribution)
-        one_of(tuple(SIZES), sizes=self.sizes)
-        one_of(("right", "left"), shift=self.shift)
+    distribution: Literal["A", "B", "C", "A*", "B*"] = "A"  # how classes lie among the agents
+    sizes: Literal["A", "B", "C"] = "A"  # how many samples the agents have; A is equal
+    shift: Literal["right", "left"] = "right"  # left mirrors the agents, as P4's printed table does
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """Shares of every class; the test part has equal sizes."""

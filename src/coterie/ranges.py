@@ -1,0 +1,138 @@
+"""The ranges of fields: aliases to annotate a field with, and the check of a value against them.
+
+A field of a method, an adaptation or a partition, and an option of a network or of data made here,
+declares its range in its annotation and nowhere else: ``mu: NotNegative = 0.1``. Configs and
+constructors refuse what lies outside, and ``coterie show`` prints the range. No number is NaN or
+infinite.
+"""
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval, MinLen
+
+LARGEST = 10**9  # beyond it products leave float32, and loops never end
+MODELS = 1000  # of one server, or one network's layers: beyond it memory ends
+
+Number = Annotated[float, Interval(ge=-LARGEST, le=LARGEST)]
+Positive = Annotated[float, Interval(gt=0, le=LARGEST)]
+NotNegative = Annotated[float, Interval(ge=0, le=LARGEST)]
+AtLeastOne = Annotated[float, Interval(ge=1, le=LARGEST)]
+Share = Annotated[float, Interval(ge=0, le=1)]
+ShareAboveZero = Annotated[float, Interval(gt=0, le=1)]
+ShareBelowOne = Annotated[float, Interval(ge=0, lt=1)]
+Cosine = Annotated[float, Interval(ge=-1, le=1)]
+Count = Annotated[int, Interval(ge=1, le=LARGEST)]
+CountOrZero = Annotated[int, Interval(ge=0, le=LARGEST)]
+Few = Annotated[int, Interval(ge=1, le=MODELS)]  # where each takes memory
+Auto = Literal["auto"]
+
+__all__ = [
+    "LARGEST",
+    "AtLeastOne",
+    "Auto",
+    "Cosine",
+    "Count",
+    "CountOrZero",
+    "Few",
+    "Interval",
+    "MinLen",
+    "NotNegative",
+    "Number",
+    "Positive",
+    "Share",
+    "ShareAboveZero",
+    "ShareBelowOne",
+    "fitted",
+    "fitted_json",
+    "in_words",
+]
+
+
+def fitted(value: Any, kind: Any) -> Any:
+    """The value in the type ``kind``; ValueError where it is of another type or out of range.
+
+    >>> fitted(2, Positive)
+    2.0
+    """
+    return _adapter(kind).validate_python(tuple(value) if isinstance(value, list) else value)
+
+
+def fitted_json(value: Any, kind: Any) -> Any:
+    """The same for a value of a TOML or JSON file, where a list stands for any sequence."""
+    return _adapter(kind).validate_json(json.dumps(value, default=str))
+
+
+@functools.cache
+def _adapter(kind: Any) -> Any:
+    """Pydantic's validator of a type: strict, and without NaN and infinity everywhere."""
+    import pydantic  # slow to import
+
+    rules = pydantic.ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    return pydantic.TypeAdapter(kind, config=rules)
+
+
+_PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "nothing",
+    Any: "a value",
+}
+_MANY = {"a whole number": "whole numbers", "a number": "numbers", "a table": "tables"}
+
+
+def in_words(kind: Any) -> str:
+    """A type and its range in plain words.
+
+    >>> in_words(Positive | Auto)
+    "a number above 0 and at most 1e9, or 'auto'"
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return " or ".join(repr(value) for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        parts = [in_words(part) for part in arguments if part is not type(None)]
+        return (", or " if any(" and " in part for part in parts) else " or ").join(parts)
+    if origin is Callable:
+        return "a Python function"
+    if origin in (tuple, list):
+        return f"a list of {_plural(in_words(arguments[0]))}"
+    if origin is Annotated:
+        base, *limits = arguments
+        return in_words(base) + "".join(_limit(limit) for limit in limits)
+    if dataclasses.is_dataclass(kind):
+        return f"a table of {', '.join(field.name for field in dataclasses.fields(kind))}"
+    return _PLAIN.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _plural(words: str) -> str:
+    for one, many in _MANY.items():
+        if words.startswith(one):
+            return many + words.removeprefix(one)
+    return words.removeprefix("a ") + "s"
+
+
+def _limit(limit: Any) -> str:
+    """What an annotation adds to a type's words."""
+    if isinstance(limit, MinLen):
+        return f", at least {'one' if limit.min_length == 1 else limit.min_length}"
+    if not isinstance(limit, Interval):
+        return ""
+    low = limit.gt if limit.ge is None else limit.ge
+    high = limit.lt if limit.le is None else limit.le
+    if limit.ge is not None and limit.le is not None:
+        return f" from {_number(low)} to {_number(high)}"
+    below = f"{'of at least' if limit.gt is None else 'above'} {_number(low)}"
+    above = f"{'at most' if limit.lt is None else 'below'} {_number(high)}"
+    return f" {below} and {above}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}".replace("e+0", "e")
