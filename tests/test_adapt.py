@@ -315,13 +315,13 @@ def test_the_clients_average_is_of_the_model_before_the_round():
 def test_a_server_without_samples_says_what_to_set():
     algorithm = Adapted(FedAvg(), ElasticWeights(fisher_data="server_aux"))
     with pytest.raises(ConfigError, match=r"data\.aux"):
-        algorithm.init(task(algorithm))
+        algorithm.check(task(algorithm), 10)
 
 
 def test_a_server_cannot_look_at_models_it_does_not_have():
     algorithm = Adapted(FedAMP(), ElasticWeights(fisher_data="server_aux"))
     with pytest.raises(ConfigError, match="one model for all"):
-        algorithm.init(task(algorithm, federated=with_aux()))
+        algorithm.check(task(algorithm, federated=with_aux()), 10)
 
 
 def test_auto_takes_what_is_there():

@@ -242,8 +242,8 @@ def test_t_min_is_a_fifth_of_the_run():
 
 
 def test_the_wrong_linkage_is_refused():
-    with pytest.raises(ConfigError, match="linkage 'ward'"):
-        CFL(linkage="ward").init(task(CFL()))
+    with pytest.raises(ConfigError, match="linkage: found 'ward'"):
+        CFL(linkage="ward")
 
 
 # ---- who is absent ---------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def test_list_has_every_name_and_show_explains_it(command, kind):
 
 def test_show_tells_what_fields_mean_and_whom_to_cite(command):
     _, out, _ = command("show", "fedfomo")
-    assert re.search(r"downloads \(a whole number; default \d+\)\n +\w+", out)
+    assert re.search(r"downloads \(a whole number from 0 to 1e9; default \d+\)\n +\w+", out)
     assert "Zhang" in out
     assert "@" in out.split("paper")[1]
 

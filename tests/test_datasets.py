@@ -73,7 +73,7 @@ def test_toys_depend_on_their_seed_only():
     [("sine", {"clients": 0}), ("regression_groups", {"clients": 1})],
 )
 def test_toys_refuse_impossible_sizes(name, options):
-    with pytest.raises(DataError, match="at least"):
+    with pytest.raises(ConfigError, match=r"clients: found \d; expected a whole number from \d"):
         load(name, **options)
 
 

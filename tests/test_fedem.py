@@ -130,5 +130,5 @@ def test_the_matrix_follows_the_shares():
 
 
 def test_no_component_is_refused():
-    with pytest.raises(ConfigError, match="at least 1"):
-        FedEM(components=0).init(task(FedEM()))
+    with pytest.raises(ConfigError, match="components: found 0"):
+        FedEM(components=0)

@@ -121,9 +121,8 @@ def test_pretraining_is_fedavg_then_only_the_upper_part_travels():
 
 
 def test_negative_pretraining_is_refused():
-    method = LGFedAvg(pretrain_rounds=-1)
-    with pytest.raises(ConfigError, match="pretrain_rounds is -1"):
-        method.init(task(method))
+    with pytest.raises(ConfigError, match="pretrain_rounds: found -1"):
+        LGFedAvg(pretrain_rounds=-1)
 
 
 # ---- FedRep's two phases ---------------------------------------------------------------------

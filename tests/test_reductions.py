@@ -59,7 +59,7 @@ CASES = {
         Local(start="independent"),
     ),
     "Weight Erosion that erodes everybody at once is Local": (
-        Erosion(p_d=1e30),
+        Erosion(p_d=1e9),
         Local(budget="full"),
     ),
     "APFL alpha=0 is FedAvg": (APFL(alpha=0.0, adaptive=False), FedAvg()),

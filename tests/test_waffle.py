@@ -331,9 +331,8 @@ def test_who_did_not_ask_has_no_predictor(kind):
 @pytest.mark.parametrize("wrong", [(), (5,), (1, 1), (-1,)])
 @pytest.mark.parametrize("kind", [Waffle, Erosion])
 def test_wrong_requesters_are_refused(kind, wrong):
-    method = kind(requesters=wrong)
     with pytest.raises(ConfigError, match="requesters"):
-        method.init(task(method))
+        kind(requesters=wrong).check(task(kind()), 10)
 
 
 def test_everybody_takes_part():

@@ -57,10 +57,16 @@ __all__ = [
 def fitted(value: Any, kind: Any) -> Any:
     """The value in the type ``kind``; ValueError where it is of another type or out of range.
 
+    A list is read as one of a file.
+
     >>> fitted(2, Positive)
     2.0
     """
-    return _adapter(kind).validate_python(tuple(value) if isinstance(value, list) else value)
+    return (
+        fitted_json(value, kind)
+        if isinstance(value, list)
+        else _adapter(kind).validate_python(value)
+    )
 
 
 def fitted_json(value: Any, kind: Any) -> Any:
@@ -108,7 +114,11 @@ def in_words(kind: Any) -> str:
         base, *limits = arguments
         return in_words(base) + "".join(_limit(limit) for limit in limits)
     if dataclasses.is_dataclass(kind):
-        return f"a table of {', '.join(field.name for field in dataclasses.fields(kind))}"
+        hints = typing.get_type_hints(kind, include_extras=True)
+        parts = (
+            f"{field.name} ({in_words(hints[field.name])})" for field in dataclasses.fields(kind)
+        )
+        return f"a table of {', '.join(parts)}"
     return _PLAIN.get(kind, getattr(kind, "__name__", str(kind)))
 
 

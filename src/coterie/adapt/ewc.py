@@ -29,7 +29,7 @@ from torch import Tensor
 from ..algorithm import AnyAlgorithm, GlobalModel, Round, rows
 from ..client import Batch, Client
 from ..errors import ConfigError
-from ..ranges import Count, NotNegative, Positive
+from ..ranges import CountOrZero, NotNegative, Positive
 from ..task import Task
 from ..tree import Tree
 from .base import Adaptation
@@ -84,7 +84,7 @@ class ElasticWeights(Adaptation):
             ``auto``: explicit wherever that is stable.
     """
 
-    epochs: Count | None = None
+    epochs: CountOrZero | None = None
     lr: Positive | None = None
     lam: NotNegative = 5000.0
     fisher_kind: Kind = "empirical"

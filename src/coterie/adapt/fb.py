@@ -17,7 +17,7 @@ from torch import Tensor
 from ..algorithm import AnyAlgorithm
 from ..client import Batch, Client, mean
 from ..model import FlatModel
-from ..ranges import Count, Positive
+from ..ranges import CountOrZero, Positive
 from ..task import Task
 from ..tree import Tree
 from .base import Adaptation
@@ -58,7 +58,7 @@ class FreezeBase(Adaptation):
         freeze_bn_stats: keep the batch-norm statistics of frozen layers.
     """
 
-    epochs: Count | None = None
+    epochs: CountOrZero | None = None
     lr: Positive | None = None
     fb_trainable: tuple[str, ...] = ()
     freeze_bn_stats: bool = True

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..client import Client
-from ..ranges import Count, Positive
+from ..ranges import CountOrZero, Positive
 from ..tree import Tree
 from .base import Adaptation
 
@@ -19,7 +19,7 @@ class FineTune(Adaptation):
         lr: learning rate; None takes the rate of the round.
     """
 
-    epochs: Count | None = None
+    epochs: CountOrZero | None = None
     lr: Positive | None = None
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:

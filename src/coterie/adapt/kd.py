@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from ..client import Batch, Client, mean
-from ..ranges import Count, Positive, Share
+from ..ranges import CountOrZero, Positive, Share
 from ..tree import Tree
 from .base import Adaptation
 
@@ -81,7 +81,7 @@ class Distill(Adaptation):
         kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
     """
 
-    epochs: Count | None = None
+    epochs: CountOrZero | None = None
     lr: Positive | None = None
     tau: Positive = 6.0
     alpha: Share = 0.95

@@ -187,7 +187,7 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
 
     penalty: Penalty = "exponential"
     sigma: Positive | Auto = "auto"
-    alpha: Positive | Auto = "auto"
+    alpha: NotNegative | Auto = "auto"
     alpha_gamma: ShareAboveZero = 1.0
     alpha_every: Count = 30
     mass: Share = 0.8
