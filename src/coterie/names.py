@@ -144,6 +144,7 @@ def summary(owner: object) -> str:
     return (inspect.getdoc(owner) or "").partition("\n")[0].rstrip(".")
 
 
+@functools.cache
 def _meanings(owner: object) -> dict[str, str]:
     """``name: meaning`` lines of the docstring; else the comments behind a dataclass's fields."""
     found: dict[str, str] = {}

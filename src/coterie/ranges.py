@@ -105,7 +105,8 @@ def in_words(kind: Any) -> str:
         return " or ".join(repr(value) for value in arguments)
     if origin in (typing.Union, types.UnionType):
         parts = [in_words(part) for part in arguments if part is not type(None)]
-        return (", or " if any(" and " in part for part in parts) else " or ").join(parts)
+        long = any(" and " in part or "," in part for part in parts)
+        return (", or " if long else " or ").join(parts)
     if origin is Callable:
         return "a Python function"
     if origin in (tuple, list):
@@ -115,10 +116,8 @@ def in_words(kind: Any) -> str:
         return in_words(base) + "".join(_limit(limit) for limit in limits)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)
-        parts = (
-            f"{field.name} ({in_words(hints[field.name])})" for field in dataclasses.fields(kind)
-        )
-        return f"a table of {', '.join(parts)}"
+        cells = (f"{f.name} ({in_words(hints[f.name])})" for f in dataclasses.fields(kind))
+        return f"a table of {', '.join(cells)}"
     return _PLAIN.get(kind, getattr(kind, "__name__", str(kind)))
 
 

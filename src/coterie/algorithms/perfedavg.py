@@ -63,7 +63,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     delta: Positive = 1e-3
     predict_steps: CountOrZero = 1
     weighting: Weighting = "samples"
-    server_lr: float = 1.0
+    server_lr: Positive = 1.0
 
     title: ClassVar[str] = "Per-FedAvg"
     paper: ClassVar[str] = (
