@@ -3,7 +3,7 @@
     θ_i minimises F_i(w) + (μ/2)‖w − θ‖²,   θ frozen
     θ⁺ = θ + η_g Σ_i p_i (θ_i − θ)
 
-Travels: as FedAvg. Stable only while ημ < 2.
+Travels: as FedAvg. Stable only while ημ < 2 (1 + momentum); other settings are refused.
 """
 
 from dataclasses import dataclass
