@@ -6,7 +6,7 @@ pydantic. A method, adaptation, partition or network that is registered later is
 
 import math
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields as dataclass_fields
 from dataclasses import is_dataclass, replace
@@ -35,6 +35,7 @@ from coterie.config import load
 from coterie.data.datasets import DATASETS
 from coterie.data.datasets import load as load_data
 from coterie.data.federation import Dataset
+from coterie.data.formats import FORMATS
 from coterie.data.locate import SOURCES
 from coterie.data.partition import PARTITIONS
 from coterie.data.partitions.dirichlet import Dirichlet
@@ -55,11 +56,17 @@ OWNERS: dict[str, Callable[..., Any]] = {
         "partition": PARTITIONS,
         "model": MODELS,
         "dataset": MADE_HERE,
+        "reader": {name: entry.reader for name, entry in FORMATS.items()},
         "row": {"practical_groups": Group},
     }.items()
     for name, owner in table.items()
 }
-FIELDS = [(owner, field) for owner, kind in OWNERS.items() for field in fields(kind)]
+FIELDS = [
+    (owner, field)
+    for owner, kind in OWNERS.items()
+    for field in fields(kind)
+    if field.name not in ("path", "name")
+]
 NEEDED = {"row practical_groups": {"clients": 1, "classes": (0,), "train": 1, "test": 1}}
 every_field = pytest.mark.parametrize(
     ("owner", "field"), FIELDS, ids=[f"{owner}.{field.name}" for owner, field in FIELDS]
@@ -106,7 +113,7 @@ def inside(value: Any, kind: Any) -> bool:
         return any(
             value == choice and type(value) is type(choice) for choice in typing.get_args(base)
         )
-    if typing.get_origin(base) is tuple:
+    if typing.get_origin(base) in (tuple, Sequence):
         least = max((limit.min_length for limit in limits if isinstance(limit, MinLen)), default=0)
         listed = isinstance(value, tuple | list) and len(value) >= least
         return listed and all(inside(part, typing.get_args(base)[0]) for part in value)
@@ -323,6 +330,14 @@ def test_data_is_made_or_refused_at_the_ends_of_its_ranges(name):
         for value in runnable(field):
             with suppress(CoterieError):
                 load_data(name, **{field.name: value})
+
+
+@pytest.mark.parametrize("given", [{"length": 0}, {"stride": -1}, {"length": "x"}, {"part": 3}])
+def test_options_of_a_file_are_checked_before_it_is_read(given, tmp_path):
+    (tmp_path / "one.txt").write_text("abc" * 100)
+    ((name, value),) = given.items()
+    with pytest.raises(ConfigError, match=f"data.{name}: found {value!r}"):
+        load_data(str(tmp_path), **given)
 
 
 # ---- what depends on the run ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MinLen
@@ -109,7 +109,7 @@ def in_words(kind: Any) -> str:
         return (", or " if long else " or ").join(parts)
     if origin is Callable:
         return "a Python function"
-    if origin in (tuple, list):
+    if origin in (tuple, list, Sequence):
         return f"a list of {_plural(in_words(arguments[0]))}"
     if origin is Annotated:
         base, *limits = arguments

@@ -1,6 +1,5 @@
 """The datasets by name, and :func:`load` for them and for files of one's own."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,6 @@ class DatasetEntry(NamedTuple):
     loader: Callable[..., Dataset]
     about: str
 
-    def options(self) -> tuple[str, ...]:
-        """The names of the options the loader takes."""
-        return option_names(self.loader)
-
 
 def _stored(name: str) -> Callable[..., Dataset]:
     """A loader for a dataset that lies on disk in one of several formats."""
@@ -30,8 +25,7 @@ def _stored(name: str) -> Callable[..., Dataset]:
     def loader(*, path: str | None = None, part: str = "all", **options: Any) -> Dataset:
         found = locate.find(name, path)
         reader = formats.FORMATS[formats.detect(found)].reader
-        check_options(name, options, option_names(reader))
-        return only(reader(found, name=name, **options), part)
+        return only(reader(found, name=name, **read_options(name, options, reader)), part)
 
     return loader
 
@@ -65,9 +59,11 @@ def load(name: str, **options: Any) -> Dataset:
     """
     if name in DATASETS:
         entry = DATASETS[name]
+        known = fields(entry.loader)
+        own = {field.name: options[field.name] for field in known if field.name in options}
         if name not in locate.SOURCES:
-            options = checked(options, fields(entry.loader), "data", name)
-        return entry.loader(**options)
+            own = options  # those of a file are for its reader
+        return entry.loader(**{**options, **checked(own, known, "data", name)})
     path = Path(name).expanduser()
     if not (path.exists() or path.suffix or len(path.parts) > 1):
         raise ConfigError(
@@ -89,8 +85,7 @@ def _load_path(
     if not path.exists():
         formats.detect(path)  # says that it is not there
     reader = formats.FORMATS[chosen].reader
-    check_options(path.name, options, option_names(reader))
-    return only(reader(path, **options), part)
+    return only(reader(path, **read_options(path.name, options, reader)), part)
 
 
 def only(dataset: Dataset, part: str) -> Dataset:
@@ -110,16 +105,9 @@ def only(dataset: Dataset, part: str) -> Dataset:
     )
 
 
-def option_names(loader: Callable[..., Dataset]) -> tuple[str, ...]:
-    """The names of a loader's options."""
-    parameters = inspect.signature(loader).parameters.values()
-    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-
-
-def check_options(name: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
-    """Refuse an option the loader does not have."""
-    for option in options:
-        if option not in known:
-            raise ConfigError(
-                f"data.{option}: {name} has no such option; {did_you_mean(option, known)}"
-            )
+def read_options(
+    name: str, options: dict[str, Any], reader: Callable[..., Dataset]
+) -> dict[str, Any]:
+    """The options of a file's reader, filled in; a wrong name, type or number is refused."""
+    known = (field for field in fields(reader) if field.name not in ("path", "name"))
+    return checked(options, known, "data", name)

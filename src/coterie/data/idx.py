@@ -26,8 +26,9 @@ def is_idx(name: str) -> bool:
 def read_idx(path: Path, *, name: str = "", subset: str = "byclass") -> Dataset:
     """A folder or archive with the four files ``train-images-idx3-ubyte`` and so on.
 
-    EMNIST's folder holds several subsets (``byclass``, ``balanced``, ``letters``, …); its images
-    are stored transposed and are turned here.
+    EMNIST's images are stored transposed and are turned here.
+
+    subset: of EMNIST's folder: ``byclass``, ``balanced``, ``letters``, …
     """
     found = files.read(path, lambda file: is_idx(file) and _of_subset(file, subset))
     arrays = {_key(file): _parse(file, content) for file, content in found.items()}

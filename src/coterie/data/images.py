@@ -1,15 +1,18 @@
 """A folder of images a client: ``clinic_a/healthy/001.png``."""
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from ..errors import DataError
+from ..ranges import Interval
 from .arrays import TRAIN, Array, Names, Piece, assemble
 from .codecs import decode
 from .federation import Dataset
 
+Side = Annotated[int, Interval(ge=1, le=10_000)]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jxl")
 
 
@@ -18,8 +21,11 @@ def is_image(file: Path) -> bool:
     return file.suffix.lower() in SUFFIXES
 
 
-def read_images(path: Path, *, name: str = "", size: int | None = None) -> Dataset:
-    """Images in ``client/class/``; ``size`` makes all of them squares of so many pixels."""
+def read_images(path: Path, *, name: str = "", size: Side | None = None) -> Dataset:
+    """Images in ``client/class/``.
+
+    size: pixels a side of the squares that all images are made; None leaves them as they are
+    """
     found = sorted(file for file in path.rglob("*") if is_image(file))
     for file in found:
         if len(file.relative_to(path).parts) != 3:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DataError
+from ..ranges import Count
 from . import cache
 from .arrays import TEST, TRAIN, VALIDATION, Array, Names, Piece, assemble
 from .codecs import decode
@@ -24,8 +25,12 @@ _PARTS = (("_train", TRAIN), ("_val", VALIDATION), ("_test", TEST), ("", TRAIN))
 _OWNERS = ("client", "writer", "owner")
 
 
-def read_npz(path: Path, *, name: str = "", length: int = 80, stride: int = 80) -> Dataset:
-    """An npz file; ``length`` and ``stride`` are for text (see the text loader)."""
+def read_npz(path: Path, *, name: str = "", length: Count = 80, stride: Count = 80) -> Dataset:
+    """An npz file of arrays or texts.
+
+    length: characters of a sample of text
+    stride: characters from the start of a sample of text to that of the next
+    """
     arrays = _load(path)
     name = name or path.stem
     if any(key.startswith("text") for key in arrays):

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError
+from ..ranges import Count
 from .arrays import TEST, TRAIN, VALIDATION
 from .federation import Dataset
 
@@ -24,8 +25,12 @@ class Passage(NamedTuple):
     part: int | None = None
 
 
-def read_text(path: Path, *, name: str = "", length: int = 80, stride: int = 80) -> Dataset:
-    """A folder with a ``.txt`` file a client (UTF-8)."""
+def read_text(path: Path, *, name: str = "", length: Count = 80, stride: Count = 80) -> Dataset:
+    """A folder with a ``.txt`` file a client (UTF-8).
+
+    length: characters of a sample
+    stride: characters from the start of a sample to that of the next
+    """
     found = sorted(path.glob("*.txt"))
     if not found:
         raise DataError(f"{path}: found no .txt files; expected one a client")
@@ -44,8 +49,6 @@ def _decode(file: Path) -> str:
 
 def windows(name: str, passages: Sequence[Passage], *, length: int, stride: int) -> Dataset:
     """A dataset of windows ``[N, length]`` of character numbers and the character after each."""
-    if length < 1 or stride < 1:
-        raise ConfigError(f"data.length, data.stride: found {length}, {stride}; expected 1 or more")
     owner_names = tuple(dict.fromkeys(passage.client for passage in passages))
     alphabet = sorted(set().union(*(passage.text for passage in passages)))
     number = {character: i for i, character in enumerate(alphabet)}
