@@ -79,6 +79,8 @@ def _load_path(
     part: str = "all",
     **options: Any,
 ) -> Dataset:
+    own = [field for field in fields(_load_path) if field.name != "path"]
+    checked({"format": format, "part": part}, own, "data", path.name)
     chosen = format or formats.detect(path)
     if chosen not in formats.FORMATS:
         raise ConfigError(f"data.format: '{chosen}'; {did_you_mean(chosen, formats.FORMATS)}")
