@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields as dataclass_fields
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from types import UnionType
 from typing import Annotated, Any, Literal
 
@@ -198,6 +198,20 @@ def fits(make: Callable[[], Any], words: str = ": found") -> bool:
 def test_nothing_gets_around_the_check(owner):
     """``check_together`` is where a class refuses combinations; its fields are checked before."""
     assert OWNERS[owner].__post_init__ is Checked.__post_init__
+
+
+@dataclass(frozen=True)
+class Plain(Checked):
+    """A user's own class, whose number has no range."""
+
+    rate: float = 1.0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, True, "1"])
+def test_a_number_without_a_range_is_finite(value):
+    assert Plain(-1e300) == Plain(rate=-1e300)
+    with pytest.raises(ConfigError, match=r"Plain\.rate: found .*; expected a number"):
+        Plain(value)
 
 
 def test_python_and_configs_are_refused_in_the_same_words():
