@@ -8,8 +8,8 @@ import math
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import fields as dataclass_fields
 from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import fields as dataclass_fields
 from types import UnionType
 from typing import Annotated, Any, Literal
 
