@@ -142,6 +142,7 @@ class Guard(_Table):
 
     on: bool = True
     norm: Rate | None = None
+    bound: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = 100.0
 
 
 class Config(_Table):
