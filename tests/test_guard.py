@@ -14,7 +14,7 @@ from coterie import tree
 from coterie.algorithm import round_of
 from coterie.algorithms.fedavg import Update
 from coterie.engines import make_engine
-from coterie.guard import REASONS, Guard, Reply, admit, screen
+from coterie.guard import REASONS, Guard, Reply, admit, aggregate, screen
 from coterie.run import run
 from faulty import BAD, MISSHAPEN, Spoilt, claiming, scaled, with_value
 from support import METHODS, predictors, task, whole_round
@@ -60,6 +60,52 @@ def test_who_sends_no_number_is_left_out_and_nobody_else_is_affected(name, value
     server, states = without(name, {BAD})
     assert_same(records[-1].server, server)
     assert_same(records[-1].states, states)
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"), [(name, 1e30) for name in METHODS] + [(name, 1e4) for name in FOUR]
+)
+def test_one_huge_finite_upload_is_left_out_and_named(name, factor):
+    """As printed, too: a number that would end the federation blames no honest client."""
+    if name == "local":  # sends nothing
+        return
+    records = records_of(Spoilt(METHODS[name](), scaled(factor)))
+    for record in records:
+        assert {client for client, _ in record.rejected} == {BAD}
+        assert {reason for _, reason in record.rejected} == {"outsized"}
+    if name in FOUR:
+        assert_same(records[-1].server, without(name, {BAD})[0])
+    assert np.isfinite(records[-1].evaluation.test_loss).all()
+
+
+def test_a_client_alone_is_compared_with_what_it_had():
+    on = task(METHODS["fedavg"]())
+    round = round_of(on, 0, 1, torch.tensor([1]))
+    sent, reply = torch.ones(1, 8), Update(torch.full((1, 8), 3e20), on.sizes[1:2])
+    assert screen(reply, round, on.sizes, Guard(), (sent, ()))[1] == ((1, "outsized"),)
+    honest = reply._replace(w=torch.full((1, 8), 90.0))
+    assert screen(honest, round, on.sizes, Guard(), (sent, ()))[1] == ()
+
+
+def test_a_huge_single_number_is_left_out():
+    on = task(METHODS["fedavg"]())
+    losses = torch.tensor([0.1, 1e30, 2.0, 1e-9, 90.0])
+    assert screen(losses, whole_round(on), on.sizes, Guard())[1] == ((1, "outsized"),)
+
+
+def test_an_aggregate_that_overflows_is_refused_and_the_longest_upload_is_named():
+    on, method = task(METHODS["fedavg"]()), METHODS["fedavg"]()
+    server = torch.full((4,), -3e38)
+    models = torch.full((5, 4), -3e38)
+    models[BAD] = 3.4e38  # the difference to the server is infinite
+    models[BAD - 1] = 1.0
+    uploads = Update(models, on.sizes)
+    new, kept, rejected = aggregate(method, server, uploads, whole_round(on), Guard(bound=None))
+    assert new.isfinite().all()
+    assert (BAD, "overflow") in rejected
+    assert sorted([*kept.tolist(), *(r.client for r in rejected)]) == list(range(5))
+    bare, *_ = aggregate(method, server, uploads, whole_round(on), Guard(on=False))
+    assert not bare.isfinite().all()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -179,7 +225,7 @@ def test_forged_late_and_repeated_messages_are_left_out():
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedamp"])
 def test_an_outsized_step_is_left_out_where_that_is_asked_for(name):
-    spoilt = Spoilt(METHODS[name](), scaled(100))
+    spoilt = Spoilt(METHODS[name](), scaled(50))
     assert records_of(spoilt)[0].rejected == ()
     for record in records_of(spoilt, guard=Guard(norm=3.0)):
         assert (BAD, "norm") in record.rejected

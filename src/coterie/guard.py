@@ -2,8 +2,9 @@
 
 Messages that arrive one by one pass :func:`admit`: the right client, the right round, not twice,
 and of the very form that is expected. Then all uploads of a round, whichever engine they come
-from, pass :func:`screen`: finite numbers, a sample count that can be true and, where it is asked
-for, no outsized step. Whoever is left out keeps the state it had, and the others go on.
+from, pass :func:`screen`: finite numbers of a possible size, a sample count that can be true and,
+where it is asked for, no outsized step. Last, :func:`aggregate` refuses an aggregate that is not
+finite. Whoever is left out keeps the state it had, and the others go on.
 
 A clean run is not changed by a bit: nothing is clipped, reordered or rescaled.
 
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .algorithm import Round
+from . import tree
+from .algorithm import AnyAlgorithm, Round
 from .tree import Bank, Tree
 
 REASONS = {
@@ -31,9 +33,13 @@ REASONS = {
     "not_finite": "a number that is NaN or infinite",
     "samples": "a sample count that is not above 0 and at most what the client declared",
     "norm": "a step longer than guard.norm times the median step of the round",
+    "outsized": "a vector more than guard.bound times as long as the median one of the round and "
+    "as any that the client had",
+    "overflow": "finite, but the aggregate with it would not be",
 }
 SAMPLES = "size"
 FEWEST = 3  # uploads that have a median worth the name
+SINGLE = 1e6  # a single number (a loss) may be this many times the median one, and as large as this
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # path, shape and type of every array
 
@@ -52,10 +58,14 @@ class Guard:
     Fields:
         on: reject what is not finite and sample counts that cannot be true.
         norm: reject steps longer than so many times the median step; None rejects none.
+        bound: reject vectors so many times longer than the median of the round and than every
+            vector the client had: a bound against the catastrophic, which no honest client meets
+            (docs/reliability.md has the margin). None rejects none.
     """
 
     on: bool = True
     norm: float | None = None
+    bound: float | None = 100.0
 
 
 class Reply(NamedTuple):
@@ -156,29 +166,89 @@ def screen(
     rejected: list[Rejection] = []
     checks = [("not_finite", finite(uploads, fine)), ("samples", counted(uploads, round, sizes))]
     for reason, passed in checks:
-        rejected += [Rejection(c, reason) for c in round.clients[fine & ~passed].tolist()]
+        rejected += _rejections(round, fine & ~passed, reason)
         fine &= passed
-    if guard.norm is not None:
-        passed = moderate(uploads, had, fine, guard.norm)
-        rejected += [Rejection(c, "norm") for c in round.clients[fine & ~passed].tolist()]
-        fine &= passed
+    limits = (("outsized", possible, guard.bound), ("norm", moderate, guard.norm))
+    for reason, check, most in limits:
+        if most is not None:
+            passed = check(uploads, had, fine, most)
+            rejected += _rejections(round, fine & ~passed, reason)
+            fine &= passed
     return fine.nonzero().flatten(), tuple(rejected)
+
+
+def _rejections(round: Round, whom: Tensor, reason: str) -> list[Rejection]:
+    return [Rejection(client, reason) for client in round.clients[whom].tolist()]
+
+
+def aggregate(
+    algorithm: AnyAlgorithm, server: Tree, uploads: Tree, round: Round, guard: Guard
+) -> tuple[Tree, Tensor, tuple[Rejection, ...]]:
+    """The server after the round, the positions of the uploads in it, and who made it overflow.
+
+    Where the new server is not finite, the longest uploads are left out until it is. They are named
+    and the server is as if they had not answered; where nobody is left it is as it was.
+    """
+    rejected: list[Rejection] = []
+    kept = torch.arange(len(round.clients), device=round.clients.device)
+    while len(kept):
+        part = round._replace(clients=round.clients[kept])
+        whole = len(kept) == len(round.clients)
+        new = algorithm.aggregate(server, uploads if whole else tree.take(uploads, kept), part)
+        if not guard.on or not spoiled(server, new):
+            return new, kept, tuple(rejected)
+        size = _longest(uploads, round.clients)[kept]
+        out = size >= size.max() / 2
+        rejected += _rejections(part, out, "overflow")
+        kept = kept[~out]
+    return server, kept, tuple(rejected)
+
+
+def spoiled(before: Tree, after: Tree) -> bool:
+    """Whether a server that was finite is not any more; an entry may be infinite from the start.
+
+    A table holds uploads as they came, which have been looked at.
+    """
+    return any(
+        bool(~new.sum().isfinite()) and _flaws(new) > _flaws(old)
+        for old, new in _arrays(before, after)
+        if new.is_floating_point()
+    )
+
+
+def _arrays(before: Tree, after: Tree) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every array of a server before and after a round."""
+    if isinstance(before, Tensor) and isinstance(after, Tensor):
+        yield before, after
+    elif isinstance(before, tuple) and isinstance(after, tuple):
+        for parts in zip(before, after, strict=True):
+            yield from _arrays(*parts)
+
+
+def _flaws(leaf: Tensor) -> int:
+    return int((~leaf.isfinite()).sum())
+
+
+def _longest(uploads: Tree, like: Tensor) -> Tensor:
+    """The length of each client's longest vector of any field ``[m]``."""
+    none = torch.zeros(len(like), dtype=torch.float64, device=like.device)
+    fields = (leaf for _, leaf in _fields(uploads) if leaf.is_floating_point())
+    return torch.stack([none, *(_lengths(leaf).to(like.device) for leaf in fields)]).amax(0)
 
 
 def finite(uploads: Tree, everybody: Tensor) -> Tensor:
     """Whose numbers are all finite ``[m]``.
 
-    A sum with a NaN or an infinity in it is never finite, and takes no memory; only rows whose sum
-    is not (it may have overflowed) are looked at number by number.
+    The length of a vector with a NaN or an infinity in it is never finite, and takes no memory;
+    only rows whose length is not (it may have overflowed) are looked at number by number.
     """
     fine = everybody.clone()
     for _, leaf in _fields(uploads):
-        if leaf.is_floating_point() or leaf.is_complex():
-            rows = leaf.reshape(len(leaf), -1)
-            doubtful = ~rows.sum(1).isfinite()
+        if leaf.is_floating_point():
+            doubtful = ~_lengths(leaf).isfinite()
             if bool(doubtful.any()):
-                good = rows[doubtful].isfinite().all(1)
-                fine[doubtful.to(fine.device)] &= good.to(fine.device)
+                good = leaf[doubtful].flatten(1).isfinite().all(1) if leaf.dim() > 1 else False
+                fine[doubtful.to(fine.device)] &= good
     return fine
 
 
@@ -191,6 +261,44 @@ def counted(uploads: Tree, round: Round, sizes: Tensor) -> Tensor:
             claimed = leaf.reshape(len(leaf), -1).to(most.device)
             fine &= ((claimed > 0) & (claimed <= most[:, None])).all(1)
     return fine
+
+
+def possible(uploads: Tree, had: Sequence[Tree], fine: Tensor, most: float) -> Tensor:
+    """Whose numbers are of a possible size ``[m]``.
+
+    A vector may be ``most`` times as long as the median one of its field, or as the longest of the
+    vectors of its width that the client had, of which models are one. What the client had is
+    measured only where the median does not settle it: fewer than three uploads have none.
+    """
+    passed = torch.ones_like(fine)
+    for _, leaf in _fields(uploads):
+        if not leaf.is_floating_point() or not bool(fine.any()):
+            continue
+        lengths = _lengths(leaf).to(fine.device)
+        typical = lengths[fine].median() if int(fine.sum()) >= FEWEST else lengths.new_zeros(())
+        if leaf.dim() == 1 or leaf.shape[-1] == 1:
+            passed &= lengths <= SINGLE * typical.clamp(min=1.0)
+            continue
+        doubtful = fine & (lengths > most * typical)
+        if bool(doubtful.any()):
+            starts = (v for m in had for v in _vectors(m) if v.shape[-1] == leaf.shape[-1])
+            known = [_lengths(start).to(fine.device) for start in starts]
+            longest = torch.stack([torch.zeros_like(lengths), *known]).amax(0)
+            passed &= ~doubtful | (lengths <= most * longest) | (longest + typical == 0)
+    return passed
+
+
+def _lengths(leaf: Tensor) -> Tensor:
+    """The length of each client's longest vector ``[m]``, float64.
+
+    Lengths are taken in the numbers' own type, which is quick, and again where that overflows.
+    """
+    rows = leaf.reshape(len(leaf), *(1,) * (3 - leaf.dim()), *leaf.shape[1:]).flatten(1, -2)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1).amax(1).double()
+    over = ~lengths.isfinite()
+    if bool(over.any()):
+        lengths[over] = torch.linalg.vector_norm(rows[over], dim=-1, dtype=torch.float64).amax(1)
+    return lengths
 
 
 def moderate(uploads: Tree, had: Sequence[Tree], fine: Tensor, most: float) -> Tensor:

@@ -15,7 +15,7 @@ from .algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
 from .algorithm import rows as rows_of
 from .buffers import governed
 from .engines.base import Engine, Evaluation
-from .guard import Guard, Rejection, screen
+from .guard import Guard, Rejection, aggregate, screen
 from .shelves import in_files, in_memory, opened, put, shelve
 from .table import Room, Shelf
 from .task import Task
@@ -155,9 +155,12 @@ def _exchange(
         uploads, after = tree.take(uploads, kept), tree.take(after, kept)
         round = round._replace(clients=round.clients[kept])
     if len(round.clients):
-        server = algorithm.aggregate(server, uploads, round)
+        server, inside, spoilers = aggregate(algorithm, server, uploads, round, guard)
         faults.at("round.aggregated")
+        if spoilers:
+            after, round = tree.take(after, inside), round._replace(clients=round.clients[inside])
         put(states, round.clients, after)
+        rejected = (*rejected, *spoilers)
     return server, traffic, (*refused, *rejected)
 
 

@@ -9,7 +9,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from .methods import Method, method_of
-from .ranges import Count, CountOrZero, NotNegative, Positive, ShareAboveZero, ShareBelowOne
+from .ranges import (
+    AtLeastOne,
+    Count,
+    CountOrZero,
+    NotNegative,
+    Positive,
+    ShareAboveZero,
+    ShareBelowOne,
+)
 
 Table = dict[str, Any]
 Fields = dict[str, Any]
@@ -139,6 +147,7 @@ class Guard(_Table):
 
     on: bool = True
     norm: Positive | None = None
+    bound: AtLeastOne | None = 100.0
 
 
 class Config(_Table):
