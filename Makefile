@@ -14,8 +14,8 @@ test: $(VENV)/ready      ## the tests
 test-slow: $(VENV)/ready ## what does not fit into `make test`
 	$(BIN)/pytest -n 2 -m "slow"
 
-fuzz: $(VENV)/ready      ## hostile input for an hour; SECONDS=60 for a minute
-	$(BIN)/python tests/fuzz/run.py --seconds $(or $(SECONDS),3600)
+fuzz: $(VENV)/ready      ## hostile input for an hour; FUZZ_SECONDS=60 for a minute
+	$(BIN)/python tests/fuzz/run.py --seconds $(or $(FUZZ_SECONDS),3600)
 
 check: $(VENV)/ready     ## format, lint, strict types
 	$(BIN)/ruff format --check .
