@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow check format bench bench-peers clean
+.PHONY: demo test test-slow fuzz check format bench bench-peers clean
 
 demo: $(VENV)/ready      ## compare six methods on a small federation with hidden groups
 	$(BIN)/coterie compare --out runs/demo
@@ -13,6 +13,9 @@ test: $(VENV)/ready      ## the tests
 
 test-slow: $(VENV)/ready ## what does not fit into `make test`
 	$(BIN)/pytest -n 2 -m "slow"
+
+fuzz: $(VENV)/ready      ## hostile input for an hour; FUZZ_SECONDS=60 for a minute
+	$(BIN)/python tests/fuzz/run.py --seconds $(or $(FUZZ_SECONDS),3600)
 
 check: $(VENV)/ready     ## format, lint, strict types
 	$(BIN)/ruff format --check .

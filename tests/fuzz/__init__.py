@@ -1,0 +1,1 @@
+"""Random hostile input: configs, options, tables, arrays, tampered folders, uploads."""
