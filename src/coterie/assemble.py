@@ -65,7 +65,7 @@ def assemble(config: Config) -> Assembly:
 
 
 def task_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Task:
-    """The task of one run. Methods that never read validation data train on it (spec 1.1)."""
+    """The task of one run; ``merge_val`` concerns methods that never read validation data."""
     train = assembly.config.train
     own = train.model_dump(exclude={"precision", "merge_val"})
     return Task(

@@ -64,7 +64,7 @@ def read_models(path: Path) -> Mixture:
 
 
 def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: Roster) -> None:
-    """``A [R, K, K]`` with ``rounds``, ``clients`` and, where known, ``groups``.
+    """``A [R, K, K]`` with ``rounds``, ``clients`` and, where known, ``groups`` and ``targets``.
 
     Above 5e7 entries the matrices are stored by their non-zero entries, one under the other, as
     the parts of one CSR matrix of ``R·K`` rows: ``data``, ``indices``, ``indptr``.
@@ -73,8 +73,11 @@ def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: R
         "rounds": np.array([index for index, _ in matrices]),
         "clients": np.array(roster.clients, dtype=str),
     }
-    if roster.groups is not None:
-        arrays["groups"] = roster.groups
+    arrays |= {
+        name: found
+        for name in ("groups", "targets")
+        if (found := getattr(roster, name)) is not None
+    }
     if len(matrices) * len(roster) ** 2 > DENSE_UP_TO:
         from scipy.sparse import csr_array, vstack
 
@@ -86,19 +89,20 @@ def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: R
         np.savez_compressed(file, **arrays)
 
 
-def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], NDArray[np.int64] | None]:
-    """The matrices of each recorded round, and the true groups where they are known."""
+def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, NDArray[np.int64]]]:
+    """The matrices of each recorded round, and ``groups`` and ``targets`` where they are known."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            rounds, groups = stored["rounds"].tolist(), stored.get("groups")
+            rounds = stored["rounds"].tolist()
+            truth = {name: stored[name] for name in ("groups", "targets") if name in stored}
             if "A" in stored:
-                return list(zip(rounds, stored["A"], strict=True)), groups
+                return list(zip(rounds, stored["A"], strict=True)), truth
             from scipy.sparse import csr_array
 
             K = len(stored["clients"])
             parts = stored["data"], stored["indices"], stored["indptr"]
             stacked = csr_array(parts, shape=(len(rounds) * K, K))
-            return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], groups
+            return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], truth
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _unreadable(path, error, "the collaboration matrices of a run") from error
 

@@ -304,11 +304,11 @@ def read(path: Path) -> RunData:
     scores, roster = formats.read_clients(path / CLIENTS)
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     log = Log(summary["method"], summary["seed"], summary["metric"], replace(roster, **facts))
-    log.swaps = summary["in_group_weight_of"] != "A"
+    log.swaps, log.merge_val = summary["in_group_weight_of"] != "A", summary["merge_val"]
     log.lines, log.evaluated = formats.read_rounds(path / ROUNDS), scores
     if (path / MATRICES).exists():
-        log.matrices, groups = formats.read_matrices(path / MATRICES)
-        log.roster = replace(log.roster, groups=groups)
+        log.matrices, truth = formats.read_matrices(path / MATRICES)
+        log.roster = replace(log.roster, **truth)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
     return RunData(log.history(), config, where, summary, path)
 

@@ -55,7 +55,7 @@ class Federation:
     partition: str  # the partition's name and parameters, for people
     clients: tuple[str, ...]  # names, in order of first appearance
     train: Indices
-    val: Indices
+    val: Indices  # what judges client i, and what methods weigh models on
     test: Indices
     groups: Tensor | None = None  # [K] the hidden truth, for scoring only
     relabel: Tensor | None = None  # [K, classes] client i reads class c as relabel[i, c]
@@ -65,6 +65,28 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    @property
+    def own_val(self) -> Indices:
+        """Each client's own validation data, which under foreign targets judges another client."""
+        return self._of_owners(self.val)
+
+    @property
+    def own_test(self) -> Indices:
+        """Each client's own test data, which under foreign targets judges another client."""
+        return self._of_owners(self.test)
+
+    def _of_owners(self, judging: Indices) -> Indices:
+        if self.foreign is None:
+            return judging
+        return tuple(judging[i] for i in self.foreign.argsort().tolist())
+
+    @property
+    def target_groups(self) -> Tensor | None:
+        """``[K]`` the group of the client whose data judges client i; None where none is known."""
+        if self.groups is None or self.foreign is None:
+            return self.groups
+        return self.groups[self.foreign]
 
     @property
     def keys(self) -> Tensor:

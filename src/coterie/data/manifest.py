@@ -24,7 +24,7 @@ class Row(NamedTuple):
     train: int
     val: int
     test: int
-    classes: tuple[int, ...]  # samples of each class in train and validation; empty for regression
+    classes: tuple[int, ...]  # of the client's own train and validation data; () for a regression
 
 
 def class_counts(federation: Federation, *splits: Indices) -> Ints:
@@ -52,17 +52,17 @@ def distance(counts: Ints) -> Distance:
 
 
 def emd(federation: Federation) -> Distance | None:
-    """The distance of a federation's training and validation data; None for a regression."""
+    """The distance of the clients' own training and validation data; None for a regression."""
     if federation.dataset.regression:
         return None
-    return distance(class_counts(federation, federation.train, federation.val))
+    return distance(class_counts(federation, federation.train, federation.own_val))
 
 
 def describe(federation: Federation) -> list[Row]:
     """A row a client."""
     counts = None
     if not federation.dataset.regression:
-        counts = class_counts(federation, federation.train, federation.val)
+        counts = class_counts(federation, federation.train, federation.own_val)
     return [
         Row(
             client=name,
