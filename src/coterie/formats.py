@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from . import packing
 from .algorithm import Mixture
@@ -24,13 +23,30 @@ COLUMNS = ("round", "client", "n_train", "n_val", "n_test", *SCORES)
 DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
 
 
-def digest(mixture: Mixture) -> str:
-    """The sha256 over all clients' predictors in client order: its weights, then its models."""
+def client_digest(predictor: Mixture) -> str:
+    """The sha256 of one client's predictor: weights ``[r]``, then models ``[r, P]``.
+
+    Models of weight zero predict nothing and are left out, so that engines which fill up a mixture
+    give the same digest. Numbers are written in little-endian order.
+    """
+    used = predictor.weights != 0
     total = hashlib.sha256()
-    for predictor in zip(mixture.weights, mixture.models, strict=True):
-        for part in predictor:
-            total.update(part.detach().cpu().contiguous().numpy().tobytes())
+    for part in (predictor.weights[used], predictor.models[used]):
+        array = part.detach().cpu().contiguous().numpy()
+        total.update(f"{array.dtype.str[1:]}{list(array.shape)}".encode())
+        total.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return total.hexdigest()
+
+
+def combined_digest(clients: Iterable[str]) -> str:
+    """The digest of a run: the sha256 over its clients' own, in client order."""
+    return hashlib.sha256("\n".join(clients).encode()).hexdigest()
+
+
+def digest(mixture: Mixture) -> str:
+    """The digest of all clients' predictors, ``weights [K, r]`` and ``models [K, r, P]``."""
+    each = zip(mixture.weights.cpu(), mixture.models, strict=True)
+    return combined_digest(client_digest(Mixture(*predictor)) for predictor in each)
 
 
 def write_models(path: Path, mixture: Mixture) -> None:
@@ -89,7 +105,7 @@ def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: R
         np.savez_compressed(file, **arrays)
 
 
-def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, NDArray[np.int64]]]:
+def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]:
     """The matrices of each recorded round, and ``groups`` and ``targets`` where they are known."""
     try:
         with np.load(path, allow_pickle=False) as stored:

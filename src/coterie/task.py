@@ -241,9 +241,10 @@ class Task:
         """The samples that clients train on, weigh models on and are judged on.
 
         ``merge_val`` adds a client's own validation data to its training data, also where another
-        client's data judges it (spec 17). A client without validation data is weighed on its training data instead (spec 1.8).
-        ``unseen_validation`` says whose validation scores are of data nobody trained on; the others
-        have none. ``sizes`` counts what is a client's own; a shared pool is not (spec 2.3).
+        client's data judges it (spec 17). A client without validation data is weighed on its
+        training data instead (spec 1.8). ``unseen_validation`` says whose validation scores are of
+        data nobody trained on; the others have none. ``sizes`` counts what is a client's own; a
+        shared pool is not (spec 2.3).
         """
         train, val = self.federation.train, self.federation.val
         self.pool: Pool | None = None
