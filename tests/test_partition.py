@@ -14,7 +14,7 @@ from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, re
 from coterie.data.deal import even, largest_remainder
 from coterie.data.draw import as_svg, as_text, shades
 from coterie.data.federation import Dataset, Federation
-from coterie.data.manifest import class_counts, distance
+from coterie.data.manifest import class_counts, distance, ranges
 from coterie.data.partitions.dirichlet import serve
 from coterie.data.partitions.groups import conflicting
 from coterie.data.partitions.latent import consecutive
@@ -607,16 +607,35 @@ def test_clients_without_data_do_not_count():
     assert distance(np.vstack([table, np.zeros((3, 10), int)])) == distance(table)
 
 
+def listed(text: str) -> list[int]:
+    """The indices that a manifest writes as ranges."""
+    pairs = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+    return [i for pair in pairs for i in range(pair[0], pair[-1] + 1)]
+
+
+@given(st.lists(st.integers(0, 40), unique=True))
+def test_ranges_say_the_indices_in_their_order(indices):
+    assert listed(ranges(torch.tensor(indices, dtype=torch.int64))) == indices
+
+
+def test_a_huge_manifest_keeps_hashes_in_place_of_indices(monkeypatch):
+    monkeypatch.setattr("coterie.data.manifest.MOST_RANGES", 10)
+    first = manifest(federate(load("digits"), PARTITIONS["iid"]()))["clients"][0]
+    assert "indices" not in first
+    assert len(first["partition"]) == 64
+
+
 def test_the_manifest_is_complete_and_json():
     made = federate(load("digits"), PARTITIONS["concept_shift"]())
     found = json.loads(json.dumps(manifest(made)))
     assert found["fingerprint"] == made.fingerprint
     assert found["partition"] == "ConceptShift(clients=12, groups=3, shared=True)"
     first = found["clients"][0]
-    assert first["train"] == made.train[0].tolist()
+    assert listed(first["indices"]["train"]) == made.train[0].tolist()
     assert first["permutation"] == made.relabel[0].tolist()
     assert first["group"] == 0
-    assert sum(first["histogram"]) == len(first["train"]) + len(first["val"])
+    assert sum(first["histogram"]) == first["train"] + first["val"]
+    assert (first["data"], first["partition"]) == made.seals[0]
     assert set(found) >= {"emd_p1", "l1", "dataset", "classes", "note"}
     regression = manifest(federate(load("sine"), PARTITIONS["natural"]()))
     assert regression["emd_p1"] is None

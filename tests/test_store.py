@@ -145,16 +145,29 @@ def test_identical_models_are_stored_once(made):
     assert stored["index"].shape == stored["weights"].shape == (CLIENTS, 2)
 
 
-def test_the_digest_is_the_sha256_of_weights_then_models_client_by_client():
+def test_the_digest_is_the_sha256_over_the_clients_own_of_weights_then_models():
     given = mixture(3)
-    expected = hashlib.sha256()
+    own = []
     for weights, models in zip(given.weights.numpy(), given.models.numpy(), strict=True):
-        expected.update(weights.tobytes() + models.tobytes())
-    assert store.digest(given) == expected.hexdigest()
+        total = hashlib.sha256(b"f4[2]" + weights.tobytes())
+        total.update(b"f4[2, 5]" + models.tobytes())
+        own.append(total.hexdigest())
+    expected = hashlib.sha256("\n".join(own).encode()).hexdigest()
+    assert store.digest(given) == expected
     strided = Mixture(given.weights, given.models.transpose(1, 2).contiguous().transpose(1, 2))
-    assert store.digest(strided) == expected.hexdigest()
+    assert store.digest(strided) == expected
     swapped = Mixture(given.weights.flip(0), given.models.flip(0))
-    assert store.digest(swapped) != expected.hexdigest()
+    assert store.digest(swapped) != expected
+
+
+def test_a_model_of_weight_zero_is_no_part_of_the_digest():
+    given = mixture(3)
+    padded = Mixture(
+        torch.cat([given.weights, torch.zeros(3, 1)], 1),
+        torch.cat([given.models, torch.full((3, 1, 5), -7.0)], 1),
+    )
+    other = Mixture(padded.weights, padded.models.where(padded.models != -7, -1.0))
+    assert store.digest(padded) == store.digest(other) == store.digest(given)
 
 
 def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):

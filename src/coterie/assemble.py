@@ -40,7 +40,7 @@ def assemble(config: Config) -> Assembly:
     _check_device(config.engine.device)
     dataset = load_data(config.data.name, **config.data.options)
     config = _settled(config, dataset)
-    _check_clients(config.partition.options.get("clients", 1), dataset)
+    _check_clients(config.partition.options.get("clients") or 1, dataset)
     partition = PARTITIONS[config.partition.name](**config.partition.options)
     federations = {
         seed: federate(

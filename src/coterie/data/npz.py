@@ -24,8 +24,23 @@ _PARTS = (("_train", TRAIN), ("_val", VALIDATION), ("_test", TEST), ("", TRAIN))
 _OWNERS = ("client", "writer", "owner")
 
 
-def read_npz(path: Path, *, name: str = "", length: int = 80, stride: int = 80) -> Dataset:
-    """An npz file; ``length`` and ``stride`` are for text (see the text loader)."""
+def read_npz(
+    path: Path,
+    *,
+    name: str = "",
+    length: int = 80,
+    stride: int = 80,
+    tokens: bool | None = None,
+) -> Dataset:
+    """An npz file.
+
+    Args:
+        path: the file.
+        name: what to call the dataset; the file's name by default.
+        length: characters of a sample, for text.
+        stride: characters from one sample to the next, for text.
+        tokens: whether integers in x are tokens; by default those of rank 2 from 0 on are.
+    """
     arrays = _load(path)
     name = name or path.stem
     if any(key.startswith("text") for key in arrays):
@@ -38,7 +53,7 @@ def read_npz(path: Path, *, name: str = "", length: int = 80, stride: int = 80) 
         )
     class_names = tuple(str(c) for c in arrays.get("class_names", ()))
     names = Names(class_names, _owner_names(path, arrays, pieces))
-    return assemble(name, pieces, names, arrays.get("fine_to_coarse"))
+    return assemble(name, pieces, names, arrays.get("fine_to_coarse"), tokens)
 
 
 def _load(path: Path) -> Arrays:
