@@ -42,10 +42,15 @@ def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, parts: In
 def times(sheet: Sheet, name: str) -> Floats:
     """A column of numbers or ISO dates as numbers that grow with time."""
     found = columns.column(sheet, name, "time")
-    if not pa.types.is_string(found.type):
-        return np.asarray(found.to_numpy(), np.float64)
-    if pc.all(pc.match_substring_regex(found, columns.NUMBER)).as_py():
-        return np.asarray(found.cast(pa.float64()).to_numpy(), np.float64)
+    text = pa.types.is_string(found.type)
+    if not text or pc.all(pc.match_substring_regex(found, columns.NUMBER)).as_py():
+        numbers = np.array(found.cast(pa.float64()).to_numpy(), np.float64)
+        for row in np.flatnonzero(~np.isfinite(numbers)):
+            raise DataError(
+                f"{sheet.where(int(row))}: column '{name}' (data.time) is {numbers[row]}; expected "
+                "a finite number"
+            )
+        return numbers
     moments = [_moment(sheet, name, row, text) for row, text in enumerate(found.to_pylist())]
     zoned = [moment.tzinfo is not None for moment in moments]
     if any(zoned) and not all(zoned):

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,31 +77,43 @@ def read_table(
     _check_rows(path, sheet)
     owners, owner_names = _owners(sheet, client, is_folder=path.is_dir())
     y, class_names = labels(path.name, columns.targets(sheet, target, task))
-    parts = None if split is None else _parts(sheet, split)
-    units, unit_names = (None, ()) if unit is None else roles.units(sheet, unit, owners)
-    if unit is not None and split is not None and units is not None and parts is not None:
-        roles.refuse_divided(sheet, unit, split, units, parts.numpy())
-    _refuse_two_roles(
-        {"client": client, "target": target, "split": split, "unit": unit, "time": time}
-    )
-    used = {target, client, split, unit, time}
-    inputs = [column for column in sheet.table.column_names if column not in used]
+    used = {"client": client, "target": target, "split": split, "unit": unit, "time": time}
+    _refuse_two_roles(used)
+    inputs = [column for column in sheet.table.column_names if column not in used.values()]
     found = columns.features(sheet, inputs, list(categories))
     return Dataset(
         name=name or path.stem,
         x=torch.from_numpy(found.x),
         y=y,
         classes=len(class_names),
-        fixed=parts,
         owners=None if owners is None else torch.from_numpy(owners),
         owner_names=owner_names,
         class_names=class_names,
         numeric=torch.from_numpy(found.numeric),
         feature_names=found.names,
-        units=None if units is None else torch.from_numpy(units),
-        unit_names=unit_names,
-        times=None if time is None else torch.from_numpy(roles.times(sheet, time)),
+        **_divided(sheet, split, unit, time, owners),
     )
+
+
+def _divided(
+    sheet: Sheet,
+    split: str | None,
+    unit: str | None,
+    time: str | None,
+    owners: npt.NDArray[np.int64] | None,
+) -> dict[str, Any]:
+    """What a dataset knows of how each client's rows are to be divided."""
+    found: dict[str, Any] = {}
+    if split is not None:
+        found["fixed"] = _parts(sheet, split)
+    if unit is not None:
+        units, found["unit_names"] = roles.units(sheet, unit, owners)
+        found["units"] = torch.from_numpy(units)
+        if split is not None:
+            roles.refuse_divided(sheet, unit, split, units, found["fixed"].numpy())
+    if time is not None:
+        found["times"] = torch.from_numpy(roles.times(sheet, time))
+    return found
 
 
 def _refuse_two_roles(roles_of: dict[str, str | None]) -> None:
