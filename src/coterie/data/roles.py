@@ -45,9 +45,9 @@ def times(sheet: Sheet, name: str) -> Floats:
     text = pa.types.is_string(found.type)
     if not text or pc.all(pc.match_substring_regex(found, columns.NUMBER)).as_py():
         numbers = np.array(found.cast(pa.float64()).to_numpy(), np.float64)
-        for row in np.flatnonzero(~np.isfinite(numbers)):
+        for at in np.flatnonzero(~np.isfinite(numbers)):
             raise DataError(
-                f"{sheet.where(int(row))}: column '{name}' (data.time) is {numbers[row]}; expected "
+                f"{sheet.where(int(at))}: column '{name}' (data.time) is {numbers[at]}; expected "
                 "a finite number"
             )
         return numbers
