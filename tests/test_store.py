@@ -127,6 +127,18 @@ def test_the_round_of_a_summary_is_chosen_by_validation_not_by_test():
     assert (summary["round_best_by_validation"], summary["round_best_on_test"]) == (0, 1)
 
 
+def test_a_method_that_ends_alone_is_judged_by_the_rounds_before():
+    log = log_of()
+    test = np.full((4, CLIENTS), 50.0)
+    weights = [grouped(0.9), grouped(0.8), grouped(0.0), np.eye(CLIENTS)]
+    weights[2] = 1e-3 * weights[2] + (1 - 1e-3) * np.eye(CLIENTS)
+    for i, A in enumerate(weights):
+        log.append(record(i, test[i], A))
+    found = summarise(log.history())
+    assert found["in_group_weight"] == pytest.approx(1.7 / 2.001, rel=1e-6)
+    assert found["weight_recovery_auc"] == 1.0
+
+
 def test_relative_to_local_counts_who_is_worse_off():
     runs = {}
     for method, ends in (("local", [50.0, 60.0, 70.0]), ("fedavg", [55.0, 60.0, 40.0])):
