@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import coterie
 from coterie.data import DATASETS, PARTITIONS, cache, federate, load, safe_pickle
 from coterie.data.locate import SOURCES
 from coterie.errors import ConfigError, DataError
@@ -617,3 +618,56 @@ def test_the_pack_is_read(name, shape, classes):
         inputs = data.x[:5000] * data.scale + data.shift
         assert abs(float(inputs.mean())) < 0.05
         assert abs(float(inputs.std()) - 1) < 0.05
+
+
+# Tokens
+
+
+def npz(tmp_path, x, **options):
+    np.savez(tmp_path / "a.npz", x=x, y=np.arange(len(x)) % 2)
+    return load(str(tmp_path / "a.npz"), **options)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64, np.uint16])
+def test_rows_of_integers_are_tokens(tmp_path, dtype):
+    x = np.random.default_rng(0).integers(0, 40, (20, 5)).astype(dtype)
+    data = npz(tmp_path, x)
+    assert data.x.dtype == torch.int64
+    assert data.numeric is None
+    assert data.scale is None
+    made = federate(data, PARTITIONS["iid"](clients=2))
+    assert made.dataset.x.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.ones((20, 5), np.float32),
+        np.full((20, 5), 3, np.uint8),
+        np.arange(100).reshape(20, 5) - 50,
+        np.ones((20, 5), bool),
+    ],
+)
+def test_floats_bytes_and_negative_numbers_are_features(tmp_path, x):
+    data = npz(tmp_path, x)
+    assert data.x.dtype == torch.float32
+    assert data.numeric.all()
+
+
+def test_the_user_outranks_the_type(tmp_path):
+    x = np.arange(100).reshape(20, 5)
+    assert npz(tmp_path, x, tokens=False).x.dtype == torch.float32
+    assert npz(tmp_path, x.astype(np.uint8), tokens=True).x.dtype == torch.int64
+    for wrong in (x - 1, x + 0.5):
+        with pytest.raises(DataError, match=r"data\.tokens = true, but"):
+            npz(tmp_path, wrong, tokens=True)
+    with pytest.raises(DataError, match=r"data\.tokens = false"):
+        npz(tmp_path, x + 10**15)
+
+
+def test_tokens_are_trained_on(tmp_path):
+    x = np.random.default_rng(0).integers(0, 12, (40, 4))
+    np.savez(tmp_path / "a.npz", x=x, y=x[:, -1] % 2)
+    config = {"data": {"name": str(tmp_path / "a.npz")}, "model": {"name": "char_lstm"}}
+    found = coterie.run(config, method="fedavg", clients=2, rounds=1, engine="loop")
+    assert found.summary["clients_scored"] == 2

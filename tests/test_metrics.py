@@ -222,3 +222,39 @@ def test_models_that_change_hands_are_judged_by_who_shares_them():
     groups = np.array([0, 0, 1, 1])
     assert metrics.in_group_weight(metrics.kinship(A, False), groups) == 0
     assert metrics.in_group_weight(metrics.kinship(A, True), groups) == 1
+
+
+def blocks(inside: float, mass: float) -> np.ndarray:
+    """Four clients in two groups: so much weight on others, so much of it inside the group."""
+    same = np.array([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
+    other = (1 - same - np.eye(4)) / 2
+    return (1 - mass) * np.eye(4) + mass * (inside * same + (1 - inside) * other)
+
+
+def test_a_run_counts_its_rounds_by_the_weight_on_others():
+    groups = np.array([0, 0, 1, 1])
+    annealing = [blocks(0.9, 0.6), blocks(0.9, 0.3), blocks(0.0, 0.001), blocks(1.0, 0.0)]
+    total = metrics.add_up(annealing, False)
+    expected = (0.9 * 0.6 + 0.9 * 0.3) / (0.6 + 0.3 + 0.001)
+    assert metrics.in_group_weight(total, groups) == pytest.approx(expected)
+    assert metrics.weight_recovery(total, groups) == 1.0
+    steady = metrics.add_up([blocks(0.7, 0.5)] * 3, False)
+    assert metrics.in_group_weight(steady, groups) == pytest.approx(0.7)
+    assert metrics.add_up([], False) is None
+    negative = blocks(0.9, 0.6) - 2 * blocks(0.0, 0.6)
+    assert metrics.in_group_weight(metrics.add_up([negative], False), groups) == 1.0
+
+
+def test_a_run_of_many_clients_is_summed_sparse():
+    from scipy.sparse import csr_array
+
+    groups = np.array([0, 0, 1, 1])
+    rounds = [blocks(0.9, 0.6), blocks(0.2, 0.1), -blocks(0.5, 0.5)]
+    for swaps in (False, True):
+        dense, sparse = (
+            metrics.add_up([kind(A) for A in rounds], swaps) for kind in (np.array, csr_array)
+        )
+        assert sparse.toarray() == pytest.approx(dense)
+        assert metrics.in_group_weight(sparse, groups) == pytest.approx(
+            metrics.in_group_weight(dense, groups)
+        )

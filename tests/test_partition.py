@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import coterie
+from coterie import cli
+from coterie.config import WRITTEN, config_hash
+from coterie.config import load as read_config
 from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
 from coterie.data.deal import even, largest_remainder
 from coterie.data.draw import as_svg, as_text, shades
 from coterie.data.federation import Dataset, Federation
-from coterie.data.manifest import class_counts, distance
+from coterie.data.manifest import changes, class_counts, distance, ranges
 from coterie.data.partitions.dirichlet import serve
 from coterie.data.partitions.groups import conflicting
 from coterie.data.partitions.latent import consecutive
@@ -607,16 +612,35 @@ def test_clients_without_data_do_not_count():
     assert distance(np.vstack([table, np.zeros((3, 10), int)])) == distance(table)
 
 
+def listed(text: str) -> list[int]:
+    """The indices that a manifest writes as ranges."""
+    pairs = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
+    return [i for pair in pairs for i in range(pair[0], pair[-1] + 1)]
+
+
+@given(st.lists(st.integers(0, 40), unique=True))
+def test_ranges_say_the_indices_in_their_order(indices):
+    assert listed(ranges(torch.tensor(indices, dtype=torch.int64))) == indices
+
+
+def test_a_huge_manifest_keeps_hashes_in_place_of_indices(monkeypatch):
+    monkeypatch.setattr(sys.modules["coterie.data.manifest"], "MOST_RANGES", 10)
+    first = manifest(federate(load("digits"), PARTITIONS["iid"]()))["clients"][0]
+    assert "indices" not in first
+    assert len(first["partition"]) == 64
+
+
 def test_the_manifest_is_complete_and_json():
     made = federate(load("digits"), PARTITIONS["concept_shift"]())
     found = json.loads(json.dumps(manifest(made)))
     assert found["fingerprint"] == made.fingerprint
     assert found["partition"] == "ConceptShift(clients=12, groups=3, shared=True)"
     first = found["clients"][0]
-    assert first["train"] == made.train[0].tolist()
+    assert listed(first["indices"]["train"]) == made.train[0].tolist()
     assert first["permutation"] == made.relabel[0].tolist()
     assert first["group"] == 0
-    assert sum(first["histogram"]) == len(first["train"]) + len(first["val"])
+    assert sum(first["histogram"]) == first["train"] + first["val"]
+    assert (first["data"], first["partition"]) == made.seals[0]
     assert set(found) >= {"emd_p1", "l1", "dataset", "classes", "note"}
     regression = manifest(federate(load("sine"), PARTITIONS["natural"]()))
     assert regression["emd_p1"] is None
@@ -657,3 +681,120 @@ def test_the_specified_groups_fit_the_real_data(name):
     assert min(len(part) for part in made.test) > 0
     given_out = samples(made)
     assert len(given_out) == len(set(given_out))
+
+
+# Every partition at its own defaults
+
+
+def ten_sites(tmp_path):
+    """A table that fits every partition: ten classes, five sites, 80 rows of each class."""
+    rng = np.random.default_rng(0)
+    y = np.repeat(np.arange(10), 80)
+    a, b = np.cos(y) * 5 + rng.normal(size=800), np.sin(y) * 5 + rng.normal(size=800)
+    rows = [f"s{i % 5},{a[i]:.4f},{b[i]:.4f},{y[i]}" for i in rng.permutation(800)]
+    path = tmp_path / "sites.csv"
+    path.write_text("\n".join(["site,a,b,y", *rows]) + "\n")
+    return {"name": str(path), "client": "site", "target": "y"}
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_every_partition_works_at_its_defaults(name, tmp_path, capsys):
+    data = ten_sites(tmp_path)
+    config = {"data": data, "partition": {"name": name}, "model": {"name": "linear"}}
+    told = f"data.client={data['client']}", f"data.target={data['target']}"
+    made = coterie.run(config, method="local", rounds=1, engine="vmap", out=str(tmp_path / "a"))
+    assert made.summary["clients_scored"] > 0
+    stored = json.loads((tmp_path / "a" / "config.json").read_text())
+    tables = {key: value for key, value in stored.items() if key not in WRITTEN}
+    assert config_hash(read_config({**tables, **stored["asked"]})) == stored["hash"]
+    for command in (
+        ["run", "--method", "local", "--rounds", "1", "--engine", "vmap", "--model", "linear"],
+        ["show", "partition", name],
+    ):
+        source = ["--data", data["name"], "--set", told[0], "--set", told[1]]
+        named = ["--partition", name] if command[0] == "run" else []
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*command, *source, *named])
+        assert not ended.value.code, capsys.readouterr().err
+
+
+# What the fingerprint covers
+
+
+def test_the_fingerprint_covers_everything_that_is_made_of_the_data():
+    data = replace(
+        balanced(4, 20),
+        numeric=torch.tensor([True, True]),
+        owners=torch.arange(80) // 20,
+        owner_names=("a", "b", "c", "d"),
+    )
+    natural = PARTITIONS["natural"]()
+    made = federate(data, natural)
+    units = torch.arange(80) // 2
+    others = {
+        "foreign": federate(data, natural, foreign_targets=True),
+        "aux": federate(data, natural, aux=0.3),
+        "units": federate(replace(data, units=units), natural),
+        "same splits, units": replace(made, source=replace(data, units=units)),
+        "other units": replace(made, source=replace(data, units=units // 2)),
+        "target": replace(made, source=replace(data, y=data.y.flip(0))),
+        "scale": replace(made, dataset=replace(made.dataset, scale=made.dataset.scale * 2)),
+        "unit of the target": replace(made, dataset=replace(made.dataset, target_scale=3.0)),
+        "val": federate(data, natural, val=0.4),
+        "order": replace(made, clients=("b", "a", "c", "d")),
+        "relabel": replace(made, relabel=torch.arange(4).flip(0).expand(4, 4)),
+        "groups": replace(made, groups=torch.arange(4)),
+    }
+    found = [federation.fingerprint for federation in (made, *others.values())]
+    assert len(set(found)) == len(found)
+    assert federate(data, natural).fingerprint == made.fingerprint
+
+
+def test_one_clients_change_shows_in_its_own_hash_alone():
+    data = replace(
+        balanced(4, 20),
+        numeric=torch.tensor([True, True]),
+        owners=torch.arange(80) // 20,
+        owner_names=("a", "b", "c", "d"),
+    )
+    natural = PARTITIONS["natural"]()
+    made = federate(data, natural)
+    x = data.x.clone()
+    x[25, 0] += 1  # moves everybody's mean
+    other = federate(replace(data, x=x), natural)
+    assert other.fingerprint != made.fingerprint
+    changed = [a != b for a, b in zip(made.seals, other.seals, strict=True)]
+    assert changed == [False, True, False, False]
+    assert changes(manifest(made), other) == ["other data: b"]
+    assert changes(manifest(made), federate(data, natural)) == []
+    divided = federate(data, natural, seed=1)
+    assert changes(manifest(made), divided) == ["the same data divided in another way: a, b, c, d"]
+    scaled = replace(made, dataset=replace(made.dataset, scale=made.dataset.scale * 2))
+    assert "scaled" in changes(manifest(made), scaled)[0]
+    assert changes({"clients": [{}]}, made) == ["the stored partition is not as a run writes it"]
+
+
+# Practical groups with a rare class
+
+
+@pytest.mark.parametrize("rare", [0, 1, 3])
+def test_a_rare_class_does_not_shrink_the_others(rare):
+    full = balanced(9, 120)
+    kept = torch.ones(len(full.y), dtype=torch.bool)
+    kept[(full.y == 4).nonzero().flatten()[rare:]] = False
+    few = replace(full, x=full.x[kept], y=full.y[kept])
+    partition = PARTITIONS["practical_groups"](clients=9)
+    whole, made = counts(federate(full, partition)), counts(federate(few, partition))
+    assert made.sum() > 0.7 * whole.sum()
+    assert (made.sum(1) > 0).all()
+    held = torch.cat(
+        [torch.cat(parts) for parts in zip(*splits_of(federate(few, partition)), strict=True)]
+    )
+    assert int((few.y[held] == 4).sum()) == rare  # nothing of it is lost
+    outside = np.setdiff1d(np.arange(9), [4])
+    ratio = made[:, outside].sum(0) / whole[:, outside].sum(0)
+    assert ratio.min() > 0.6
+
+
+def splits_of(made):
+    return made.train, made.val, made.test

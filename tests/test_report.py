@@ -389,4 +389,4 @@ def test_results_speak_for_themselves(comparison):
     assert comparison.verdict in repr(comparison)
     run = repr(comparison.of_method("fedamp")[0])
     assert run.startswith("FedAMP: 20 rounds, 12 clients, seed 0")
-    assert "86 %" in run
+    assert f"{100 * comparison.of_method('fedamp')[0].summary['in_group_weight']:.0f} %" in run

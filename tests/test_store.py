@@ -127,6 +127,18 @@ def test_the_round_of_a_summary_is_chosen_by_validation_not_by_test():
     assert (summary["round_best_by_validation"], summary["round_best_on_test"]) == (0, 1)
 
 
+def test_a_method_that_ends_alone_is_judged_by_the_rounds_before():
+    log = log_of()
+    test = np.full((4, CLIENTS), 50.0)
+    weights = [grouped(0.9), grouped(0.8), grouped(0.0), np.eye(CLIENTS)]
+    weights[2] = 1e-3 * weights[2] + (1 - 1e-3) * np.eye(CLIENTS)
+    for i, A in enumerate(weights):
+        log.append(record(i, test[i], A))
+    found = summarise(log.history())
+    assert found["in_group_weight"] == pytest.approx(1.7 / 2.001, rel=1e-6)
+    assert found["weight_recovery_auc"] == 1.0
+
+
 def test_relative_to_local_counts_who_is_worse_off():
     runs = {}
     for method, ends in (("local", [50.0, 60.0, 70.0]), ("fedavg", [55.0, 60.0, 40.0])):
@@ -145,16 +157,29 @@ def test_identical_models_are_stored_once(made):
     assert stored["index"].shape == stored["weights"].shape == (CLIENTS, 2)
 
 
-def test_the_digest_is_the_sha256_of_weights_then_models_client_by_client():
+def test_the_digest_is_the_sha256_over_the_clients_own_of_weights_then_models():
     given = mixture(3)
-    expected = hashlib.sha256()
+    own = []
     for weights, models in zip(given.weights.numpy(), given.models.numpy(), strict=True):
-        expected.update(weights.tobytes() + models.tobytes())
-    assert store.digest(given) == expected.hexdigest()
+        total = hashlib.sha256(b"f4[2]" + weights.tobytes())
+        total.update(b"f4[2, 5]" + models.tobytes())
+        own.append(total.hexdigest())
+    expected = hashlib.sha256("\n".join(own).encode()).hexdigest()
+    assert store.digest(given) == expected
     strided = Mixture(given.weights, given.models.transpose(1, 2).contiguous().transpose(1, 2))
-    assert store.digest(strided) == expected.hexdigest()
+    assert store.digest(strided) == expected
     swapped = Mixture(given.weights.flip(0), given.models.flip(0))
-    assert store.digest(swapped) != expected.hexdigest()
+    assert store.digest(swapped) != expected
+
+
+def test_a_model_of_weight_zero_is_no_part_of_the_digest():
+    given = mixture(3)
+    padded = Mixture(
+        torch.cat([given.weights, torch.zeros(3, 1)], 1),
+        torch.cat([given.models, torch.full((3, 1, 5), -7.0)], 1),
+    )
+    other = Mixture(padded.weights, padded.models.where(padded.models != -7, -1.0))
+    assert store.digest(padded) == store.digest(other) == store.digest(given)
 
 
 def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):

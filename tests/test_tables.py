@@ -89,7 +89,7 @@ def test_standardised_training_data_has_mean_zero_and_deviation_one_or_zero(valu
     x = torch.tensor(values, dtype=torch.float32)[:, None]
     y = torch.from_numpy(np.random.default_rng(seed).normal(5, 3, len(values)).astype(np.float32))
     data = Dataset("t", x, y, 0, numeric=torch.tensor([True]))
-    made = standardised(data, torch.arange(len(values)))
+    made = standardised(data, (torch.arange(len(values)),))
     inputs = made.x.double() * made.scale + made.shift
     spread = float(x.double().std(correction=0))
     assert abs(float(inputs.mean())) < 1e-2

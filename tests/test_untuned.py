@@ -17,7 +17,7 @@ def write(path, seed):
     scale, offset = np.linspace(1, 50, 20), np.arange(20)
     lines = ["site," + ",".join(f"f{j}" for j in range(20)) + ",outcome"]
     for site in range(SITES):
-        z = generator.normal(size=(120 + 10 * (site % 4), 20))
+        z = generator.normal(size=(150 + 12 * (site % 4), 20))
         noise = 0.5 * generator.normal(size=(len(z), 3))
         y = (z @ teachers[site % GROUPS] + noise).argmax(1)
         for x, c in zip(z * scale + offset, y, strict=True):

@@ -103,7 +103,7 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
 
     @property
     def uses_validation(self) -> bool:
-        """Whether clients weigh models on validation data; if not, they train on it (spec 1.1)."""
+        """Whether clients weigh models on validation data: ``merge_val`` then leaves it alone."""
         return False
 
     @property

@@ -216,10 +216,12 @@ def _found(
         found = RunResult.read(place)
         same = found.data.config.get("hash") == asked
         if same and found.data.environment.get("coterie") == __version__:
+            store.refuse_other_data(place, assembly.federations[seed])
             return found
     unfinished = left(place)
     if unfinished is not None:
         unfinished.refuse_other(asked)
+        store.refuse_other_data(place, assembly.federations[seed])
         return unfinished
     store.refuse_used(place)
     return None

@@ -42,7 +42,7 @@ def assemble(config: Config) -> Assembly:
     _check_device(config.engine.device)
     dataset = load_data(config.data.name, **config.data.options)
     config = _settled(config, dataset)
-    _check_clients(config.partition.options.get("clients", 1), dataset)
+    _check_clients(config.partition.options.get("clients") or 1, dataset)
     partition = PARTITIONS[config.partition.name](**config.partition.options)
     federations = {
         seed: federate(
@@ -67,7 +67,7 @@ def assemble(config: Config) -> Assembly:
 
 
 def task_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Task:
-    """The task of one run. Methods that never read validation data train on it (spec 1.1)."""
+    """The task of one run; ``merge_val`` concerns methods that never read validation data."""
     train = assembly.config.train
     own = train.model_dump(exclude={"precision", "merge_val"})
     return Task(

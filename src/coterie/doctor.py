@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from .api import Source, configure
 from .assemble import Assembly, assemble, task_of
+from .data.duplicates import duplicates, shared_units
+from .data.federation import Federation
 from .engines import auto
 from .history import Roster
 from .methods import Method
@@ -36,7 +39,8 @@ def doctor(source: Source = None, **flags: object) -> Diagnosis:
     task = task_of(assembly, methods[-1].build(), seed)
     roster = Roster.of(task.federation)
     facts = [*_data_facts(assembly, task, roster), *_cost_facts(assembly, task, methods)]
-    return Diagnosis(tuple(facts), tuple(_warnings(assembly, roster)))
+    warnings = [*_warnings(assembly, roster), *_repeated(task.federation)]
+    return Diagnosis(tuple(facts), tuple(warnings))
 
 
 def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[str, str]]:
@@ -44,6 +48,7 @@ def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[st
     data = federation.dataset
     kind = f"{data.classes} classes" if data.classes else "regression"
     shape = "x".join(map(str, data.x.shape[1:]))
+    shape += " (tokens)" if data.x.dtype == torch.int64 else ""
     splits = (("train", roster.n_train), ("val", roster.n_val), ("test", roster.n_test))
     facts = [
         ("data", f"{data.name}: {len(data.x):,} samples of shape {shape}, {kind}"),
@@ -54,6 +59,11 @@ def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[st
     if data.classes:
         counts = [len(data.y[own].unique()) for own in federation.train]
         facts.append(("classes", _range(np.array(counts))))
+    if federation.units is not None:
+        units = [len(federation.units[own].unique()) for own in federation.train]
+        facts.append(("training units", _range(np.array(units))))
+    if data.times is not None:
+        facts.append(("splits", "by time: train, then validation, then test"))
     if roster.groups is not None:
         facts.append(("hidden groups", str(len(np.unique(roster.groups)))))
     model = f"{config.model.name}, {task.model.parameters:,} parameters"
@@ -99,14 +109,41 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def _repeated(federation: Federation) -> list[str]:
+    """Samples and units that occur where they would make scores too good."""
+    found, repeated = [], duplicates(federation)
+    if repeated.across_splits:
+        number, who = sum(repeated.across_splits.values()), list(repeated.across_splits)
+        found.append(
+            f"{number} samples are in more than one of train, validation and test data of a "
+            f"client: {_some(who)}"
+        )
+    if repeated.across_clients:
+        found.append(
+            f"{repeated.across_clients} samples are held by more than one client: "
+            f"{_some(list(repeated.holders))}"
+        )
+    units = shared_units(federation)
+    if units:
+        found.append(
+            f"{len(units)} units are named at more than one client and taken for different ones "
+            f"there: {_some(units)}; if they are the same, one client may train on what tests "
+            "another"
+        )
+    return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:MANY]) + (" …" if len(names) > MANY else "")
+
+
 def _warnings(assembly: Assembly, roster: Roster) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for name, lack in roster.weak.items():
         kinds.setdefault(lack, []).append(name)
     found = []
     for lack, names in kinds.items():
-        shown = ", ".join(names[:MANY]) + (" …" if len(names) > MANY else "")
-        found.append(f"{len(names)} of {len(roster)} clients have {lack}: {shown}")
+        found.append(f"{len(names)} of {len(roster)} clients have {lack}: {_some(names)}")
     if assembly.config.run.participation * len(roster) < 1:
         found.append("participation is below one client a round; one takes part")
     return found

@@ -10,6 +10,7 @@ from .assemble import Assembly, engine_of, task_of
 from .buffers import governed
 from .checkpoint import Keeper
 from .config import canonical, config_hash
+from .data.manifest import manifest
 from .guard import Guard
 from .history import History, Log, Roster
 from .interrupt import Stop
@@ -53,12 +54,13 @@ def drive(
     asked, algorithm = assembly.config.single(method, seed), method.build()
     if left is not None:
         left.refuse_other(config_hash(asked))
+        store.refuse_other_data(left.path, assembly.federations[seed])
     task = task_of(assembly, algorithm, seed)
     algorithm = governed(algorithm, task)
     check_run(algorithm, task, asked.run.rounds)
     engine = engine_of(asked if left is None else left.with_engine(asked), task)
     roster, swaps = Roster.of(task.federation), algorithm.models_change_hands
-    log = Log(method.label, seed, asked.run.metric, roster, swaps)
+    log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
     config, where = written(asked, engine.choice), store.environment(task.device)
     folder, begin, keeper = None, None, None
     if out is not None and left is not None:
@@ -67,7 +69,7 @@ def drive(
         )
         keeper = Keeper(out, asked.run.checkpoint_every, before=newest)
     elif out is not None:
-        folder = store.RunFolder.create(out, log, config, where)
+        folder = store.RunFolder.create(out, log, config, where, manifest(task.federation))
         keeper = Keeper(out, asked.run.checkpoint_every)
     faults.at("run.created")
     watch = _Watcher(progress, method.label, seed, asked.run.rounds, task.federation.clients)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from . import packing
 from .algorithm import Mixture
@@ -24,13 +23,30 @@ COLUMNS = ("round", "client", "n_train", "n_val", "n_test", *SCORES)
 DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
 
 
-def digest(mixture: Mixture) -> str:
-    """The sha256 over all clients' predictors in client order: its weights, then its models."""
+def client_digest(predictor: Mixture) -> str:
+    """The sha256 of one client's predictor: weights ``[r]``, then models ``[r, P]``.
+
+    Models of weight zero predict nothing and are left out, so that engines which fill up a mixture
+    give the same digest. Numbers are written in little-endian order.
+    """
+    used = predictor.weights != 0
     total = hashlib.sha256()
-    for predictor in zip(mixture.weights, mixture.models, strict=True):
-        for part in predictor:
-            total.update(part.detach().cpu().contiguous().numpy().tobytes())
+    for part in (predictor.weights[used], predictor.models[used]):
+        array = part.detach().cpu().contiguous().numpy()
+        total.update(f"{array.dtype.str[1:]}{list(array.shape)}".encode())
+        total.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return total.hexdigest()
+
+
+def combined_digest(clients: Iterable[str]) -> str:
+    """The digest of a run: the sha256 over its clients' own, in client order."""
+    return hashlib.sha256("\n".join(clients).encode()).hexdigest()
+
+
+def digest(mixture: Mixture) -> str:
+    """The digest of all clients' predictors, ``weights [K, r]`` and ``models [K, r, P]``."""
+    each = zip(mixture.weights.cpu(), mixture.models, strict=True)
+    return combined_digest(client_digest(Mixture(*predictor)) for predictor in each)
 
 
 def write_models(path: Path, mixture: Mixture) -> None:
@@ -64,7 +80,7 @@ def read_models(path: Path) -> Mixture:
 
 
 def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: Roster) -> None:
-    """``A [R, K, K]`` with ``rounds``, ``clients`` and, where known, ``groups``.
+    """``A [R, K, K]`` with ``rounds``, ``clients`` and, where known, ``groups`` and ``targets``.
 
     Above 5e7 entries the matrices are stored by their non-zero entries, one under the other, as
     the parts of one CSR matrix of ``R·K`` rows: ``data``, ``indices``, ``indptr``.
@@ -73,8 +89,11 @@ def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: R
         "rounds": np.array([index for index, _ in matrices]),
         "clients": np.array(roster.clients, dtype=str),
     }
-    if roster.groups is not None:
-        arrays["groups"] = roster.groups
+    arrays |= {
+        name: found
+        for name in ("groups", "targets")
+        if (found := getattr(roster, name)) is not None
+    }
     if len(matrices) * len(roster) ** 2 > DENSE_UP_TO:
         from scipy.sparse import csr_array, vstack
 
@@ -86,19 +105,20 @@ def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: R
         np.savez_compressed(file, **arrays)
 
 
-def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], NDArray[np.int64] | None]:
-    """The matrices of each recorded round, and the true groups where they are known."""
+def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]:
+    """The matrices of each recorded round, and ``groups`` and ``targets`` where they are known."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            rounds, groups = stored["rounds"].tolist(), stored.get("groups")
+            rounds = stored["rounds"].tolist()
+            truth = {name: stored[name] for name in ("groups", "targets") if name in stored}
             if "A" in stored:
-                return list(zip(rounds, stored["A"], strict=True)), groups
+                return list(zip(rounds, stored["A"], strict=True)), truth
             from scipy.sparse import csr_array
 
             K = len(stored["clients"])
             parts = stored["data"], stored["indices"], stored["indptr"]
             stacked = csr_array(parts, shape=(len(rounds) * K, K))
-            return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], groups
+            return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], truth
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _unreadable(path, error, "the collaboration matrices of a run") from error
 

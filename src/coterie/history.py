@@ -58,22 +58,42 @@ class Roster:
     groups: NDArray[np.int64] | None  # [K] the hidden truth where it is known
     fingerprint: str
     weak: Mapping[str, str]  # client: what it lacks to be judged
+    targets: NDArray[np.int64] | None = None  # [K] the group of whose data judges, if another's
 
     @classmethod
     def of(cls, federation: "Federation") -> "Roster":
         """Who is in this federation."""
         splits = federation.train, federation.val, federation.test
         train, val, test = (np.array([len(part) for part in split]) for split in splits)
-        groups = None if federation.groups is None else federation.groups.numpy().astype(np.int64)
+        groups, targets = (
+            None if found is None else found.numpy().astype(np.int64)
+            for found in (federation.groups, federation.target_groups)
+        )
         weak = {
             name: lack
             for i, name in enumerate(federation.clients)
             if (lack := _lack(federation, i))
         }
-        return cls(federation.clients, train, val, test, groups, federation.fingerprint, weak)
+        sizes = train, val, test
+        targets = None if federation.foreign is None else targets
+        return cls(federation.clients, *sizes, groups, federation.fingerprint, weak, targets)
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def truth(self, swaps: bool) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+        """The groups of a matrix's columns and of its rows; None where they are not known.
+
+        A row of ``A`` should rely on clients whose own data is of the group that judges it. A row
+        of ``A Aᵀ`` compares two clients by the models they use, so both count by what judges them.
+        """
+        wanted = self.groups if self.targets is None else self.targets
+        return (wanted if swaps else self.groups), wanted
+
+    @property
+    def without_validation(self) -> list[str]:
+        """The clients that have no validation data of their own: no round is chosen by them."""
+        return [self.clients[i] for i in np.flatnonzero(self.n_val == 0)]
 
 
 def _lack(federation: "Federation", i: int) -> str | None:
@@ -108,6 +128,7 @@ class History:
     matrix_rounds: tuple[int, ...] = ()
     matrices: tuple[Packed, ...] = ()  # one for each of these rounds
     swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
+    merge_val: bool = False  # validation data was trained on: no round is chosen by it
 
     @property
     def last(self) -> Floats:
@@ -137,6 +158,7 @@ class Log:
     metric: str
     roster: Roster
     swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
+    merge_val: bool = False  # validation data was trained on: no round is chosen by it
     lines: list[Line] = field(default_factory=list)
     evaluated: list[tuple[int, Scores]] = field(default_factory=list)
     matrices: list[tuple[int, Packed]] = field(default_factory=list)
@@ -174,6 +196,7 @@ class Log:
             matrix_rounds=tuple(index for index, _ in self.matrices),
             matrices=tuple(matrix for _, matrix in self.matrices),
             swaps=self.swaps,
+            merge_val=self.merge_val,
         )
 
 
@@ -200,7 +223,7 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
     if record.collaboration is not None:
         A = record.collaboration
         kin = metrics.kinship(A, swaps)
-        line["in_group_weight"] = metrics.in_group_weight(kin, roster.groups)
+        line["in_group_weight"] = metrics.in_group_weight(kin, *roster.truth(swaps))
         line["off_diagonal"] = metrics.off_diagonal(A, record.clients)
     return line
 
@@ -213,11 +236,10 @@ def summarise(
     prefix = "accuracy" if metric == "accuracy" else "score"
     spread = metrics.spread(history.last, roster.n_test, metric)
     means = metrics.mean_known(history.test)
-    by_val = metrics.best_round(history.val, metric)
+    by_val = None if history.merge_val else metrics.best_round(history.val, metric)
     by_test = metrics.best_round(history.test, metric)
     gained = None if local is None else metrics.gains(history.last, local.last, metric)
-    A = history.weights
-    kin = None if A is None else metrics.kinship(A, history.swaps)
+    kin, truth = metrics.add_up(history.matrices, history.swaps), roster.truth(history.swaps)
     lines = history.lines
     return {
         "method": history.method,
@@ -237,12 +259,14 @@ def summarise(
         "variance_best_tenth": spread.variance_best,
         "relative_to_local": None if gained is None else float(metrics.mean_known(gained)),
         "worse_than_local": None if gained is None else metrics.count_worse(gained),
-        "in_group_weight": None if kin is None else metrics.in_group_weight(kin, roster.groups),
-        "weight_recovery_auc": None if kin is None else metrics.weight_recovery(kin, roster.groups),
+        "in_group_weight": None if kin is None else metrics.in_group_weight(kin, *truth),
+        "weight_recovery_auc": None if kin is None else metrics.weight_recovery(dense(kin), *truth),
         "in_group_weight_of": "A A^T" if history.swaps else "A",
         "clients": len(roster),
         "clients_scored": spread.scored,
         "clients_without_test": spread.unscored,
+        "clients_without_validation": roster.without_validation,
+        "merge_val": history.merge_val,
         "weak_clients": dict(roster.weak),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "bytes_down": sum(line["bytes_down"] for line in lines),

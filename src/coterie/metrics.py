@@ -6,7 +6,7 @@ that more is better, whatever the metric. Definitions are those of spec section 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -281,8 +281,25 @@ def kinship(A: Any, models_change_hands: bool) -> Any:
     return A @ A.T if models_change_hands else A
 
 
-def in_group_weight(A: Any, groups: Array | None) -> float | None:
+def add_up(matrices: Iterable[Any], models_change_hands: bool) -> Any:
+    """The weights on others of a whole run: the sum of its rounds' matrices; None without any.
+
+    Each entry is cut at zero first. Rounds in which clients rely on others count by how much they
+    do, so a method that ends by training alone is judged by the rounds before.
+    """
+    total: Any = None
+    for A in matrices:
+        kin = kinship(A, models_change_hands)
+        kin = np.maximum(kin, 0.0) if isinstance(kin, np.ndarray) else kin.maximum(0.0)
+        total = kin.astype(np.float64) if total is None else total + kin
+    return total
+
+
+def in_group_weight(A: Any, groups: Array | None, wanted: Array | None = None) -> float | None:
     """The share of off-diagonal weight on clients of the same true group; None where nothing is.
+
+    ``wanted`` are the groups of the rows where they differ from those of the columns: under foreign
+    targets a client should rely on the group whose data judges it.
 
     >>> in_group_weight(np.array([[0.5, 0.3, 0.2], [1, 0, 0], [0, 0, 1]]), np.array([0, 0, 1]))
     0.8666666666666667
@@ -291,15 +308,20 @@ def in_group_weight(A: Any, groups: Array | None) -> float | None:
         return None
     weight, row, column = _others(A)
     total = float(weight.sum())
-    return float(weight[groups[row] == groups[column]].sum()) / total if total > 0 else None
+    inside = (groups if wanted is None else wanted)[row] == groups[column]
+    return float(weight[inside].sum()) / total if total > 0 else None
 
 
-def weight_recovery(A: Array, groups: Array | None) -> float | None:
-    """The AUC of off-diagonal weights as a detector of "same true group"; None where undefined."""
+def weight_recovery(A: Array, groups: Array | None, wanted: Array | None = None) -> float | None:
+    """The AUC of off-diagonal weights as a detector of "same true group"; None where undefined.
+
+    ``wanted`` are the groups of the rows, as for :func:`in_group_weight`.
+    """
     if groups is None:
         return None
     pairs = ~np.eye(len(A), dtype=bool)
-    area = area_under_curve(A[pairs], (groups[:, None] == groups[None, :])[pairs])
+    same = (groups if wanted is None else wanted)[:, None] == groups
+    area = area_under_curve(A[pairs], same[pairs])
     return None if math.isnan(area) else area
 
 

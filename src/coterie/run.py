@@ -187,8 +187,15 @@ def _evaluate(
         judged = (mixture.weights != 0).any(1).numpy()  # who has no predictor is in no metric
         scores.append([np.where(judged, column, np.nan) for column in found])
         predictors.add(mixture, part)
-    columns = zip(*scores, strict=True)
-    return Evaluation(*map(np.concatenate, columns)), tree.count_bytes(served)
+    whole = Evaluation(*map(np.concatenate, zip(*scores, strict=True)))
+    return _validated(whole, engine.task), tree.count_bytes(served)
+
+
+def _validated(found: Evaluation, task: Task) -> Evaluation:
+    """The same without validation scores on data that was trained on."""
+    unseen = np.array(task.unseen_validation)
+    val, loss = (np.where(unseen, column, np.nan) for column in (found.val, found.val_loss))
+    return found._replace(val=val, val_loss=loss)
 
 
 def _some(of_all: Tree, round: Round) -> Tree:

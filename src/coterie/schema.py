@@ -89,7 +89,11 @@ class Data(_Table):
 
 
 class Train(_Table):
-    """How a client trains in a round; :class:`~coterie.task.Recipe` says what each field does."""
+    """How a client trains in a round; :class:`~coterie.task.Recipe` says what each field does.
+
+    ``merge_val`` lets methods that weigh nothing on validation data train on it as well; no round
+    is then chosen by validation (docs/protocol.md).
+    """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: Positive = 0.1
@@ -105,7 +109,7 @@ class Train(_Table):
     class_weights: Literal["none", "balanced"] = "none"
     dropout: ShareBelowOne | None = None
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
-    merge_val: bool = True
+    merge_val: bool = False
 
 
 class Algorithms(_Table):

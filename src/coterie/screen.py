@@ -75,13 +75,15 @@ def _finished(step: Step) -> str:
 
 def show_comparison(comparison: Comparison) -> None:
     """The table, the verdict, and where everything is."""
-    from .report.table import table, to_rich, to_text
+    from .report.table import notes, table, to_rich, to_text
 
     console = Console()
     if console.is_terminal:
         console.print(to_rich(table(comparison)))
     else:
         print(to_text(table(comparison)) + "\n")
+    for note in notes(comparison):
+        print(f"{note}\n")
     print(comparison.verdict)
     if comparison.path is not None:
         print(f"\nfolder: {comparison.path}\npage:   {comparison.path / REPORT}")

@@ -1,6 +1,7 @@
 """A folder a run: everything needed to read it, draw it, repeat it and trust it.
 
     config.json           what was run, resolved; written before the first round
+    partition.json        who holds which samples, with hashes; written before the first round
     environment.json      where it was run: versions, device, threads, command
     rounds.jsonl          a line a round
     clients.csv           a line a client and evaluated round
@@ -33,15 +34,18 @@ import torch
 from . import __version__, checkpoint, faults, files, formats
 from .alarms import raise_alarms
 from .algorithm import Mixture
+from .data.manifest import changes
 from .errors import StoreError
 from .history import History, Line, Log, summarise
 
 if TYPE_CHECKING:
+    from .data.federation import Federation
     from .run import Record
 
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
 MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
+PARTITION = "partition.json"  # written first: alone it is no run, and may be written again
 NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
     checkpoint.FOLDER,
@@ -146,12 +150,23 @@ class RunFolder:
 
     @classmethod
     def create(
-        cls, path: Path, log: Log, config: Mapping[str, Any], environment: Mapping[str, Any]
+        cls,
+        path: Path,
+        log: Log,
+        config: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        partition: Mapping[str, Any] | None = None,
     ) -> "RunFolder":
-        """Start a new folder; one that holds a run, finished or not, is left as it is."""
+        """Start a new folder; one that holds a run, finished or not, is left as it is.
+
+        ``partition`` is the manifest of the federation; a made-up log has none. It is there before
+        the config is: a run that can be continued can be compared with its data.
+        """
         refuse_used(path)
         with files.writing(path):
             path.mkdir(parents=True, exist_ok=True)
+        if partition is not None:
+            files.write_text(path / PARTITION, files.to_json(dict(partition)) + "\n")
         files.write_json(path / CONFIG, dict(config))
         files.write_json(path / ENVIRONMENT, dict(environment))
         files.write_text(path / ROUNDS, "")
@@ -266,6 +281,17 @@ def _refuse_gaps(path: Path, log: Log) -> None:
             )
 
 
+def refuse_other_data(path: Path, federation: "Federation") -> None:
+    """Refuse to go on with, or beside, a run whose clients' data was another."""
+    changed = changes(files.read_json(path / PARTITION), federation)
+    if changed:
+        raise StoreError(
+            f"{path}: the data is not what this run began with ({'; '.join(changed)}); expected "
+            f"partition {federation.fingerprint} to be that of {PARTITION}; nothing was changed; "
+            "restore the data, or choose another folder with --out"
+        )
+
+
 def tidy(path: Path) -> None:
     """Remove what only an unfinished run needs."""
     shutil.rmtree(path / PARTS, ignore_errors=True)
@@ -304,11 +330,11 @@ def read(path: Path) -> RunData:
     scores, roster = formats.read_clients(path / CLIENTS)
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     log = Log(summary["method"], summary["seed"], summary["metric"], replace(roster, **facts))
-    log.swaps = summary["in_group_weight_of"] != "A"
+    log.swaps, log.merge_val = summary["in_group_weight_of"] != "A", summary["merge_val"]
     log.lines, log.evaluated = formats.read_rounds(path / ROUNDS), scores
     if (path / MATRICES).exists():
-        log.matrices, groups = formats.read_matrices(path / MATRICES)
-        log.roster = replace(log.roster, groups=groups)
+        log.matrices, truth = formats.read_matrices(path / MATRICES)
+        log.roster = replace(log.roster, **truth)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
     return RunData(log.history(), config, where, summary, path)
 

@@ -238,10 +238,13 @@ class Task:
         self.literal: int | None = None  # samples from here on are labelled as they are read
 
     def _split(self, merge_val: bool, sharing: Sharing | None) -> None:
-        """Merge validation into training for methods that never read it (spec 1.1).
+        """The samples that clients train on, weigh models on and are judged on.
 
-        A client without validation data is weighed on its training data instead (spec 1.8).
-        ``sizes`` counts what is a client's own; a shared pool is not (spec 2.3).
+        ``merge_val`` adds a client's own validation data to its training data, also where another
+        client's data judges it (spec 17). A client without validation data is weighed on its
+        training data instead (spec 1.8). ``unseen_validation`` says whose validation scores are of
+        data nobody trained on; the others have none. ``sizes`` counts what is a client's own; a
+        shared pool is not (spec 2.3).
         """
         train, val = self.federation.train, self.federation.val
         self.pool: Pool | None = None
@@ -250,9 +253,11 @@ class Task:
             self.pool = form_pool(self.federation, sharing, self.seed)
             train = self.pool.train
         if merge_val:
-            train = tuple(torch.cat([a, b]) for a, b in zip(train, val, strict=True))
+            own = self.federation.own_val
+            train = tuple(torch.cat([a, b]) for a, b in zip(train, own, strict=True))
         lent = tuple(b if len(b) else a for a, b in zip(train, val, strict=True))
         self.borrowed_validation = [i for i, b in enumerate(val) if not len(b) and len(train[i])]
+        self.unseen_validation = [len(b) > 0 and not merge_val for b in val]
         self.splits = {
             "train": Ragged(self._with_pool(train), self.device),
             "val": Ragged(lent, self.device),
@@ -323,6 +328,11 @@ class Task:
             x = change(x)
         x = x.to(self.dtype)
         return x * self.scale + self.shift if self.scaled else x
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Targets or predictions of a regression in the unit of the source's target column."""
+        data = self.federation.dataset
+        return values.double() * data.target_scale + data.target_shift
 
     def views(self, ids: list[int], round_index: int) -> View:
         """The rows of some clients for one round."""

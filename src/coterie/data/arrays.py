@@ -14,6 +14,7 @@ from .federation import Dataset
 Array = npt.NDArray[Any]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+MOST_TOKENS = 1_000_000  # different ones; a network has a row of numbers for each
 
 # Mean and deviation of the channels of the training images, pixels from 0 to 1.
 PIXELS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -42,12 +43,21 @@ class Names(NamedTuple):
 
 
 def assemble(
-    name: str, pieces: Sequence[Piece], names: Names | None = None, superclass: Array | None = None
+    name: str,
+    pieces: Sequence[Piece],
+    names: Names | None = None,
+    superclass: Array | None = None,
+    tokens: bool | None = None,
 ) -> Dataset:
-    """One dataset from its parts. uint8 arrays of rank 3 or 4 are images, others are features."""
+    """One dataset from its parts.
+
+    uint8 arrays of rank 3 or 4 are images; arrays of rank 2 of other whole numbers from 0 on are
+    tokens, unless ``tokens`` says otherwise; everything else is features.
+    """
     _check(name, pieces)
     names = names or Names()
-    x = torch.cat([samples(piece.x) for piece in pieces])
+    as_tokens = are_tokens(name, pieces, tokens)
+    x = torch.cat([samples(piece.x, as_tokens) for piece in pieces])
     y, class_names = labels(name, np.concatenate([piece.y for piece in pieces]), names.classes)
     parts = np.concatenate([np.full(len(p.y), p.part, np.int8) for p in pieces])
     owners = [p.owners.astype(np.int64) for p in pieces if p.owners is not None]
@@ -62,7 +72,7 @@ def assemble(
         owner_names=names.owners,
         class_names=class_names,
         superclass=None if superclass is None else torch.from_numpy(superclass.astype(np.int64)),
-        numeric=torch.ones(x.shape[1], dtype=torch.bool) if x.ndim == 2 else None,
+        numeric=torch.ones(x.shape[1], dtype=torch.bool) if x.ndim == 2 and not as_tokens else None,
         scale=scale,
         shift=shift,
     )
@@ -84,8 +94,33 @@ def _check(name: str, pieces: Sequence[Piece]) -> None:
         raise DataError(f"{name}: found no samples at all")
 
 
-def samples(x: Array) -> Tensor:
-    """Images as uint8 ``[N, channels, height, width]``, anything else as float32."""
+def are_tokens(name: str, pieces: Sequence[Piece], told: bool | None) -> bool:
+    """Whether samples are rows of tokens: numbers that name words, and measure nothing.
+
+    The type tells: whoever measures stores floats or bytes, whoever numbers words stores integers.
+    """
+    whole = all(p.x.dtype.kind in "iu" and p.x.ndim == 2 for p in pieces)
+    wide = whole and not any(p.x.dtype == np.uint8 for p in pieces)
+    lowest = min(int(p.x.min(initial=0)) for p in pieces) if whole else 0
+    highest = max(int(p.x.max(initial=0)) for p in pieces) if whole else 0
+    if told and (not whole or lowest < 0):
+        raise DataError(
+            f"{name}: data.tokens = true, but samples are {pieces[0].x.dtype} of shape "
+            f"{pieces[0].x.shape[1:]}, from {pieces[0].x.min()}; expected rows of integers from 0"
+        )
+    found = bool(told) if told is not None else wide and lowest >= 0
+    if found and highest >= MOST_TOKENS:
+        raise DataError(
+            f"{name}: found the integer {highest} in x, where integers are tokens and expected "
+            f"below {MOST_TOKENS:,}; if they measure something set data.tokens = false"
+        )
+    return found
+
+
+def samples(x: Array, tokens: bool = False) -> Tensor:
+    """Tokens as int64, images as uint8 ``[N, channels, height, width]``, the rest as float32."""
+    if tokens:
+        return _own(x.astype(np.int64))
     if x.dtype != np.uint8 or x.ndim < 3:
         return _own(x.astype(np.float32))
     if x.ndim == 3:

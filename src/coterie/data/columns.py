@@ -13,7 +13,7 @@ from .sheets import Sheet
 
 MOST_LEVELS = 100  # categories of one column; more is likely an identifier or free text
 MOST_CLASSES = 20  # whole numbers; more different ones are taken for a quantity
-_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ def numbers(sheet: Sheet, name: str) -> Floats | None:
         found = np.asarray(values.to_numpy(), np.float64)
         _refuse_infinite(sheet, name, found)
         return found
-    looks = pc.match_substring_regex(values, _NUMBER)
+    looks = pc.match_substring_regex(values, NUMBER)
     share = pc.mean(looks).as_py() or 0.0
     if share == 1.0:
         return np.asarray(values.cast(pa.float64()).to_numpy(), np.float64)

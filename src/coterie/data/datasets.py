@@ -103,7 +103,11 @@ def only(dataset: Dataset, part: str) -> Dataset:
         x=dataset.x[kept],
         y=dataset.y[kept],
         fixed=fixed if bool((fixed == VALIDATION).any()) else None,
-        owners=None if dataset.owners is None else dataset.owners[kept],
+        **{
+            name: found[kept]
+            for name in ("owners", "units", "times")
+            if (found := getattr(dataset, name)) is not None
+        },
     )
 
 

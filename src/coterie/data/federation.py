@@ -4,7 +4,6 @@ Samples are stored once. A client is three lists of indices (train, validation, 
 shared arrays, so that a hundred clients of CIFAR take no more memory than CIFAR.
 """
 
-import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..draws import name_key
+from .fingerprint import Seal, fingerprint, seals
 
 Indices = tuple[Tensor, ...]  # a list of sample indices for every client
 
@@ -36,6 +36,9 @@ class Dataset:
     superclass: Tensor | None = None  # [classes] the coarse class of each class
     numeric: Tensor | None = None  # [features] which columns `federate` completes and standardises
     feature_names: tuple[str, ...] = ()
+    units: Tensor | None = None  # [N] int64: samples of one unit (a patient) are never cut apart
+    unit_names: tuple[str, ...] = ()  # [units]; a name that two clients use is two units
+    times: Tensor | None = None  # [N] float64: a client's splits follow each other in time
     scale: Tensor | None = None  # broadcast against one sample
     shift: Tensor | None = None
     target_scale: float = 1.0  # a target in the source's units is y * target_scale + target_shift
@@ -55,16 +58,45 @@ class Federation:
     partition: str  # the partition's name and parameters, for people
     clients: tuple[str, ...]  # names, in order of first appearance
     train: Indices
-    val: Indices
+    val: Indices  # what judges client i, and what methods weigh models on
     test: Indices
     groups: Tensor | None = None  # [K] the hidden truth, for scoring only
     relabel: Tensor | None = None  # [K, classes] client i reads class c as relabel[i, c]
     foreign: Tensor | None = None  # [K] whose validation and test data client i is judged on
     aux: Indices | None = None  # test samples of each client that the server holds instead
+    source: Dataset | None = None  # the dataset before it was standardised, if another
     note: str = ""  # what else the partition was made with (an embedding), for people
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    @property
+    def units(self) -> Tensor | None:
+        """``[N]`` the unit of each sample, where the data says so: what resampling draws."""
+        return self.dataset.units
+
+    @property
+    def own_val(self) -> Indices:
+        """Each client's own validation data, which under foreign targets judges another client."""
+        return self.of_owners(self.val)
+
+    @property
+    def own_test(self) -> Indices:
+        """Each client's own test data, which under foreign targets judges another client."""
+        return self.of_owners(self.test)
+
+    def of_owners(self, judging: Indices) -> Indices:
+        """Index lists of what judges each client, sorted by whom they belong to."""
+        if self.foreign is None:
+            return judging
+        return tuple(judging[i] for i in self.foreign.argsort().tolist())
+
+    @property
+    def target_groups(self) -> Tensor | None:
+        """``[K]`` the group of the client whose data judges client i; None where none is known."""
+        if self.groups is None or self.foreign is None:
+            return self.groups
+        return self.groups[self.foreign]
 
     @property
     def keys(self) -> Tensor:
@@ -72,16 +104,11 @@ class Federation:
         return torch.tensor([name_key(name) for name in self.clients])
 
     @cached_property
+    def seals(self) -> tuple[Seal, ...]:
+        """Two hashes a client: of its data, and of how it is divided."""
+        return seals(self)
+
+    @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change when any client's data does."""
-        digest = hashlib.sha256()
-        for name, *splits in zip(self.clients, self.train, self.val, self.test, strict=True):
-            digest.update(name.encode())
-            for indices in splits:
-                digest.update(f"|{len(indices)}|".encode())
-                digest.update(indices.to(torch.int64).numpy().tobytes())
-        aux = None if self.aux is None else torch.cat(self.aux)
-        for extra in (self.dataset.x, self.dataset.y, self.relabel, aux):
-            if extra is not None:
-                digest.update(extra.contiguous().numpy().data)
-        return digest.hexdigest()[:16]
+        """Sixteen hex digits that change when any client's data, or what is made of it, does."""
+        return fingerprint(self)

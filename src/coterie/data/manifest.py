@@ -1,12 +1,18 @@
 """What a partition made: a manifest for the record, rows for people, and how unlike clients are."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .deal import Floats, Ints
 from .federation import Federation, Indices
+from .fingerprint import Seal
+
+SPLITS = ("train", "val", "test")
+MOST_RANGES = 200_000  # of indices that a manifest lists
 
 
 class Distance(NamedTuple):
@@ -24,7 +30,7 @@ class Row(NamedTuple):
     train: int
     val: int
     test: int
-    classes: tuple[int, ...]  # samples of each class in train and validation; empty for regression
+    classes: tuple[int, ...]  # of the client's own train and validation data; () for a regression
 
 
 def class_counts(federation: Federation, *splits: Indices) -> Ints:
@@ -52,17 +58,17 @@ def distance(counts: Ints) -> Distance:
 
 
 def emd(federation: Federation) -> Distance | None:
-    """The distance of a federation's training and validation data; None for a regression."""
+    """The distance of the clients' own training and validation data; None for a regression."""
     if federation.dataset.regression:
         return None
-    return distance(class_counts(federation, federation.train, federation.val))
+    return distance(class_counts(federation, federation.train, federation.own_val))
 
 
 def describe(federation: Federation) -> list[Row]:
     """A row a client."""
     counts = None
     if not federation.dataset.regression:
-        counts = class_counts(federation, federation.train, federation.val)
+        counts = class_counts(federation, federation.train, federation.own_val)
     return [
         Row(
             client=name,
@@ -87,27 +93,40 @@ def remarks(federation: Federation) -> list[str]:
         lists: Indices = getattr(federation, split)
         empty = [n for n, mine in zip(federation.clients, lists, strict=True) if len(mine) == 0]
         if empty:
-            some = ", ".join(empty[:5]) + (", …" if len(empty) > 5 else "")
-            found.append(f"{len(empty)} clients have no {split} data ({meaning}): {some}")
+            lacking = f"{len(empty)} clients have no {split} data ({meaning})"
+            found.append(f"{lacking}: {words_of(empty)}")
     return found
 
 
 def manifest(federation: Federation) -> dict[str, Any]:
-    """Everything about a partition, ready for JSON."""
-    apart = emd(federation)
+    """Everything about a partition, ready for JSON: what a run's ``partition.json`` holds.
+
+    Indices are written as ranges (``0-4,7``). Where there would be more than ``MOST_RANGES`` they
+    are left out: ``partition`` is a hash of them.
+    """
+    apart, data, rows = emd(federation), federation.dataset, describe(federation)
+    splits = federation.train, federation.val, federation.test
+    written = [[ranges(mine) for mine in split] for split in splits]
+    short = sum(text.count(",") + 1 for split in written for text in split) <= MOST_RANGES
+    target = {"scale": data.target_scale, "shift": data.target_shift}
     return {
-        "dataset": federation.dataset.name,
+        "dataset": data.name,
         "partition": federation.partition,
         "note": federation.note,
         "fingerprint": federation.fingerprint,
         "emd_p1": None if apart is None else apart.emd_p1,
         "l1": None if apart is None else apart.l1,
-        "classes": list(federation.dataset.class_names),
-        "clients": [_client(federation, i, row) for i, row in enumerate(describe(federation))],
+        "classes": list(data.class_names),
+        "target": target if data.regression else None,
+        "clients": [
+            _client(federation, row, i)
+            | ({"indices": dict(zip(SPLITS, lists, strict=True))} if short else {})
+            for i, (row, lists) in enumerate(zip(rows, zip(*written, strict=True), strict=True))
+        ],
     }
 
 
-def _client(federation: Federation, i: int, row: Row) -> dict[str, Any]:
+def _client(federation: Federation, row: Row, i: int) -> dict[str, Any]:
     relabel, foreign = federation.relabel, federation.foreign
     return {
         "name": row.client,
@@ -115,7 +134,50 @@ def _client(federation: Federation, i: int, row: Row) -> dict[str, Any]:
         "histogram": list(row.classes),
         "permutation": None if relabel is None else relabel[i].tolist(),
         "judged_on": None if foreign is None else federation.clients[int(foreign[i])],
-        "train": federation.train[i].tolist(),
-        "val": federation.val[i].tolist(),
-        "test": federation.test[i].tolist(),
+        "train": row.train,
+        "val": row.val,
+        "test": row.test,
+        **federation.seals[i]._asdict(),
     }
+
+
+def ranges(indices: Tensor) -> str:
+    """Indices as text, in the order they have.
+
+    >>> ranges(torch.tensor([0, 1, 2, 3, 7, 9, 10]))
+    '0-3,7,9-10'
+    """
+    values = indices.numpy()
+    starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 2) != 1)
+    ends = np.append(starts[1:], len(values))[: len(starts)] - 1
+    pairs = zip(values[starts].tolist(), values[ends].tolist(), strict=True)
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)
+
+
+def changes(stored: Mapping[str, Any], federation: Federation) -> list[str]:
+    """What differs from a stored manifest, in words; empty where nothing does."""
+    try:
+        before = {c["name"]: Seal(c["data"], c["partition"]) for c in stored["clients"]}
+        same = stored["fingerprint"] == federation.fingerprint
+    except (KeyError, TypeError):
+        return ["the stored partition is not as a run writes it"]
+    now = dict(zip(federation.clients, federation.seals, strict=True))
+    both = [name for name in now if name in before]
+    data = [name for name in both if now[name].data != before[name].data]
+    other = [name for name in both if now[name].partition != before[name].partition]
+    found = [
+        f"{what} {words_of(names)}"
+        for what, names in (
+            ("clients are gone:", [name for name in before if name not in now]),
+            ("clients are new:", [name for name in now if name not in before]),
+            ("other data:", data),
+            ("the same data divided in another way:", [n for n in other if n not in data]),
+        )
+        if names
+    ]
+    return found or ([] if same else ["the order of clients, or how inputs are scaled"])
+
+
+def words_of(names: list[str], most: int = 5) -> str:
+    """Some names for a message."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")

@@ -25,11 +25,30 @@ _PARTS = (("_train", TRAIN), ("_val", VALIDATION), ("_test", TEST), ("", TRAIN))
 _OWNERS = ("client", "writer", "owner")
 
 
+<<<<<<< HEAD
 def read_npz(path: Path, *, name: str = "", length: Count = 80, stride: Count = 80) -> Dataset:
     """An npz file of arrays or texts.
 
     length: characters of a sample of text
     stride: characters from the start of a sample of text to that of the next
+=======
+def read_npz(
+    path: Path,
+    *,
+    name: str = "",
+    length: int = 80,
+    stride: int = 80,
+    tokens: bool | None = None,
+) -> Dataset:
+    """An npz file.
+
+    Args:
+        path: the file.
+        name: what to call the dataset; the file's name by default.
+        length: characters of a sample, for text.
+        stride: characters from one sample to the next, for text.
+        tokens: whether integers in x are tokens; by default those of rank 2 from 0 on are.
+>>>>>>> h/data
     """
     arrays = _load(path)
     name = name or path.stem
@@ -43,7 +62,7 @@ def read_npz(path: Path, *, name: str = "", length: Count = 80, stride: Count = 
         )
     class_names = tuple(str(c) for c in arrays.get("class_names", ()))
     names = Names(class_names, _owner_names(path, arrays, pieces))
-    return assemble(name, pieces, names, arrays.get("fine_to_coarse"))
+    return assemble(name, pieces, names, arrays.get("fine_to_coarse"), tokens)
 
 
 def _load(path: Path) -> Arrays:

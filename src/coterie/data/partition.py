@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from .. import draws
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from .common import hold_aux
 from .federation import Dataset, Federation
 from .partitions.base import Partition
@@ -59,9 +60,10 @@ def federate(
         three_ways(dataset, name, pool, held, (val, test), seed)
         for name, pool, held in zip(parts.clients, parts.pool, tests, strict=True)
     ]
+    _refuse_divided_units(dataset, partition, parts.clients, splits)
     trains, vals, helds = zip(*splits, strict=True)
     made = Federation(
-        dataset=standardised(dataset, torch.cat(trains)),
+        dataset=standardised(dataset, trains),
         partition=repr(partition),
         clients=parts.clients,
         train=trains,
@@ -69,10 +71,31 @@ def federate(
         test=helds,
         groups=parts.groups,
         relabel=parts.relabel,
+        source=dataset,
         note=parts.note,
     )
     made = shuffle_targets(made, seed) if foreign_targets else made
     return hold_aux(made, aux, seed)
+
+
+def _refuse_divided_units(
+    dataset: Dataset,
+    partition: Partition,
+    clients: tuple[str, ...],
+    splits: list[tuple[Tensor, Tensor, Tensor]],
+) -> None:
+    """Refuse a partition that gives samples of one unit to two clients."""
+    if dataset.units is None:
+        return
+    owner: dict[int, int] = {}
+    for i, parts in enumerate(splits):
+        for unit in dataset.units[torch.cat(parts)].unique().tolist():
+            if owner.setdefault(unit, i) != i:
+                raise DataError(
+                    f"{dataset.name}: {partition} gives rows of unit '{dataset.unit_names[unit]}' "
+                    f"(data.unit) to {clients[owner[unit]]} and to {clients[i]}; use the data's "
+                    "own clients (data.client, partition 'natural'), or leave data.unit out"
+                )
 
 
 def shuffle_targets(federation: Federation, seed: int) -> Federation:

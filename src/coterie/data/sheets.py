@@ -41,8 +41,17 @@ class Sheet(NamedTuple):
         raise IndexError(row)
 
 
-def read_sheet(files: list[Path], delimiter: str | None, encoding: str, drop: list[str]) -> Sheet:
-    """The files under each other; all must have the same columns."""
+def read_sheet(
+    files: list[Path],
+    delimiter: str | None,
+    encoding: str,
+    drop: list[str],
+    dates: tuple[str, ...] = (),
+) -> Sheet:
+    """The files under each other; all must have the same columns.
+
+    A parquet file's dates become text in the columns ``dates`` and are refused in others.
+    """
     tables = [_read(file, delimiter, encoding) for file in files]
     names = [name for name in tables[0].column_names if name not in drop]
     for name in drop:
@@ -55,8 +64,17 @@ def read_sheet(files: list[Path], delimiter: str | None, encoding: str, drop: li
                 f"{file}: column '{name}' is {'missing' if name in names else 'only'} here, beside "
                 f"{files[0].name}; all files need the same columns (data.drop leaves columns out)"
             )
+    tables = [_dates_as_text(table, dates) for table in tables]
     columns = {name: _unified([t.column(name) for t in tables], name) for name in names}
     return Sheet(pa.table(columns), tuple(files), tuple(table.num_rows for table in tables))
+
+
+def _dates_as_text(table: pa.Table, dates: tuple[str, ...]) -> pa.Table:
+    for name in dates:
+        if name in table.column_names and pa.types.is_temporal(table.column(name).type):
+            at = table.column_names.index(name)
+            table = table.set_column(at, name, table.column(name).cast(pa.string()))
+    return table
 
 
 def _has(table: pa.Table) -> str:

@@ -1,6 +1,10 @@
-"""A client's own samples cut into train, validation and test."""
+"""A client's own samples cut into train, validation and test.
+
+What is never cut apart is a *block*: the rows of one unit (a patient), or else a single row.
+"""
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -9,27 +13,73 @@ from .arrays import VALIDATION
 from .deal import largest_remainder
 from .federation import Dataset
 
+Ints = npt.NDArray[np.int64]
+
 
 def take_share(dataset: Dataset, mine: Tensor, share: float, *words: int | str) -> Tensor:
-    """A mask over ``mine``: a share of it, drawn class by class (stratified).
+    """A mask over ``mine``: a share of its blocks, drawn class by class (stratified).
 
     The draw depends on the words and on positions within ``mine``, so a client's split does not
-    change when clients are listed in another order. Something is taken from two samples or more,
+    change when clients are listed in another order. Something is taken from two blocks or more,
     and something is always left.
     """
-    count = len(mine)
+    block, count = _blocks(dataset, mine)
     wanted = min(max(round(share * count), 1), count - 1) if share > 0 and count > 1 else 0
     if wanted == 0:
-        return torch.zeros(count, dtype=torch.bool)
+        return torch.zeros(len(mine), dtype=torch.bool)
     luck = draws.uniform(*words, torch.arange(count)).numpy()
-    cells = np.zeros(count, np.int64) if dataset.regression else dataset.y[mine].numpy()
-    kinds, cells, sizes = np.unique(cells, return_inverse=True, return_counts=True)
+    kinds, cells, sizes = np.unique(
+        _kinds(dataset, mine, block, count), return_inverse=True, return_counts=True
+    )
     ties = np.array([luck[cells == kind].min() for kind in range(len(kinds))])
     quota = largest_remainder(wanted, sizes.astype(np.float64), ties)
     order = np.lexsort((luck, cells))
     rank = np.empty(count, np.int64)
     rank[order] = np.arange(count) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return torch.from_numpy(rank < quota[cells])
+    return torch.from_numpy((rank < quota[cells])[block])
+
+
+def take_latest(dataset: Dataset, mine: Tensor, share: float) -> Tensor:
+    """A mask over ``mine``: the latest blocks, as near to a share of the samples as times allow.
+
+    The time of a block is that of its first sample. Blocks of one time stay together, so what is
+    taken is later than what is left; nothing is taken where all have the same time.
+    """
+    none = torch.zeros(len(mine), dtype=torch.bool)
+    if dataset.times is None or share == 0 or len(mine) < 2:
+        return none
+    block, count = _blocks(dataset, mine)
+    first = np.full(count, np.inf)
+    np.minimum.at(first, block, dataset.times[mine].numpy())
+    when = first[block]
+    cuts = np.unique(when)[1:]
+    if len(cuts) == 0:
+        return none
+    taken = len(when) - np.searchsorted(np.sort(when), cuts)  # samples from each cut on
+    off = np.abs(taken - share * len(when))
+    return torch.from_numpy(when >= cuts[np.flatnonzero(off == off.min())[-1]])
+
+
+def _blocks(dataset: Dataset, mine: Tensor) -> tuple[Ints, int]:
+    """The block of every sample, and how many blocks there are."""
+    if dataset.units is None:
+        return np.arange(len(mine)), len(mine)
+    found, block = np.unique(dataset.units[mine].numpy(), return_inverse=True)
+    return block, len(found)
+
+
+def _kinds(dataset: Dataset, mine: Tensor, block: Ints, count: int) -> Ints:
+    """The class of every block, of a unit its most frequent one; all alike in a regression."""
+    if dataset.regression:
+        return np.zeros(count, np.int64)
+    y: Ints = dataset.y[mine].numpy()
+    if dataset.units is None:
+        return y
+    pairs, often = np.unique(block * dataset.classes + y, return_counts=True)
+    kinds = np.empty(count, np.int64)
+    for pair in pairs[np.argsort(often, kind="stable")]:  # the most frequent one is written last
+        kinds[pair // dataset.classes] = pair % dataset.classes
+    return kinds
 
 
 def three_ways(
@@ -43,19 +93,26 @@ def three_ways(
     """Train, validation and test of one client.
 
     ``shares`` are validation's share of what is not test, and test's share of all. Where the source
-    has its own test or validation part, that part is used instead of a share.
+    has its own test or validation part, that part is used instead of a share. Where samples have
+    times, test data is the latest and validation data the latest of the rest.
     """
     val_share, test_share = shares
     key = draws.name_key(name)
+
+    def take(share: float, part: str) -> Tensor:
+        if dataset.times is not None:
+            return take_latest(dataset, pool, share)
+        return take_share(dataset, pool, share, seed, part, key)
+
     given = dataset.fixed is not None and bool((dataset.fixed == VALIDATION).any())
     val = pool[:0]
     if dataset.fixed is not None and given:
         held = dataset.fixed[pool] == VALIDATION
         pool, val = pool[~held], pool[held]
     if test is None:
-        taken = take_share(dataset, pool, test_share, seed, "test", key)
+        taken = take(test_share, "test")
         pool, test = pool[~taken], pool[taken]
     if not given:
-        taken = take_share(dataset, pool, val_share, seed, "val", key)
+        taken = take(val_share, "val")
         pool, val = pool[~taken], pool[taken]
     return pool, val, test

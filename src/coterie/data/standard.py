@@ -1,15 +1,54 @@
-"""Completing and standardising features, by what the training data says and nothing else."""
+"""Completing and standardising features, by what the training data says and nothing else.
 
+Mean and deviation come from sums that each client can compute for itself
+(:func:`sums_of`, :func:`squares_of`), added up in client order (:func:`add_up`): where data never
+meets, the same two rounds of sums give the same bits.
+"""
+
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..errors import DataError
-from .federation import Dataset
+from .federation import Dataset, Indices
+
+Floats = npt.NDArray[np.float64]
 
 
-def standardised(dataset: Dataset, training: Tensor) -> Dataset:
+class Sums(NamedTuple):
+    """What one client, or several together, contribute to the mean of each column."""
+
+    known: Floats  # [D] how many values are known
+    total: Floats  # [D]
+
+
+def sums_of(rows: Tensor) -> Sums:
+    """One client's known values and their sum, a column each, of rows ``[n, D]``."""
+    values = rows.double().numpy()
+    known = ~np.isnan(values)
+    return Sums(known.sum(axis=0).astype(np.float64), np.where(known, values, 0.0).sum(axis=0))
+
+
+def squares_of(rows: Tensor, mean: Floats) -> Sums:
+    """The same of one client's squared deviations from the mean of all clients."""
+    return sums_of((rows.double() - torch.from_numpy(mean)).square())
+
+
+def add_up(parts: Iterable[Sums]) -> Floats:
+    """The mean of each column over all clients, added in client order; NaN without any value."""
+    count, total = (np.zeros(()), np.zeros(()))
+    for part in parts:
+        count, total = count + part.known, total + part.total
+    with np.errstate(invalid="ignore"):
+        return np.asarray(total / count)
+
+
+def standardised(dataset: Dataset, train: Indices) -> Dataset:
     """The dataset with missing numbers filled and numbers scaled, fitted on the training rows.
 
     Missing numbers become the training mean. Scaling is left to ``scale`` and ``shift``, as for
@@ -17,23 +56,23 @@ def standardised(dataset: Dataset, training: Tensor) -> Dataset:
     """
     if dataset.numeric is None:
         return dataset
-    if len(training) == 0:
+    if not any(len(mine) for mine in train):
         raise DataError(f"{dataset.name}: no client has training data")
-    mean, std = _moments(dataset.x[training])
+    mean, std = _moments([dataset.x[mine] for mine in train])
     x = torch.where(dataset.x.isnan(), mean.float(), dataset.x)
     scale = torch.where(dataset.numeric, 1 / std, torch.ones(()))
     shift = torch.where(dataset.numeric, -mean / std, torch.zeros(()))
     ready = replace(dataset, x=x, scale=scale.float(), shift=shift.float())
     if not dataset.regression:
         return ready
-    centre, spread = _moments(dataset.y[training, None])
+    centre, spread = _moments([dataset.y[mine, None] for mine in train])
     y = (dataset.y.double() - centre) / spread
     return replace(ready, y=y.float(), target_scale=float(spread), target_shift=float(centre))
 
 
-def _moments(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(clients: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and deviation of each column over its known values; 0 and 1 where there are none."""
-    rows = rows.double()
-    mean = rows.nanmean(dim=0).nan_to_num(0.0)
-    std = (rows - mean).square().nanmean(dim=0).sqrt().nan_to_num(1.0)
-    return mean, torch.where(std > 1e-9 * (1 + mean.abs()), std, torch.ones(()))
+    mean = np.nan_to_num(add_up(sums_of(rows) for rows in clients))
+    std = np.nan_to_num(np.sqrt(add_up(squares_of(rows, mean) for rows in clients)), nan=1.0)
+    std = np.where(std > 1e-9 * (1 + np.abs(mean)), std, 1.0)
+    return torch.from_numpy(mean), torch.from_numpy(std)

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ..errors import ConfigError, DataError, did_you_mean
-from . import columns
+from . import columns, roles
 from .arrays import TEST, TRAIN, VALIDATION, labels
 from .federation import Dataset
 from .sheets import SUFFIXES, Sheet, read_sheet
@@ -35,6 +36,8 @@ def read_table(
     client: str | None = None,
     target: str | None = None,
     split: str | None = None,
+    unit: str | None = None,
+    time: str | None = None,
     task: str = "auto",
     categories: Sequence[str] = (),
     drop: Sequence[str] = (),
@@ -49,6 +52,9 @@ def read_table(
         client: the column that says whose row it is; in a folder, the file's name says so.
         target: the column to predict.
         split: a column with train, val or test; without it shares are drawn.
+        unit: a column such as the patient's number; rows of one unit are never cut apart.
+        time: a column of numbers or ISO dates; each client's test data is then its latest rows,
+            validation data the latest of the rest.
         task: classification, regression, or auto to judge by the target column.
         categories: number columns to be taken as categories.
         drop: columns to leave out.
@@ -57,29 +63,68 @@ def read_table(
     """
     if task not in TASKS:
         raise ConfigError(f"data.task: found '{task}'; {did_you_mean(task, TASKS)}")
-    files = _files(path)
-    sheet = read_sheet(files, delimiter, encoding, list(drop))
+    if time is not None and split is not None:
+        raise ConfigError(
+            f"data.time, data.split: found '{time}' and '{split}'; both divide a client's rows: "
+            "name one of them"
+        )
+    sheet = read_sheet(
+        _files(path), delimiter, encoding, list(drop), () if time is None else (time,)
+    )
     if target is None:
         known = ", ".join(sheet.table.column_names)
         raise ConfigError(f"data.target: name the column to predict; {path.name} has: {known}")
     _check_rows(path, sheet)
     owners, owner_names = _owners(sheet, client, is_folder=path.is_dir())
     y, class_names = labels(path.name, columns.targets(sheet, target, task))
-    used = {target, client, split}
-    inputs = [column for column in sheet.table.column_names if column not in used]
+    used = {"client": client, "target": target, "split": split, "unit": unit, "time": time}
+    _refuse_two_roles(used)
+    inputs = [column for column in sheet.table.column_names if column not in used.values()]
     found = columns.features(sheet, inputs, list(categories))
     return Dataset(
         name=name or path.stem,
         x=torch.from_numpy(found.x),
         y=y,
         classes=len(class_names),
-        fixed=None if split is None else _parts(sheet, split),
         owners=None if owners is None else torch.from_numpy(owners),
         owner_names=owner_names,
         class_names=class_names,
         numeric=torch.from_numpy(found.numeric),
         feature_names=found.names,
+        **_divided(sheet, split, unit, time, owners),
     )
+
+
+def _divided(
+    sheet: Sheet,
+    split: str | None,
+    unit: str | None,
+    time: str | None,
+    owners: npt.NDArray[np.int64] | None,
+) -> dict[str, Any]:
+    """What a dataset knows of how each client's rows are to be divided."""
+    found: dict[str, Any] = {}
+    if split is not None:
+        found["fixed"] = _parts(sheet, split)
+    if unit is not None:
+        units, found["unit_names"] = roles.units(sheet, unit, owners)
+        found["units"] = torch.from_numpy(units)
+        if split is not None:
+            roles.refuse_divided(sheet, unit, split, units, found["fixed"].numpy())
+    if time is not None:
+        found["times"] = torch.from_numpy(roles.times(sheet, time))
+    return found
+
+
+def _refuse_two_roles(roles_of: dict[str, str | None]) -> None:
+    """Refuse a column that is named for two things."""
+    named: dict[str, str] = {}
+    for role, column in roles_of.items():
+        if column is not None and named.setdefault(column, role) != role:
+            raise ConfigError(
+                f"data.{role}: column '{column}' is data.{named[column]} already; name another "
+                "column, or leave one of the two out"
+            )
 
 
 def _files(path: Path) -> list[Path]:

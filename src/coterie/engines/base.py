@@ -121,6 +121,8 @@ def judge(
 ) -> tuple[Scores, Scores]:
     """Score and mean loss of padded predictions ``[m, n, ...]`` of some clients on a split.
 
+    Those of a regression are of values in the target's own unit.
+
     Accuracy and loss are taken of all clients at once, where they were computed; another metric
     client by client.
     """
@@ -128,6 +130,8 @@ def judge(
     y = task.y[split.samples]
     if task.relabel.shape[-1]:
         y = task.relabel[torch.tensor(ids, device=task.device)].gather(1, y)
+    if task.regression:
+        predicted, y = task.in_units(predicted), task.in_units(y)
     inside = torch.arange(y.shape[1], device=y.device) < split.size[:, None]
     losses = _mean(_losses(predicted, y, task.regression), inside)
     if metric == "accuracy":

@@ -98,11 +98,11 @@ def inside_curve(history: History, stroke: str) -> Markup | None:
         for line in history.lines
         if line.get("in_group_weight") is not None
     ]
-    groups = history.roster.groups
-    if len(points) < 2 or groups is None:
+    held, wanted = history.roster.truth(history.swaps)
+    if len(points) < 2 or held is None or wanted is None:
         return None
-    same = groups[:, None] == groups
-    luck = (same.sum() - len(groups)) / max(1, same.size - len(groups))
+    same = wanted[:, None] == held
+    luck = (same.sum() - same.diagonal().sum()) / max(1, same.size - len(same))
     width, height = 300.0, 72.0
     x = Scale(points[0][0], points[-1][0], 2, width - 52)
     y = Scale(0, 1, height - 6, 6)

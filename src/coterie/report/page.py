@@ -13,7 +13,7 @@ from markupsafe import Markup
 from .. import files
 from ..results import LOCAL
 from . import figures, matrices, words
-from .table import Table, table, to_html
+from .table import Table, notes, table, to_html
 
 if TYPE_CHECKING:
     from ..results import Comparison
@@ -55,6 +55,7 @@ def page(comparison: "Comparison") -> str:
         rejected=_rejected(comparison),
         table=to_html(shown),
         meanings=_meanings(shown),
+        notes=notes(comparison),
         tests=_tests(comparison),
         curves=figures.learning_curves(comparison),
         gains=figures.gains(comparison) if len(comparison.methods) > 1 else None,

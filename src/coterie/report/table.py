@@ -53,13 +53,15 @@ def table(comparison: "Comparison") -> Table:
 def _columns(comparison: "Comparison") -> tuple[Column, ...]:
     unit = words.unit(comparison.metric).strip()
     mean = f"mean {unit}".strip()
+    of = words.METRIC_NAMES[comparison.metric]
+    of += ", in the target's unit," if comparison.metric == "rmse" else ""
     return (
         Column("method", ""),
-        Column(mean, f"mean {words.METRIC_NAMES[comparison.metric]} over clients, last round"),
+        Column(mean, f"mean {of} over clients, last round"),
         Column("worst tenth", "mean of the tenth of clients that fare worst, last round"),
         Column("worse off", "clients worse off than with their own local model, a run"),
         Column("bytes a client", "bytes sent and received by a client to train, whole run"),
-        Column("in group", "share of the weight on others that lies inside the true group"),
+        Column("in group", "share of the weight on others, over all rounds, inside the true group"),
         Column("best by val.", "mean in the round that validation data chooses"),
         Column("best on test", "mean in the best round on test data (BMTA): optimistic"),
     )
@@ -79,6 +81,22 @@ def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
         words.spread(row.best_by_validation, metric),
         words.spread(row.best_on_test, metric),
     )
+
+
+MERGED = (
+    "merge_val = true: methods that weigh nothing on validation data were trained on it too, so no "
+    "round is chosen by validation."
+)
+
+
+def notes(comparison: "Comparison") -> list[str]:
+    """What a reader must know of how the numbers of the table came about."""
+    found = [MERGED] if any(run.history.merge_val for run in comparison.runs) else []
+    lacking = {c: None for run in comparison.runs for c in run.history.roster.without_validation}
+    if lacking and not found:
+        who = words.listing(list(lacking))
+        found.append(f"Best by validation is chosen without {who}: no validation data.")
+    return found
 
 
 def to_text(shown: Table) -> str:
@@ -139,13 +157,14 @@ def comparison_text(comparison: "Comparison") -> str:
     seeds = len(comparison.seeds)
     over = f", mean ± deviation over {seeds} seeds" if seeds > 1 else ""
     title = f"{words.METRIC_NAMES[comparison.metric]} of {len(comparison.methods)} methods{over}"
-    return f"{title}\n\n{to_text(table(comparison))}\n\n{comparison.verdict}"
+    return "\n\n".join([title, to_text(table(comparison)), *notes(comparison), comparison.verdict])
 
 
 def comparison_html(comparison: "Comparison") -> str:
     """The table and the verdict, as a notebook shows them."""
     body = Markup("<p>{}</p>{}").format(comparison.verdict, to_html(table(comparison)))
-    return str(Markup("<div>{}</div>").format(body))
+    said = Markup("").join(Markup("<p>{}</p>").format(note) for note in notes(comparison))
+    return str(Markup("<div>{}{}</div>").format(body, said))
 
 
 def _facts(result: "RunResult") -> list[tuple[str, str]]:
@@ -162,6 +181,7 @@ def _facts(result: "RunResult") -> list[tuple[str, str]]:
         (f"mean {words.METRIC_NAMES[metric]}", f"{text(last)}{words.unit(metric)}"),
         ("worst tenth", text(found["worst_tenth"])),
         ("best by validation", text(found[f"{prefix}_best_by_validation"])),
+        *([("merge_val", "true: trained on validation data too")] if found["merge_val"] else []),
         ("best on test", text(found["bmta"])),
         ("bytes a client", words.size(traffic)),
         ("weight in group", words.NONE if inside is None else f"{100 * inside:.0f} %"),

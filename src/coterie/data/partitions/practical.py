@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 
 from ...errors import ConfigError, DataError
 from ...names import Checked
@@ -12,6 +13,10 @@ from ...ranges import Count, CountOrZero, MinLen, ShareAboveZero
 from ..deal import Ints, Plan, class_cells, client_names, even, largest_remainder
 from ..federation import Dataset
 from .base import Partition, one_client_each
+
+Flags = npt.NDArray[np.bool_]
+
+RARE = 0.25  # of the usual supply of a class; below it a class does not shrink the others
 
 
 @dataclass(frozen=True)
@@ -116,30 +121,48 @@ def resized(table: tuple[Group, ...], clients: int) -> tuple[Group, ...]:
     return tuple(replace(g, clients=int(n)) for g, n in zip(table, counts, strict=True))
 
 
-def quotas(sizes: Ints, chosen: Sequence[tuple[int, ...]], dominating: float, classes: int) -> Ints:
+def quotas(
+    sizes: Ints,
+    chosen: Sequence[tuple[int, ...]],
+    dominating: float,
+    classes: int,
+    rare: Flags | None = None,
+) -> Ints:
     """How many of every class each client gets ``[K, classes]``.
 
-    Leftover samples go to a different class from one client to the next.
+    Leftover samples go to a different class from one client to the next. Nobody is given any of the
+    ``rare`` classes.
     """
     counts = np.zeros((len(sizes), classes), np.int64)
     for i, (size, mine) in enumerate(zip(sizes, chosen, strict=True)):
         inside = np.isin(np.arange(classes), mine)
         most = int(size) if inside.all() else round(dominating * int(size))
-        for members, amount in ((inside, most), (~inside, int(size) - most)):
-            if amount:
+        for block, amount in ((inside, most), (~inside, int(size) - most)):
+            members = block if rare is None else block & ~rare
+            if amount and members.any():
                 turn = (np.cumsum(members) - i) % members.sum()
                 counts[i] += largest_remainder(amount, members.astype(float), turn.astype(float))
     return counts
 
 
 def fitted(sizes: Ints, chosen: Sequence[tuple[int, ...]], dominating: float, supply: Ints) -> Ints:
-    """Quotas with all sizes reduced by one factor until every class suffices."""
-    factor = 1.0
+    """Quotas with all sizes reduced by one factor until every class suffices.
+
+    A class of which there is less than ``RARE`` of the usual (the median over classes of supply by
+    demand) would leave next to nothing of all others. It has no part in the factor: its samples are
+    given out evenly to the clients it dominates.
+    """
+    factor, wanted = 1.0, quotas(sizes, chosen, dominating, len(supply)).sum(axis=0)
+    ratio = supply / np.maximum(wanted, 1)
+    rare = (wanted > 0) & (ratio < RARE * np.median(ratio[wanted > 0]))
     for _ in range(50):  # rounding may ask for a sample too many: a few small steps down suffice
-        counts = quotas((sizes * factor).astype(np.int64), chosen, dominating, len(supply))
+        counts = quotas((sizes * factor).astype(np.int64), chosen, dominating, len(supply), rare)
         demand = counts.sum(axis=0)
         if (demand <= supply).all():
-            return counts
+            break
         over = demand > supply
         factor *= min(0.999, float((supply[over] / demand[over]).min()))
+    for c in np.flatnonzero(rare & (demand == 0)):
+        members = np.flatnonzero([c in mine for mine in chosen])
+        counts[members, c] = even(int(supply[c]), max(1, len(members)))[: len(members)]
     return counts

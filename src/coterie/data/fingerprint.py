@@ -1,0 +1,91 @@
+"""Hashes of who holds what: of each client's data, of how it is divided, and of a federation.
+
+A client's hashes are of its own samples in their own order, so that a site can compute them alone;
+the federation's fingerprint is a hash over them in client order. They are of the data as the source
+gave it: one client's change does not show in another's hash by way of the standardisation.
+"""
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .federation import Dataset, Federation
+
+
+class Seal(NamedTuple):
+    """What one client has, as two sha256."""
+
+    data: str  # its samples, targets and units
+    partition: str  # which of them train, validate and test; its group, its classes, its judge
+
+
+def seals(federation: "Federation") -> tuple[Seal, ...]:
+    """The seal of every client."""
+    source = federation.dataset if federation.source is None else federation.source
+    parts = [federation.train, federation.own_val, federation.own_test]
+    if federation.aux is not None:
+        parts.append(federation.of_owners(federation.aux))
+    found = []
+    for i, splits in enumerate(zip(*parts, strict=True)):
+        held, sizes = torch.cat(splits), torch.tensor([len(split) for split in splits])
+        order = held.argsort(stable=True)
+        part = torch.arange(len(splits)).repeat_interleave(sizes)[order]
+        data = _of_samples(source, held[order])
+        found.append(Seal(data, _sha(_bytes(part), _text(_facts(federation, i)))))
+    return tuple(found)
+
+
+def _facts(federation: "Federation", i: int) -> dict[str, object]:
+    relabel, groups, foreign = federation.relabel, federation.groups, federation.foreign
+    return {
+        "permutation": None if relabel is None else relabel[i].tolist(),
+        "group": None if groups is None else int(groups[i]),
+        "judged_on": None if foreign is None else federation.clients[int(foreign[i])],
+    }
+
+
+def _of_samples(dataset: "Dataset", held: Tensor) -> str:
+    """The sha256 of some samples: inputs, targets, and which of them are of one unit."""
+    parts = [_bytes(dataset.x[held]), _bytes(dataset.y[held])]
+    if dataset.units is not None:
+        _, first, unit = np.unique(
+            dataset.units[held].numpy(), return_index=True, return_inverse=True
+        )
+        parts.append(first[unit].astype("<i8").tobytes())
+    return _sha(*parts)
+
+
+def fingerprint(federation: "Federation") -> str:
+    """Sixteen hex digits that change when any client's data, or what is made of it, does."""
+    data = federation.dataset
+    parts = []
+    for name, seal in zip(federation.clients, federation.seals, strict=True):
+        parts.append(_text([name, *seal]))
+    parts += [_bytes(found) for found in (data.scale, data.shift) if found is not None]
+    parts.append(_text([data.classes, data.target_scale, data.target_shift]))
+    return _sha(*parts)[:16]
+
+
+def _bytes(values: Tensor) -> bytes:
+    """Shape, type and entries, the same on every machine."""
+    array = values.detach().cpu().contiguous().numpy()
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return f"{array.dtype.str[1:]}{list(array.shape)}".encode() + little.tobytes()
+
+
+def _text(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _sha(*parts: bytes) -> str:
+    """The sha256 of several parts, each with its length before it."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
