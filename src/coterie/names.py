@@ -6,16 +6,13 @@ docstring, as a line ``name: meaning``, and in a dataclass may instead be the co
 """
 
 import dataclasses
-import importlib
 import inspect
 import json
 import re
-import sys
 import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import ConfigError, did_you_mean
@@ -95,20 +92,6 @@ def _typed(value: Any, field: Field, where: str) -> Any:
         return pydantic.TypeAdapter(field.type).validate_json(json.dumps(value), strict=True)
     except pydantic.ValidationError:
         raise ConfigError(f"{where}: found {value!r}; expected {field.kind}") from None
-
-
-def imported(name: str, where: str, folder: Path | None = None) -> Any:
-    """What ``package.module:Name`` names; ``folder``, the config's own, is searched too."""
-    module, _, attribute = name.partition(":")
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ConfigError(
-            f"{where}: '{name}' cannot be imported ({error}); expected package.module:Class of an "
-            "installed package or of a folder on PYTHONPATH"
-        ) from error
 
 
 def summary(owner: object) -> str:

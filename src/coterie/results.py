@@ -14,12 +14,12 @@ import numpy as np
 
 from . import files, metrics, store
 from .alarms import Alarm, raise_alarms
+from .comparison_folder import COMPARISON, REPORT
 from .errors import StoreError
 from .history import History, last_score, summarise
 from .metrics import Floats, OverSeeds, Paired
 from .store import RunData
 
-COMPARISON, REPORT = "comparison.json", "report.html"
 LOCAL = "local"
 
 
@@ -111,8 +111,14 @@ class Comparison:
     def read(cls, path: str | Path) -> "Comparison":
         """A comparison from the folder ``coterie compare`` wrote."""
         path = Path(path)
-        listed = files.read_json(path / COMPARISON)["runs"]
-        return cls.of((RunResult.read(path / run["path"]) for run in listed), path)
+        try:
+            places = [path / run["path"] for run in files.read_json(path / COMPARISON)["runs"]]
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                f"{path / COMPARISON}: is not as a comparison writes it ({error!r}); expected a "
+                "list of runs; check the folder with 'coterie verify'"
+            ) from error
+        return cls.of(map(RunResult.read, places), path)
 
     @cached_property
     def methods(self) -> tuple[str, ...]:

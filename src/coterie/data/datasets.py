@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, did_you_mean
+from ..files import expanded
 from . import formats, locate, toys
 from .arrays import TEST, VALIDATION
 from .federation import Dataset
@@ -67,7 +68,7 @@ def load(name: str, **options: Any) -> Dataset:
         if name not in locate.SOURCES:
             check_options(name, options, entry.options())
         return entry.loader(**options)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not (path.exists() or path.suffix or len(path.parts) > 1):
         raise ConfigError(
             f"data.name: no dataset and no file is called '{name}'; {did_you_mean(name, DATASETS)}"
