@@ -110,9 +110,10 @@ def resume(
     if (path / COMPARE).is_file():
         return compare(_asked(path, allowed), progress=progress)
     if store.finished(path):
-        found = RunResult.read(path)
-        store.tidy(path)
-        return found
+        if store.untidy(path):
+            with lock.held(path):
+                store.tidy(path)
+        return RunResult.read(path)
     if left(path) is None:
         raise StoreError(
             f"{path}: holds no run to continue; expected a folder of 'coterie run' or 'coterie "

@@ -149,8 +149,10 @@ def _seeds(text: str) -> int | list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ConfigError(f"run.seeds: found '{text}'; expected a number, or 0,1,2") from None
-    return numbers if "," in text or not numbers else numbers[0]
+        numbers = []
+    if not numbers:
+        raise ConfigError(f"run.seeds: found '{text}'; expected a number, or 0,1,2")
+    return numbers if "," in text else numbers[0]
 
 
 def _setting(text: str) -> tuple[str, Any]:

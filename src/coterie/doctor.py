@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from .api import Source, configure
 from .assemble import Assembly, assemble, task_of
 from .engines import auto
+from .errors import printable
 from .history import Roster
 from .methods import Method
 from .task import Task
@@ -25,7 +26,7 @@ class Diagnosis:
     def __repr__(self) -> str:
         width = max(len(name) for name, _ in self.facts)
         lines = [f"{name:<{width}}  {text}" for name, text in self.facts]
-        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+        return "\n".join(map(printable, [*lines, *(f"warning: {w}" for w in self.warnings)]))
 
 
 def doctor(source: Source = None, **flags: object) -> Diagnosis:

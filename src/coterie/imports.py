@@ -56,6 +56,9 @@ class Code:
         return [*(_site_folders() if self.installed else ()), *map(str, self.folders)]
 
 
+INSTALLED_ONLY = Code(installed=True)
+
+
 def _site_folders() -> list[str]:
     """Where this interpreter has its installed packages."""
     return [
@@ -100,11 +103,12 @@ def _check_place(name: str, top: str, where: str, code: Code) -> None:
         first = importlib.util.find_spec(top)
     except ValueError:  # a module without a specification is loaded under this name
         first = None
-    if first is None or _location(first) != _location(allowed):
+    expected = _locations(allowed, top, code.places)
+    found = [] if first is None else _locations(first, top, sys.path)
+    if found != expected:
         raise ConfigError(
-            f"{where}: '{name}' would be imported from "
-            f"{'elsewhere' if first is None else ', '.join(_location(first))}; expected "
-            f"{', '.join(_location(allowed))}; rename the module: another one has its name"
+            f"{where}: '{name}' would be imported from {', '.join(found) or 'elsewhere'}; expected "
+            f"{', '.join(expected)}; rename the module: another one has its name"
         )
 
 
@@ -123,7 +127,10 @@ def _not_found(name: str, code: Code) -> str:
     )
 
 
-def _location(spec: ModuleSpec) -> list[str]:
-    """The files or folders that a module is read from."""
-    places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return [os.path.realpath(place) for place in places]
+def _locations(spec: ModuleSpec, top: str, places: Iterable[str]) -> list[str]:
+    """The file that a module is read from, or all folders that together are a package without one.
+
+    A specification lists the folders of such a package anew, by ``sys.path``, whenever it is asked.
+    """
+    folders = [Path(place, top) for place in places if Path(place, top).is_dir()]
+    return [os.path.realpath(each) for each in ([spec.origin] if spec.origin else folders)]

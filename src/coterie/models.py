@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .data.federation import Dataset
 from .errors import ConfigError, did_you_mean
-from .imports import Code, imported
+from .imports import INSTALLED_ONLY, Code, imported
 
 Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
@@ -202,7 +202,7 @@ def in_bfloat16(make: Callable[[], nn.Module], device_type: str) -> Callable[[],
     return half
 
 
-def builder(name: str, code: Code | None = None) -> Builder:
+def builder(name: str, code: Code = INSTALLED_ONLY) -> Builder:
     """The builder of a name in MODELS, or a user's own ``nn.Module`` as ``package.module:Class``.
 
     A user's class is called with the other keys of ``[model]``; parameters that it calls ``shape``
@@ -213,7 +213,7 @@ def builder(name: str, code: Code | None = None) -> Builder:
     if ":" not in name:
         known = did_you_mean(name, ["auto", *MODELS, "package.module:Class"])
         raise ConfigError(f"model.name: no model is called '{name}'; {known}")
-    return imported(name, nn.Module, "model.name", code or Code())
+    return imported(name, nn.Module, "model.name", code)
 
 
 class _Residual(nn.Module):

@@ -15,7 +15,7 @@ import numpy as np
 from . import files, metrics, store
 from .alarms import Alarm, raise_alarms
 from .comparison_folder import COMPARISON, REPORT
-from .errors import StoreError
+from .errors import StoreError, printable_lines
 from .history import History, last_score, summarise
 from .metrics import Floats, OverSeeds, Paired
 from .store import RunData
@@ -62,7 +62,7 @@ class RunResult:
     def __repr__(self) -> str:
         from .report.table import run_text
 
-        return run_text(self)
+        return printable_lines(run_text(self))
 
     def _repr_html_(self) -> str:
         from .report.table import run_html
@@ -164,7 +164,7 @@ class Comparison:
         """Whether joining is worth it, in a sentence or two."""
         from .report.verdict import verdict
 
-        return verdict(self)
+        return printable_lines(verdict(self))
 
     def to_dict(self) -> dict[str, Any]:
         """What ``comparison.json`` holds."""
@@ -202,7 +202,7 @@ class Comparison:
     def __repr__(self) -> str:
         from .report.table import comparison_text
 
-        return comparison_text(self)
+        return printable_lines(comparison_text(self))
 
     def _repr_html_(self) -> str:
         from .report.table import comparison_html

@@ -257,6 +257,12 @@ def _gaps(
     return wrong
 
 
+def untidy(path: Path) -> bool:
+    """Whether a finished run's folder still holds what only an unfinished one needs."""
+    refuse_links(path)
+    return any((path / name).exists() for name in (PARTS, checkpoint.FOLDER, lock.NAME))
+
+
 def tidy(path: Path) -> None:
     """Remove what only an unfinished run needs."""
     files.remove(path / PARTS, _PART)
