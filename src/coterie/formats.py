@@ -161,7 +161,14 @@ def client_rows(index: int, scores: Scores, roster: Roster) -> Iterator[tuple[An
 def append_clients(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
     """Add lines to ``clients.csv``."""
     with path.open("a", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+        file.writelines(map(_csv_line, rows))
+
+
+def _csv_line(row: tuple[Any, ...]) -> str:
+    """One line; the writer quotes the line ends in a cell only if they are its own as well."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerow(row)
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def read_clients(path: Path) -> tuple[list[tuple[int, Scores]], Roster]:

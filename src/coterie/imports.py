@@ -133,4 +133,5 @@ def _locations(spec: ModuleSpec, top: str, places: Iterable[str]) -> list[str]:
     A specification lists the folders of such a package anew, by ``sys.path``, whenever it is asked.
     """
     folders = [Path(place, top) for place in places if Path(place, top).is_dir()]
-    return [os.path.realpath(each) for each in ([spec.origin] if spec.origin else folders)]
+    found = [os.path.realpath(each) for each in ([spec.origin] if spec.origin else folders)]
+    return list(dict.fromkeys(found))
