@@ -63,8 +63,10 @@ def held(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             (folder / NAME).unlink()  # before the lock ends: the next process makes a new file
         os.close(handle)
-        if new:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            if os.name != "posix":
+                (folder / NAME).unlink()  # Windows does not remove a file that is open
+            if new:
                 folder.rmdir()  # where nothing was written after all
 
 
@@ -78,7 +80,8 @@ def _locked(folder: Path) -> int:
             _take(handle, path)
             if _is_at(handle, path):
                 os.ftruncate(handle, 0)
-                os.pwrite(handle, json.dumps(Owner.me()._asdict()).encode(), 0)
+                os.lseek(handle, 0, os.SEEK_SET)
+                os.write(handle, json.dumps(Owner.me()._asdict()).encode())
                 return handle
         except BaseException:
             os.close(handle)
@@ -111,7 +114,7 @@ def _is_at(handle: int, path: Path) -> bool:
 def _owner(handle: int) -> Owner | None:
     """What the file says; None where it says nothing that we would write."""
     try:
-        said: dict[str, Any] = json.loads(os.pread(handle, _MOST, 0))
+        said: dict[str, Any] = json.loads(os.read(handle, _MOST))
         found = Owner(**said)
     except (ValueError, TypeError, RecursionError):
         return None
