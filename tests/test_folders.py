@@ -305,6 +305,33 @@ def test_verify_sees_that_matrices_are_whole(whole):
     assert "collaboration.npz: found rounds [0, 1]" in coterie.verify(whole)[str(whole)][0]
 
 
+ODD = [
+    ("config.json", "[]"),
+    ("config.json", '{"run": []}'),
+    ("config.json", '{"run": {"rounds": "x"}}'),
+    ("config.json", '{"run": {"rounds": 1000000000000000}}'),
+    ("environment.json", "7"),
+    ("rounds.jsonl", "7\n"),
+    ("rounds.jsonl", "[" * 100_000 + "\n"),
+    ("summary.json", "{}"),
+    ("clients.csv", "\n"),
+    ("MANIFEST.json", "[]"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ODD, ids=range(len(ODD)))
+def test_verify_of_odd_files_with_a_fitting_manifest_says_so(whole, name, text):
+    (whole / name).write_text(text)
+    if name != "MANIFEST.json":
+        resealed(whole)
+    try:
+        (wrong,) = coterie.verify(whole).values()
+    except StoreError as error:
+        wrong = [str(error)]
+    assert wrong
+    assert len("".join(wrong)) < 2000
+
+
 def test_verify_sees_what_the_manifest_does_not_list(whole):
     (whole / files.MANIFEST).write_text('{"files": {}}')
     (wrong,) = coterie.verify(whole).values()

@@ -134,9 +134,12 @@ def read_rounds(path: Path) -> list[Line]:
     lines: list[Line] = []
     for text in _read_lines(path).split("\n")[:-1]:
         try:
-            lines.append(json.loads(text))
-        except ValueError as error:
+            line = json.loads(text)
+            if not isinstance(line, dict):
+                raise ValueError(f"a line is {text[:20]}")
+        except (ValueError, RecursionError) as error:
             raise _unreadable(path, error, "a JSON object a line") from error
+        lines.append(line)
     return lines
 
 

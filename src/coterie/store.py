@@ -237,24 +237,33 @@ class RunFolder:
 
 def _refuse_gaps(path: Path, log: Log) -> None:
     """Refuse to continue from logs that lack what their own lines say they have."""
-    wrong = _gaps(log.lines, {CLIENTS: log.evaluated, PARTS: log.matrices})
+    wrong = _gaps(log.lines, {CLIENTS: log.evaluated, PARTS: log.matrices}, len(log.lines))
     if wrong:
-        raise StoreError(f"{path / wrong[0]}; resume from an earlier checkpoint")
+        raise StoreError(f"{path}{os.sep}{wrong[0]}; resume from an earlier checkpoint")
 
 
 def _gaps(
-    lines: Sequence[Line], kept: Mapping[str, Sequence[tuple[int, Any]]], rounds: object = None
+    lines: Sequence[Line], kept: Mapping[str, Sequence[tuple[int, Any]]], rounds: object
 ) -> list[str]:
     """Where rounds are missing, come twice or are out of order, a sentence a file."""
     there = [line.get("round") for line in lines]
-    expected = list(range(rounds if isinstance(rounds, int) else len(lines)))
-    wrong = [f"{ROUNDS}: found rounds {there}; expected {expected}"] if there != expected else []
+    wrong = []
+    if len(there) != rounds or there != list(range(len(there))):
+        wrong.append(
+            f"{ROUNDS}: found rounds {_some(there)}; expected {rounds} from 0 on, in order"
+        )
     for name, mark in zip(kept, ("test", "off_diagonal"), strict=True):
         promised = [line.get("round") for line in lines if mark in line]
         found = [index for index, _ in kept[name]]
         if found != promised:
-            wrong.append(f"{name}: found rounds {found}; expected {promised}, as {ROUNDS} says")
+            expected = f"{_some(promised)}, as {ROUNDS} says"
+            wrong.append(f"{name}: found rounds {_some(found)}; expected {expected}")
     return wrong
+
+
+def _some(rounds: Sequence[Any], most: int = 20) -> str:
+    """The first of many rounds."""
+    return f"{list(rounds[:most])}{' …' * (len(rounds) > most)}"
 
 
 def untidy(path: Path) -> bool:
@@ -326,6 +335,8 @@ def _read(path: Path) -> RunData:
         log.matrices, groups = formats.read_matrices(path / MATRICES)
         log.roster = replace(log.roster, groups=groups)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
+    if not all(isinstance(part, dict) for part in (config, where, config.get("run", {}))):
+        raise TypeError(f"expected tables in {CONFIG} and {ENVIRONMENT}")
     return RunData(log.history(), config, where, summary, path)
 
 
@@ -348,8 +359,8 @@ def verify(path: Path) -> list[str]:
         CLIENTS: [(int(index), None) for index in history.rounds],
         MATRICES: [(index, None) for index in history.matrix_rounds],
     }
-    asked = data.config.get("run", {}).get("rounds", data.summary["rounds"])
+    asked = data.config.get("run", {}).get("rounds", len(history.lines))
     wrong = _gaps(history.lines, kept, asked)
-    if formats.stored_digest(path / MODELS) != data.summary["digest"]:
+    if formats.stored_digest(path / MODELS) != data.summary.get("digest"):
         wrong.append(f"{MODELS} does not give the digest in {SUMMARY}")
     return wrong
