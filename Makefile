@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow fuzz check format bench bench-peers clean
+.PHONY: demo test test-slow fuzz check format audit bench bench-peers clean
 
 demo: $(VENV)/ready      ## compare six methods on a small federation with hidden groups
 	$(BIN)/coterie compare --out runs/demo
@@ -26,6 +26,11 @@ format: $(VENV)/ready    ## rewrite the code in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+audit: $(VENV)/ready     ## known vulnerabilities of what is installed; needs a network
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/pip install --quiet --upgrade pip pip-audit
+	.venv-audit/bin/pip-audit --skip-editable --path $$($(BIN)/python -c "import site; print(site.getsitepackages()[0])")
+
 bench: $(VENV)/ready     ## seconds a round of every engine against a plain PyTorch loop
 	$(BIN)/coterie bench
 
@@ -34,7 +39,7 @@ bench-peers: $(VENV)/ready $(PEERS:%=.venv-peers/%/ready) ## the same against ot
 	$(BIN)/python bench/peers/compare.py
 
 clean:                   ## remove the environment and everything the tools cached
-	rm -rf $(VENV) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-audit .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch goes first and pinned: resolved on its own it brings gigabytes of CUDA libraries.
 $(VENV)/ready: pyproject.toml constraints.txt

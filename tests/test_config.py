@@ -1,7 +1,9 @@
 """Configs: what they mean, what they refuse, and that none of it is lost on the way to a file."""
 
 import dataclasses
+import functools
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -198,20 +200,24 @@ class NotOne: pass
 """
 
 
-def test_own_classes_are_found_beside_the_config(tmp_path):
+def test_own_classes_are_found_in_a_folder_that_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
     write(tmp_path, OWN, "own_methods_of_test_config.py")
     name = "own_methods_of_test_config:Mine"
     path = write(tmp_path, f'[algorithm]\nname = "{name}"\nstrength = 2\n')
-    method = load(path).method()
+    with pytest.raises(ConfigError, match="looked in installed packages; the current directory"):
+        load(path)
+    allowed = functools.partial(load, code=tmp_path)
+    method = allowed(path).method()
     assert method.label == "mine"
     assert method.build().strength == 2.0
     with pytest.raises(ConfigError, match="Mine has no such field; did you mean 'strength'"):
-        load(path, {"algorithm.strenght": 1.0})
-    with pytest.raises(ConfigError, match="expected a dataclass that extends"):
-        load(path, {"algorithm": {"name": name.replace("Mine", "NotOne")}})
+        allowed(path, {"algorithm.strenght": 1.0})
+    with pytest.raises(ConfigError, match="expected a class that extends coterie"):
+        allowed(path, {"algorithm": {"name": name.replace("Mine", "NotOne")}})
     both = ["scaffold", name.replace("Mine", "Scaffold")]
     with pytest.raises(ConfigError, match="two classes would both be called 'scaffold'"):
-        load(path, {"run.methods": both})
+        allowed(path, {"run.methods": both})
 
 
 def test_meanings_of_fields_are_read_from_docstrings_and_comments():

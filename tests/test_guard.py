@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -267,6 +268,7 @@ def test_a_rejection_is_in_the_log_the_summary_and_the_report(tmp_path):
             "run": {"rounds": 2, "methods": ["faulty:Poisonous"], "out": str(tmp_path)},
         },
         progress=told.append,
+        code=Path(__file__).parent,
     )
     place = tmp_path / "poisonous" / "seed-0"
     lines = [json.loads(line) for line in (place / "rounds.jsonl").read_text().splitlines()]

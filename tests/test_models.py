@@ -1,5 +1,7 @@
 """The papers' networks: their sizes, what they accept, and that stacked parameters go through."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch.func import grad, vmap
 from coterie import models
 from coterie.data.federation import Dataset
 from coterie.errors import ConfigError
+from coterie.imports import Code
 from coterie.model import FlatModel, build
 
 
@@ -126,7 +129,8 @@ class Own(nn.Module):
 
 
 def test_own_class_gets_the_shape_it_asks_for_and_the_options():
-    made = models.factory(f"{__name__}:Own", dataset((5,), 2), width=7)()
+    own = models.builder(f"{__name__}:Own", Code((Path(__file__).parent,)))
+    made = models.factory(own, dataset((5,), 2), width=7)()
     assert made.layer.weight.shape == (7, 5)
 
 

@@ -49,9 +49,9 @@ def test_the_method_of_the_page_is_local_training_at_share_0_and_not_at_its_defa
     options = {"rounds": 3, "clients": 6, "engine": "loop"}
     config = tomllib.loads(block("toml"))
     alone = coterie.run(config | {"algorithm": {"name": "local"}}, **options)
-    none = coterie.run("twin.toml", set={"algorithm.share": 0.0}, **options)
-    half = coterie.run("twin.toml", **options)
-    wire = coterie.run("twin.toml", **{**options, "engine": "wire"})
+    none = coterie.run("twin.toml", set={"algorithm.share": 0.0}, code=".", **options)
+    half = coterie.run("twin.toml", code=".", **options)
+    wire = coterie.run("twin.toml", code=".", **{**options, "engine": "wire"})
     assert np.array_equal(alone.history.test_loss, none.history.test_loss)
     assert not np.array_equal(alone.history.test_loss, half.history.test_loss)
     assert half.summary["digest"] == wire.summary["digest"]

@@ -168,6 +168,7 @@ METHODS_COMPARED = ["local", "fedavg", "fedamp"]
         ("finish.summary:2", 2),
         ("compare.cell:2", None),
         ("compare.report", None),
+        ("compare.manifest", None),
     ],
 )
 def test_a_comparison_goes_on_where_it_was_killed(point, continued, config, tmp_path, shelf):
@@ -220,7 +221,8 @@ def test_asked_twice_it_ends_at_once_and_can_be_resumed(number, tmp_path, shelf)
     out, said, config = tmp_path / "run", tmp_path / "said", tmp_path / "config.json"
     slow = {**TINY, "algorithm": {"name": "sleepy:Sleepy"}}
     config.write_text(json.dumps(slow))
-    process = started(["run", config, "--out", out], said)
+    code = Path(__file__).parent
+    process = started(["run", config, "--code", code, "--out", out], said)
     until(out / "checkpoint" / "LATEST")
     time.sleep(0.5)  # it is in its second round now
     began = time.monotonic()
@@ -396,6 +398,7 @@ def test_another_config_is_refused(stopped):
     written = json.loads((stopped / "config.json").read_text())
     written["train"]["lr"] = 0.2
     files.write_json(stopped / "config.json", written)
+    (stopped / ".lock").unlink()  # of the process that was killed
     before = {path: path.read_bytes() for path in every_name(stopped)}
     with pytest.raises(StoreError, match="another config"):
         coterie.resume(stopped)

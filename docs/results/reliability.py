@@ -123,7 +123,7 @@ def tortured(method: str, kills: int, luck: random.Random, home: Path) -> tuple[
     a_round = whole.summary["seconds"] / rounds
     out, config = home / method, home / "config.json"
     config.write_text(json.dumps(CONFIG))
-    start = [sys.executable, "-m", "coterie.cli"]
+    start = [sys.executable, "-m", "coterie"]
     command = [*start, "run", str(config), "--method", method, "--out", str(out)]
     done: list[Kill] = []
     late, same = 0, True

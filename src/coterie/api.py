@@ -10,19 +10,22 @@ of the command line by the same names; ``set={"train.momentum": 0.9}`` reaches e
 Without ``out`` nothing is written to disk. What is written survives a kill at any instant.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import __version__, faults, files, interrupt, store
+from . import __version__, comparison_folder, faults, files, interrupt, lock, store
 from .assemble import Assembly, assemble, check_methods
+from .comparison_folder import COMPARE
 from .config import canonical, config_hash, load
 from .drive import Progress, Watch, drive
 from .errors import ConfigError, StoreError, did_you_mean
 from .history import History
-from .leftover import COMPARE, Left, left
+from .imports import Code, Given
+from .leftover import Left, left
 from .methods import Method
-from .results import COMPARISON, Comparison, RunResult
+from .results import Comparison, RunResult
 from .schema import FLAGS, Config
 
 Source = Config | Mapping[str, Any] | str | Path | None
@@ -31,15 +34,17 @@ FIRST = ("local", "fedavg")  # what other methods are compared with has to be th
 
 def configure(source: Source = None, **flags: Any) -> Config:
     """The config of a source with the options of the command line applied to it."""
-    changes = dict(flags.pop("set", None) or {})
+    changes, code = dict(flags.pop("set", None) or {}), flags.pop("code", None)
     for name, value in flags.items():
         if name not in FLAGS:
-            raise ConfigError(f"there is no option '{name}'; {did_you_mean(name, [*FLAGS, 'set'])}")
+            known = did_you_mean(name, [*FLAGS, "set", "code"])
+            raise ConfigError(f"there is no option '{name}'; {known}")
         if value is not None:
             changes[FLAGS[name]] = value
     if isinstance(source, Config):
-        return source if not changes else load(canonical(source), changes)
-    return load(source, changes)
+        allowed = source.code if code is None else code
+        return load(canonical(source), changes, allowed) if changes or code else source
+    return load(source, changes, code)
 
 
 def run(source: Source = None, *, progress: Watch | None = None, **flags: Any) -> RunResult:
@@ -49,8 +54,9 @@ def run(source: Source = None, *, progress: Watch | None = None, **flags: Any) -
     config = config.single(method, config.run.seed)
     out, assembly = _folder(config), assemble(config)
     if out is not None:
+        comparison_folder.refuse_used(out)
         store.refuse_used(out)
-    with interrupt.held(out) as stop:
+    with _held(out) as stop:
         return drive(assembly, method, config.run.seed, out, stop=stop, progress=progress)
 
 
@@ -63,16 +69,17 @@ def compare(source: Source = None, *, progress: Watch | None = None, **flags: An
     config = configure(source, **flags)
     methods, out = config.methods(), _folder(config)
     assembly = assemble(config)
+    if out is not None:
+        comparison_folder.refuse_run(out)
     for method in methods:
         for seed in config.seeds:
             _found(assembly, method, seed, out)  # what is refused is refused before any training
     check_methods(assembly, methods)
-    if out is not None:
-        with files.writing(out):
-            out.mkdir(parents=True, exist_ok=True)
-        files.write_json(out / COMPARE, canonical(config))
-    done: dict[tuple[str, int], RunResult] = {}
-    with interrupt.held(out) as stop:
+    with _held(out) as stop:
+        if out is not None:
+            comparison_folder.unseal(out)
+            files.write_json(out / COMPARE, canonical(config))
+        done: dict[tuple[str, int], RunResult] = {}
         for seed in config.seeds:
             known: dict[str, History] = {}
             for method in sorted(methods, key=_turn):
@@ -82,82 +89,99 @@ def compare(source: Source = None, *, progress: Watch | None = None, **flags: An
                 done[method.label, seed] = result
                 if method.label in FIRST:
                     known[method.label] = result.history
-    runs = [done[method.label, seed] for method in methods for seed in config.seeds]
-    comparison = Comparison.of(runs, out)
-    faults.at("compare.report")
-    if out is not None:
-        comparison.write(out)
+        runs = [done[method.label, seed] for method in methods for seed in config.seeds]
+        comparison = Comparison.of(runs, out)
+        faults.at("compare.report")
+        if out is not None:
+            comparison.write(out)
+            faults.at("compare.manifest")
+            comparison_folder.seal(out, [run.path for run in runs if run.path is not None])
     return comparison
 
 
-def resume(path: str | Path, *, progress: Watch | None = None) -> RunResult | Comparison:
-    """Continue an interrupted run or comparison; a finished one is read."""
-    path = Path(path)
+def resume(
+    path: str | Path, *, progress: Watch | None = None, code: Given = None
+) -> RunResult | Comparison:
+    """Continue an interrupted run or comparison; a finished one is read.
+
+    The folder may be somebody else's, so code that its config names is imported only from the
+    folders ``code``, or from installed packages where ``code`` is ``"installed"``.
+    """
+    path, allowed = files.folder_of(path, "RUN"), Code.of(code, installed=False)
     if (path / COMPARE).is_file():
-        tables = files.read_json(path / COMPARE)
-        return compare(load(tables, {"run.out": str(path)}), progress=progress)
+        return compare(_asked(path, allowed), progress=progress)
     if store.finished(path):
-        store.tidy(path)
+        if store.untidy(path):
+            with lock.held(path):
+                store.tidy(path)
         return RunResult.read(path)
-    found = left(path)
-    if found is None:
+    if left(path) is None:
         raise StoreError(
             f"{path}: holds no run to continue; expected a folder of 'coterie run' or 'coterie "
             "compare'; a run that was stopped before it began has nothing to lose: start it again"
         )
-    config = load(found.tables, {"run.out": str(path)})
-    assembly, method = assemble(config), config.method()
-    with interrupt.held(path) as stop:
+    with _held(path) as stop:
+        unfinished = left(path)
+        if unfinished is None:  # another process has finished it in this moment
+            return RunResult.read(path)
+        config = load(unfinished.tables, {"run.out": str(path)}, allowed)
         return drive(
-            assembly,
-            method,
+            assemble(config),
+            config.method(),
             config.run.seed,
             path,
             stop=stop,
             references=_beside(path),
             progress=progress,
-            left=found,
+            left=unfinished,
         )
 
 
-def expected(path: str | Path) -> tuple[int, int]:
+def expected(path: str | Path, code: Given = None) -> tuple[int, int]:
     """How many runs, of how many rounds, :func:`resume` has to see finished."""
-    path = Path(path)
+    path, allowed = files.folder_of(path, "RUN"), Code.of(code, installed=False)
     if (path / COMPARE).is_file():
-        config = load(files.read_json(path / COMPARE))
+        config = _asked(path, allowed)
         return len(config.methods()) * len(config.seeds), config.run.rounds
     found = left(path)
-    return 1, 1 if found is None else int(found.tables["run"]["rounds"])
+    return 1, 1 if found is None else load(found.tables, code=allowed).run.rounds
+
+
+def _asked(path: Path, code: Code) -> Config:
+    """The config of a comparison, from its folder."""
+    comparison_folder.refuse_links(path)
+    tables = files.read_json(path / COMPARE)
+    if not isinstance(tables, dict):
+        raise StoreError(
+            f"{path / COMPARE}: is not as a comparison writes it; expected its config; start the "
+            "comparison again in another folder"
+        )
+    return load(tables, {"run.out": str(path)}, code)
 
 
 def verify(path: str | Path) -> dict[str, list[str]]:
-    """What is wrong in each finished run of a folder; an empty list where all is as written."""
-    path = Path(path)
+    """What is wrong in each finished run of a folder; an empty list where all is as written.
+
+    No config is loaded for it, and hence no code that one names.
+    """
+    path = files.folder_of(path, "RUN")
     if store.finished(path):
         return {str(path): store.verify(path)}
-    places = [found for found in sorted(path.glob("*/seed-*")) if found.is_dir()]
-    if not places:
+    report = comparison_folder.verify(path)
+    if not report:
         raise StoreError(
             f"{path}: holds no finished run; expected a folder of 'coterie run' or 'coterie "
             "compare'; finish an interrupted one with 'coterie resume'"
         )
-    report = {
-        str(place): store.verify(place) if store.finished(place) else ["is not finished"]
-        for place in places
-    }
-    if (path / COMPARISON).is_file():
-        report[str(path / COMPARISON)] = _listed(path)
     return report
 
 
-def _listed(path: Path) -> list[str]:
-    """Whether a comparison lists its runs with their digests."""
-    wrong = []
-    for run in files.read_json(path / COMPARISON)["runs"]:
-        place = path / run["path"]
-        if not store.finished(place) or store.read(place).summary["digest"] != run["digest"]:
-            wrong.append(f"{run['path']} does not have the digest {run['digest'][:16]}")
-    return wrong
+@contextlib.contextmanager
+def _held(out: Path | None) -> Iterator[interrupt.Stop]:
+    """Hold the lock of a folder, and signals until a round is over."""
+    locked = contextlib.nullcontext() if out is None else lock.held(out)
+    with locked, interrupt.held(out) as stop:
+        yield stop
 
 
 def _beside(path: Path) -> dict[str, History]:
@@ -174,7 +198,7 @@ def _turn(method: Method) -> int:
 
 
 def _folder(config: Config) -> Path | None:
-    return None if config.run.out is None else Path(config.run.out)
+    return None if config.run.out is None else files.folder_of(config.run.out, "run.out")
 
 
 def _cell(
@@ -194,14 +218,18 @@ def _cell(
             step = Progress(method.label, seed, turns, turns, None, reused=True, more=turns)
             progress(step)
         return found
-    place = None if out is None else out / method.label / f"seed-{seed}"
-    return drive(
-        *(assembly, method, seed, place),
-        stop=stop,
-        references=known,
-        progress=progress,
-        left=found,
-    )
+    place = None if out is None else comparison_folder.place(out, method.label, seed)
+    with contextlib.nullcontext() if place is None else lock.held(place):
+        found = _found(assembly, method, seed, out)  # nobody else writes into it now
+        if isinstance(found, RunResult):
+            return found
+        return drive(
+            *(assembly, method, seed, place),
+            stop=stop,
+            references=known,
+            progress=progress,
+            left=found,
+        )
 
 
 def _found(
@@ -210,7 +238,7 @@ def _found(
     """A run of the very same config, finished or not; any other run in its place is refused."""
     if out is None:
         return None
-    place = out / method.label / f"seed-{seed}"
+    place = comparison_folder.place(out, method.label, seed)
     asked = config_hash(assembly.config.single(method, seed))
     if store.finished(place):
         found = RunResult.read(place)

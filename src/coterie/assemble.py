@@ -4,7 +4,6 @@ Everything that can be refused is refused here, before a folder is made.
 """
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -59,7 +58,8 @@ def assemble(config: Config) -> Assembly:
     for federation in federations.values():
         _check_sizes(federation)
         dataset = federation.dataset  # a table is complete only now
-    factory = models.factory(config.model.name, dataset, **config.model.options)
+    build = models.builder(config.model.name, config.code)
+    factory = models.factory(build, dataset, **config.model.options)
     if config.train.precision == "bf16":
         factory = models.in_bfloat16(factory, torch.device(config.engine.device).type)
     _check_model(factory, dataset, config.model.name)
@@ -125,7 +125,7 @@ def _settled(config: Config, dataset: Dataset) -> Config:
         partition = partition.model_copy(update={"options": partition_options(partition)})
     if model.name == AUTO:
         model = Named(name=models.default(dataset))
-        model = model.model_copy(update={"options": model_options(model, Path.cwd())})
+        model = model.model_copy(update={"options": model_options(model, config.code)})
     run = config.run.model_copy(update={"metric": _metric(config.run.metric, dataset)})
     return config.model_copy(update={"partition": partition, "model": model, "run": run})
 

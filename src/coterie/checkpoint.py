@@ -42,6 +42,7 @@ IDS, ROWS = ":ids", ":rows"  # of an array of which not all rows are written
 SHARE = 0.05  # of the time of a run that checkpoints may take
 LEAST, SPEED = 0.1, 200e6  # what the first is taken to cost: seconds, and bytes a second
 _NAME = re.compile(r"round-(\d{8})")
+_OURS = re.compile(r"round-\d{8}|\.round-\d{8}\.\d+\.tmp|LATEST|\.LATEST\.\d+\.tmp")
 _LOG = re.compile(r"(rounds\.jsonl|clients\.csv|collaboration\.parts/\d{8}\.npz)")
 
 Listing = dict[str, dict[str, Any]]  # name: bytes and sha256
@@ -131,6 +132,7 @@ def restore(stored: Stored, server: Tree, states: Tree) -> tuple[Tree, Tree]:
 def write(run: Path, rounds: int, server: Tree, states: Tree, logs: Listing) -> Path:
     """Write a checkpoint as one transaction; ``logs`` says how far the run's logs have come."""
     home = run / FOLDER
+    files.refuse_links(run, [FOLDER])
     name = f"round-{rounds:08d}"
     temporary = home / f".{name}.{os.getpid()}.tmp"
     try:
@@ -202,14 +204,15 @@ class Keeper:
 
 def prune(run: Path, keep: set[Path]) -> None:
     """Remove all checkpoints but these, and what a kill has left half done."""
+    files.refuse_links(run, [FOLDER])
     for entry in (run / FOLDER).iterdir():
-        if entry.is_dir() and entry not in keep:
+        if _OURS.fullmatch(entry.name) and entry.is_dir() and entry not in keep:
             shutil.rmtree(entry, ignore_errors=True)
 
 
 def clear(run: Path) -> None:
     """Remove what a finished run needs no more."""
-    shutil.rmtree(run / FOLDER, ignore_errors=True)
+    files.remove(run / FOLDER, _OURS)
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -217,6 +220,7 @@ def clear(run: Path) -> None:
 
 def newest(run: Path) -> tuple[Stored | None, list[str]]:
     """The newest checkpoint that is as it was written, and what is wrong with newer ones."""
+    files.refuse_links(run, [FOLDER])
     wrong: list[str] = []
     for folder in _candidates(run / FOLDER):
         try:

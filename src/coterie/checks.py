@@ -8,8 +8,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from .errors import ConfigError, did_you_mean
+from .imports import Code
 from .methods import NONE, algorithm_class, without_adaptation
-from .names import AUTO, checked, fields, imported
+from .names import AUTO, checked, fields
 from .schema import METHODS, Algorithms, Config, Fields, Named, Table
 
 
@@ -40,12 +41,12 @@ def _unknown(path: list[str]) -> ConfigError:
     return ConfigError(f"{'.'.join(path)}: [{path[0]}] has no such field; {known}")
 
 
-def with_names(config: Config, folder: Path) -> Config:
+def with_names(config: Config) -> Config:
     """Data, partition and model looked up; their fields checked and filled in."""
     found = {
         "data": _data_options(config),
         "partition": partition_options(config.partition),
-        "model": model_options(config.model, folder),
+        "model": model_options(config.model, config.code),
     }
     tables = {
         table: getattr(config, table).model_copy(update={"options": options})
@@ -84,18 +85,18 @@ def partition_options(partition: Named) -> Fields:
     return found
 
 
-def model_options(model: Named, folder: Path) -> Fields:
+def model_options(model: Named, code: Code) -> Fields:
     """A network's options; "auto" has none."""
-    from .models import MODELS
+    from .models import MODELS, builder
 
     name, options = model.name, model.options
     if name == AUTO:
         return checked(options, (), "model", name)
-    own = imported(name, "model.name", folder) if ":" in name else None
-    return checked(options, fields(own or _known(name, MODELS, "model")), "model", name)
+    own = builder(name, code) if ":" in name else _known(name, MODELS, "model")
+    return checked(options, fields(own), "model", name)
 
 
-def with_methods(config: Config, loose: Fields, folder: Path) -> Config:
+def with_methods(config: Config, loose: Fields) -> Config:
     """Every method that is named or told something, with its fields checked and filled in.
 
     ``loose`` are the fields that stand in ``[algorithm]`` itself: they are of the method it names.
@@ -108,7 +109,7 @@ def with_methods(config: Config, loose: Fields, folder: Path) -> Config:
     elif config.run.methods is None:
         places = dict.fromkeys(METHODS, "run.methods") | places
     places = dict.fromkeys(config.run.methods or (), "run.methods") | places
-    named = {name: _method_fields(name, told, places[name], folder) for name in places}
+    named = {name: _method_fields(name, told, places[name], config.code) for name in places}
     adapt = _adaptation(config.adapt, list(named))
     update = {"algorithm": Algorithms(name=own, named=named), "adapt": adapt}
     config = config.model_copy(update=update)
@@ -134,9 +135,9 @@ def _check_lists(config: Config) -> None:
             )
 
 
-def _method_fields(name: str, told: Mapping[str, Fields], where: str, folder: Path) -> Fields:
+def _method_fields(name: str, told: Mapping[str, Fields], where: str, code: Code) -> Fields:
     """A method's fields; one that only adapts another is told what the other is told."""
-    kind = algorithm_class(name, "algorithm.name" if where == "algorithm" else where, folder)
+    kind = algorithm_class(name, code, "algorithm.name" if where == "algorithm" else where)
     given = told.get(name, told.get(without_adaptation(name)[0], {}))
     table = "algorithm" if where == "algorithm" else f"algorithm.{name}"
     return checked(given, fields(kind), table, kind.__name__)

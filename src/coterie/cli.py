@@ -14,7 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from . import __version__
-from .errors import ConfigError, CoterieError, CoterieWarning, StoppedError
+from .errors import (
+    ConfigError,
+    CoterieError,
+    CoterieWarning,
+    StoppedError,
+    printable,
+    printable_lines,
+)
 
 app = typer.Typer(
     add_completion=False,
@@ -44,6 +51,11 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "adapt": (str | None, "what a client does to its finished model: none or ft [adapt.name]"),
     "out": (str | None, "folder for the results [run.out]"),
 }
+CODE = typer.Option(
+    "--code",
+    metavar="DIR",
+    help="a folder with a module that the config names as package.module:Class",
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -65,7 +77,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    print(f"coterie: warning: {message}", file=sys.stderr)
+    print(f"coterie: warning: {printable_lines(message)}", file=sys.stderr)
 
 
 def _version(asked: bool) -> None:
@@ -104,11 +116,9 @@ def configured(command: Command) -> Callable[..., None]:
     setting = typer.Option(
         "--set", metavar="FIELD=VALUE", help="any field, as in train.momentum=0.9"
     )
-    parameters.append(
-        inspect.Parameter(
-            "set", keyword, default=None, annotation=Annotated[list[str] | None, setting]
-        )
-    )
+    for name, repeated in (("set", setting), ("code", CODE)):
+        hint = Annotated[list[str] | None, repeated]
+        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=hint))
 
     def wrapped(**given: Any) -> None:
         config = given.pop("config")
@@ -139,7 +149,9 @@ def _seeds(text: str) -> int | list[int]:
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise ConfigError(f"run.seeds: found '{text}'; expected a number, or 0,1,2") from None
+        numbers = []
+    if not numbers:
+        raise ConfigError(f"run.seeds: found '{text}'; expected a number, or 0,1,2")
     return numbers if "," in text else numbers[0]
 
 
@@ -152,10 +164,10 @@ def _setting(text: str) -> tuple[str, Any]:
         return field, value
     try:
         return field, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         raise ConfigError(
-            f"--set {text}: '{value}' is no TOML value; expected a number, true, false, a quoted "
-            "text or a [list]"
+            f"--set {text[:60]}: '{value[:60]}' is no TOML value; expected a number, true, false, "
+            "a quoted text or a [list]"
         ) from None
 
 
@@ -176,30 +188,35 @@ def compare(config: str | None, given: dict[str, Any]) -> None:
 def run(config: str | None, given: dict[str, Any]) -> None:
     """Run one method."""
     from . import api
-    from .screen import default_out, progress_on_stderr
+    from .screen import default_out, progress_on_stderr, show
 
     asked = default_out(api.configure(config, **given))
     with progress_on_stderr(1, asked.run.rounds) as watch:
         result = api.run(asked, progress=watch)
-    print(result)
+    show(result)
 
 
 @app.command()
 def resume(
     folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+    code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
-    """Continue a run or a comparison that was stopped or killed, to the same result."""
+    """Continue a run or a comparison that was stopped or killed, to the same result.
+
+    The folder may be somebody else's: code that it names is run only from the folders given by
+    --code, or from installed packages with --code installed.
+    """
     from . import api
     from .results import Comparison
-    from .screen import progress_on_stderr, show_comparison
+    from .screen import progress_on_stderr, show, show_comparison
 
-    runs, rounds = api.expected(folder)
+    runs, rounds = api.expected(folder, code)
     with progress_on_stderr(runs, rounds) as watch:
-        found = api.resume(folder, progress=watch)
+        found = api.resume(folder, progress=watch, code=code)
     if isinstance(found, Comparison):
         show_comparison(found)
     else:
-        print(found)
+        show(found)
 
 
 @app.command()
@@ -211,7 +228,8 @@ def verify(
 
     report = api.verify(folder)
     for place, wrong in report.items():
-        print("\n".join([f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong]))
+        for line in (f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong):
+            print(printable(line))
     if any(report.values()):
         raise typer.Exit(1)
 
@@ -221,8 +239,9 @@ def verify(
 def doctor(config: str | None, given: dict[str, Any]) -> None:
     """Check a config and its data before any training: counts, memory, time."""
     from .doctor import doctor as diagnose
+    from .screen import show
 
-    print(diagnose(config, **given))
+    show(diagnose(config, **given))
 
 
 @app.command(name="list")
@@ -251,7 +270,7 @@ def show(
     print(explanation(names))
     if data is not None:
         given = {"data": data, "partition": names[-1], "clients": clients, "seed": seed}
-        print("\n" + drawing({**flags({"set": settings}), **given}))
+        print("\n" + printable_lines(drawing({**flags({"set": settings}), **given})))
 
 
 @app.command()
@@ -285,7 +304,3 @@ def bench(
     else:
         results = timing.measure(workloads or [], device, precision, repeats, force=force)
         show.show_results(results, as_json=as_json)
-
-
-if __name__ == "__main__":
-    main()

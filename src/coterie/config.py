@@ -14,11 +14,14 @@ import json
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
 from .checks import validated, with_methods, with_names
 from .errors import ConfigError, CoterieError
+from .files import expanded
+from .imports import Code, Given
 from .methods import NONE
 from .names import AUTO
 from .schema import DEMO, Config, Fields, Table
@@ -35,23 +38,33 @@ OWN = {"data": ("name", "val", "test", "aux"), "partition": ("name", "foreign_ta
 def load(
     source: str | Path | Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
+    code: Given | Code = None,
 ) -> Config:
     """A config from a file, from tables, or the built-in default; overrides have dotted names.
+
+    ``code`` are folders in which the code that the config names may lie; installed packages need no
+    naming, except for a ``.json`` file: that is what a run writes, and it may be somebody else's.
 
     >>> load({"train": {"lr": 0.5}}, {"run.rounds": 3}).run.rounds
     3
     """
     changes = dict(overrides or {})
-    tables, folder, prefix = DEMO, Path.cwd(), ""
+    tables, prefix = DEMO, ""
+    if not isinstance(code, Code):
+        code = Code.of(code, installed=not str(source).endswith(".json"))
     if isinstance(source, Mapping):
         tables = dict(source)
     elif source is not None:
-        folder, prefix = Path(source).resolve().parent, f"{source}: "
-        tables = _anchored(read(Path(source)), folder)
+        prefix = f"{source}: "
+        tables = _anchored(read(Path(source)), Path(source).resolve().parent)
     elif "data.name" in changes:  # the built-in partition is of the built-in data
         tables = {}
     try:
-        return _resolved(tables, changes, folder)
+        return _resolved(tables, changes, code)
+    except RecursionError:
+        raise ConfigError(
+            f"{prefix}the tables are nested too deeply; expected two levels"
+        ) from None
     except CoterieError as error:
         told = str(error).partition(":")[0] in changes  # then the file is not to blame
         raise type(error)(f"{'' if told else prefix}{error}") from None
@@ -63,14 +76,18 @@ def read(path: Path) -> Table:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; expected a config in TOML") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); expected UTF-8 text") from None
     try:
         if path.suffix != ".json":
             return tomllib.loads(text)
         tables: Table = json.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply; expected two levels") from None
     except ValueError as error:
         raise ConfigError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{path}: holds a {type(tables).__name__}; expected tables")
     return {key: table for key, table in tables.items() if key not in WRITTEN}
 
 
@@ -113,31 +130,36 @@ def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
     for table, field in (("run", "out"), ("data", "path"), ("data", "name")):
         value = made[table].get(field) if isinstance(made.get(table), dict) else None
         if isinstance(value, str) and (field != "name" or (folder / value).exists()):
-            made[table][field] = str(folder / Path(value).expanduser())
+            made[table][field] = str(folder / expanded(value))
     return made
 
 
-def _resolved(tables: Table, changes: Mapping[str, Any], folder: Path) -> Config:
+def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
     """Checked tables: first their form, then every name and its fields."""
     merged = merge(tables, changes)
-    for path, value in _numbers(merged, ""):
-        if not math.isfinite(value):
+    for path, value in _values(merged, ""):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{path}: found {value}; expected a finite number")
+        if isinstance(value, date | time):
+            raise ConfigError(
+                f"{path}: found the date or time {value}; expected a number, true, false, a list "
+                "or a text in quotes"
+            )
     if "privacy" in merged:
         raise ConfigError("privacy: this table is reserved and cannot be used yet; leave it out")
     loose = _loose(merged.get("algorithm"))
-    return with_methods(with_names(validated(_formed(merged)), folder), loose, folder)
+    return with_methods(with_names(validated(_formed(merged)).with_code(code)), loose)
 
 
-def _numbers(value: Any, path: str) -> Iterator[tuple[str, float]]:
-    """Every float and its dotted place."""
+def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every number, text, date or truth value and its dotted place."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _numbers(part, f"{path}.{key}".removeprefix("."))
+            yield from _values(part, f"{path}.{key}".removeprefix("."))
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _numbers(part, path)
-    elif isinstance(value, float):
+            yield from _values(part, path)
+    else:
         yield path, value
 
 

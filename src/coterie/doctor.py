@@ -11,6 +11,7 @@ from .assemble import Assembly, assemble, task_of
 from .data.duplicates import duplicates, shared_units
 from .data.federation import Federation
 from .engines import auto
+from .errors import printable
 from .history import Roster
 from .methods import Method
 from .task import Task
@@ -28,7 +29,7 @@ class Diagnosis:
     def __repr__(self) -> str:
         width = max(len(name) for name, _ in self.facts)
         lines = [f"{name:<{width}}  {text}" for name, text in self.facts]
-        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
+        return "\n".join(map(printable, [*lines, *(f"warning: {w}" for w in self.warnings)]))
 
 
 def doctor(source: Source = None, **flags: object) -> Diagnosis:

@@ -14,11 +14,34 @@ without a traceback and ends with code 2.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# Control characters, surrogates, and what turns the order of letters around.
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: object) -> str:
+    r"""One line as it may go to a terminal: line ends and escape codes are written as escapes.
+
+    >>> printable("ward \x1b[2J 7")
+    'ward \\x1b[2J 7'
+    """
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], str(text))
+
+
+def printable_lines(text: object) -> str:
+    """Several lines as they may go to a terminal."""
+    return "\n".join(map(printable, str(text).split("\n")))
 
 
 class CoterieError(Exception):
     """Anything this library raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
 
 
 class ConfigError(CoterieError):
@@ -47,6 +70,9 @@ class StoppedError(CoterieError):
 
 class CoterieWarning(UserWarning):
     """Something that did not stop a run and has to be known."""
+
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -32,6 +32,7 @@ POINTS = {
     "finish.manifest": "the run is finished, leftovers are still there",
     "compare.cell": "one run of a comparison is finished",
     "compare.report": "all runs are finished, the report is not written",
+    "compare.manifest": "the report is written, the comparison's manifest is not",
 }
 
 _passed: Counter[str] = Counter()

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import math
+import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from . import packing
 from .algorithm import Mixture
@@ -20,6 +22,9 @@ from .errors import StoreError
 from .history import SCORES, Line, Packed, Roster, Scores, dense
 
 COLUMNS = ("round", "client", "n_train", "n_val", "n_test", *SCORES)
+# A cell that begins with one of these is a formula to a spreadsheet; the quote is for reading back.
+_FORMULA = re.compile(r"(^|[,;\t\r\n])(?=[=+\-@\t\r\n＝＋－＠'])")
+_QUOTED = re.compile(r"(^|[,;\t\r\n])'")
 DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
 
 
@@ -69,14 +74,35 @@ def write_models(path: Path, mixture: Mixture) -> None:
 
 def read_models(path: Path) -> Mixture:
     """Every client's predictor: ``weights [K, r]``, ``models [K, r, P]``."""
+    weights, models, index = _stored_models(path)
+    return Mixture(weights, models[index])
+
+
+def stored_digest(path: Path) -> str:
+    """The :func:`digest` of stored predictors, one model after the other in memory."""
+    weights, models, index = _stored_models(path)
+    total = hashlib.sha256()
+    for shares, places in zip(weights, index.tolist(), strict=True):
+        total.update(shares.contiguous().numpy().tobytes())
+        for place in places:
+            total.update(models[place].contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+def _stored_models(path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """``weights [K, r]``, ``models [U, P]`` and ``index [K, r]`` into them."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         tensors = load_file(path)
-        return Mixture(tensors["weights"], tensors["models"][tensors["index"]])
-    except (OSError, SafetensorError, KeyError, IndexError) as error:
+        weights, models, index = tensors["weights"], tensors["models"], tensors["index"]
+        fits = weights.shape == index.shape and models.dim() == 2 and index.dtype == torch.int64
+        if not fits or bool(((index < 0) | (index >= len(models))).any()):
+            raise ValueError("its arrays do not fit together")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise _unreadable(path, error, "the models of a run") from error
+    return weights, models, index
 
 
 def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: Roster) -> None:
@@ -128,24 +154,44 @@ def read_rounds(path: Path) -> list[Line]:
     lines: list[Line] = []
     for text in _read_lines(path).split("\n")[:-1]:
         try:
-            lines.append(json.loads(text))
-        except ValueError as error:
+            line = json.loads(text)
+            if not isinstance(line, dict):
+                raise ValueError(f"a line is {text[:20]}")
+        except (ValueError, RecursionError) as error:
             raise _unreadable(path, error, "a JSON object a line") from error
+        lines.append(line)
     return lines
 
 
 def client_rows(index: int, scores: Scores, roster: Roster) -> Iterator[tuple[Any, ...]]:
-    """The lines of one round for ``clients.csv``; an empty cell is a score that does not exist."""
+    """The lines of one round for ``clients.csv``; an empty cell is a score that does not exist.
+
+    A client's name that a spreadsheet would run as a formula has a quote before it.
+    """
     for i, name in enumerate(roster.clients):
         numbers = [float(scores[column][i]) for column in SCORES]
         cells = ["" if math.isnan(number) else repr(number) for number in numbers]
-        yield (index, name, roster.n_train[i], roster.n_val[i], roster.n_test[i], *cells)
+        yield (
+            index,
+            _FORMULA.sub(r"\1'", name),
+            roster.n_train[i],
+            roster.n_val[i],
+            roster.n_test[i],
+            *cells,
+        )
 
 
 def append_clients(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
     """Add lines to ``clients.csv``."""
     with path.open("a", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
+        file.writelines(map(_csv_line, rows))
+
+
+def _csv_line(row: tuple[Any, ...]) -> str:
+    """One line; the writer quotes the line ends in a cell only if they are its own as well."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\r\n").writerow(row)
+    return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def read_clients(path: Path) -> tuple[list[tuple[int, Scores]], Roster]:
@@ -154,6 +200,7 @@ def read_clients(path: Path) -> tuple[list[tuple[int, Scores]], Roster]:
     rounds: dict[int, list[dict[str, str]]] = {}
     try:
         for row in table:
+            row["client"] = _QUOTED.sub(r"\1", row["client"])
             rounds.setdefault(int(row["round"]), []).append(row)
         first = next(iter(rounds.values()), [])
         sizes = {name: np.array([int(row[name]) for row in first]) for name in COLUMNS[2:5]}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from .errors import StoppedError
+from .errors import StoppedError, printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -70,4 +70,6 @@ def held(resume: object) -> Iterator[Stop]:
 
 
 def _say(text: str) -> None:
-    os.write(2, f"coterie: {text}\n".encode())  # print() may be what the signal has interrupted
+    os.write(
+        2, f"coterie: {printable(text)}\n".encode()
+    )  # print() may be what the signal has interrupted

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from . import checkpoint, files, store
 from .config import WRITTEN
 from .errors import CoterieWarning, StoreError
@@ -13,7 +15,6 @@ from .run import Begin
 from .schema import Config, Engine, Table
 from .tree import Tree
 
-COMPARE = "compare.json"  # what a comparison was asked for
 SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
 UNBOUNDED = 2**40  # MiB: the chunk that was chosen once is taken as it is
 
@@ -46,24 +47,39 @@ class Left(NamedTuple):
         chosen = dict(self.config["resolved"])
         known = {key: value for key, value in chosen.items() if key in Engine.model_fields}
         threads = chosen.get("threads") or self.environment.get("threads")
-        update = {**known, "name": chosen["engine"], "threads": threads, "memory_mib": UNBOUNDED}
-        return config.model_copy(update={"engine": config.engine.model_copy(update=update)})
+        update = {**known, "threads": threads, "memory_mib": UNBOUNDED}
+        try:
+            asked = {**config.engine.model_dump(), **update, "name": chosen["engine"]}
+            engine = Engine.model_validate(asked)
+        except (KeyError, ValidationError) as error:
+            raise _altered(self.path) from error
+        return config.model_copy(update={"engine": engine})
 
 
 def left(path: Path) -> Left | None:
     """The unfinished run of a folder; None where there is none."""
+    store.refuse_links(path)
     if store.finished(path) or not (path / store.CONFIG).is_file():
         return None
     config = files.read_json(path / store.CONFIG)
     where = path / store.ENVIRONMENT
     environment = files.read_json(where) if where.is_file() else {}
-    whole = isinstance(config, dict) and {"asked", "resolved", "hash"} <= config.keys()
-    if not whole or not isinstance(environment, dict):
-        raise StoreError(
-            f"{path / store.CONFIG}: is not as a run writes it; expected its config, hash and "
-            "resolved engine; the run cannot be continued, start it again in another folder"
-        )
+    expected = {"asked": dict, "resolved": dict, "hash": str}
+    whole = isinstance(config, dict) and isinstance(environment, dict)
+    if (
+        not whole
+        or not all(isinstance(config.get(key), kind) for key, kind in expected.items())
+        or not isinstance(environment.get("resumed", []), list)
+    ):
+        raise _altered(path)
     return Left(path, config, environment)
+
+
+def _altered(path: Path) -> StoreError:
+    return StoreError(
+        f"{path / store.CONFIG}: is not as a run writes it; expected its config, hash and "
+        "resolved engine; the run cannot be continued, start it again in another folder"
+    )
 
 
 def reopen(

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import is_dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import ConfigError, did_you_mean
-from .names import imported
+from .imports import Code, imported
 
 if TYPE_CHECKING:
     from .algorithm import AnyAlgorithm
@@ -35,7 +34,11 @@ class Method(NamedTuple):
 
 
 def method_of(
-    name: str, named: Mapping[str, dict[str, Any]], adapt: str, adapt_fields: dict[str, Any]
+    name: str,
+    named: Mapping[str, dict[str, Any]],
+    adapt: str,
+    adapt_fields: dict[str, Any],
+    code: Code,
 ) -> Method:
     """The method of a name, with its own fields or else those of the method it adapts.
 
@@ -47,13 +50,14 @@ def method_of(
     chosen = own if own != NONE or base == "local" else adapt
     given = named.get(name, named.get(base, {}))
     label = base.rpartition(":")[2].lower()
+    kind = algorithm_class(base, code)
     if chosen == NONE:
-        return Method(name, label, algorithm_class(base), given, None, {})
+        return Method(name, label, kind, given, None, {})
     fits = adapt in (NONE, chosen)
     return Method(
         name,
         f"{label}_{chosen}",
-        algorithm_class(base),
+        kind,
         given,
         ADAPTATIONS[chosen],
         adapt_fields if fits else {},
@@ -67,7 +71,7 @@ def without_adaptation(name: str) -> tuple[str, str]:
     return ALIASES.get(name, (name, NONE))
 
 
-def algorithm_class(name: str, where: str = "algorithm.name", folder: Path | None = None) -> Any:
+def algorithm_class(name: str, code: Code, where: str = "algorithm.name") -> Any:
     """The class of a name in ALGORITHMS or ALIASES, or a user's own ``package.module:Class``."""
     from .algorithm import Algorithm
     from .algorithms import ALGORITHMS, ALIASES
@@ -78,9 +82,8 @@ def algorithm_class(name: str, where: str = "algorithm.name", folder: Path | Non
     if ":" not in name:
         known = did_you_mean(name, [*ALGORITHMS, *ALIASES, "package.module:Class"])
         raise ConfigError(f"{where}: no method is called '{name}'; {known}")
-    found = imported(name, where, folder)
-    fits: bool = isinstance(found, type) and issubclass(found, Algorithm)
-    if not fits or not is_dataclass(found):
+    found = imported(name, Algorithm, where, code)
+    if not is_dataclass(found):
         raise ConfigError(
             f"{where}: '{name}' is {found!r}; expected a dataclass that extends coterie.Algorithm"
         )

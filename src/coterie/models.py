@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from .data.federation import Dataset
 from .errors import ConfigError, did_you_mean
-from .names import checked, fields, imported
+from .imports import INSTALLED_ONLY, Code, imported
+from .names import checked, fields
 from .ranges import Interval
 
 Shape = tuple[int, ...]
@@ -168,18 +169,20 @@ def default(dataset: Dataset) -> str:
     return "lenet5" if shape[0] == 1 else "fedavg_cnn"
 
 
-def factory(name: str, dataset: Dataset, **options: Any) -> Callable[[], nn.Module]:
+def factory(model: str | Builder, dataset: Dataset, **options: Any) -> Callable[[], nn.Module]:
     """A function that makes fresh modules for this data; "auto" picks by the kind of data.
+
+    A model is named, or its builder is given.
 
     >>> import torch
     >>> table = Dataset("t", torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), classes=2)
     >>> [type(layer).__name__ for layer in factory("auto", table)()]
     ['Sequential', 'Linear']
     """
-    name = default(dataset) if name == "auto" else name
-    build = builder(name)
-    if name in MODELS:
-        options = checked(options, fields(build), "model", name)
+    model = default(dataset) if model == "auto" else model
+    build = builder(model) if isinstance(model, str) else model
+    if model in MODELS:
+        options = checked(options, fields(build), "model", str(model))
     given: dict[str, Any] = {"shape": tuple(dataset.x.shape[1:]), "classes": dataset.classes}
     if dataset.x.dtype == torch.int64:
         given["vocabulary"] = int(dataset.x.max()) + 1
@@ -212,8 +215,8 @@ def in_bfloat16(make: Callable[[], nn.Module], device_type: str) -> Callable[[],
     return half
 
 
-def builder(name: str) -> Builder:
-    """The builder of a name in MODELS, or a user's own class as ``package.module:Class``.
+def builder(name: str, code: Code = INSTALLED_ONLY) -> Builder:
+    """The builder of a name in MODELS, or a user's own ``nn.Module`` as ``package.module:Class``.
 
     A user's class is called with the other keys of ``[model]``; parameters that it calls ``shape``
     and ``classes`` are filled in from the data.
@@ -223,8 +226,7 @@ def builder(name: str) -> Builder:
     if ":" not in name:
         known = did_you_mean(name, ["auto", *MODELS, "package.module:Class"])
         raise ConfigError(f"model.name: no model is called '{name}'; {known}")
-    made: Builder = imported(name, "model.name")
-    return made
+    return imported(name, nn.Module, "model.name", code)
 
 
 class _Residual(nn.Module):

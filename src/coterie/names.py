@@ -7,14 +7,11 @@ docstring, as a line ``name: meaning``, and in a dataclass may instead be the co
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import re
-import sys
 import textwrap
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from .errors import ConfigError, did_you_mean
@@ -123,20 +120,6 @@ class Checked:
 def _field_types(owner: type[Any]) -> dict[str, Any]:
     hints = typing.get_type_hints(owner, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(owner) if field.init}
-
-
-def imported(name: str, where: str, folder: Path | None = None) -> Any:
-    """What ``package.module:Name`` names; ``folder``, the config's own, is searched too."""
-    module, _, attribute = name.partition(":")
-    if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ConfigError(
-            f"{where}: '{name}' cannot be imported ({error}); expected package.module:Class of an "
-            "installed package or of a folder on PYTHONPATH"
-        ) from error
 
 
 def summary(owner: object) -> str:

@@ -14,12 +14,12 @@ import numpy as np
 
 from . import files, metrics, store
 from .alarms import Alarm, raise_alarms
-from .errors import StoreError
+from .comparison_folder import COMPARISON, REPORT
+from .errors import StoreError, printable_lines
 from .history import History, last_score, summarise
 from .metrics import Floats, OverSeeds, Paired
 from .store import RunData
 
-COMPARISON, REPORT = "comparison.json", "report.html"
 LOCAL = "local"
 
 
@@ -62,7 +62,7 @@ class RunResult:
     def __repr__(self) -> str:
         from .report.table import run_text
 
-        return run_text(self)
+        return printable_lines(run_text(self))
 
     def _repr_html_(self) -> str:
         from .report.table import run_html
@@ -111,8 +111,14 @@ class Comparison:
     def read(cls, path: str | Path) -> "Comparison":
         """A comparison from the folder ``coterie compare`` wrote."""
         path = Path(path)
-        listed = files.read_json(path / COMPARISON)["runs"]
-        return cls.of((RunResult.read(path / run["path"]) for run in listed), path)
+        try:
+            places = [path / run["path"] for run in files.read_json(path / COMPARISON)["runs"]]
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                f"{path / COMPARISON}: is not as a comparison writes it ({error!r}); expected a "
+                "list of runs; check the folder with 'coterie verify'"
+            ) from error
+        return cls.of(map(RunResult.read, places), path)
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
@@ -158,7 +164,7 @@ class Comparison:
         """Whether joining is worth it, in a sentence or two."""
         from .report.verdict import verdict
 
-        return verdict(self)
+        return printable_lines(verdict(self))
 
     def to_dict(self) -> dict[str, Any]:
         """What ``comparison.json`` holds."""
@@ -196,7 +202,7 @@ class Comparison:
     def __repr__(self) -> str:
         from .report.table import comparison_text
 
-        return comparison_text(self)
+        return printable_lines(comparison_text(self))
 
     def _repr_html_(self) -> str:
         from .report.table import comparison_html

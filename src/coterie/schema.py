@@ -6,8 +6,10 @@ What belongs to a name (a method's fields, a partition's) is kept as ``options``
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
+from .engines.base import MOST_THREADS
+from .imports import Code
 from .methods import Method, method_of
 from .ranges import (
     AtLeastOne,
@@ -123,11 +125,11 @@ class Engine(_Table):
     """Who computes, and where."""
 
     name: Literal["auto", "vmap", "loop", "wire"] = "auto"
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")] = "cpu"
     chunk: Count | None = None
     memory_mib: Count | None = None
     state: Literal["device", "host", "disk"] = "device"
-    threads: Count | None = None
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
     play: bool | None = None
     compiled: bool | None = None
 
@@ -166,6 +168,18 @@ class Config(_Table):
     engine: Engine = Engine()
     guard: Guard = Guard()
     run: Run = Run()
+    _code: Code = PrivateAttr(default=Code())  # no field: a config cannot allow itself anything
+
+    @property
+    def code(self) -> Code:
+        """Where code that the config names may come from."""
+        return self._code
+
+    def with_code(self, code: Code) -> "Config":
+        """The config, with code allowed from these places."""
+        allowed = self.model_copy()
+        allowed._code = code
+        return allowed
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -175,7 +189,8 @@ class Config(_Table):
     def method(self, name: str | None = None) -> Method:
         """A method with its fields as they are here; the config's own where none is named."""
         name = name or self.algorithm.name or METHOD
-        return method_of(name, self.algorithm.named, self.adapt.name, self.adapt.options)
+        adapt = self.adapt
+        return method_of(name, self.algorithm.named, adapt.name, adapt.options, self.code)
 
     def methods(self) -> tuple[Method, ...]:
         """The methods of a comparison; Local is always one of them."""

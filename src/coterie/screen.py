@@ -8,10 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .comparison_folder import REPORT
 from .config import config_hash
 from .drive import Progress as Step
 from .drive import Watch
-from .results import REPORT, Comparison
+from .errors import printable, printable_lines
+from .results import Comparison
 from .schema import Config
 
 
@@ -44,12 +46,12 @@ def progress_on_stderr(runs: int, rounds: int) -> Iterator[Watch]:
 
 def _advance(bar: Progress, task: object, step: Step) -> None:
     bar.update(task, advance=step.more, description=f"{step.method}, seed {step.seed}")  # type: ignore[arg-type]
-    for line in _lines(step):
+    for line in map(printable, _lines(step)):
         bar.console.print(line, highlight=False, markup=False)
 
 
 def _plain_line(step: Step) -> None:
-    for line in _lines(step):
+    for line in map(printable, _lines(step)):
         print(line, file=sys.stderr, flush=True)
 
 
@@ -81,9 +83,14 @@ def show_comparison(comparison: Comparison) -> None:
     if console.is_terminal:
         console.print(to_rich(table(comparison)))
     else:
-        print(to_text(table(comparison)) + "\n")
+        show(to_text(table(comparison)) + "\n")
     for note in notes(comparison):
-        print(f"{note}\n")
-    print(comparison.verdict)
+        show(f"{note}\n")
+    show(comparison.verdict)
     if comparison.path is not None:
-        print(f"\nfolder: {comparison.path}\npage:   {comparison.path / REPORT}")
+        show(f"\nfolder: {comparison.path}\npage:   {comparison.path / REPORT}")
+
+
+def show(text: object) -> None:
+    """Print lines; names from data, configs and folders do not control the terminal."""
+    print(printable_lines(text))

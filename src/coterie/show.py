@@ -12,7 +12,7 @@ from .assemble import assemble
 from .data.datasets import DATASETS
 from .data.federation import Federation
 from .data.partition import PARTITIONS
-from .errors import ConfigError, did_you_mean
+from .errors import ConfigError, did_you_mean, printable
 from .models import MODELS
 from .names import REQUIRED, Field, fields, summary
 
@@ -143,7 +143,7 @@ def drawn(federation: Federation) -> str:
         [int((data.y[own] == c).sum()) for c in range(data.classes)] for own in federation.train
     ]
     most = max((n for row in counts for n in row), default=0)
-    names = [name[:20] for name in federation.clients]
+    names = [printable(name)[:20] for name in federation.clients]
     width = max(6, *map(len, names))
     lines = [f"{'client':<{width}}  group  train    val   test  " + ("classes" if most else "")]
     for i, name in enumerate(names[:MOST]):

@@ -16,14 +16,11 @@ While a run goes on, its matrices wait in ``collaboration.parts/``, a file a rou
 (:meth:`RunFolder.reopen`).
 """
 
-import functools
-import hashlib
 import os
 import platform
-import shutil
-import subprocess
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -31,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import __version__, checkpoint, faults, files, formats
+from . import __version__, checkpoint, faults, files, formats, lock, source
 from .alarms import raise_alarms
 from .algorithm import Mixture
 from .data.manifest import changes
@@ -49,6 +46,11 @@ PARTITION = "partition.json"  # written first: alone it is no run, and may be wr
 NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
     checkpoint.FOLDER,
+)
+LISTED = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MODELS, SUMMARY)  # every manifest lists them
+_PART = re.compile(r"\d{8}\.npz")
+_CUT_SHORT = re.compile(  # writes that a kill has cut short
+    rf"\.({'|'.join(map(re.escape, NAMES))})\.\d+\.tmp|\.states-\w+\.tmp"
 )
 
 digest = formats.digest
@@ -81,7 +83,7 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
     on_gpu = device.type == "cuda" and torch.cuda.is_available()
     return {
         "coterie": __version__,
-        "source": _source(),
+        "source": source.fingerprint(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: metadata.version(name) for name in packages},
@@ -89,28 +91,9 @@ def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "git_commit": _git_commit(),
+        "git_commit": source.commit(),
         "argv": list(sys.argv),
     }
-
-
-@functools.cache
-def _source() -> str:
-    """A fingerprint of coterie's own code: a version number does not change with every edit."""
-    total, home = hashlib.sha256(), Path(__file__).parent
-    for path in sorted(home.rglob("*.py")):
-        total.update(path.relative_to(home).as_posix().encode() + path.read_bytes())
-    return total.hexdigest()[:16]
-
-
-def _git_commit() -> str | None:
-    """The commit of the folder we run in, with a '+' where files differ from it."""
-    try:
-        command = ["git", "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
 
 
 def collect(
@@ -190,6 +173,8 @@ class RunFolder:
         log.evaluated = [(index, found) for index, found in scores if index < rounds]
         log.matrices = []
         for part in sorted((path / PARTS).glob("*.npz")):
+            if not _PART.fullmatch(part.name):
+                continue
             if int(part.stem) < rounds:
                 log.matrices += formats.read_matrices(part)[0]
                 safe[f"{PARTS}/{part.name}"] = files.describe(part)
@@ -201,8 +186,7 @@ class RunFolder:
             temporary.write_text(",".join(formats.COLUMNS) + "\n", encoding="utf-8")
             for index, found in log.evaluated:
                 formats.append_clients(temporary, formats.client_rows(index, found, log.roster))
-        for litter in path.glob(".*.tmp"):  # of writes that a kill cut short
-            litter.unlink()
+        files.remove(path, _CUT_SHORT)
         known = (path / ENVIRONMENT).is_file()
         where = files.read_json(path / ENVIRONMENT) if known else {}
         folder = cls(path, log, files.read_json(path / CONFIG), where)
@@ -268,17 +252,39 @@ class RunFolder:
 
 def _refuse_gaps(path: Path, log: Log) -> None:
     """Refuse to continue from logs that lack what their own lines say they have."""
-    for name, mark, kept in (
-        (CLIENTS, "test", log.evaluated),
-        (PARTS, "off_diagonal", log.matrices),
-    ):
-        promised = [line["round"] for line in log.lines if mark in line]
-        found = [index for index, _ in kept]
+    wrong = _gaps(log.lines, {CLIENTS: log.evaluated, PARTS: log.matrices}, len(log.lines))
+    if wrong:
+        raise StoreError(f"{path}{os.sep}{wrong[0]}; resume from an earlier checkpoint")
+
+
+def _gaps(
+    lines: Sequence[Line], kept: Mapping[str, Sequence[tuple[int, Any]]], rounds: object
+) -> list[str]:
+    """Where rounds are missing, come twice or are out of order, a sentence a file."""
+    there = [line.get("round") for line in lines]
+    wrong = []
+    if len(there) != rounds or there != list(range(len(there))):
+        wrong.append(
+            f"{ROUNDS}: found rounds {_some(there)}; expected {rounds} from 0 on, in order"
+        )
+    for name, mark in zip(kept, ("test", "off_diagonal"), strict=True):
+        promised = [line.get("round") for line in lines if mark in line]
+        found = [index for index, _ in kept[name]]
         if found != promised:
-            raise StoreError(
-                f"{path / name}: found rounds {found}; expected {promised}, as {ROUNDS} says; "
-                "resume from an earlier checkpoint"
-            )
+            expected = f"{_some(promised)}, as {ROUNDS} says"
+            wrong.append(f"{name}: found rounds {_some(found)}; expected {expected}")
+    return wrong
+
+
+def _some(rounds: Sequence[Any], most: int = 20) -> str:
+    """The first of many rounds."""
+    return f"{list(rounds[:most])}{' …' * (len(rounds) > most)}"
+
+
+def untidy(path: Path) -> bool:
+    """Whether a finished run's folder still holds what only an unfinished one needs."""
+    refuse_links(path)
+    return any((path / name).exists() for name in (PARTS, checkpoint.FOLDER, lock.NAME))
 
 
 def refuse_other_data(path: Path, federation: "Federation") -> None:
@@ -294,14 +300,22 @@ def refuse_other_data(path: Path, federation: "Federation") -> None:
 
 def tidy(path: Path) -> None:
     """Remove what only an unfinished run needs."""
-    shutil.rmtree(path / PARTS, ignore_errors=True)
+    files.remove(path / PARTS, _PART)
     checkpoint.clear(path)
+
+
+def refuse_links(path: Path) -> None:
+    """Refuse a folder in which a name of ours is a link or something else than a file or folder."""
+    names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
+    ours = [n for n in names if n in NAMES or n == lock.NAME or _CUT_SHORT.fullmatch(n)]
+    files.refuse_links(path, ours)
 
 
 def refuse_used(path: Path) -> None:
     """Refuse a folder that holds a run already, and say what can be done about it."""
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path}: is a file; expected a folder, new or empty; choose one by --out")
+    refuse_links(path)
     used = [name for name in NAMES if (path / name).exists()]
     if not used:
         return
@@ -326,6 +340,17 @@ def read(path: Path) -> RunData:
             f"{path}: holds no finished run (no {files.MANIFEST}); expected a folder written by "
             "'coterie run'; finish it with 'coterie resume' or run it again"
         )
+    refuse_links(path)
+    try:
+        return _read(path)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(
+            f"{path}: is not as a run writes it ({type(error).__name__}: {error}); expected a "
+            "folder of 'coterie run'; check it with 'coterie verify'"
+        ) from error
+
+
+def _read(path: Path) -> RunData:
     summary = files.read_json(path / SUMMARY)
     scores, roster = formats.read_clients(path / CLIENTS)
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
@@ -336,12 +361,32 @@ def read(path: Path) -> RunData:
         log.matrices, truth = formats.read_matrices(path / MATRICES)
         log.roster = replace(log.roster, **truth)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
+    if not all(isinstance(part, dict) for part in (config, where, config.get("run", {}))):
+        raise TypeError(f"expected tables in {CONFIG} and {ENVIRONMENT}")
     return RunData(log.history(), config, where, summary, path)
 
 
 def verify(path: Path) -> list[str]:
     """What is wrong with a finished run's folder, a sentence each; empty when all is as written."""
+    refuse_links(path)
     wrong = files.faults(path)
-    if not wrong and digest(formats.read_models(path / MODELS)) != read(path).summary["digest"]:
-        wrong = [f"{MODELS} does not give the digest in {SUMMARY}"]
+    if wrong:
+        return wrong
+    listed = files.read_json(path / files.MANIFEST)["files"]
+    there = {name for name in NAMES if (path / name).is_file()} - {files.MANIFEST}
+    wrong = [
+        f"{name} is not in {files.MANIFEST}" for name in sorted(there.union(LISTED) - {*listed})
+    ]
+    if wrong:
+        return wrong
+    data = read(path)
+    history = data.history
+    kept = {
+        CLIENTS: [(int(index), None) for index in history.rounds],
+        MATRICES: [(index, None) for index in history.matrix_rounds],
+    }
+    asked = data.config.get("run", {}).get("rounds", len(history.lines))
+    wrong = _gaps(history.lines, kept, asked)
+    if formats.stored_digest(path / MODELS) != data.summary.get("digest"):
+        wrong.append(f"{MODELS} does not give the digest in {SUMMARY}")
     return wrong

@@ -21,7 +21,7 @@ SECONDS = 30  # a try that takes longer hangs
 Attack = Callable[[Random, Path], None]
 
 
-class Finding(AssertionError):
+class Finding(AssertionError):  # noqa: N818  what a fuzzer reports
     """A try that ended as none may."""
 
 

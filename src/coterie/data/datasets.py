@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, did_you_mean
+from ..files import expanded
 from ..names import checked, fields
 from . import formats, locate, toys
 from .arrays import TEST, VALIDATION
@@ -64,7 +65,7 @@ def load(name: str, **options: Any) -> Dataset:
         if name not in locate.SOURCES:
             own = options  # those of a file are for its reader
         return entry.loader(**{**options, **checked(own, known, "data", name)})
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not (path.exists() or path.suffix or len(path.parts) > 1):
         raise ConfigError(
             f"data.name: no dataset and no file is called '{name}'; {did_you_mean(name, DATASETS)}"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import DataError
+from ..files import expanded
 
 VARIABLE = "COTERIE_DATA"
 
@@ -59,11 +60,11 @@ SOURCES: dict[str, Source] = {
 def find(name: str, path: str | None) -> Path:
     """The file or folder that holds a dataset: the path given, else what COTERIE_DATA holds."""
     if path is not None:
-        return Path(path).expanduser()
+        return expanded(path)
     source, root = SOURCES[name], os.environ.get(VARIABLE)
     for place in source.places:
         if Path(place).is_absolute() or root:
-            found = Path(root or "/").expanduser() / place
+            found = expanded(root or "/") / place
             if found.exists():
                 return found
     raise DataError(absent(name, root))

@@ -25,30 +25,22 @@ _PARTS = (("_train", TRAIN), ("_val", VALIDATION), ("_test", TEST), ("", TRAIN))
 _OWNERS = ("client", "writer", "owner")
 
 
-<<<<<<< HEAD
-def read_npz(path: Path, *, name: str = "", length: Count = 80, stride: Count = 80) -> Dataset:
-    """An npz file of arrays or texts.
-
-    length: characters of a sample of text
-    stride: characters from the start of a sample of text to that of the next
-=======
 def read_npz(
     path: Path,
     *,
     name: str = "",
-    length: int = 80,
-    stride: int = 80,
+    length: Count = 80,
+    stride: Count = 80,
     tokens: bool | None = None,
 ) -> Dataset:
-    """An npz file.
+    """An npz file of arrays or texts.
 
     Args:
         path: the file.
         name: what to call the dataset; the file's name by default.
-        length: characters of a sample, for text.
-        stride: characters from one sample to the next, for text.
+        length: characters of a sample of text.
+        stride: characters from the start of a sample of text to that of the next.
         tokens: whether integers in x are tokens; by default those of rank 2 from 0 on are.
->>>>>>> h/data
     """
     arrays = _load(path)
     name = name or path.stem

@@ -23,7 +23,7 @@ from ..cache import folder
 from ..errors import CoterieError
 from ..kernels.native import compiler
 from ..task import Task
-from .base import Engine
+from .base import MOST_THREADS, Engine
 from .loop import LoopEngine
 from .vmap import VmapEngine
 
@@ -38,6 +38,7 @@ REPAID_AFTER = 10  # rounds: writing one down costs about as much as five rounds
 COMPILED_AFTER = 50  # rounds: a compiler takes some seconds, the first time
 CORES = torch.get_num_threads()  # what torch would use if nobody chose
 _METHOD = Local()  # one and the same: what is played is known by its method
+_MOST_BYTES = 1 << 20  # of the file of measurements; a larger one is not ours
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
@@ -73,8 +74,8 @@ def pick(
     """The fastest local engine for this task; a loop with the process set to its threads."""
     tries = tries_of(task, rounds, chunk)
     key = _key(task, tries, memory_mib, threads, how)
-    found = _read().get(key)
-    if found is None:
+    found: Any = _read().get(key)
+    if not _fits(found, tries):
         found = measure(task, how, tries, memory_mib, threads)
         _write(key, found)
     if found["engine"] == "loop":
@@ -271,10 +272,23 @@ def _device_name(device: torch.device) -> str:
 
 def _read() -> dict[str, Any]:
     try:
-        found = json.loads(cache_file().read_text())
-    except (OSError, ValueError):
+        path = cache_file()
+        found = json.loads(path.read_text()) if path.stat().st_size <= _MOST_BYTES else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _fits(found: Any, tries: Tries) -> bool:
+    """Whether what was remembered is what :func:`measure` gives; anything else is ignored."""
+    if not isinstance(found, dict) or found.get("engine") not in ("loop", "vmap"):
+        return False
+    numbers = {"threads": MOST_THREADS}
+    if found["engine"] == "vmap":
+        numbers["chunk"] = max(tries.sizes)
+    return all(
+        type(found.get(name)) is int and 1 <= found[name] <= most for name, most in numbers.items()
+    )
 
 
 def _write(key: str, choice: dict[str, Any]) -> None:

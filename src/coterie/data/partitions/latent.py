@@ -7,6 +7,7 @@ import numpy as np
 
 from ... import draws
 from ...errors import DataError
+from ...files import expanded
 from ...ranges import Count
 from ..arrays import Array
 from ..deal import Ints, Plan, class_cells, client_names
@@ -62,7 +63,7 @@ def consecutive(clients: int, groups: int) -> Ints:
 def read_embedding(path: Path, samples: int) -> tuple[Array, str]:
     """An embedding of one's own: a row a sample, in the order of the dataset."""
     try:
-        found = np.load(path.expanduser(), allow_pickle=False)
+        found = np.load(expanded(path), allow_pickle=False)
         points = found if isinstance(found, np.ndarray) else found[found.files[0]]
     except (OSError, ValueError, EOFError, IndexError) as error:
         raise DataError(f"{path}: not an embedding that can be read ({error})") from error
