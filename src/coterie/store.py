@@ -6,6 +6,7 @@
     clients.csv           a line a client and evaluated round
     collaboration.npz     A [R, K, K], for methods that have one
     models.safetensors    every client's predictor; identical models are stored once
+    predictions.npz       what they answered to every test sample: the verdict is made of it
     summary.json          the numbers of the table
     MANIFEST.json         sha256 and size of each file; written last, so a run without it is
                           unfinished
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
 MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
+PREDICTIONS = "predictions.npz"
 NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
-    checkpoint.FOLDER,
+    *(PREDICTIONS, checkpoint.FOLDER),
 )
 
 digest = formats.digest
@@ -242,6 +244,9 @@ class RunFolder:
                 formats.write_matrices(temporary, log.matrices, log.roster)
         with files.whole(path / MODELS) as temporary:
             formats.write_models(temporary, mixture)
+        if log.outcomes is not None:
+            with files.whole(path / PREDICTIONS) as temporary:
+                formats.write_outcomes(temporary, log.outcomes)
         faults.at("finish.models")
         files.write_json(path / SUMMARY, data.summary)
         faults.at("finish.summary")
@@ -309,6 +314,8 @@ def read(path: Path) -> RunData:
     if (path / MATRICES).exists():
         log.matrices, groups = formats.read_matrices(path / MATRICES)
         log.roster = replace(log.roster, groups=groups)
+    if (path / PREDICTIONS).exists():
+        log.outcomes = formats.read_outcomes(path / PREDICTIONS)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
     return RunData(log.history(), config, where, summary, path)
 

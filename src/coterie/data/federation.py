@@ -36,6 +36,7 @@ class Dataset:
     superclass: Tensor | None = None  # [classes] the coarse class of each class
     numeric: Tensor | None = None  # [features] which columns `federate` completes and standardises
     feature_names: tuple[str, ...] = ()
+    units: Tensor | None = None  # [N] int64 unit of each sample
     scale: Tensor | None = None  # broadcast against one sample
     shift: Tensor | None = None
     target_scale: float = 1.0  # a target in the source's units is y * target_scale + target_shift
