@@ -253,6 +253,8 @@ class Task:
             train = tuple(torch.cat([a, b]) for a, b in zip(train, val, strict=True))
         lent = tuple(b if len(b) else a for a, b in zip(train, val, strict=True))
         self.borrowed_validation = [i for i, b in enumerate(val) if not len(b) and len(train[i])]
+        own = [bool(len(part)) and not merge_val for part in val]
+        self.validated = torch.tensor(own, device=self.device)  # [K] by data it never trains on
         self.splits = {
             "train": Ragged(self._with_pool(train), self.device),
             "val": Ragged(lent, self.device),
