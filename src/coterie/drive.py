@@ -56,7 +56,7 @@ def drive(
     algorithm = governed(algorithm, task)
     engine = engine_of(asked if left is None else left.with_engine(asked), task)
     roster, swaps = Roster.of(task.federation), algorithm.models_change_hands
-    log = Log(method.label, seed, asked.run.metric, roster, swaps)
+    log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
     config, where = written(asked, engine.choice), store.environment(task.device)
     folder, begin, keeper = None, None, None
     if out is not None and left is not None:

@@ -109,6 +109,7 @@ class History:
     matrix_rounds: tuple[int, ...] = ()
     matrices: tuple[Packed, ...] = ()  # one for each of these rounds
     swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
+    merge_val: bool = False  # validation data was trained on: no round is chosen by it
     outcomes: Outcomes | None = None  # of the last round; older runs did not keep them
 
     @property
@@ -139,6 +140,7 @@ class Log:
     metric: str
     roster: Roster
     swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
+    merge_val: bool = False  # validation data was trained on: no round is chosen by it
     lines: list[Line] = field(default_factory=list)
     evaluated: list[tuple[int, Scores]] = field(default_factory=list)
     matrices: list[tuple[int, Packed]] = field(default_factory=list)
@@ -178,6 +180,7 @@ class Log:
             matrix_rounds=tuple(index for index, _ in self.matrices),
             matrices=tuple(matrix for _, matrix in self.matrices),
             swaps=self.swaps,
+            merge_val=self.merge_val,
             outcomes=self.outcomes,
         )
 
@@ -218,7 +221,7 @@ def summarise(
     prefix = "accuracy" if metric == "accuracy" else "score"
     spread = metrics.spread(history.last, roster.n_test, metric)
     means = metrics.mean_known(history.test)
-    by_val = metrics.best_round(history.val, metric)
+    by_val = None if history.merge_val else metrics.best_round(history.val, metric)
     by_test = metrics.best_round(history.test, metric)
     gained = None if local is None else metrics.gains(history.last, local.last, metric)
     A = history.weights
@@ -248,6 +251,7 @@ def summarise(
         "clients": len(roster),
         "clients_scored": spread.scored,
         "clients_without_test": spread.unscored,
+        "merge_val": history.merge_val,
         "weak_clients": dict(roster.weak),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "bytes_down": sum(line["bytes_down"] for line in lines),

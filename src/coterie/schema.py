@@ -100,7 +100,7 @@ class Train(_Table):
     class_weights: Literal["none", "balanced"] = "none"
     dropout: Share | None = None
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
-    merge_val: bool = True
+    merge_val: bool = False
 
 
 class Algorithms(_Table):

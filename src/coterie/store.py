@@ -310,6 +310,7 @@ def read(path: Path) -> RunData:
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     log = Log(summary["method"], summary["seed"], summary["metric"], replace(roster, **facts))
     log.swaps = summary["in_group_weight_of"] != "A"
+    log.merge_val = summary.get("merge_val", True)  # as runs did before they said so
     log.lines, log.evaluated = formats.read_rounds(path / ROUNDS), scores
     if (path / MATRICES).exists():
         log.matrices, groups = formats.read_matrices(path / MATRICES)

@@ -253,8 +253,8 @@ class Task:
             train = tuple(torch.cat([a, b]) for a, b in zip(train, val, strict=True))
         lent = tuple(b if len(b) else a for a, b in zip(train, val, strict=True))
         self.borrowed_validation = [i for i, b in enumerate(val) if not len(b) and len(train[i])]
-        own = [bool(len(part)) and not merge_val for part in val]
-        self.validated = torch.tensor(own, device=self.device)  # [K] by data it never trains on
+        self.unseen_validation = [len(b) > 0 and not merge_val for b in val]
+        self.validated = torch.tensor(self.unseen_validation, device=self.device)
         self.splits = {
             "train": Ragged(self._with_pool(train), self.device),
             "val": Ragged(lent, self.device),
@@ -325,6 +325,11 @@ class Task:
             x = change(x)
         x = x.to(self.dtype)
         return x * self.scale + self.shift if self.scaled else x
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Targets or predictions of a regression in the unit of the source's target column."""
+        data = self.federation.dataset
+        return values.double() * data.target_scale + data.target_shift
 
     def views(self, ids: list[int], round_index: int) -> View:
         """The rows of some clients for one round."""

@@ -130,11 +130,15 @@ def judge(
 ) -> tuple[Scores, Scores]:
     """Score and mean loss of padded predictions ``[m, n, ...]`` of some clients on a split.
 
+    Those of a regression are of values in the target's own unit.
+
     Accuracy and loss are taken of all clients at once, where they were computed; another metric
     client by client.
     """
     split = task.splits[name].rows(ids)
     y = _targets(task, ids, split.samples)
+    if task.regression:
+        predicted, y = task.in_units(predicted), task.in_units(y)
     inside = torch.arange(y.shape[1], device=y.device) < split.size[:, None]
     losses = _mean(_losses(predicted, y, task.regression), inside)
     if metric == "accuracy":
@@ -161,10 +165,12 @@ def answers(task: Task, metric: str, ids: list[int], predicted: Tensor) -> dict[
     Classes where the metric looks at no more than them; the probabilities for auc.
     """
     split = task.splits["test"].rows(ids)
-    values = predicted
-    if not task.regression and metric != "auc":
+    values, targets = predicted, _targets(task, ids, split.samples)
+    if task.regression:
+        values, targets = task.in_units(values), task.in_units(targets)
+    elif metric != "auc":
         values = torch.where(predicted.isfinite().all(-1), predicted.argmax(-1), -1)
-    given, y = values.cpu().numpy(), _targets(task, ids, split.samples).cpu().numpy()
+    given, y = values.cpu().numpy(), targets.cpu().numpy()
     units = task.federation.dataset.units
     samples = split.samples.cpu()
     whose = (samples if units is None else units[samples]).numpy()
