@@ -78,9 +78,7 @@ def _made(
 def of_one(gain: Gain) -> MeanGain:
     """The mean over a single client: its own test."""
     error = math.sqrt(gain.variance)
-    return MeanGain(
-        gain.gain, error, MANY, gain.low, gain.high, gain.p, 1, 0.0, gain.variance
-    )
+    return MeanGain(gain.gain, error, MANY, gain.low, gain.high, gain.p, 1, 0.0, gain.variance)
 
 
 class More(NamedTuple):

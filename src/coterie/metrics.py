@@ -247,7 +247,8 @@ class Paired(NamedTuple):
 def wilcoxon(differences: Floats) -> Paired:
     """Whether paired differences lie around zero; zeros are dropped, ties share their rank.
 
-    An infinite difference, of a client that diverged, has the highest rank. Up to 50 pairs the distribution is enumerated exactly, ties included; beyond it is normal.
+    An infinite difference, of a client that diverged, has the highest rank. Up to 50 pairs the
+    distribution is enumerated exactly, ties included; beyond it is normal.
     """
     kept = np.round(differences[~np.isnan(differences)], 10)
     kept = kept[kept != 0]

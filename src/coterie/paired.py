@@ -88,7 +88,9 @@ class Gain(NamedTuple):
     samples: int  # test samples of a run (the mean over seeds)
 
 
-Pair = tuple[Answers, Answers]  # of the predictor that is judged, and of the one it is compared with
+Pair = tuple[
+    Answers, Answers
+]  # of the predictor that is judged, and of the one it is compared with
 
 
 def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
@@ -122,7 +124,9 @@ def _by_counts(metric: str, pairs: Sequence[Pair], samples: int) -> Gain:
 
 def _differences(a: Answers, b: Answers) -> Counts:
     """1 where only the first is right, -1 where only the second is, else 0."""
-    return (a.values == a.targets).astype(np.int64) - (b.values == b.targets)
+    hits, others = ((x.values == x.targets).astype(np.int64) for x in (a, b))
+    found: Counts = hits - others
+    return found
 
 
 def _variance(wins: int, losses: int, n: int) -> float:

@@ -185,9 +185,7 @@ def _evaluate(
         part = after._replace(clients=block)
         message, rows = _some(served, part), _some(states, part)
         keep = predictors.wanted
-        found, mixture, outcomes = engine.predict(
-            algorithm, message, rows, part, metric, keep=keep
-        )
+        found, mixture, outcomes = engine.predict(algorithm, message, rows, part, metric, keep=keep)
         said += [outcomes] if outcomes is not None else []
         judged = (mixture.weights != 0).any(1).numpy()  # who has no predictor is in no metric
         scores.append([np.where(judged, column, np.nan) for column in found])

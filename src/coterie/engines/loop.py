@@ -14,9 +14,9 @@ from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client, Clock
 from ..errors import CoterieError, EngineError
 from ..guard import Reply, admit
+from ..paired import Answers
 from ..task import Task
 from ..tree import Tree
-from ..paired import Answers
 from .base import (
     Evaluation,
     Predicted,

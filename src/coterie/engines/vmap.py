@@ -21,14 +21,15 @@ from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client, Clock
 from ..errors import EngineError
+from ..paired import Answers
 from ..tape import Room
 from ..task import Task, View
 from ..tree import Tree
-from ..paired import Answers
 from .base import (
     Evaluation,
     Predicted,
     Replies,
+    Scores,
     answers,
     blocks_of,
     judge,
@@ -140,7 +141,7 @@ class VmapEngine:
             return torch.cat([self._run("answer", call, (mixture, b)) for b in blocks], 1)
 
         def finish(mixture: Mixture, ids: list[int]) -> Tree:
-            columns = []
+            columns: list[Scores] = []
             for name in ("test", "val"):
                 found = predicted(mixture, ids, name)
                 columns += judge(task, metric, ids, name, found)
