@@ -3,11 +3,14 @@
 Three kinds of claim are made, each of them tested:
 
     a client       its two predictors of this run (of these seeds) are not equally good on data like
-                   its test data; Holm's correction over all clients and methods
-    all clients    the mean gain of clients like these is not zero; the method that was chosen on
-                   validation data is tested once, the others by Holm's correction over all methods
-    the choice     none: the method with the best mean on validation data is recommended; where that
-                   data was trained on, the best on test data, and p is corrected for all methods
+                   its test data; Holm's correction over all clients and methods, in which the
+                   clients of the method that validation data chose have half of the weight
+    all clients    the mean gain of clients like these is not zero; Holm's correction over all
+                   methods, however the recommended one was chosen: validation data comes from the
+                   same clients, so that a choice by it favours what suits these clients by chance
+
+The method with the best mean on validation data is recommended; where there is no such data that
+was not trained on, the best on test data. That is a choice and no claim.
 """
 
 import math
@@ -18,7 +21,7 @@ import numpy as np
 
 from . import metrics
 from .history import History
-from .mean_gain import MeanGain, mean_gain, of_one
+from .mean_gain import MeanGain, mean_gain, of_one, widened
 from .metrics import Floats, higher_is_better
 from .paired import LEVEL, Answers, Gain, Pair, client_gain, holm
 
@@ -36,7 +39,7 @@ class ClientGain(NamedTuple):
     method: str
     gain: Gain
     p: float  # corrected over all clients and methods
-    tests: int  # how many were corrected for
+    tests: float  # how many it was corrected for, of equal weight
 
     @property
     def claim(self) -> Claim:
@@ -48,8 +51,8 @@ class Judgement(NamedTuple):
     """One method against training alone."""
 
     method: str
-    overall: MeanGain
-    p: float  # of the mean gain, corrected for the number of methods looked at
+    overall: MeanGain  # its interval is corrected for the number of methods looked at
+    p: float  # of the mean gain, corrected alike
     tried: int  # that number
     clients: tuple[ClientGain, ...]  # those it serves and that can be judged
 
@@ -128,39 +131,46 @@ def judge(comparison: "Comparison") -> dict[str, Judgement] | None:
         if run.history.outcomes is not None
     }
     found = {m: _gains(comparison, m, answers) for m in comparison.methods if m != LOCAL}
-    tests = [gain.p for own, _ in found.values() for gain in own.values()]
-    corrected = iter(holm(tests))
-    clients = {
-        method: tuple(
-            ClientGain(client, method, gain, next(corrected), len(tests))
-            for client, gain in own.items()
-        )
-        for method, (own, _) in found.items()
-    }
+    return conclude(found, comparison.choice)
+
+
+Found = tuple[dict[str, Gain], MeanGain | None]  # of one method: each client's, and their mean
+
+
+def conclude(found: Mapping[str, Found], choice: Choice | None) -> dict[str, Judgement]:
+    """What all tests together show, each corrected for the others."""
+    ahead = None if choice is None or choice.on == "test" else choice.method
+    clients = _clients({method: own for method, (own, _) in found.items() if own}, ahead)
     overall = {method: mean for method, (_, mean) in found.items() if mean is not None}
+    tried, several = len(overall), holm([mean.p for mean in overall.values()])
     return {
-        method: Judgement(method, mean, p, tried, clients[method])
-        for (method, mean), (p, tried) in zip(
-            overall.items(), _corrected(overall, comparison.choice), strict=True
-        )
+        method: Judgement(method, widened(mean, tried), p, tried, clients.get(method, ()))
+        for (method, mean), p in zip(overall.items(), several, strict=True)
     }
 
 
-def _corrected(overall: Mapping[str, MeanGain], choice: Choice | None) -> list[tuple[float, int]]:
-    """P of each method's mean gain, and for how many methods it was corrected."""
-    several = holm([mean.p for mean in overall.values()])
-    free = choice is not None and choice.on != "test"  # test data had no say in the choice
-    return [
-        (mean.p, 1)
-        if free and choice is not None and method == choice.method
-        else (p, len(several))
-        for (method, mean), p in zip(overall.items(), several, strict=True)
+def _clients(
+    found: Mapping[str, Mapping[str, Gain]], ahead: str | None
+) -> dict[str, tuple[ClientGain, ...]]:
+    """Every client's test of every method; ``ahead`` is the method with half of the weight."""
+    weight = {
+        method: (1.0 if method == ahead or ahead not in found else 1.0 / (len(found) - 1))
+        / len(own)
+        for method, own in found.items()
+    }
+    tests = [(method, name, gain) for method, own in found.items() for name, gain in own.items()]
+    p = holm([gain.p for _, _, gain in tests], [weight[method] for method, _, _ in tests])
+    total = sum(weight[method] for method, _, _ in tests)
+    made = [
+        ClientGain(name, method, gain, corrected, total / weight[method])
+        for (method, name, gain), corrected in zip(tests, p, strict=True)
     ]
+    return {method: tuple(one for one in made if one.method == method) for method in found}
 
 
 def _gains(
     comparison: "Comparison", method: str, answers: Mapping[tuple[str, int], Sequence[Answers]]
-) -> tuple[dict[str, Gain], MeanGain | None]:
+) -> Found:
     """Each client's gain over all seeds, and the mean over clients."""
     runs, metric = comparison.of_method(method), comparison.metric
     known = ~np.isnan(comparison.gains(method))  # [S, K]

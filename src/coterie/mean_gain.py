@@ -75,6 +75,14 @@ def _made(
     return MeanGain(mean, error, freedom, mean - reach, mean + reach, p, clients, between, within)
 
 
+def widened(found: MeanGain, tried: int) -> MeanGain:
+    """The same with an interval that holds for all of so many methods together."""
+    if tried == 1 or not math.isfinite(found.error):
+        return found
+    reach = float(stdtrit(found.freedom, 1 - LEVEL / (2 * tried))) * found.error
+    return found._replace(low=found.gain - reach, high=found.gain + reach)
+
+
 def of_one(gain: Gain) -> MeanGain:
     """The mean over a single client: its own test."""
     error = math.sqrt(gain.variance)
@@ -107,7 +115,7 @@ def more(found: MeanGain, tried: int = 1) -> More:
     return More(max(1.0, data) if data <= AT_MOST else None, next(fits, None))
 
 
-def more_samples(gain: Gain, tests: int) -> int | None:
+def more_samples(gain: Gain, tests: float) -> int | None:
     """Test samples with which one client's gain would probably be shown among so many tests."""
     if not math.isfinite(gain.variance) or gain.gain == 0:
         return None

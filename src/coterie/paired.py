@@ -109,17 +109,40 @@ def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
 
 def _by_counts(metric: str, pairs: Sequence[Pair], samples: int) -> Gain:
     signs = np.concatenate([_differences(a, b) for a, b in pairs])
-    units = np.concatenate([a.units for a, _ in pairs])
-    _, place = np.unique(units, return_inverse=True)
+    _, place = np.unique(np.concatenate([a.units for a, _ in pairs]), return_inverse=True)
     sums = np.bincount(place, signs).astype(np.int64)  # a unit's wins less its losses
     n, wins, losses = len(signs), int((signs > 0).sum()), int((signs < 0).sum())
-    alone = _variance(wins, losses, n)
-    clustered = alone if len(sums) == n else max(_unit_variance(sums, n), alone / n)
-    share = alone / max(alone, clustered)  # how many independent samples one sample is worth
-    low, high = tango(wins * share, losses * share, n * share)
+    alone = of_counts(wins, losses, n)
+    if len(sums) == n:
+        return alone._replace(samples=samples)
+    variance = max(alone.variance, _unit_variance(sums, n))
+    worth = alone.variance / variance  # how many independent samples one sample is worth
+    low, high = tango(wins * worth, losses * worth, n * worth)
+    ends = {"low": 100.0 * low, "high": 100.0 * high}
+    return alone._replace(variance=variance, **ends, p=sign_flip(sums), samples=samples)
+
+
+def of_counts(wins: int, losses: int, n: int) -> Gain:
+    """The gain in accuracy where only the first is right ``wins`` times, only the other ``losses``.
+
+    The variance has half a sample added to each of the four cells.
+    """
+    low, high = tango(wins, losses, n)
+    b, c, m = wins + 0.5, losses + 0.5, n + 2.0
+    variance = 1e4 * (b + c - (b - c) ** 2 / m) / m**2
     gain = 100.0 * (wins - losses) / n
-    spread = 1e4 * max(alone, clustered)
-    return Gain(gain, spread, 100.0 * low, 100.0 * high, sign_flip(sums), samples)
+    return Gain(gain, variance, 100.0 * low, 100.0 * high, mcnemar(wins, losses), n)
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    """The exact two-sided p of a fair coin that fell so many times on each side.
+
+    >>> mcnemar(5, 1)
+    0.21875
+    """
+    if wins == losses:
+        return 1.0
+    return min(1.0, 2.0 * float(bdtr(min(wins, losses), wins + losses, 0.5)))
 
 
 def _differences(a: Answers, b: Answers) -> Counts:
@@ -129,34 +152,22 @@ def _differences(a: Answers, b: Answers) -> Counts:
     return found
 
 
-def _variance(wins: int, losses: int, n: int) -> float:
-    """Of the difference of paired proportions, half a sample added to each of the four cells."""
-    b, c, m = wins + 0.5, losses + 0.5, n + 2.0
-    return (b + c - (b - c) ** 2 / m) / m**2
-
-
 def _unit_variance(sums: Counts, n: int) -> float:
-    """The same where the samples of a unit hang together."""
+    """The variance of the gain where the samples of a unit hang together."""
     count = len(sums)
     if count < 2:
-        return math.inf
-    return float(((sums - sums.mean()) ** 2).sum()) * count / (count - 1) / n**2
+        return 1e4
+    return 1e4 * float(((sums - sums.mean()) ** 2).sum()) * count / (count - 1) / n**2
 
 
 def sign_flip(sums: Counts) -> float:
     """Two-sided p: the share of all patterns of signs whose sum is as far from 0 as the one seen.
 
     Where every unit is one sample this is the exact McNemar test.
-
-    >>> sign_flip(np.array([1, 1, 1, 1, 1, -1, 0]))
-    0.21875
     """
     sizes, seen = np.abs(sums[sums != 0]), abs(int(sums.sum()))
-    if len(sizes) == 0:
+    if seen == 0:
         return 1.0
-    if sizes.max() == 1:
-        fewer = (len(sizes) - seen) // 2
-        return min(1.0, 2.0 * float(bdtr(fewer, len(sizes), 0.5)))
     if len(sizes) > EXACT_UNITS:
         return 2.0 * float(ndtr(-(seen - 0.5) / math.sqrt(float((sizes**2).sum()))))
     total = int(sizes.sum())
@@ -164,7 +175,7 @@ def sign_flip(sums: Counts) -> float:
     ways[total] = 1.0
     for size in sizes:
         ways = (np.roll(ways, size) + np.roll(ways, -size)) / 2.0  # nothing reaches the ends early
-    return min(1.0, 2.0 * float(ways[total + seen :].sum())) if seen else 1.0
+    return min(1.0, 2.0 * float(ways[total + seen :].sum()))
 
 
 def tango(wins: float, losses: float, n: float, level: float = LEVEL) -> tuple[float, float]:
@@ -235,14 +246,18 @@ def two_sided(value: float, deviation: float, freedom: float) -> float:
 # ---- several tests -------------------------------------------------------------------------------
 
 
-def holm(p: Sequence[float]) -> list[float]:
+def holm(p: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
     """P-values corrected so that any false claim among all of them has the level of one test.
+
+    A test of a larger weight is corrected less; weights must not depend on the data that is tested.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    corrected, so_far = [0.0] * len(p), 0.0
-    for place, i in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
-        so_far = max(so_far, min(1.0, (len(p) - place) * p[i]))
+    shares = [1.0] * len(p) if weights is None else list(weights)
+    corrected, so_far, left = [0.0] * len(p), 0.0, sum(shares)
+    for i in sorted(range(len(p)), key=lambda i: p[i] / shares[i]):
+        so_far = max(so_far, min(1.0, p[i] * left / shares[i]))
         corrected[i] = so_far
+        left -= shares[i]
     return corrected

@@ -38,8 +38,10 @@ def _answer(comparison: "Comparison", row: "Row", found: Judgement) -> str:
         name = words.label(row.method)
         return f"Joining is not worth it as it is: {name} diverged for {words.listing(lost)}."
     mean = found.overall
-    size = f"{words.interval(mean.gain, mean.low, mean.high, metric)}"
-    shown = f"{size}, which is unlikely to be chance ({words.chance(found.p)})"
+    size = words.interval(mean.gain, mean.low, mean.high, metric)
+    p = words.chance(found.p)
+    p += f", corrected for {found.tried} methods" if found.tried > 1 else ""
+    shown = f"{size}, which is unlikely to be chance ({p})"
     gain, lose = found.shown("better"), found.shown("worse")
     if found.claim == "better":
         return f"Joining is worth it: {outcome}, {shown}.{_heads(found)}"
@@ -54,7 +56,7 @@ def _answer(comparison: "Comparison", row: "Row", found: Judgement) -> str:
         return f"Joining is not worth it: {outcome}, {shown}.{_heads(found)}"
     return (
         f"This does not tell whether joining is worth it: {outcome}, {size}, which could be chance "
-        f"({words.chance(found.p)}). {_advice(comparison, found)}{_heads(found)}"
+        f"({p}). {_advice(comparison, found)}{_heads(found)}"
     )
 
 
@@ -80,8 +82,13 @@ def _heads(found: Judgement) -> str:
     if count < 2:
         return ""
     gain, lose = found.shown("better"), found.shown("worse")
+    if not gain and not lose:
+        return f" Of none of the {count} clients is a gain or a loss of its own shown."
     losers = f" ({words.listing(lose)})" if lose else ""
-    return f" Of {count} clients {len(gain)} are shown to gain and {len(lose)} to lose{losers}."
+    return (
+        f" Of {count} clients {len(gain) or 'none'} {'is' if len(gain) == 1 else 'are'} shown to "
+        f"gain by itself and {len(lose) or 'none'} to lose{losers}."
+    )
 
 
 def _advice(comparison: "Comparison", found: Judgement) -> str:
@@ -115,8 +122,7 @@ def _chosen(comparison: "Comparison", row: "Row") -> list[str]:
     if choice.on == "test":
         return [
             f"{name} is the best of {choice.tried} methods on test data, for there is no "
-            "validation data to choose by that was not trained on; p is corrected for "
-            f"{choice.tried} methods."
+            "validation data to choose by that was not trained on."
         ]
     best = next(r for r in comparison.rows if r.method == comparison.best_on_test)
     top = f"{words.number(best.mean.mean, metric)}{words.unit(metric)}"
@@ -144,11 +150,13 @@ def client_sentence(comparison: "Comparison", one: ClientGain) -> str:
     if one.claim != "unclear":
         return (
             f"{when.capitalize()} {name} served {one.client} {one.claim} than its local model: "
-            f"{size}, unlikely to be chance ({words.chance(one.p)} among {one.tests} tests)."
+            f"{size}, unlikely to be chance ({words.chance(one.p)} after correction)."
         )
     wanted = more_samples(gain, one.tests)
+    alone = ", too little among so many clients and methods" if gain.low * gain.high > 0 else ""
     tell = "" if wanted is None else f"; {wanted} test samples instead of {gain.samples} might tell"
-    return f"{when.capitalize()} {name} is not shown to help or harm {one.client}: {size}{tell}."
+    start = f"{when.capitalize()} {name} is not shown to help or harm {one.client}"
+    return f"{start}: {size}{alone}{tell}."
 
 
 def _warnings(comparison: "Comparison") -> list[str]:
