@@ -1,13 +1,14 @@
 """Whether a method is better than training alone on the mean over clients.
 
-Clients, test samples and seeds are all drawn at random: a hierarchical bootstrap resamples all
-three. The variance of the mean over its replicates has a closed form, which needs no more of each
-client than its gain and the sampling variance of it. With five clients the quantiles of that
-bootstrap are far too narrow, so that they are replaced: Student's t with one degree of freedom less
-than there are clients takes their place, and what the clients' gains vary is never taken for less
-than half of what their test samples alone make them vary. The parts of clients and of seeds both
-hold the sampling noise and are added all the same, as that bootstrap does: this errs on the side of
-saying nothing. ``docs/results/verdict.md`` has the calibration.
+Clients, their test samples and seeds are all taken as drawn at random, as a hierarchical bootstrap
+does. The percentiles of that bootstrap are far too narrow with few clients that differ, so that its
+two levels are taken in closed form instead, and need no more of a client than its gain and the
+sampling variance of it. The gains vary from client to client both by what clients truly gain and by
+their test samples; that variance is never taken for less than half of what the test samples alone
+make of it (gains may agree by chance). Quantiles are Student's, with one degree of freedom less
+than there are clients. The luck of a seed that all clients share is a part of its own; it holds the
+sampling noise once more, which errs on the side of saying nothing. ``docs/results/verdict.md`` has
+the calibration.
 """
 
 import math

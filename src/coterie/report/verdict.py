@@ -165,7 +165,7 @@ def _warnings(comparison: "Comparison") -> list[str]:
     for row in comparison.rows:
         if row.alarms:
             codes = ", ".join(alarm.code for alarm in row.alarms)
-            parts.append(f"{words.label(row.method)} did not do what its name says ({codes})")
+            parts.append(f"there is an alarm about {words.label(row.method)} ({codes})")
     weak = {c: lack for run in comparison.runs for c, lack in run.history.roster.weak.items()}
     if weak:
         named = [f"{client} ({lack})" for client, lack in weak.items()]
