@@ -150,9 +150,7 @@ def some_outcomes(metric, rng, n=80, better=0.0):
     """Two predictors of one client, the first better."""
     if metric in ("rmse", "r2"):
         y = rng.normal(size=n)
-        return answers(y + rng.normal(size=n) * (1 - better), y), answers(
-            y + rng.normal(size=n), y
-        )
+        return answers(y + rng.normal(size=n) * (1 - better), y), answers(y + rng.normal(size=n), y)
     y = rng.integers(0, 3, n)
     raw = rng.random((2, n, 3)) + np.array([0.5 + better, 0.5])[:, None, None] * np.eye(3)[y]
     if metric == "auc":

@@ -5,10 +5,10 @@
 
 A simulated comparison has K clients with test samples of their own, Local, and M methods. Local is
 right on a share ACCURACY of the samples. A method answers otherwise than Local: it is right where
-Local is wrong, and wrong where Local is right, on a share DISCORDANT of the samples together. Of a
-method without any effect that is two independently seeded Locals: their true accuracies differ by
-the luck of training (TRAINING points for each client and method) and by nothing on the mean. With
-an effect, the difference is the gain and, from client to client, its deviation. One method in M has
+Local is wrong, and wrong where Local is right, on a share DISCORDANT of the samples together. A
+method without any effect is an independently seeded Local: the true accuracies of the two models of
+a client differ by the luck of training (TRAINING points) and by nothing on the mean. With an
+effect, the difference is the gain and, from client to client, its deviation. One method in M has
 the gain. The recommended method is chosen on VALIDATION samples of each client.
 """
 
@@ -39,6 +39,7 @@ class Setting(NamedTuple):
     samples: tuple[int, int] = (200, 200)  # test samples of a client: fewest and most
     merged: bool = False  # validation data was trained on: the choice is made on test data
     discordant: float = DISCORDANT
+    training: float = TRAINING
 
 
 class Simulated(NamedTuple):
@@ -54,7 +55,7 @@ def simulate(setting: Setting, rng: np.random.Generator) -> Simulated:
     """Draw a comparison and judge it."""
     K, M = setting.clients, setting.methods
     sizes = rng.integers(setting.samples[0], setting.samples[1] + 1, K)
-    truth = TRAINING * rng.standard_normal((M, K))
+    truth = setting.training * rng.standard_normal((M, K))
     truth += setting.deviation * rng.standard_normal((M, K))
     truth[0] += setting.gain
     wins, losses = answers(truth / 100, sizes, setting.discordant, rng)
@@ -112,20 +113,16 @@ class Rates(NamedTuple):
 
     worth: float  # "worth it" is said of the mean over clients
     not_worth: float  # "not worth it" is
-    client: float  # a client is told something false
+    client: float  # a client is told that some method is better or worse
+    wrong: float  # it is told so although its two models are equally good, or the other way round
     naive: float  # the naive bootstrap claims something
     covered: float  # the interval of the mean gain holds the true one
 
 
 def rates(setting: Setting, runs: int, seed: int) -> Rates:
-    """How often each sentence is said.
-
-    A client is told something false where a claim has the wrong sign; without any effect, where
-    there is a claim at all.
-    """
+    """How often each sentence is said."""
     rng = np.random.default_rng([seed, *(abs(int(100 * x)) for x in _numbers(setting))])
-    null = setting.gain == 0 and setting.deviation == 0
-    total = np.zeros(5)
+    total = np.zeros(6)
     for _ in range(runs):
         made = simulate(setting, rng)
         claims = [
@@ -134,11 +131,12 @@ def rates(setting: Setting, runs: int, seed: int) -> Rates:
             for one in j.clients
             if one.claim != "unclear"
         ]
-        false = any(null or (truth > 0) != (claim == "better") for claim, truth in claims)
+        wrong = any(truth * (1 if claim == "better" else -1) <= 0 for claim, truth in claims)
         mean = setting.gain if made.judged.method == "0" else 0.0
         covered = made.judged.overall.low <= mean <= made.judged.overall.high
         says = made.judged.claim
-        total += (says == "better", says == "worse", false, made.naive, covered)
+        says_so = (says == "better", says == "worse", bool(claims), wrong)
+        total += (*says_so, made.naive, covered)
     return Rates(*(total / runs))
 
 
@@ -156,6 +154,7 @@ OTHERS = [
     Setting(8, samples=(20, 20)), Setting(20, samples=(20, 20)),
     Setting(5, 29, merged=True), Setting(8, 29, 2.0, merged=True), Setting(20, 29, merged=True),
     Setting(8, discordant=0.05), Setting(8, 29, discordant=0.05),
+    *(Setting(K, M, training=0.0) for K in (5, 8, 20) for M in (1, 29)),
 ]  # fmt: skip
 POWER = [
     Setting(K, M, d, 5.0, merged=merged)
@@ -168,13 +167,14 @@ POWER = [
 def table(settings: Sequence[Setting], runs: int, seed: int) -> str:
     """A Markdown table, one row per setting."""
     heads = "clients, methods, gain, deviation, test samples, chosen on, worth it, not worth it, "
-    heads += "a client is told something false, naive bootstrap claims, interval covers"
-    lines = [f"| {heads.replace(', ', ' | ')} |", "| ---: " * 11 + "|"]
+    heads += "a client is told something, something wrong, naive bootstrap claims, interval covers"
+    lines = [f"| {heads.replace(', ', ' | ')} |", "| ---: " * 12 + "|"]
     for s in settings:
         found = rates(s, runs, seed)
         low, high = s.samples
         size = f"{low}" if low == high else f"{low}–{high}"
         extra = "" if s.discordant == DISCORDANT else f", {100 * s.discordant:.0f} % differ"
+        extra += "" if s.training == TRAINING else ", no luck"
         on = "—" if s.methods == 1 else "test" if s.merged else "validation"
         cells = [s.clients, s.methods, f"{s.gain:g}", f"{s.deviation:g}", size + extra, on]
         cells += [f"{100 * share:.1f} %" for share in found]

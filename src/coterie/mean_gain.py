@@ -4,8 +4,8 @@ Clients, their test samples and seeds are all taken as drawn at random, as a hie
 does. The percentiles of that bootstrap are far too narrow with few clients that differ, so that its
 two levels are taken in closed form instead, and need no more of a client than its gain and the
 sampling variance of it. The gains vary from client to client both by what clients truly gain and by
-their test samples; that variance is never taken for less than half of what the test samples alone
-make of it (gains may agree by chance). Quantiles are Student's, with one degree of freedom less
+their test samples; that variance is never taken for less than what the test samples alone make of
+it (gains may agree by chance). Quantiles are Student's, with one degree of freedom less
 than there are clients. The luck of a seed that all clients share is a part of its own; it holds the
 sampling noise once more, which errs on the side of saying nothing. ``docs/results/verdict.md`` has
 the calibration.
@@ -55,7 +55,7 @@ def mean_gain(gains: Floats, variances: Floats) -> MeanGain | None:
         return MeanGain(side, math.inf, MANY, side, side, 0.0, K, math.inf, math.inf)
     S, K = gains.shape
     mean, within = float(gains.mean()), float(variances.mean()) / S
-    over_clients = max(float(gains.mean(0).var(ddof=1)), within / 2) if K > 1 else within
+    over_clients = max(float(gains.mean(0).var(ddof=1)), within) if K > 1 else within
     parts, most = [over_clients / K], K - 1.0 if K > 1 else MANY
     freedoms = [most]
     if S > 1:  # what all clients of a seed have in common: the luck of training; one seed hides it
@@ -63,8 +63,8 @@ def mean_gain(gains: Floats, variances: Floats) -> MeanGain | None:
         freedoms.append(S - 1.0)
     variance = sum(parts)
     spread = sum(part**2 / freedom for part, freedom in zip(parts, freedoms, strict=True))
-    freedom = min(variance**2 / spread, most)  # Satterthwaite's
-    between = max(0.0, over_clients - within)
+    freedom = min(variance**2 / spread, most) if spread > 0 else most  # Satterthwaite's
+    between = over_clients - within
     return _made(mean, math.sqrt(variance), freedom, K, between, within)
 
 

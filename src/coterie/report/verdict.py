@@ -47,9 +47,9 @@ def _answer(comparison: "Comparison", row: "Row", found: Judgement) -> str:
         return f"Joining is worth it: {outcome}, {shown}.{_heads(found)}"
     if gain and len(found.clients) > 1:
         whole = shown if found.claim == "worse" else f"{size}, which shows nothing"
-        others = f" {words.listing(lose)} are shown to lose." if lose else ""
+        others = f" A loss is shown for {words.listing(lose)}." if lose else ""
         return (
-            f"Joining is worth it for some clients: {words.listing(gain)} are shown to gain. On "
+            f"Joining is worth it for some clients: a gain is shown for {words.listing(gain)}. On "
             f"the mean over clients {outcome}, {whole}.{others}"
         )
     if found.claim == "worse":
@@ -81,13 +81,11 @@ def _heads(found: Judgement) -> str:
     count = len(found.clients)
     if count < 2:
         return ""
-    gain, lose = found.shown("better"), found.shown("worse")
-    if not gain and not lose:
-        return f" Of none of the {count} clients is a gain or a loss of its own shown."
+    gain, lose = len(found.shown("better")), found.shown("worse")
     losers = f" ({words.listing(lose)})" if lose else ""
     return (
-        f" Of {count} clients {len(gain) or 'none'} {'is' if len(gain) == 1 else 'are'} shown to "
-        f"gain by itself and {len(lose) or 'none'} to lose{losers}."
+        f" A gain of its own is shown for {gain or 'none'} of {count} clients, a loss for "
+        f"{len(lose) or 'none'}{losers}."
     )
 
 
