@@ -9,6 +9,7 @@ import torch
 from coterie.algorithm import Mixture
 from coterie.engines.base import Evaluation
 from coterie.history import History, Log, Roster
+from coterie.paired import Answers, Outcomes, outcomes_of
 from coterie.results import Comparison, RunResult
 from coterie.run import Record, Rejection, Traffic
 from coterie.store import collect
@@ -48,6 +49,18 @@ def record(index: int, test: np.ndarray, A: np.ndarray | None = None, size: int 
     return Record(index, everybody, traffic, rejected, 0.25, evaluation, A, None, (), ())
 
 
+def answered(accuracies: np.ndarray, samples: int) -> Outcomes:
+    """Clients that answer their first samples rightly, as many as their accuracy says.
+
+    Of two such predictors the better one is right wherever the other is.
+    """
+    clients = []
+    for accuracy in np.nan_to_num(accuracies):
+        right = np.arange(samples) < round(accuracy * samples / 100)
+        clients.append(Answers(right.astype(int), np.ones(samples, dtype=int), np.arange(samples)))
+    return outcomes_of(clients)
+
+
 def mixture(clients: int = CLIENTS, models: int = 2, size: int = 5) -> Mixture:
     """Two models shared by everybody, so that identical ones occur."""
     kept = torch.arange(2 * size, dtype=torch.float32).view(2, size)
@@ -80,15 +93,24 @@ def run_of(
     references: Mapping[str, History] | None = None,
     who: Roster | None = None,
     test: np.ndarray | None = None,
+    samples: int | None = 200,
+    val: np.ndarray | None = None,
+    merge_val: bool = False,
 ) -> RunResult:
+    """A run; without ``samples`` it is one of a version that kept no answers to test samples."""
     inside = {"fedfomo": 0.97, "fedamp": 0.86, "heurfedamp": 0.82}.get(method)
     who = roster(seed=seed) if who is None else who
     test = scores(method, seed, rounds, len(who)) if test is None else test
-    log = Log(method, seed, "accuracy", who)
+    log = Log(method, seed, "accuracy", who, merge_val=merge_val)
     for index, row in enumerate(test):
         A = None if inside is None else grouped(inside * (index + 5) / (rounds + 4), len(who))
         size = 0 if method == "local" else 5000 if method == "fedfomo" else 1000
-        log.append(record(index, row, A, size))
+        made = record(index, row, A, size)
+        if samples is not None and index == len(test) - 1:
+            made = made._replace(outcomes=answered(row, samples))
+        if val is not None:
+            made = made._replace(evaluation=made.evaluation._replace(val=val[index]))
+        log.append(made)
     config = {"algorithm": {"name": method}, "run": {"seed": seed, "rounds": rounds}}
     return RunResult(collect(log, mixture(len(who)), config, {"python": "3.11"}, references))
 

@@ -106,7 +106,9 @@ def test_alpha_moves_and_stays_between_0_and_1(mix):
     assert (last(fixed, task(fixed)).states.alpha == 0.5).all()
 
 
-@pytest.mark.parametrize(("alpha", "plain"), [(0.0, FedAvg()), (1.0, Local())])
+@pytest.mark.parametrize(
+    ("alpha", "plain"), [(0.0, FedAvg()), (1.0, Local("matched", keep="last"))]
+)
 def test_outputs_at_the_ends_are_one_models(alpha, plain):
     method = APFL(alpha=alpha, adaptive=False, mix="outputs")
     found = predictors(last(method, task(method), rounds=4))

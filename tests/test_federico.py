@@ -282,7 +282,7 @@ def test_only_clients_of_the_round_are_chosen():
 def test_the_literal_start_is_not_local():
     literal = FedeRiCo(downloads=0, unseen="zero_loss")
     found = last(literal, task(literal), rounds=2, participation=1.0)
-    alone = Local(start="independent")
+    alone = Local(start="independent", keep="last")
     other = last(alone, task(alone), rounds=2, participation=1.0)
     assert (predictors(found).models[:, 0] - predictors(other).models[:, 0]).abs().max() > 1e-3
     assert (found.states.weights.diagonal() < 0.01).all()
@@ -291,7 +291,7 @@ def test_the_literal_start_is_not_local():
 def test_full_gradients_without_peers_are_local_full_batch_steps():
     method = FedeRiCo(downloads=0, step="gradient", scale="mean")
     found = last(method, task(method, recipe=WHOLE), rounds=3, participation=1.0)
-    alone = Local(start="independent")
+    alone = Local(start="independent", keep="last")
     other = last(alone, task(alone, recipe=WHOLE), rounds=3, participation=1.0)
     assert_close(predictors(found).models, predictors(other).models, 1e-6)
 

@@ -37,6 +37,7 @@ from coterie.task import Recipe
 from support import METHODS, assert_close, federation, last, predictors, task
 
 FINE_TUNED = Adapted(FedAvg(), FineTune())
+ALONE = Local(budget="matched", keep="last")  # sampled as the others are
 
 CASES = {
     "EWC lam=0 is FT": (Adapted(FedAvg(), ElasticWeights(lam=0.0)), FINE_TUNED),
@@ -52,31 +53,31 @@ CASES = {
     "PaFL mu=1 is FedAvg": (PaFL(mu=1.0), FedAvg()),
     "FedAMP without attention and pull is Local": (
         FedAMP(alpha=0.0, sigma=1.0, lam=0.0, start="self"),
-        Local(),
+        ALONE,
     ),
     "FedeRiCo that looks only at itself is Local": (
         FedeRiCo(downloads=0),
-        Local(start="independent"),
+        Local("matched", "independent", "last"),
     ),
     "Weight Erosion that erodes everybody at once is Local": (
         Erosion(p_d=1e9),
-        Local(budget="full"),
+        Local(keep="last"),
     ),
     "APFL alpha=0 is FedAvg": (APFL(alpha=0.0, adaptive=False), FedAvg()),
-    "APFL alpha=1 is Local": (APFL(alpha=1.0, adaptive=False), Local()),
+    "APFL alpha=1 is Local": (APFL(alpha=1.0, adaptive=False), ALONE),
     "HeurFedAMP that looks only at itself is Local": (
         HeurFedAMP(self_weight=1.0, prox=0.0),
-        Local(),
+        ALONE,
     ),
     "LG-FedAvg with all layers global is FedAvg": (LGFedAvg(global_layers=2), FedAvg("uniform")),
-    "LG-FedAvg with no layer global is Local": (LGFedAvg(global_layers=0), Local()),
+    "LG-FedAvg with no layer global is Local": (LGFedAvg(global_layers=0), ALONE),
     "LG-FedAvg while it pretrains is FedAvg": (LGFedAvg(pretrain_rounds=9), FedAvg("uniform")),
     "FedPer without a head is FedAvg": (FedPer(head=0), FedAvg()),
-    "FedPer that is all head is Local": (FedPer(head=2), Local()),
+    "FedPer that is all head is Local": (FedPer(head=2), ALONE),
     "FedRep without a head is FedAvg": (FedRep(head=0, base_epochs=2), FedAvg()),
-    "Ditto without a pull is Local": (Ditto(lam=0.0), Local()),
-    "MOCHA without ties is Local": (Mocha(lam1=0.0), Local()),
-    "MOCHA with a learned omega and no ties is Local": (Mocha(lam1=0.0, omega="learned"), Local()),
+    "Ditto without a pull is Local": (Ditto(lam=0.0), ALONE),
+    "MOCHA without ties is Local": (Mocha(lam1=0.0), ALONE),
+    "MOCHA with a learned omega and no ties is Local": (Mocha(lam1=0.0, omega="learned"), ALONE),
     "Per-FedAvg with a=0 is FedAvg": (PerFedAvg(inner_lr=0.0), FedAvg()),
     "Hessian-free Per-FedAvg with a=0 is FedAvg": (PerFedAvg("hf", inner_lr=0.0), FedAvg()),
     "FedEM with one component is FedAvg": (FedEM(components=1), FedAvg()),
@@ -101,7 +102,7 @@ def test_reduction(case):
 
 # every method is more than the simplest one of its kind: otherwise a reduction proves nothing
 @pytest.mark.parametrize("name", [n for n in METHODS if n not in ("local", "fedavg")])
-@pytest.mark.parametrize("plain", [Local(), FedAvg()])
+@pytest.mark.parametrize("plain", [ALONE, FedAvg()])
 def test_defaults_are_not_a_plain_method(name, plain):
     algorithm = METHODS[name]()
     found = predictors(last(algorithm, task(algorithm), rounds=4))
@@ -114,7 +115,7 @@ def test_fedfomo_without_downloads_is_local_while_validation_improves():
     gentle = Recipe(lr=0.01, epochs=1, batch=10)
     alone = FedFomo(downloads=0)
     found = last(alone, task(alone, recipe=gentle), rounds=4, participation=1.0)
-    other = last(Local(), task(Local(), recipe=gentle, merge=False), rounds=4, participation=1.0)
+    other = last(ALONE, task(ALONE, recipe=gentle, merge=False), rounds=4, participation=1.0)
     assert_close(predictors(found).models, predictors(other).models, 1e-6)
 
 
@@ -134,5 +135,5 @@ def test_scaffold_without_controls_is_uniform_fedavg():
 def test_one_participant_becomes_the_average():
     alone = federation(sizes=(31,))
     found = last(FedAvg(), task(FedAvg(), federated=alone), rounds=3, participation=1.0)
-    other = last(Local(), task(Local(), federated=alone), rounds=3, participation=1.0)
+    other = last(ALONE, task(ALONE, federated=alone), rounds=3, participation=1.0)
     assert_close(predictors(found).models, predictors(other).models, 1e-12)

@@ -204,72 +204,11 @@ def test_numbers_for_people():
     assert words.label("fedprox_ft") == "FedProx-FT"
 
 
-def verdict_of(ends, method="fedfomo", **facts):
-    """The verdict on one method whose clients gain ``ends`` over 50 %."""
-    ends = np.asarray(ends, dtype=float)
-    who = roster(len(ends), **facts)
-    alone = np.where(np.isnan(ends), np.nan, 50.0)[None]
-    runs = [run_of("local", who=who, test=alone), run_of(method, who=who, test=alone + ends)]
-    return Comparison.of(runs).verdict
-
-
-def test_verdict_when_joining_is_worth_it():
-    assert verdict_of(range(1, 11)) == (
-        "Joining is worth it: FedFomo gives a mean accuracy of 55.5 % instead of 50.0 % alone, "
-        "with 10 of 10 clients better off and none worse off, which is unlikely to be chance "
-        "(paired test, p = 0.002)."
-    )
-
-
-def test_verdict_when_it_is_not():
-    found = verdict_of(-np.arange(1, 11))
-    assert found.startswith("Joining is not worth it here")
-    assert "0 of 10 clients better off and 10 worse off" in found
-    assert verdict_of(np.zeros(5)).startswith("Joining is not worth it here")
-
-
-def test_verdict_when_it_could_be_chance():
-    found = verdict_of([5, -4, 3, -2.5, 2, -1, 1.5, 0.5, -0.2, 0.1])
-    assert "which could be chance (paired test, p = " in found
-    assert "for so few clients that it could be chance" in verdict_of([5, 6, 7, 8])
-
-
-def test_verdict_when_few_gain_much():
-    found = verdict_of([90, 80, *-np.arange(1.0, 15.0)])
-    assert found.startswith("Joining pays for some clients only")
-
-
-def test_trying_many_methods_raises_the_bar():
-    who, alone = roster(6), np.full((1, 6), 50.0)
-    runs = [run_of("local", who=who, test=alone)]
-    better = alone + np.arange(1, 7)  # p = 1/32 alone, twice that for two methods
-    one = Comparison.of([*runs, run_of("fedfomo", who=who, test=better)])
-    two = Comparison.of([*one.runs, run_of("fedavg", who=who, test=alone - 1)])
-    assert "unlikely to be chance (paired test, p = 0.031)" in one.verdict
-    assert "could be chance (paired test, p = 0.062)" in two.verdict
-
-
-def test_verdict_names_weak_clients_and_alarms_in_a_second_sentence():
-    found = verdict_of([math.nan, *range(1, 11)], weak={"site-0": "no test data"})
-    assert found.endswith("Beware: not enough data to judge site-0 (no test data).")
-    assert "10 of 10 clients" in found
-    copied = comparison_of(("local",)).runs[0]
-    copy = RunResult(collect(_copied(copied), mixture(), {}, {}))
-    assert Comparison.of([copied, copy]).verdict.endswith(
-        "Beware: FedProx did not do what its name says (equals_local)."
-    )
-
-
 def _copied(run):
     log = Log("fedprox", 0, "accuracy", run.history.roster)
     for index, row in enumerate(run.history.test):
         log.append(record(index, row))
     return log
-
-
-def test_verdict_without_anything_to_say():
-    assert comparison_of(("local",)).verdict.startswith("Only local training")
-    assert verdict_of([math.nan] * 3).startswith("No client has test data")
 
 
 # The page

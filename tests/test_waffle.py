@@ -146,7 +146,8 @@ def test_one_hot_weights_are_local(monkeypatch, c_rule):
     forced(monkeypatch, lambda me, n: torch.eye(n, dtype=torch.float64)[me])
     method = Waffle(c_rule=c_rule)
     found = last(method, task(method), rounds=4, participation=1.0)
-    other = last(Local(), task(Local()), rounds=4, participation=1.0)
+    alone = Local(keep="last")
+    other = last(alone, task(alone), rounds=4, participation=1.0)
     assert_close(predictors(found).models, predictors(other).models, 1e-9)
 
 

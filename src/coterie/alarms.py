@@ -12,6 +12,7 @@ import numpy as np
 from .history import History
 
 TOLERANCE = 1e-6  # relative, on scores and losses: the same training, up to rounding
+STILL_SAME = 0.1  # share of later scores by which training alone is known where Local stops early
 
 
 class Alarm(NamedTuple):
@@ -24,17 +25,22 @@ class Alarm(NamedTuple):
 def same_run(a: History, b: History) -> bool:
     """Whether two runs gave every client the same scores and losses in all rounds both evaluated.
 
-    Accuracies alone can agree by chance on small test sets; losses do not.
+    Accuracies alone can agree by chance on small test sets; losses do not. Local may predict with
+    an earlier model, whose validation loss is lower; there it differs from its own training.
     """
     if len(a.roster) != len(b.roster):
         return False
     common = np.intersect1d(a.rounds, b.rounds)
     in_a, in_b = np.isin(a.rounds, common), np.isin(b.rounds, common)
     pairs = ((a.test, b.test), (a.test_loss, b.test_loss), (a.val_loss, b.val_loss))
-    return len(common) > 0 and all(
-        np.allclose(x[in_a], y[in_b], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
+    close = [
+        np.isclose(x[in_a], y[in_b], rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True)
         for x, y in pairs
-    )
+    ]
+    same = np.logical_and.reduce(close)  # [rounds, clients]
+    earlier = (b.method == "local") & (b.val_loss[in_b] < a.val_loss[in_a])
+    later = same[1:] if len(same) > 1 else same  # methods may begin by training alone
+    return len(common) > 0 and bool((same | earlier).all() and later.mean() >= STILL_SAME)
 
 
 def of_weights(history: History) -> list[Alarm]:

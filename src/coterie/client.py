@@ -161,6 +161,11 @@ class Client:
         return self._task.sizes[self.id]
 
     @property
+    def validated(self) -> Tensor:
+        """Whether its validation data is its own and not trained on: neither lent nor merged."""
+        return self._task.validated[self.id]
+
+    @property
     def steps(self) -> Tensor:
         """Optimiser steps of this client this round."""
         if self.recipe.steps is not None:
@@ -250,6 +255,21 @@ class Client:
             losses = self.losses(w, block)
             weight = torch.ones_like(losses) if block.mask is None else block.mask
             total, count = total + (losses * weight).sum(), count + weight.sum()
+        return total / count.clamp(min=1)
+
+    def error(self, w: Tensor, on: SplitName) -> Tensor:
+        """The share of a split that the model gets wrong; of a regression the mean loss.
+
+        An output that is not a number is wrong.
+        """
+        if self._task.regression:
+            return self.loss(w, on).nan_to_num(nan=torch.inf)
+        total, count = w.new_zeros(()), w.new_zeros(())
+        for block in self.blocks(on):
+            output = self.outputs(w, block)
+            right = (output.argmax(-1) == block.y) & output.isfinite().all(-1)
+            weight = torch.ones_like(output[..., 0]) if block.mask is None else block.mask
+            total, count = total + weight.where(~right, 0.0).sum(), count + weight.sum()
         return total / count.clamp(min=1)
 
     def gradient(self, w: Tensor, on: Batch | SplitName, loss: Loss | None = None) -> Tensor:

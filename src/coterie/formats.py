@@ -20,6 +20,7 @@ from . import packing
 from .algorithm import Mixture
 from .errors import StoreError
 from .history import SCORES, Line, Packed, Roster, Scores, dense
+from .paired import Outcomes
 
 COLUMNS = ("round", "client", "n_train", "n_val", "n_test", *SCORES)
 # A cell that begins with one of these is a formula to a spreadsheet; the quote is for reading back.
@@ -147,6 +148,24 @@ def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]
             return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], truth
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _unreadable(path, error, "the collaboration matrices of a run") from error
+
+
+def write_outcomes(path: Path, outcomes: Outcomes) -> None:
+    """``values``, ``targets``, ``units`` and ``sizes`` of the answers to test samples."""
+    with path.open("wb") as file:
+        np.savez_compressed(file, **outcomes._asdict())
+
+
+def read_outcomes(path: Path) -> Outcomes:
+    """Every answer to a test sample."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            found = Outcomes(*(stored[name] for name in Outcomes._fields))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _unreadable(path, error, "the predictions of a run") from error
+    if {len(part) for part in found[:3]} != {int(found.sizes.sum())}:
+        raise _unreadable(path, ValueError("its parts differ in length"), "a row a test sample")
+    return found
 
 
 def read_rounds(path: Path) -> list[Line]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from . import metrics
 from .errors import StoreError
 from .metrics import Floats
+from .paired import Outcomes
 
 if TYPE_CHECKING:
     from .data.federation import Federation
@@ -129,6 +130,7 @@ class History:
     matrices: tuple[Packed, ...] = ()  # one for each of these rounds
     swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
     merge_val: bool = False  # validation data was trained on: no round is chosen by it
+    outcomes: Outcomes | None = None  # of the last round; older runs did not keep them
 
     @property
     def last(self) -> Floats:
@@ -162,6 +164,7 @@ class Log:
     lines: list[Line] = field(default_factory=list)
     evaluated: list[tuple[int, Scores]] = field(default_factory=list)
     matrices: list[tuple[int, Packed]] = field(default_factory=list)
+    outcomes: Outcomes | None = None
 
     def append(self, record: "Record") -> Line:
         """Note one round and return its line."""
@@ -169,6 +172,7 @@ class Log:
         if record.evaluation is not None:
             scores = {name: getattr(record.evaluation, name) for name in SCORES}
             self.evaluated.append((record.index, scores))
+            self.outcomes = record.outcomes
         if record.collaboration is not None:
             self.matrices.append((record.index, pack(record.collaboration)))
         self.lines.append(line)
@@ -197,6 +201,7 @@ class Log:
             matrices=tuple(matrix for _, matrix in self.matrices),
             swaps=self.swaps,
             merge_val=self.merge_val,
+            outcomes=self.outcomes,
         )
 
 

@@ -1,8 +1,9 @@
 """What is measured: a client's score, a federation's summary, a test between two methods.
 
 Every score is one number a client; NaN means that the client has nothing to be scored on. Such
-clients are left out of every summary and counted. A *gain* is a difference of scores turned so
-that more is better, whatever the metric. Definitions are those of spec section 14.
+clients are left out of every summary and counted. An infinite score is that of a model that
+diverged; it is left out of nothing. A *gain* is a difference of scores turned so that more is
+better, whatever the metric. Definitions are those of spec section 14.
 """
 
 import math
@@ -36,74 +37,94 @@ def higher_is_better(metric: str) -> bool:
 def score(metric: str, outputs: Array, targets: Array) -> float:
     """One client's score: percent for the metrics of classes, the plain number for r2 and rmse.
 
-    ``outputs`` are probabilities ``[n, C]`` or predictions ``[n]``. NaN where there is nothing to
-    score: no samples, one class only (auc), constant targets (r2). Outputs that are not numbers
-    are wrong answers, not missing ones: a model that diverged must not vanish from the table.
+    ``outputs`` are probabilities ``[n, C]``, classes ``[n]`` or predictions ``[n]``. NaN where
+    there is nothing to score: no samples, one class only (auc), constant targets (r2). Outputs that
+    are not numbers are wrong answers, not missing ones: a model that diverged must not vanish from
+    the table.
 
     >>> score("accuracy", np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 0]))
     50.0
     """
+    return float(scores(metric, outputs, targets, np.ones((1, len(targets))))[0])
+
+
+def scores(metric: str, outputs: Array, targets: Array, weights: Floats) -> Floats:
+    """The same where sample j counts ``weights[b, j]`` times: one score for each row ``[B]``."""
     if metric not in METRICS:
         raise _wrong_metric(metric)
     if len(targets) == 0:
-        return math.nan
-    return _SCORES[metric](np.asarray(outputs), np.asarray(targets))
+        return np.full(len(weights), math.nan)
+    return _SCORES[metric](np.asarray(outputs), np.asarray(targets), weights)
 
 
-def _classes(outputs: Array) -> Array:
+def classes(outputs: Array) -> Array:
+    """The most likely class of each sample ``[n]``; -1 where an output is not a number."""
     if outputs.ndim == 1:
         return outputs
     return np.where(np.isfinite(outputs).all(1), outputs.argmax(1), -1)
 
 
-def _accuracy(outputs: Array, targets: Array) -> float:
-    return 100.0 * float((_classes(outputs) == targets).mean())
+def _ratio(over: Floats, under: Floats) -> Floats:
+    """NaN where there is nothing to divide by."""
+    none = np.full(np.broadcast_shapes(over.shape, under.shape), math.nan)
+    found: Floats = np.divide(over, under, out=none, where=under > 0)
+    return found
 
 
-def _balanced_accuracy(outputs: Array, targets: Array) -> float:
-    hits = _classes(outputs) == targets
-    return 100.0 * float(np.mean([hits[targets == c].mean() for c in np.unique(targets)]))
+def _accuracy(outputs: Array, targets: Array, weights: Floats) -> Floats:
+    return 100.0 * _ratio(weights @ (classes(outputs) == targets), weights.sum(1))
 
 
-def _f1(outputs: Array, targets: Array) -> float:
+def _balanced_accuracy(outputs: Array, targets: Array, weights: Floats) -> Floats:
+    hits, held = classes(outputs) == targets, targets[:, None] == np.unique(targets)
+    return 100.0 * mean_known(_ratio(weights @ (held & hits[:, None]), weights @ held))
+
+
+def _f1(outputs: Array, targets: Array, weights: Floats) -> Floats:
     """Macro F1 over the classes that occur in the targets or the predictions."""
-    found = _classes(outputs)
+    found = classes(outputs)
     seen = np.union1d(targets, found[found >= 0])
-    both = [((found == c) & (targets == c)).sum() for c in seen]
-    either = [(found == c).sum() + (targets == c).sum() for c in seen]
-    return 100.0 * float(np.mean([2.0 * b / e for b, e in zip(both, either, strict=True)]))
+    said, held = found[:, None] == seen, targets[:, None] == seen
+    both, either = weights @ (said & held), weights @ said + weights @ held
+    return 100.0 * mean_known(_ratio(2.0 * both, either))
 
 
-def _auc(outputs: Array, targets: Array) -> float:
+def _auc(outputs: Array, targets: Array, weights: Floats) -> Floats:
     """Mean over the classes of this client of the AUC of that class against the rest."""
     columns = outputs[:, None] if outputs.ndim == 1 else outputs
     which = [1] if columns.shape[1] == 1 else range(columns.shape[1])
     areas = [
-        area_under_curve(column, targets == c)
+        _areas(column, targets == c, weights)
         for c, column in zip(which, np.nan_to_num(columns).T, strict=True)
     ]
-    known = [area for area in areas if not math.isnan(area)]
-    return 100.0 * float(np.mean(known)) if known else math.nan
+    return 100.0 * mean_known(np.stack(areas, 1))
 
 
 def _residuals(outputs: Array, targets: Array) -> Floats:
     return outputs.reshape(len(targets)).astype(np.float64) - targets.astype(np.float64)
 
 
-def _rmse(outputs: Array, targets: Array) -> float:
-    error = math.sqrt(float(np.mean(_residuals(outputs, targets) ** 2)))
-    return math.inf if math.isnan(error) else error
+def _squares(outputs: Array, targets: Array, weights: Floats) -> Floats:
+    """The sum of squared errors ``[B]``: infinite where a prediction is not a number."""
+    errors = _residuals(outputs, targets)
+    lost = ~np.isfinite(errors)
+    total = weights @ np.where(lost, 0.0, errors) ** 2
+    return np.where(weights @ lost > 0, math.inf, total)
 
 
-def _r2(outputs: Array, targets: Array) -> float:
-    total = float(np.sum((targets - targets.mean(dtype=np.float64)) ** 2))
-    if total == 0.0:
-        return math.nan
-    left = float(np.sum(_residuals(outputs, targets) ** 2)) / total
-    return -math.inf if math.isnan(left) else 1.0 - left
+def _rmse(outputs: Array, targets: Array, weights: Floats) -> Floats:
+    return np.sqrt(_ratio(_squares(outputs, targets, weights), weights.sum(1)))
 
 
-_SCORES: dict[str, Callable[[Array, Array], float]] = {
+def _r2(outputs: Array, targets: Array, weights: Floats) -> Floats:
+    y = targets.astype(np.float64)
+    y = y - y.mean()
+    mean = _ratio(weights @ y, weights.sum(1))
+    total = (weights * (y - mean[:, None]) ** 2).sum(1)
+    return 1.0 - _ratio(_squares(outputs, targets, weights), total)
+
+
+_SCORES: dict[str, Callable[[Array, Array, Floats], Floats]] = {
     "accuracy": _accuracy,
     "balanced_accuracy": _balanced_accuracy,
     "auc": _auc,
@@ -123,10 +144,20 @@ def _ranks(values: Array) -> Floats:
 
 def area_under_curve(values: Array, positive: Array) -> float:
     """The chance that a positive has a larger value than a negative; ties count half."""
-    n, m = int(positive.sum()), int((~positive).sum())
-    if n == 0 or m == 0:
-        return math.nan
-    return float((_ranks(values)[positive].sum() - n * (n + 1) / 2) / (n * m))
+    return float(_areas(values, positive, np.ones((1, len(values))))[0])
+
+
+def _areas(values: Array, positive: Array, weights: Floats) -> Floats:
+    """The same for samples that count several times ``[B]``; NaN where all are of one kind."""
+    if len(values) == 0:
+        return np.full(len(weights), math.nan)
+    order = np.argsort(values, kind="stable")
+    starts = np.flatnonzero(np.diff(values[order], prepend=-math.inf))  # of equal values
+    sorted_weights, high = weights[:, order], positive[order]
+    won = np.add.reduceat(np.where(high, sorted_weights, 0.0), starts, axis=1)
+    lost = np.add.reduceat(np.where(high, 0.0, sorted_weights), starts, axis=1)
+    below = lost.cumsum(1) - lost / 2.0
+    return _ratio((won * below).sum(1), won.sum(1) * lost.sum(1))
 
 
 class Spread(NamedTuple):
@@ -156,15 +187,26 @@ def spread(scores: Floats, sizes: Array, metric: str = "accuracy") -> Spread:
     weights = np.asarray(sizes, dtype=np.float64)[known]
     pooled = float(weights @ values / weights.sum()) if weights.sum() > 0 else math.nan
     means = float(values.mean()), pooled, float(worst.mean()), float(best.mean())
-    with np.errstate(invalid="ignore"):  # a diverged client's infinite error has no variance
-        variances = float(values.var()), float(worst.var()), float(best.var())
+    variances = _variance(values), _variance(worst), _variance(best)
     return Spread(*means, *variances, n, len(scores) - n)
 
 
+def _variance(values: Floats, freedom: int = 0) -> float:
+    """Infinite where a value is: a client that diverged is infinitely far from the others."""
+    return float(values.var(ddof=freedom)) if np.isfinite(values).all() else math.inf
+
+
 def mean_known(scores: Floats) -> Floats:
-    """The mean over clients (last axis) of those that have a score; NaN where none has."""
+    """The mean over clients (last axis) of those that have a score; NaN where none has.
+
+    Where gains are infinite in both directions, the loss counts: the mean is minus infinity.
+    """
     known = ~np.isnan(scores)
-    total = np.where(known, scores, 0.0).sum(-1)
+    finite = np.where(np.isfinite(scores), scores, 0.0).sum(-1)
+    highest = np.where(known, scores, 0.0).max(-1, initial=0.0)
+    lowest = np.where(known, scores, 0.0).min(-1, initial=0.0)
+    total = np.where(highest == math.inf, math.inf, finite)
+    total = np.where(lowest == -math.inf, -math.inf, total)
     count = known.sum(-1)
     means: Floats = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     return means
@@ -179,9 +221,14 @@ def best_round(scores: Floats, metric: str) -> int | None:
 
 
 def gains(scores: Floats, reference: Floats, metric: str) -> Floats:
-    """What each client gained over the reference; positive is better off, NaN is not known."""
-    with np.errstate(invalid="ignore"):  # two infinite errors have no known difference
-        return (scores - reference) * (1.0 if higher_is_better(metric) else -1.0)
+    """What each client gained over the reference; positive is better off, NaN is not known.
+
+    Who diverged with both has gained nothing.
+    """
+    better = 1.0 if higher_is_better(metric) else -1.0
+    with np.errstate(invalid="ignore"):
+        gained = (scores - reference) * better
+    return np.where(np.isinf(scores) & (scores == reference), 0.0, gained)
 
 
 def count_worse(gained: Floats) -> int:
@@ -200,9 +247,10 @@ class Paired(NamedTuple):
 def wilcoxon(differences: Floats) -> Paired:
     """Whether paired differences lie around zero; zeros are dropped, ties share their rank.
 
-    Up to 50 pairs the distribution is enumerated exactly, ties included; beyond it is normal.
+    An infinite difference, of a client that diverged, has the highest rank. Up to 50 pairs the
+    distribution is enumerated exactly, ties included; beyond it is normal.
     """
-    kept = np.round(differences[np.isfinite(differences)], 10)
+    kept = np.round(differences[~np.isnan(differences)], 10)
     kept = kept[kept != 0]
     n = len(kept)
     if n == 0:
@@ -234,11 +282,12 @@ class OverSeeds(NamedTuple):
 
 
 def over_seeds(values: Sequence[float | None]) -> OverSeeds:
-    """Mean and sample deviation of the values that are known."""
+    """Mean and sample deviation of the values that are known; infinite where one is."""
     known = np.array([v for v in values if v is not None and not math.isnan(v)])
     if len(known) == 0:
         return OverSeeds(math.nan, math.nan)
-    return OverSeeds(float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else math.nan)
+    deviation = math.sqrt(_variance(known, 1)) if len(known) > 1 else math.nan
+    return OverSeeds(float(mean_known(known)), deviation)
 
 
 class _Others(NamedTuple):

@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import files, metrics, store
+from . import files, judgement, metrics, store
 from .alarms import Alarm, raise_alarms
 from .comparison_folder import COMPARISON, REPORT
-from .errors import StoreError, printable_lines
+from .errors import ConfigError, StoreError, did_you_mean, printable_lines
 from .history import History, last_score, summarise
+from .judgement import LOCAL, Choice, ClientGain, Judgement
 from .metrics import Floats, OverSeeds, Paired
 from .store import RunData
-
-LOCAL = "local"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,6 +84,9 @@ class Row(NamedTuple):
     better: int  # client-runs that gained, over all seeds
     worse: int
     compared: int
+    served: int  # clients that have a predictor of this method and test data
+    alone: OverSeeds  # Local's mean over these clients
+    validation: OverSeeds  # mean over these clients on validation data, last round
     in_group_weight: OverSeeds
     bytes_per_client: OverSeeds  # sent and received for training, whole run
     seconds: OverSeeds
@@ -160,6 +162,36 @@ class Comparison:
         return tuple(_row(self, method) for method in self.methods)
 
     @cached_property
+    def choice(self) -> Choice | None:
+        """The method that is recommended; None where there is none beside Local."""
+        return judgement.choose(self)
+
+    @cached_property
+    def best_on_test(self) -> str:
+        """The method with the best mean on test data in the last round; Local is one.
+
+        Methods are compared on the clients that those serve which serve the most.
+        """
+        return judgement.best_on_test(self)
+
+    @cached_property
+    def judgements(self) -> dict[str, Judgement] | None:
+        """What is shown of every method; None where runs were written without their outcomes."""
+        return judgement.judge(self)
+
+    def client(self, name: str) -> tuple[ClientGain, ...]:
+        """What one client gains by each method over its own local model."""
+        names = self.runs[0].history.roster.clients
+        if name not in names:
+            raise ConfigError(f"there is no client '{name}'; {did_you_mean(name, names)}")
+        return tuple(
+            client
+            for found in (self.judgements or {}).values()
+            for client in found.clients
+            if client.client == name
+        )
+
+    @cached_property
     def verdict(self) -> str:
         """Whether joining is worth it, in a sentence or two."""
         from .report.verdict import verdict
@@ -168,11 +200,25 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``comparison.json`` holds."""
+        from .report.verdict import client_sentence
+
+        found = list((self.judgements or {}).values())
+        overall = {j.method: {**j.overall._asdict(), "p": j.p, "shown": j.claim} for j in found}
         return {
             "verdict": self.verdict,
+            "recommended": self.choice,
             "metric": self.metric,
             "seeds": list(self.seeds),
-            "methods": [row._asdict() for row in self.rows],
+            "methods": [{**row._asdict(), "gain": overall.get(row.method)} for row in self.rows],
+            "clients": [
+                {
+                    **{"client": one.client, "method": one.method},
+                    **{**one.gain._asdict(), "p": one.p, "shown": one.claim},
+                    "sentence": client_sentence(self, one),
+                }
+                for judged in found
+                for one in judged.clients
+            ],
             "runs": [
                 {
                     "method": run.method,
@@ -243,15 +289,15 @@ def _check(runs: tuple[RunResult, ...]) -> None:
 
 def _row(comparison: Comparison, method: str) -> Row:
     runs = comparison.of_method(method)
-    found = [summarise(r.history, None, comparison.of_seed(r.seed)[LOCAL]) for r in runs]
+    locals_ = [comparison.of_seed(r.seed)[LOCAL] for r in runs]
+    found = [summarise(r.history, None, alone) for r, alone in zip(runs, locals_, strict=True)]
     gained = comparison.gains(method)
-    alone = method == LOCAL
 
     def over(name: str) -> OverSeeds:
         return metrics.over_seeds([summary[name] for summary in found])
 
     def paired(at: str) -> Paired | None:
-        if alone:
+        if method == LOCAL:
             return None
         return metrics.wilcoxon(metrics.mean_known(comparison.gains(method, at).T))
 
@@ -271,6 +317,19 @@ def _row(comparison: Comparison, method: str) -> Row:
         better=int((gained > 0).sum()),
         worse=metrics.count_worse(gained),
         compared=int((~np.isnan(gained)).sum()),
+        served=int((~np.isnan(gained)).any(0).sum()),
+        alone=metrics.over_seeds(
+            [
+                judgement.served_mean(local.last, run.history.last)
+                for run, local in zip(runs, locals_, strict=True)
+            ]
+        ),
+        validation=metrics.over_seeds(
+            [
+                float(metrics.mean_known(judgement.validation_scores(r.history, r.history.last)))
+                for r in runs
+            ]
+        ),
         in_group_weight=over("in_group_weight"),
         bytes_per_client=metrics.over_seeds(traffic),
         seconds=over("seconds"),

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import draws, faults, tree
+from . import draws, faults, paired, tree
 from .algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
 from .algorithm import rows as rows_of
 from .buffers import governed
 from .engines.base import Engine, Evaluation
 from .guard import Guard, Rejection, aggregate, screen
+from .paired import Outcomes
 from .shelves import in_files, in_memory, opened, put, shelve
 from .table import Room, Shelf
 from .task import Task
@@ -46,6 +47,7 @@ class Record(NamedTuple):
     mixture: Mixture | None  # every client's predictor, in the last round
     server: Tree
     kept: Tree  # the clients' states, on shelves
+    outcomes: Outcomes | None = None  # every answer to a test sample, in the last round
 
     @property
     def states(self) -> Tree:
@@ -98,13 +100,13 @@ def run(
         round = round_of(task, index, rounds, clients)
         server, traffic, rejected = _exchange(algorithm, engine, server, states, round, guard)
         last = index == rounds - 1
-        evaluation = mixture = collaboration = None
+        evaluation = mixture = collaboration = outcomes = None
         evaluated = last or (index + 1) % evaluate_every == 0
         if evaluated or task.population <= MATRIX_EVERY_ROUND:
             collaboration = _matrix(algorithm.collaboration(server, opened(states), round))
         if evaluated:
             predictors = Predictors(in_files(scratch) if on_disk else in_memory(CPU), last)
-            evaluation, served = _evaluate(
+            evaluation, served, outcomes = _evaluate(
                 algorithm, engine, server, states, round, metric, predictors
             )
             mixture, traffic = predictors.mixture, traffic._replace(serve=served)
@@ -119,6 +121,7 @@ def run(
             mixture,
             server,
             states,
+            outcomes,
         )
 
 
@@ -172,23 +175,28 @@ def _evaluate(
     round: Round,
     metric: str,
     predictors: "Predictors",
-) -> tuple[Evaluation, int]:
-    """How good all clients' predictors are after the round, and what they had to fetch for it."""
+) -> tuple[Evaluation, int, Outcomes | None]:
+    """How good all clients' predictors are after the round, what they had to fetch, what they said.
+
+    Their answers to test samples are kept where the predictors are.
+    """
     everybody = torch.arange(round.population, device=round.clients.device)
     after = round._replace(index=round.index + 1, clients=everybody)
-    served, scores = algorithm.serve(server, after), []
+    served, scores, said = algorithm.serve(server, after), [], []
     start = engine.task.start
     at_once = max(JUDGED_CLIENTS, JUDGED_BYTES // (start.numel() * start.element_size()))
     for block in everybody.split(at_once):
         part = after._replace(clients=block)
         message, rows = _some(served, part), _some(states, part)
         keep = predictors.wanted
-        found, mixture = engine.predict(algorithm, message, rows, part, metric, keep=keep)
+        found, mixture, outcomes = engine.predict(algorithm, message, rows, part, metric, keep=keep)
+        said += [outcomes] if outcomes is not None else []
         judged = (mixture.weights != 0).any(1).numpy()  # who has no predictor is in no metric
         scores.append([np.where(judged, column, np.nan) for column in found])
         predictors.add(mixture, part)
     whole = Evaluation(*map(np.concatenate, zip(*scores, strict=True)))
-    return _validated(whole, engine.task), tree.count_bytes(served)
+    every = paired.join(said) if said else None
+    return _validated(whole, engine.task), tree.count_bytes(served), every
 
 
 def _validated(found: Evaluation, task: Task) -> Evaluation:

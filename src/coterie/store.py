@@ -7,6 +7,7 @@
     clients.csv           a line a client and evaluated round
     collaboration.npz     A [R, K, K], for methods that have one
     models.safetensors    every client's predictor; identical models are stored once
+    predictions.npz       what they answered to every test sample: the verdict is made of it
     summary.json          the numbers of the table
     MANIFEST.json         sha256 and size of each file; written last, so a run without it is
                           unfinished
@@ -43,9 +44,10 @@ CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
 MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
 PARTITION = "partition.json"  # written first: alone it is no run, and may be written again
+PREDICTIONS = "predictions.npz"
 NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
-    checkpoint.FOLDER,
+    *(PREDICTIONS, checkpoint.FOLDER),
 )
 LISTED = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MODELS, SUMMARY)  # every manifest lists them
 _PART = re.compile(r"\d{8}\.npz")
@@ -241,6 +243,9 @@ class RunFolder:
                 formats.write_matrices(temporary, log.matrices, log.roster)
         with files.whole(path / MODELS) as temporary:
             formats.write_models(temporary, mixture)
+        if log.outcomes is not None:
+            with files.whole(path / PREDICTIONS) as temporary:
+                formats.write_outcomes(temporary, log.outcomes)
         faults.at("finish.models")
         files.write_json(path / SUMMARY, data.summary)
         faults.at("finish.summary")
@@ -355,11 +360,14 @@ def _read(path: Path) -> RunData:
     scores, roster = formats.read_clients(path / CLIENTS)
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     log = Log(summary["method"], summary["seed"], summary["metric"], replace(roster, **facts))
-    log.swaps, log.merge_val = summary["in_group_weight_of"] != "A", summary["merge_val"]
+    log.swaps = summary["in_group_weight_of"] != "A"
+    log.merge_val = summary.get("merge_val", True)  # as runs did before they said so
     log.lines, log.evaluated = formats.read_rounds(path / ROUNDS), scores
     if (path / MATRICES).exists():
         log.matrices, truth = formats.read_matrices(path / MATRICES)
         log.roster = replace(log.roster, **truth)
+    if (path / PREDICTIONS).exists():
+        log.outcomes = formats.read_outcomes(path / PREDICTIONS)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
     if not all(isinstance(part, dict) for part in (config, where, config.get("run", {}))):
         raise TypeError(f"expected tables in {CONFIG} and {ENVIRONMENT}")

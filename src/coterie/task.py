@@ -258,6 +258,7 @@ class Task:
         lent = tuple(b if len(b) else a for a, b in zip(train, val, strict=True))
         self.borrowed_validation = [i for i, b in enumerate(val) if not len(b) and len(train[i])]
         self.unseen_validation = [len(b) > 0 and not merge_val for b in val]
+        self.validated = torch.tensor(self.unseen_validation, device=self.device)
         self.splits = {
             "train": Ragged(self._with_pool(train), self.device),
             "val": Ragged(lent, self.device),

@@ -1,8 +1,18 @@
 """Local: every client trains alone. The row that every comparison needs.
 
     w_i ← LocalTrain(w_i)
+    v_i ← w_i where w_i has the lowest validation loss so far
+    prediction: w_i, or v_i where it makes fewer errors on the client's validation data
 
 Travels: nothing. P5 calls it Separate.
+
+Notes:
+    The papers print one of two references: a local model with all of its training, or one that was
+    stopped early. A verdict compares with the better one of each client, chosen on validation data
+    (spec 17); a tie goes to all of the training. ``keep = "last"`` is P5's Separate.
+    A client whose validation data is lent or trained on (``merge_val``) cannot choose by it and
+    keeps its last model. So does everybody whose batch-norm statistics are kept apart from the
+    models (``train.buffers``): they are those of the last model only.
 """
 
 from dataclasses import dataclass
@@ -11,29 +21,41 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round, rows
+from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Client
 from ..task import Task
+from ..tree import Tree
+
+
+class Early(NamedTuple):
+    """The model with the lowest validation loss so far."""
+
+    w: Tensor  # [P]
+    loss: Tensor  # []
 
 
 class Own(NamedTuple):
     """What a client keeps."""
 
     w: Tensor  # [P]
+    early: Tree  # Early, or () where only the last model is kept
 
 
 @dataclass(frozen=True)
-class Local(OwnModel[tuple[()], tuple[()], tuple[()], Own]):
+class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
     """Training alone.
 
     Fields:
-        budget: ``matched`` trains in the rounds in which a federated run would have sampled the
-            client, ``full`` in every round.
+        budget: ``full`` trains in every round, ``matched`` in the rounds in which a federated run
+            would have sampled the client.
         start: ``common`` starts every client at the same point, ``independent`` at its own.
+        keep: ``better`` predicts with the last model or with the early-stopped one, whichever makes
+            fewer errors on the client's validation data; ``last`` with the last.
     """
 
-    budget: Literal["matched", "full"] = "matched"
+    budget: Literal["matched", "full"] = "full"
     start: Literal["common", "independent"] = "common"
+    keep: Literal["better", "last"] = "better"
 
     paper: ClassVar[str] = "Each client on its own data: the baseline of all five papers"
 
@@ -43,23 +65,38 @@ class Local(OwnModel[tuple[()], tuple[()], tuple[()], Own]):
         return self.budget == "full"
 
     def init(self, task: Task) -> tuple[tuple[()], Own]:
-        """A model for every client."""
-        if self.start == "independent":
-            return (), Own(task.fresh(torch.arange(task.population)))
-        return (), Own(rows(task.start, task.population))
+        """A model for every client; nothing has been validated yet."""
+        K = task.population
+        own = rows(task.start, K) if self.start == "common" else task.fresh(torch.arange(K))
+        if self.keep == "last":
+            return (), Own(own, ())
+        return (), Own(own, Early(own, task.start.new_full((K,), torch.inf)))
 
     def download(self, server: tuple[()], round: Round) -> tuple[()]:
         """Nothing."""
         return ()
 
     def local(self, client: Client, received: tuple[()], state: Own) -> tuple[tuple[()], Own]:
-        """Train on."""
-        return (), Own(client.train(state.w))
+        """Train on, and remember the best model so far."""
+        w = client.train(state.w)
+        if self.keep == "last":
+            return (), Own(w, ())
+        loss = client.loss(w, "val")
+        lower = loss < state.early.loss
+        early = Early(torch.where(lower, w, state.early.w), loss.where(lower, state.early.loss))
+        return (), Own(w, early)
 
     def aggregate(self, server: tuple[()], uploads: tuple[()], round: Round) -> tuple[()]:
         """Nothing."""
         return ()
 
-    def model(self, state: Own) -> Tensor:
-        """The client's own model."""
-        return state.w
+    def serve(self, server: tuple[()], round: Round) -> tuple[()]:
+        """Nothing: the client has what it needs."""
+        return ()
+
+    def predictor(self, client: Client, served: tuple[()], state: Own) -> Mixture:
+        """The last model, or the early-stopped one where that is better."""
+        if self.keep == "last" or client.model.apart:
+            return single(state.w)
+        fewer = client.error(state.early.w, "val") < client.error(state.w, "val")
+        return single(torch.where(fewer & client.validated, state.early.w, state.w))

@@ -37,7 +37,7 @@ _MOMENT = 3.0  # or so many seconds, if that is more
 REPAID_AFTER = 10  # rounds: writing one down costs about as much as five rounds without
 COMPILED_AFTER = 50  # rounds: a compiler takes some seconds, the first time
 CORES = torch.get_num_threads()  # what torch would use if nobody chose
-_METHOD = Local()  # one and the same: what is played is known by its method
+_METHOD = Local(keep="last")  # one and the same: what is played is known by its method
 _MOST_BYTES = 1 << 20  # of the file of measurements; a larger one is not ours
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 

@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import metrics, tree
+from .. import metrics, paired, tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import EVALUATION_BLOCK, Shape
 from ..guard import Rejection
 from ..model import FlatModel
+from ..paired import Answers, Outcomes
 from ..task import Split, Task
 from ..tree import Tree
 
@@ -27,6 +28,14 @@ class Evaluation(NamedTuple):
     val: Scores  # [K] the same on validation data
     test_loss: Scores  # [K]
     val_loss: Scores  # [K]
+
+
+class Predicted(NamedTuple):
+    """What the predictors of a round's clients are and how they fare."""
+
+    evaluation: Evaluation
+    mixture: Mixture  # on the CPU
+    outcomes: Outcomes | None  # every answer to a test sample, where the predictors are kept
 
 
 class Replies(NamedTuple):
@@ -70,11 +79,11 @@ class Engine(Protocol):
         metric: str,
         *,
         keep: bool = True,
-    ) -> tuple[Evaluation, Mixture]:
+    ) -> Predicted:
         """How good the predictors of the round's clients are, and the predictors (on the CPU).
 
         Without ``keep`` only the predictors' weights come back: moving models takes longer than
-        judging them.
+        judging them. Nor do their answers.
         """
 
 
@@ -128,9 +137,7 @@ def judge(
     client by client.
     """
     split = task.splits[name].rows(ids)
-    y = task.y[split.samples]
-    if task.relabel.shape[-1]:
-        y = task.relabel[torch.tensor(ids, device=task.device)].gather(1, y)
+    y = _targets(task, ids, split.samples)
     if task.regression:
         predicted, y = task.in_units(predicted), task.in_units(y)
     inside = torch.arange(y.shape[1], device=y.device) < split.size[:, None]
@@ -143,6 +150,41 @@ def judge(
         metrics.score(metric, values[i, :size], targets[i, :size]) for i, size in enumerate(sizes)
     ]
     return np.array(scores), losses
+
+
+def _targets(task: Task, ids: list[int], samples: Tensor) -> Tensor:
+    """The targets of samples ``[m, n]`` as their clients read them."""
+    y = task.y[samples]
+    if not task.relabel.shape[-1]:
+        return y
+    return task.relabel[torch.tensor(ids, device=task.device)].gather(1, y)
+
+
+def answers(task: Task, metric: str, ids: list[int], predicted: Tensor) -> dict[int, Answers]:
+    """What padded predictions ``[m, n, ...]`` say of each client's test samples.
+
+    Classes where the metric looks at no more than them; the probabilities for auc.
+    """
+    split = task.splits["test"].rows(ids)
+    values, targets = predicted, _targets(task, ids, split.samples)
+    if task.regression:
+        values, targets = task.in_units(values), task.in_units(targets)
+    elif metric != "auc":
+        values = torch.where(predicted.isfinite().all(-1), predicted.argmax(-1), -1)
+    given, y = values.cpu().numpy(), targets.cpu().numpy()
+    units = task.federation.dataset.units
+    samples = split.samples.cpu()
+    whose = (samples if units is None else units[samples]).numpy()
+    sizes = [task.splits["test"].sizes[k] for k in ids]
+    return {
+        k: Answers(given[i, :size], y[i, :size], whose[i, :size])
+        for i, (k, size) in enumerate(zip(ids, sizes, strict=True))
+    }
+
+
+def outcomes(found: dict[int, Answers], round: Round) -> Outcomes | None:
+    """The answers of a round's clients in their order; None where they were not kept."""
+    return paired.outcomes_of([found[i] for i in round.clients.tolist()]) if found else None
 
 
 def _mean(values: Tensor, inside: Tensor) -> Scores:

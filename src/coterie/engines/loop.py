@@ -14,9 +14,22 @@ from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client, Clock
 from ..errors import CoterieError, EngineError
 from ..guard import Reply, admit
+from ..paired import Answers
 from ..task import Task
 from ..tree import Tree
-from .base import Evaluation, Replies, blocks_of, judge, kept, outputs, shape_of, state_device
+from .base import (
+    Evaluation,
+    Predicted,
+    Replies,
+    answers,
+    blocks_of,
+    judge,
+    kept,
+    outcomes,
+    outputs,
+    shape_of,
+    state_device,
+)
 
 T = TypeVar("T")
 
@@ -84,25 +97,33 @@ class LoopEngine:
         metric: str,
         *,
         keep: bool = True,
-    ) -> tuple[Evaluation, Mixture]:
+    ) -> Predicted:
         """How good the predictors are, and the predictors on the CPU."""
         table, mixtures = [], []
+        said: dict[int, Answers] = {}
         for client, message, state in self._clients(served, states, round):
             mixture = self._named(algorithm.predictor, client, message, state)
-            table.append(self._judged(mixture, int(client.id), metric))
+            table.append(self._judged(mixture, int(client.id), metric, said if keep else None))
             mixtures.append(kept(mixture, keep))
         test, test_loss, val, val_loss = np.array(table).T
-        return Evaluation(test, val, test_loss, val_loss), tree.stack(mixtures)
+        evaluation = Evaluation(test, val, test_loss, val_loss)
+        return Predicted(evaluation, tree.stack(mixtures), outcomes(said, round))
 
-    def _judged(self, mixture: Mixture, client: int, metric: str) -> list[float]:
+    def _judged(
+        self, mixture: Mixture, client: int, metric: str, said: dict[int, Answers] | None
+    ) -> list[float]:
+        """Scores and losses of one predictor; its answers go into ``said`` where that is given."""
         task, row = self.task, []
         for name in ("test", "val"):
             split = tree.row(task.splits[name].rows([client]), 0)
-            answers = [
+            blocks = [
                 outputs(task.model, mixture, task.inputs(block), task.regression)
                 for block in blocks_of(split)
             ]
-            score, loss = judge(task, metric, [client], name, torch.cat(answers).unsqueeze(0))
+            predicted = torch.cat(blocks).unsqueeze(0)
+            score, loss = judge(task, metric, [client], name, predicted)
+            if name == "test" and said is not None:
+                said |= answers(task, metric, [client], predicted)
             row += [float(score[0]), float(loss[0])]
         return row
 

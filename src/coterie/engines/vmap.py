@@ -21,10 +21,24 @@ from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client, Clock
 from ..errors import EngineError
+from ..paired import Answers
 from ..tape import Room
 from ..task import Task, View
 from ..tree import Tree
-from .base import Evaluation, Replies, blocks_of, judge, kept, outputs, shape_of, state_device
+from .base import (
+    Evaluation,
+    Predicted,
+    Replies,
+    Scores,
+    answers,
+    blocks_of,
+    judge,
+    kept,
+    outcomes,
+    outputs,
+    shape_of,
+    state_device,
+)
 from .heap import keep_freed_memory, roomy
 from .player import Player
 
@@ -113,9 +127,10 @@ class VmapEngine:
         metric: str,
         *,
         keep: bool = True,
-    ) -> tuple[Evaluation, Mixture]:
+    ) -> Predicted:
         """How good the predictors are, and the predictors on the CPU."""
         task = self.task
+        said: dict[int, Answers] = {}
 
         def predicted(mixture: Mixture, ids: list[int], name: str) -> Tensor:
             def answer(mixture: Mixture, index: Tensor) -> Tensor:
@@ -126,18 +141,20 @@ class VmapEngine:
             return torch.cat([self._run("answer", call, (mixture, b)) for b in blocks], 1)
 
         def finish(mixture: Mixture, ids: list[int]) -> Tree:
-            both = [
-                judge(task, metric, ids, name, predicted(mixture, ids, name))
-                for name in ("test", "val")
-            ]
-            columns = [column for pair in both for column in pair]
+            columns: list[Scores] = []
+            for name in ("test", "val"):
+                found = predicted(mixture, ids, name)
+                columns += judge(task, metric, ids, name, found)
+                if name == "test" and keep:
+                    said.update(answers(task, metric, ids, found))
             return torch.from_numpy(np.stack(columns, 1)), kept(mixture, keep)
 
         chapter = algorithm.chapter(round.index, round.horizon)
         stage = _Stage(algorithm.predictor, chapter, finish, as_it_is=False)
         table, mixture = self._each(stage, served, states, round)
         test, test_loss, val, val_loss = table.numpy().T
-        return Evaluation(test, val, test_loss, val_loss), mixture
+        evaluation = Evaluation(test, val, test_loss, val_loss)
+        return Predicted(evaluation, mixture, outcomes(said, round))
 
     def _each(self, stage: "_Stage", message: Tree, states: Tree, round: Round) -> Tree:
         """Map one client's code over all clients chunk by chunk, rows in the round's order."""

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .. import tree
-from ..algorithm import AnyAlgorithm, Mixture, Round
+from .. import paired, tree
+from ..algorithm import AnyAlgorithm, Round
 from ..guard import Reply
 from ..task import Task
 from ..tree import Bank, Tree
-from .base import Evaluation, Replies
+from .base import Evaluation, Predicted, Replies
 from .loop import LoopEngine, together
 
 
@@ -103,15 +103,17 @@ class WireEngine:
         metric: str,
         *,
         keep: bool = True,
-    ) -> tuple[Evaluation, Mixture]:
+    ) -> Predicted:
         """How good the predictors are, and the predictors on the CPU."""
         parts = []
         for position, one in enumerate(_alone(round)):
             message, state = (_through(tree.row(part, position)) for part in (served, states))
             parts.append(self._loop.predict(algorithm, message, state, one, metric, keep=keep))
-        columns = zip(*(evaluation for evaluation, _ in parts), strict=True)
+        columns = zip(*(part.evaluation for part in parts), strict=True)
         evaluation = Evaluation(*(np.concatenate(column) for column in columns))
-        return evaluation, tree.concat([mixture for _, mixture in parts])
+        said = [part.outcomes for part in parts if part.outcomes is not None]
+        mixture = tree.concat([part.mixture for part in parts])
+        return Predicted(evaluation, mixture, paired.join(said) if said else None)
 
 
 def _rows(replies: Sequence[Reply]) -> tuple[Tree, Tree]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from .. import metrics
 from ..history import History
+from ..judgement import LOCAL
 from ..metrics import Floats
-from ..results import LOCAL
 from . import words
 from .svg import Scale, apart, figure, polyline, tag, ticks
 

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from .. import files
-from ..results import LOCAL
+from ..judgement import LOCAL, Claim
 from . import figures, matrices, words
 from .table import Table, notes, table, to_html
 
@@ -36,6 +36,8 @@ class ClientLine(NamedTuple):
     samples: int
     scores: tuple[str, ...]
     gain: str
+    interval: str
+    shown: Claim
     worse: bool
 
 
@@ -46,7 +48,7 @@ def page(comparison: "Comparison") -> str:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     shown = table(comparison)
-    best = _best(comparison)
+    best = comparison.choice.method if comparison.choice else comparison.methods[-1]
     return environment.get_template("report.html").render(
         title="Is joining worth it?",
         verdict=_unbroken(comparison.verdict),
@@ -75,11 +77,6 @@ def page(comparison: "Comparison") -> str:
 def _unbroken(text: str) -> str:
     """The text with numbers that stay on one line with their units."""
     return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
-
-
-def _best(comparison: "Comparison") -> str:
-    others = [row for row in comparison.rows if row.method != LOCAL] or list(comparison.rows)
-    return max(others, key=lambda row: row.relative_to_local.mean).method
 
 
 def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
@@ -123,19 +120,22 @@ def _meanings(shown: Table) -> list[tuple[str, str]]:
     return [(column.head, column.meaning) for column in shown.columns if column.meaning]
 
 
-def _tests(comparison: "Comparison") -> list[tuple[str, str, int, str, str]]:
-    """Gain over Local and the paired test of every other method."""
-    return [
-        (
-            words.label(row.method),
-            words.number(row.relative_to_local.mean, comparison.metric, sign=True),
-            row.paired.n,
-            f"{row.paired.statistic:g}",
-            words.chance(row.paired.p),
-        )
-        for row in comparison.rows
-        if row.paired is not None
-    ]
+def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
+    """The mean gain over Local of every other method with both tests of it."""
+    metric = comparison.metric
+    lines: list[tuple[str, ...]] = []
+    for row in comparison.rows:
+        found = (comparison.judgements or {}).get(row.method)
+        if row.paired is None:
+            continue
+        ends, p = words.NONE, words.NONE
+        if found is not None:
+            low, high = (words.number(x, metric) for x in (found.overall.low, found.overall.high))
+            ends, p = f"{low} to {high}", words.chance(found.p)
+        gain = words.number(row.relative_to_local.mean, metric, sign=True)
+        name, ranks = words.label(row.method), words.chance(row.paired.p)
+        lines.append((name, gain, ends, p, str(row.paired.n), ranks))
+    return lines
 
 
 def _cards(comparison: "Comparison") -> list[Card]:
@@ -166,12 +166,21 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
     first = comparison.of_seed(comparison.seeds[0])
     roster, metric = first[LOCAL].roster, comparison.metric
     gained = comparison.gains(best)[0]
+    found = (comparison.judgements or {}).get(best)
+    judged = {one.client: one for one in found.clients} if found else {}
+
+    def ends(name: str) -> str:
+        low, high = judged[name].gain.low, judged[name].gain.high
+        return f"{words.number(low, metric)} to {words.number(high, metric)}"
+
     return [
         ClientLine(
             name,
             int(roster.n_train[i]),
             tuple(words.number(float(first[m].last[i]), metric) for m in comparison.methods),
             words.number(float(gained[i]), metric, sign=True),
+            ends(name) if name in judged else words.NONE,
+            judged[name].claim if name in judged else "unclear",
             bool(gained[i] < 0),
         )
         for i, name in enumerate(roster.clients)

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
 
-from ..metrics import higher_is_better
-from ..results import LOCAL
+from ..judgement import LOCAL
 from . import words
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class Line(NamedTuple):
     """One method's cells."""
 
     cells: tuple[str, ...]
-    best: bool  # the best mean of the table
+    best: bool  # the best mean among methods that serve as many clients
     local: bool
     alarm: bool
 
@@ -38,16 +37,25 @@ class Table(NamedTuple):
     lines: tuple[Line, ...]
 
 
+_SERVING = (
+    Column("serves", "clients that have a model of this method; the star compares equal numbers"),
+    Column("alone", "the mean of Local over the clients that the method serves"),
+)
+
+
 def table(comparison: "Comparison") -> Table:
     """The table of a comparison."""
-    rows = comparison.rows
-    means = [row.mean.mean for row in rows]
-    best = (max if higher_is_better(comparison.metric) else min)(means)
+    best = comparison.best_on_test
     lines = tuple(
-        Line(_cells(row, comparison), row.mean.mean == best, row.method == LOCAL, bool(row.alarms))
-        for row in rows
+        Line(_cells(row, comparison), row.method == best, row.method == LOCAL, bool(row.alarms))
+        for row in comparison.rows
     )
     return Table(_columns(comparison), lines)
+
+
+def _some_serve_few(comparison: "Comparison") -> bool:
+    """Whether a method has predictors for some clients only; the table then says for how many."""
+    return len({row.served for row in comparison.rows}) > 1
 
 
 def _columns(comparison: "Comparison") -> tuple[Column, ...]:
@@ -58,6 +66,7 @@ def _columns(comparison: "Comparison") -> tuple[Column, ...]:
     return (
         Column("method", ""),
         Column(mean, f"mean {of} over clients, last round"),
+        *(_SERVING if _some_serve_few(comparison) else ()),
         Column("worst tenth", "mean of the tenth of clients that fare worst, last round"),
         Column("worse off", "clients worse off than with their own local model, a run"),
         Column("bytes a client", "bytes sent and received by a client to train, whole run"),
@@ -74,6 +83,11 @@ def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
     return (
         words.label(row.method),
         words.spread(row.mean, metric),
+        *(
+            (str(row.served), words.NONE if alone else words.spread(row.alone, metric))
+            if _some_serve_few(comparison)
+            else ()
+        ),
         words.spread(row.worst_tenth, metric),
         words.NONE if alone else f"{words.count(row.worse_than_local)} of {clients}",
         words.size(row.bytes_per_client.mean),

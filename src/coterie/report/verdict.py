@@ -1,75 +1,169 @@
-"""Is joining worth it? One plain sentence, and a second only where a reader must be warned."""
+"""Is joining worth it? A plain answer for the federation, and one for each client.
+
+Every sentence that claims something rests on a test (:mod:`coterie.judgement`): "worth it", "worth
+it for these clients" and "not worth it" are shown; what is not shown is said to be open, with what
+would tell.
+"""
 
 import math
 from typing import TYPE_CHECKING
 
-from ..results import LOCAL
+from ..judgement import LOCAL, ClientGain, Judgement
+from ..mean_gain import more, more_samples
 from . import words
 
 if TYPE_CHECKING:
     from ..results import Comparison, Row
 
-SIGNIFICANT = 0.05
-
 
 def verdict(comparison: "Comparison") -> str:
-    """The answer for whoever has to decide.
-
-    The method named is the one with the largest mean gain over Local in the last round. Picking the
-    best of several makes its p-value too small, so it is multiplied by their number (Bonferroni).
-    """
-    rows = [row for row in comparison.rows if row.method != LOCAL]
-    judged = [row for row in rows if not math.isnan(row.relative_to_local.mean)]
-    if not rows:
-        answer = "Only local training was run, so there is nothing to compare it with."
-    elif not judged:
-        answer = "No client has test data, so nothing can be said about joining."
+    """The answer for whoever has to decide, about the method that is recommended."""
+    choice = comparison.choice
+    if comparison.methods == (LOCAL,):
+        answer = ["Only local training was run, so there is nothing to compare it with."]
+    elif choice is None:
+        answer = ["No client has test data, so nothing can be said about joining."]
     else:
-        best = max(judged, key=lambda row: row.relative_to_local.mean)
-        answer = _answer(comparison, best, len(rows))
-    return " ".join([answer, *_warnings(comparison)])
+        row = next(row for row in comparison.rows if row.method == choice.method)
+        judged = (comparison.judgements or {}).get(choice.method)
+        found = _untested(comparison, row) if judged is None else _answer(comparison, row, judged)
+        answer = [found, *_chosen(comparison, row)]
+    return " ".join([*answer, *_warnings(comparison)])
 
 
-def corrected(row: "Row", tried: int) -> float:
-    """The p-value of the paired test, corrected for having tried several methods."""
-    return 1.0 if row.paired is None else min(1.0, row.paired.p * tried)
-
-
-def _answer(comparison: "Comparison", best: "Row", tried: int) -> str:
-    metric = comparison.metric
-    local = next(row for row in comparison.rows if row.method == LOCAL)
-    p, unit = corrected(best, tried), words.unit(metric)
-    mean, alone = words.number(best.mean.mean, metric), words.number(local.mean.mean, metric)
-    outcome = (
-        f"{words.label(best.method)} gives a mean {words.METRIC_NAMES[metric]} of {mean}{unit} "
-        f"instead of {alone}{unit} alone, with {_heads(comparison, best)}"
+def _answer(comparison: "Comparison", row: "Row", found: Judgement) -> str:
+    outcome, metric = _outcome(comparison, row), comparison.metric
+    lost = [one.client for one in found.clients if one.gain.gain == -math.inf]
+    if lost:
+        name = words.label(row.method)
+        return f"Joining is not worth it as it is: {name} diverged for {words.listing(lost)}."
+    mean = found.overall
+    size = words.interval(mean.gain, mean.low, mean.high, metric)
+    p = words.chance(found.p)
+    p += f", corrected for {found.tried} methods" if found.tried > 1 else ""
+    shown = f"{size}, which is unlikely to be chance ({p})"
+    gain, lose = found.shown("better"), found.shown("worse")
+    if found.claim == "better":
+        return f"Joining is worth it: {outcome}, {shown}.{_heads(found)}"
+    if gain and len(found.clients) > 1:
+        whole = shown if found.claim == "worse" else f"{size}, which shows nothing"
+        others = f" A loss is shown for {words.listing(lose)}." if lose else ""
+        return (
+            f"Joining is worth it for some clients: a gain is shown for {words.listing(gain)}. On "
+            f"the mean over clients {outcome}, {whole}.{others}"
+        )
+    if found.claim == "worse":
+        return f"Joining is not worth it: {outcome}, {shown}.{_heads(found)}"
+    return (
+        f"This does not tell whether joining is worth it: {outcome}, {size}, which could be chance "
+        f"({p}). {_advice(comparison, found)}{_heads(found)}"
     )
-    test = f"(paired test, {words.chance(p)})"
-    if best.relative_to_local.mean <= 0:
-        return f"Joining is not worth it here: at best, {outcome}."
-    if best.better <= best.worse:
-        return f"Joining pays for some clients only: {outcome}."
-    if p >= SIGNIFICANT:
-        few = best.paired is not None and tried * 2.0 ** (1 - best.paired.n) >= SIGNIFICANT
-        why = "for so few clients that it could be chance" if few else "which could be chance"
-        return f"Joining may help, but this does not show it: {outcome}, {why} {test}."
-    return f"Joining is worth it: {outcome}, which is unlikely to be chance {test}."
 
 
-def _heads(comparison: "Comparison", row: "Row") -> str:
-    """How many are better and worse off, over all seeds."""
-    runs = len(comparison.of_method(row.method))
-    who = "clients" if runs == 1 else f"clients (over {runs} seeds)"
-    return f"{row.better} of {row.compared} {who} better off and {row.worse or 'none'} worse off"
+def _outcome(comparison: "Comparison", row: "Row") -> str:
+    metric, unit = comparison.metric, words.unit(comparison.metric)
+    mean, alone = words.number(row.mean.mean, metric), words.number(row.alone.mean, metric)
+    everybody = len(comparison.runs[0].history.roster)
+    who = "" if row.served == everybody else f" for the {row.served} of {everybody} clients judged"
+    return (
+        f"{_when(comparison)} {words.label(row.method)} gives a mean {words.METRIC_NAMES[metric]} "
+        f"of {mean}{unit} instead of {alone}{unit} alone{who}"
+    )
+
+
+def _when(comparison: "Comparison") -> str:
+    seeds = len(comparison.seeds)
+    return "in this run" if seeds == 1 else f"over {seeds} seeds"
+
+
+def _heads(found: Judgement) -> str:
+    """Of how many clients something is shown."""
+    count = len(found.clients)
+    if count < 2:
+        return ""
+    gain, lose = len(found.shown("better")), found.shown("worse")
+    losers = f" ({words.listing(lose)})" if lose else ""
+    return (
+        f" A gain of its own is shown for {gain or 'none'} of {count} clients, a loss for "
+        f"{len(lose) or 'none'}{losers}."
+    )
+
+
+def _advice(comparison: "Comparison", found: Judgement) -> str:
+    """What would tell: more test samples, seeds or clients."""
+    wanted = more(found.overall, found.tried)
+    now = sum(one.gain.samples for one in found.clients) / max(1, len(found.clients))
+    if wanted.data is not None:
+        samples, seeds = (
+            math.ceil(wanted.data * now),
+            math.ceil(wanted.data * len(comparison.seeds)),
+        )
+        seeds = max(seeds, len(comparison.seeds) + 1)
+        return (
+            f"A gain of this size would probably show with {samples} test samples for each client "
+            f"instead of {now:.0f}, or with {seeds} seeds."
+        )
+    if wanted.clients is not None:
+        return (
+            "The clients differ too much for more test samples to tell; "
+            f"{wanted.clients} clients like these probably would."
+        )
+    return "Even 100 times as many test samples would not show a gain of this size."
+
+
+def _chosen(comparison: "Comparison", row: "Row") -> list[str]:
+    """How the method was chosen among several, and which one is best on test data."""
+    choice, metric = comparison.choice, comparison.metric
+    if choice is None or choice.on == "nothing":
+        return []
+    name = words.label(row.method)
+    if choice.on == "test":
+        return [
+            f"{name} is the best of {choice.tried} methods on test data, for there is no "
+            "validation data to choose by that was not trained on."
+        ]
+    best = next(r for r in comparison.rows if r.method == comparison.best_on_test)
+    top = f"{words.number(best.mean.mean, metric)}{words.unit(metric)}"
+    rival = (
+        "" if best.method == row.method else f"; {words.label(best.method)} is best on test data"
+    )
+    rival += f" ({top})" if rival else ""
+    return [f"{name} was chosen among {choice.tried} methods on validation data{rival}."]
+
+
+def _untested(comparison: "Comparison", row: "Row") -> str:
+    return (
+        f"Nothing is tested, for these runs were written without their answers to test samples: "
+        f"{_outcome(comparison, row)}. Run them again with this version for a verdict."
+    )
+
+
+def client_sentence(comparison: "Comparison", one: ClientGain) -> str:
+    """What one client can read off the comparison."""
+    metric, name, when = comparison.metric, words.label(one.method), _when(comparison)
+    gain = one.gain
+    if gain.gain == -math.inf:
+        return f"{when.capitalize()} {name} diverged for {one.client}."
+    size = words.interval(gain.gain, gain.low, gain.high, metric)
+    if one.claim != "unclear":
+        return (
+            f"{when.capitalize()} {name} served {one.client} {one.claim} than its local model: "
+            f"{size}, unlikely to be chance ({words.chance(one.p)} after correction)."
+        )
+    wanted = more_samples(gain, one.tests)
+    alone = ", too little among so many clients and methods" if gain.low * gain.high > 0 else ""
+    tell = "" if wanted is None else f"; {wanted} test samples instead of {gain.samples} might tell"
+    start = f"{when.capitalize()} {name} is not shown to help or harm {one.client}"
+    return f"{start}: {size}{alone}{tell}."
 
 
 def _warnings(comparison: "Comparison") -> list[str]:
-    """A second sentence for alarms and for clients that cannot be judged, where there are any."""
+    """A last sentence for alarms and for clients that cannot be judged, where there are any."""
     parts = []
     for row in comparison.rows:
         if row.alarms:
             codes = ", ".join(alarm.code for alarm in row.alarms)
-            parts.append(f"{words.label(row.method)} did not do what its name says ({codes})")
+            parts.append(f"there is an alarm about {words.label(row.method)} ({codes})")
     weak = {c: lack for run in comparison.runs for c, lack in run.history.roster.weak.items()}
     if weak:
         named = [f"{client} ({lack})" for client, lack in weak.items()]

@@ -1,0 +1,263 @@
+"""How much better one model serves a client than another, judged on the client's own test samples.
+
+Two predictors answer the same samples, so that their outcomes are paired. For accuracy the test is
+the exact McNemar test and the interval Tango's score interval for paired proportions; for every
+other metric both come from a paired bootstrap. Samples of one unit (a patient), and one sample that
+several seeds judge, are no independent evidence: they are resampled, or change sign, together.
+
+:func:`client_gain` is a pure function of one client's outcomes and returns a few numbers, so that
+it can be computed where the data lies.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr, ndtr, ndtri, stdtr, stdtrit
+
+from . import metrics
+from .metrics import Array, Floats
+
+LEVEL = 0.05  # of every test; intervals cover 1 - LEVEL
+REPLICATES = 1000  # of a bootstrap
+EXACT_UNITS = 2000  # beyond so many the sign-flip test takes the normal approximation
+
+Counts = NDArray[np.int64]
+
+
+class Outcomes(NamedTuple):
+    """What predictors answered to their clients' test samples, one client after the other."""
+
+    values: Array  # [N] classes (-1: not a number) or predictions; [N, C] probabilities for auc
+    targets: Array  # [N]
+    units: Counts  # [N] what is resampled together: the sample itself where no units are known
+    sizes: Counts  # [K] test samples of each client
+
+    def clients(self) -> Iterator["Answers"]:
+        """The outcomes of each client."""
+        ends = self.sizes.cumsum()
+        for start, end in zip(ends - self.sizes, ends, strict=True):
+            yield Answers(self.values[start:end], self.targets[start:end], self.units[start:end])
+
+
+class Answers(NamedTuple):
+    """One client's part of :class:`Outcomes`."""
+
+    values: Array
+    targets: Array
+    units: Counts
+
+
+def outcomes_of(clients: Sequence[Answers]) -> Outcomes:
+    """The outcomes of several clients, in the smallest types that hold them exactly.
+
+    Probabilities are held as float32.
+    """
+    values, targets, units = (np.concatenate(part) for part in zip(*clients, strict=True))
+    if values.ndim == 2:
+        values = values.astype(np.float32)
+    sizes = np.array([len(client.targets) for client in clients], dtype=np.int64)
+    return Outcomes(_small(values), _small(targets), units.astype(np.int64), sizes)
+
+
+def join(parts: Sequence[Outcomes]) -> Outcomes:
+    """The outcomes of groups of clients, one group after the other."""
+    return outcomes_of([client for part in parts for client in part.clients()])
+
+
+def _small(values: Array) -> Array:
+    if not np.issubdtype(values.dtype, np.integer):
+        return values
+    low, high = values.min(initial=-1), values.max(initial=0)
+    return values.astype(np.promote_types(np.min_scalar_type(low), np.min_scalar_type(high)))
+
+
+class Gain(NamedTuple):
+    """What a client gains by one predictor over another; positive is better.
+
+    Over several seeds it is the mean over seeds; for accuracy over all test samples of all seeds.
+    """
+
+    gain: float  # in the metric's unit; points for the metrics of classes
+    variance: float  # of the gain, by the choice of test samples
+    low: float  # the interval, for this client and method alone
+    high: float
+    p: float  # two-sided, not corrected
+    samples: int  # test samples of a run (the mean over seeds)
+
+
+Pair = tuple[
+    Answers, Answers
+]  # of the predictor that is judged, and of the one it is compared with
+
+
+def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
+    """The gain of the first of each pair over the second; a pair is one run of each, of one seed.
+
+    None where the metric is not defined on the client's test data.
+    """
+    samples = round(sum(len(a.targets) for a, _ in pairs) / len(pairs))
+    if samples == 0:
+        return None
+    return (_by_counts if metric == "accuracy" else _by_bootstrap)(metric, pairs, samples)
+
+
+# ---- accuracy ------------------------------------------------------------------------------------
+
+
+def _by_counts(metric: str, pairs: Sequence[Pair], samples: int) -> Gain:
+    signs = np.concatenate([_differences(a, b) for a, b in pairs])
+    _, place = np.unique(np.concatenate([a.units for a, _ in pairs]), return_inverse=True)
+    sums = np.bincount(place, signs).astype(np.int64)  # a unit's wins less its losses
+    n, wins, losses = len(signs), int((signs > 0).sum()), int((signs < 0).sum())
+    alone = of_counts(wins, losses, n)
+    if len(sums) == n:
+        return alone._replace(samples=samples)
+    variance = max(alone.variance, _unit_variance(sums, n))
+    worth = alone.variance / variance  # how many independent samples one sample is worth
+    low, high = tango(wins * worth, losses * worth, n * worth)
+    ends = {"low": 100.0 * low, "high": 100.0 * high}
+    return alone._replace(variance=variance, **ends, p=sign_flip(sums), samples=samples)
+
+
+def of_counts(wins: int, losses: int, n: int) -> Gain:
+    """The gain in accuracy where only the first is right ``wins`` times, only the other ``losses``.
+
+    The variance has half a sample added to each of the four cells.
+    """
+    low, high = tango(wins, losses, n)
+    b, c, m = wins + 0.5, losses + 0.5, n + 2.0
+    variance = 1e4 * (b + c - (b - c) ** 2 / m) / m**2
+    gain = 100.0 * (wins - losses) / n
+    return Gain(gain, variance, 100.0 * low, 100.0 * high, mcnemar(wins, losses), n)
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    """The exact two-sided p of a fair coin that fell so many times on each side.
+
+    >>> mcnemar(5, 1)
+    0.21875
+    """
+    if wins == losses:
+        return 1.0
+    return min(1.0, 2.0 * float(bdtr(min(wins, losses), wins + losses, 0.5)))
+
+
+def _differences(a: Answers, b: Answers) -> Counts:
+    """1 where only the first is right, -1 where only the second is, else 0."""
+    hits, others = ((x.values == x.targets).astype(np.int64) for x in (a, b))
+    found: Counts = hits - others
+    return found
+
+
+def _unit_variance(sums: Counts, n: int) -> float:
+    """The variance of the gain where the samples of a unit hang together."""
+    count = len(sums)
+    if count < 2:
+        return 1e4
+    return 1e4 * float(((sums - sums.mean()) ** 2).sum()) * count / (count - 1) / n**2
+
+
+def sign_flip(sums: Counts) -> float:
+    """Two-sided p: the share of all patterns of signs whose sum is as far from 0 as the one seen.
+
+    Where every unit is one sample this is the exact McNemar test.
+    """
+    sizes, seen = np.abs(sums[sums != 0]), abs(int(sums.sum()))
+    if seen == 0:
+        return 1.0
+    if len(sizes) > EXACT_UNITS:
+        return 2.0 * float(ndtr(-(seen - 0.5) / math.sqrt(float((sizes**2).sum()))))
+    total = int(sizes.sum())
+    ways = np.zeros(2 * total + 1)
+    ways[total] = 1.0
+    for size in sizes:
+        ways = (np.roll(ways, size) + np.roll(ways, -size)) / 2.0  # nothing reaches the ends early
+    return min(1.0, 2.0 * float(ways[total + seen :].sum()))
+
+
+def tango(wins: float, losses: float, n: float, level: float = LEVEL) -> tuple[float, float]:
+    """Tango's score interval for (wins - losses) / n, the difference of paired proportions.
+
+    Its ends are the differences at which the score test just rejects (Tango 1998).
+    """
+    z, found = float(ndtri(1 - level / 2)), (wins - losses) / n
+
+    def score(delta: float) -> float:
+        """The score statistic of a difference; it falls as the difference grows."""
+        a, c = 2 * n, -losses * delta * (1 - delta)
+        b = (2 * n - wins + losses) * delta - wins - losses
+        loss = (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)  # its share, given delta
+        variance = n * (2 * loss + delta * (1 - delta))
+        apart = wins - losses - n * delta
+        return apart / math.sqrt(variance) if variance > 1e-300 else math.copysign(math.inf, apart)
+
+    def end(inside: float, outside: float, wanted: float) -> float:
+        for _ in range(50):
+            middle = (inside + outside) / 2
+            crossed = score(middle) > wanted if wanted > 0 else score(middle) < wanted
+            inside, outside = (inside, middle) if crossed else (middle, outside)
+        return (inside + outside) / 2
+
+    return end(found, -1.0, z), end(found, 1.0, -z)
+
+
+# ---- other metrics -------------------------------------------------------------------------------
+
+
+def _by_bootstrap(metric: str, pairs: Sequence[Pair], samples: int) -> Gain | None:
+    found, place = np.unique(np.concatenate([a.units for a, _ in pairs]), return_inverse=True)
+    whose = np.split(place, np.cumsum([len(a.targets) for a, _ in pairs])[:-1])
+    gain = float(_mean_gains(metric, pairs, [np.ones((1, len(at))) for at in whose])[0])
+    if math.isnan(gain):
+        return None
+    if math.isinf(gain):
+        return Gain(gain, math.inf, gain, gain, 0.0, samples)
+    drawn = np.random.default_rng(0).multinomial(
+        len(found), np.full(len(found), 1 / len(found)), size=REPLICATES
+    )
+    again = _mean_gains(metric, pairs, [drawn[:, at].astype(np.float64) for at in whose])
+    again = again[np.isfinite(again)]  # a draw may lack a class, or miss those that diverged
+    if len(found) < 2 or len(again) < REPLICATES / 2:
+        return Gain(gain, math.inf, -math.inf, math.inf, 1.0, samples)
+    deviation, freedom = float(again.std(ddof=1)), len(found) - 1
+    reach = float(stdtrit(freedom, 1 - LEVEL / 2)) * deviation
+    p = 1.0 if gain == 0 else two_sided(gain, deviation, freedom)
+    return Gain(gain, deviation**2, gain - reach, gain + reach, p, samples)
+
+
+def _mean_gains(metric: str, pairs: Sequence[Pair], weights: Sequence[Any]) -> Floats:
+    """The mean over seeds of the gain when samples count so many times ``[B]``."""
+    rows = []
+    for (a, b), counted in zip(pairs, weights, strict=True):
+        ours, theirs = (metrics.scores(metric, x.values, x.targets, counted) for x in (a, b))
+        rows.append(metrics.gains(ours, theirs, metric))
+    total: Floats = np.mean(rows, 0)
+    return total
+
+
+def two_sided(value: float, deviation: float, freedom: float) -> float:
+    """The p of Student's t; 0 where nothing varies."""
+    return 2.0 * float(stdtr(freedom, -abs(value) / deviation)) if deviation > 0 else 0.0
+
+
+# ---- several tests -------------------------------------------------------------------------------
+
+
+def holm(p: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
+    """P-values corrected so that any false claim among all of them has the level of one test.
+
+    A test of a larger weight is corrected less; weights must not depend on the data that is tested.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    shares = [1.0] * len(p) if weights is None else list(weights)
+    corrected, so_far, left = [0.0] * len(p), 0.0, sum(shares)
+    for i in sorted(range(len(p)), key=lambda i: p[i] / shares[i]):
+        so_far = max(so_far, min(1.0, p[i] * left / shares[i]))
+        corrected[i] = so_far
+        left -= shares[i]
+    return corrected
