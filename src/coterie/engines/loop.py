@@ -16,7 +16,7 @@ from ..errors import CoterieError, EngineError
 from ..guard import Reply, admit
 from ..task import Task
 from ..tree import Tree
-from .base import Evaluation, Replies, blocks_of, judge, kept, outputs, shape_of, state_device
+from .base import Evaluation, Form, Replies, blocks_of, judge, kept, outputs, shape_of, state_device
 
 T = TypeVar("T")
 
@@ -49,6 +49,11 @@ class LoopEngine:
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
         return {"engine": "loop", "state": self.state, "threads": torch.get_num_threads()}
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """None: every call is done as it is written."""
+        return ()
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
