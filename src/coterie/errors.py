@@ -9,7 +9,7 @@
 
     SlowerError            a faster way that is not taken; the run goes on without it and says so
     ├── RecordingError     a call that cannot be recorded
-    ├── CompilerError      steps that cannot be compiled: an operation that is not known, no compiler
+    ├── CompilerError      steps that cannot be compiled: an unknown operation, no compiler
     └── MismatchError      a recording or compiled steps that do not give what the call gives
 
     CoterieWarning         something that a reader of the results has to know

@@ -35,7 +35,7 @@ class Left(NamedTuple):
     @property
     def ways(self) -> dict[str, str]:
         """How the run did each form of a call, by the form's id."""
-        return {id: form["way"] for id, form in self.environment.get(store.RAN, {}).items()}
+        return {name: form["way"] for name, form in self.environment.get(store.RAN, {}).items()}
 
     def refuse_other(self, asked: str) -> None:
         """Refuse to continue the run as another experiment."""

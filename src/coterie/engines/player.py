@@ -60,7 +60,7 @@ class Player:
     ) -> None:
         self._capture, self._compile, self._layers = capture, compiled, tuple(layers)
         self._before = dict(before or {})
-        self._known: OrderedDict[Hashable, Form] = OrderedDict()
+        self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._seen: dict[str, Form] = {}
         self._learning = Lock()
 
@@ -120,12 +120,11 @@ class Player:
     ) -> _Known:
         """A form that comes for the first time, recorded if that can be and was so before."""
         stage, rest = _named(key)
-        id = hashlib.sha256(repr((stage, rest, shapes)).encode()).hexdigest()[:16]
-        form = self._seen.setdefault(id, Form(id, stage))
-        before = self._before.get(id)
+        name = hashlib.sha256(repr((stage, rest, shapes)).encode()).hexdigest()[:16]
+        form = self._seen.setdefault(name, Form(name, stage))
+        before = self._before.get(name)
         try:
-            with _bugs_told():
-                playing = self._recorded(form, call, inputs, clock, before)
+            playing = self._recorded(form, call, inputs, clock, before)
         except SlowerError as error:
             playing, form.way, form.why = None, WRITTEN, str(error)
             _told(error, "a call of %s is not played, which is slower: %s", stage, error)
@@ -150,15 +149,16 @@ class Player:
         trial = _trial(call, inputs, self._layers)
         if clock is not None and clock.asked:
             raise RecordingError("it asks which round it is (Algorithm.chapter can tell)")
-        playing = _Playing(*_taped(call, inputs))
-        trial.exact(playing)
-        if trial.single:
-            trial.rounded(playing)
-        form.way = PLAYED
-        if self._compile and playing.steps and before != PLAYED:
-            self._make_native(form, playing, trial, call, inputs)
-        if self._capture:
-            playing.capture(inputs)
+        with _bugs_told():
+            playing = _Playing(*_taped(call, inputs))
+            trial.exact(playing)
+            if trial.single:
+                trial.rounded(playing)
+            form.way = PLAYED
+            if self._compile and playing.steps and before != PLAYED:
+                self._make_native(form, playing, trial, call, inputs)
+            if self._capture:
+                playing.capture(inputs)
         return playing
 
     def _make_native(
@@ -182,8 +182,8 @@ class Player:
 def _trial(call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> Trial:
     try:
         return Trial(call, inputs, layers)
-    except (RuntimeError, EngineError) as error:
-        call(*inputs)  # an error of the call itself is raised here, as it is
+    except (RuntimeError, TypeError, ValueError, AssertionError, EngineError) as error:
+        call(*inputs)  # an error that is the call's own is raised here, as it is
         raise RecordingError(f"it cannot be compared in float64: {error}") from error
 
 

@@ -140,10 +140,10 @@ class Trial:
     def _norms(self, leaf: Tensor) -> Tensor:
         """Norms ``[layers, rows]``; a tensor that is no model is one layer with a row a client."""
         cut = self._cut(leaf)
-        if cut is None:
-            return leaf.reshape(len(leaf), -1).norm(dim=1)[None]
-        parts = leaf.reshape(-1, leaf.shape[-1]).split(cut, 1)
-        return torch.stack([part.norm(dim=1) for part in parts])
+        parts: Sequence[Tensor] = (leaf.reshape(len(leaf), -1),)
+        if cut is not None:
+            parts = leaf.reshape(-1, leaf.shape[-1]).split(cut, 1)
+        return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts])
 
     def _cut(self, leaf: Tensor) -> list[int] | None:
         """The sizes of a model's layers; None for a tensor that is no model."""

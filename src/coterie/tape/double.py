@@ -24,6 +24,9 @@ class InDouble(TorchDispatchMode):
     sees float64.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -23,6 +23,7 @@ KINDS = {
     **REALS,
     torch.int64: "int64_t",
     torch.int32: "int32_t",
+    torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
 _ALIGNED = 64
