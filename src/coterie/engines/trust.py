@@ -5,7 +5,7 @@ recording is compared by *changes*: what a tensor of the result has beyond the n
 the call was given, for each client and each layer of a model vector, other results as a whole.
 
 The comparison is made in float64 (``tape.InDouble``), where rounding is far below every change. The
-clients then stand in another order, and all numbers are a little different from those that were
+clients then stand in other places, and all numbers are a little different from those that were
 recorded: whatever was taken for the same in every round, and is not, shows. A recording that passes
 is played in float32 too, and may there differ by what rounding does to the call. Compiled steps may
 differ by what rounding did to the recording; where that hides more than a part of one step, they
@@ -13,7 +13,7 @@ are compiled and compared in float64 as well.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ _TIMES = 4  # as much as the call itself shows
 _STORED = 2 * torch.finfo(torch.float32).eps  # rounding of a vector that is moved many times
 _OF_A_STEP = 0.1  # what must be seen of one step among many
 _NOISE = 65_537  # draws that take turns: a prime, so that rows of a tensor get different ones
+_FEW = 3  # clients that a call is made for
 _CANDIDATES = 64  # tensors of the input, at most, that a result is compared with
 
 
@@ -50,43 +51,47 @@ class Off(NamedTuple):
 
 
 class Trial:
-    """A call on numbers of its own, and what it gives in float64."""
+    """A call on numbers of its own, and what it gives in float64.
+
+    The call is made for few clients. Recordings are played for as many as they were made for: the
+    same few, each in several places.
+    """
 
     def __init__(self, call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> None:
         self._call, self._layers = call, tuple(layers)
-        self._given = shaken(inputs, _SHAKE)
+        self._places = _places(len(next(tree.leaves(inputs))))
+        few = tree.map_leaves(lambda leaf: leaf[: int(self._places.max()) + 1], inputs)
+        self._few = shaken(few, _SHAKE)
         floats = [leaf for leaf in tensors(inputs) if leaf.is_floating_point()]
         self.single = any(leaf.dtype != torch.float64 for leaf in floats)
-        self._exact = doubled(self._given)
-        self._expected = tensors(self._in_double(call, self._exact))
+        self._exact = doubled(self._few)
+        self._many = tree.take(self._exact, self._places)
+        self._expected = tensors(self._spread(self._in_double(call, self._exact)))
         self._changes = [self._change(leaf) for leaf in self._expected]
         self._rounded: list[Off] | None = None
 
     def exact(self, play: Call) -> None:
         """Refuse what does not give the call's own result in float64."""
-        found = self._off(turned(self._in_double(play, tuple(map(turned, self._exact)))))
+        found = self._off(self._in_double(play, self._many))
         if all(map(_exactly, found)):
             return
-        again = self._off(self._in_double(self._call, self._exact))
+        again = self._off(self._spread(self._in_double(self._call, self._exact)))
         if not all(map(_exactly, again)):
             raise MismatchError("the same call gives something else every time")
         nudged = shaken(self._exact, _CONSTANTS)
-        own = self._off(self._in_double(self._call, nudged))
+        own = self._off(self._spread(self._in_double(self._call, nudged)))
         for off, mine in zip(found, own, strict=True):
             allowed = torch.minimum(_TIMES * mine.far, _AT_MOST * off.change)
             _refuse(off, torch.maximum(allowed, _exact_bound(off)))
 
     def rounded(self, play: Call) -> None:
         """Refuse what differs from the call by more than rounding, in the call's own precision."""
-        found = self._off(turned(self._played(play)))
-        nudged = tuple(map(turned, shaken(self._exact, _ROUNDING)))
-        own = self._off(turned(self._in_double(play, nudged)))
-        bounds = [_rounding(mine) for mine in own]
-        if not _all_within(found, bounds):
-            with full_precision():
-                written = self._off(self._call(*self._given))
-            mine = [_rounding(off) for off in written]
-            bounds = [torch.maximum(*pair) for pair in zip(bounds, mine, strict=True)]
+        found = self._off(self._played(play))
+        bounds = [_AT_MOST * off.change for off in found]
+        for roughly in (self._nudged, self._as_written):
+            if not _all_within(found, bounds):
+                own = [_rounding(off) for off in roughly(play)]
+                bounds = [torch.maximum(*pair) for pair in zip(bounds, own, strict=True)]
         for off, bound in zip(found, bounds, strict=True):
             _refuse(off, bound)
         self._rounded = found
@@ -96,20 +101,33 @@ class Trial:
         if self._rounded is None:
             self.exact(play)
             return True
-        found, bounds = self._off(turned(self._played(play))), list(map(_rounding, self._rounded))
+        found, bounds = self._off(self._played(play)), list(map(_rounding, self._rounded))
         for off, bound in zip(found, bounds, strict=True):
             _refuse(off, bound)
         seen = _OF_A_STEP / max(steps, 10)
-        return all(
-            _shows(*pair, seen) for pair in zip(found, bounds, strict=True) if pair[0].layered
-        )
+        pairs = zip(found, bounds, strict=True)
+        return all(_shows(off, bound, seen) for off, bound in pairs if off.layered)
+
+    def _nudged(self, play: Call) -> list[Off]:
+        """What a change that is little more than rounding makes of the result."""
+        return self._off(self._in_double(play, shaken(self._many, _ROUNDING)))
+
+    def _as_written(self, play: Call) -> list[Off]:
+        """What rounding makes of the call itself."""
+        with full_precision():
+            return self._off(self._spread(self._call(*self._few)))
 
     def _played(self, play: Call) -> Tree:
         with full_precision():
-            return play(*map(turned, self._given))
+            return play(*tree.take(self._few, self._places))
+
+    def _spread(self, few: Tree) -> Tree:
+        return tree.take(few, self._places)
 
     def _in_double(self, call: Call, inputs: tuple[Tree, ...]) -> Tree:
-        with full_precision(), InDouble() if self.single else nullcontext():
+        if not self.single:
+            return call(*inputs)
+        with full_precision(), InDouble():
             return call(*inputs)
 
     def _off(self, result: Tree) -> list[Off]:
@@ -133,7 +151,7 @@ class Trial:
             return leaf.new_zeros(1, 1, dtype=torch.float64)
         leaf = leaf.nan_to_num(0.0, 0.0, 0.0)
         nearest = self._norms(leaf)
-        for other in _alike(leaf, self._exact, self._cut(leaf) is not None):
+        for other in _alike(leaf, self._many, self._cut(leaf) is not None):
             nearest = torch.minimum(nearest, self._norms(leaf - other.nan_to_num(0.0, 0.0, 0.0)))
         return nearest
 
@@ -151,6 +169,14 @@ class Trial:
         if leaf.dim() < 2 or leaf.shape[-1] not in ends:
             return None
         return list(self._layers[: ends.index(leaf.shape[-1]) + 1])
+
+
+def _places(count: int) -> Tensor:
+    """Which of a few clients stands in each of so many places: the first are turned around."""
+    few = min(count, _FEW)
+    luck = torch.randint(few, (count,), generator=torch.Generator().manual_seed(0))
+    luck[:few] = torch.arange(few).flip(0)
+    return luck
 
 
 def _alike(leaf: Tensor, inputs: Tree, model: bool) -> Iterator[Tensor]:
@@ -252,11 +278,6 @@ def rebuilt(like: Any, leaves: Iterator[Tensor]) -> Any:
         return next(leaves)
     parts = [rebuilt(part, leaves) for part in like]
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
-
-
-def turned(rows: Tree) -> Tree:
-    """The clients in the opposite order."""
-    return tree.map_leaves(lambda leaf: leaf.flip(0), rows)
 
 
 def shaken(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:

@@ -18,9 +18,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
-from threading import Lock
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ _OPTIONS = (
 _CPUINFO = Path("/proc/cpuinfo")
 _FEATURES = ("flags", "features", "isa", "cpu", "model name")  # lines of /proc/cpuinfo
 REALS = {torch.float32: "float", torch.float64: "double"}
-_compiling = Lock()
+_compiling = threading.Lock()
 
 
 def library(name: str, dtype: torch.dtype, **sizes: int) -> ctypes.CDLL | None:

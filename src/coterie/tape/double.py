@@ -40,7 +40,7 @@ def doubled(value: Any) -> Any:
     """A tensor, a dtype or whatever holds them, with float64 for every smaller float."""
     if isinstance(value, Tensor):
         small = value.dtype is not torch.float64 and value.is_floating_point()
-        return value.to(torch.float64) if small else value
+        return aten._to_copy.default(value, dtype=torch.float64) if small else value
     if isinstance(value, torch.dtype):
         return torch.float64 if value.is_floating_point else value
     if isinstance(value, dict):
