@@ -6,16 +6,20 @@ import stat
 import pytest
 import torch
 
+import coterie
 from coterie import cache
 from coterie.algorithms.fedavg import FedAvg
-from coterie.engines.base import COMPILED, PLAYED, WRITTEN
+from coterie.doctor import doctor
+from coterie.drive import slowly
+from coterie.engines.base import COMPILED, PLAYED, WRITTEN, Form
 from coterie.engines.player import Player
 from coterie.engines.vmap import VmapEngine
-from coterie.errors import EngineError
+from coterie.errors import EngineError, StoreError
 from coterie.kernels import native
 from coterie.run import run
 from coterie.tape import InDouble, doubled, play, rewrite
 from coterie.tape import native as tape_native
+from coterie.tape.writer import OPERATIONS
 from coterie.task import Recipe
 from support import METHODS, cnn, federation, mlp, task, whole_round, with_a_compiler
 
@@ -312,6 +316,86 @@ def test_a_form_that_was_forgotten_is_done_as_before(monkeypatch):
     works[0] = False
     with pytest.raises(EngineError, match="was played when the run began"):
         player("some", call, (torch.ones(2, 3),))
+
+
+# a run on data of bytes, whose steps are compiled
+RUN = {
+    "partition": {"name": "iid", "clients": 3},
+    "model": {"name": "linear"},
+    "train": {"batch": 100},
+    "engine": {"name": "vmap", "chunk": 3, "play": True, "compiled": True, "threads": 1},
+    "run": {"rounds": 3, "checkpoint_every": 1},
+    "algorithm": {"name": "fedavg"},
+}
+
+
+def stopped(out, monkeypatch):
+    """A folder with a run that was stopped after its second round."""
+
+    def stop(point):
+        if point == "log.done" and len((out / "rounds.jsonl").read_text().splitlines()) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("coterie.faults.at", stop)
+        with pytest.raises(KeyboardInterrupt):
+            coterie.run(RUN, out=str(out))
+    return out
+
+
+def called(summary):
+    return {call["stage"]: (call["way"], call["why"]) for call in summary["ran"]["calls"]}
+
+
+@with_a_compiler
+def test_what_really_ran_is_told_and_kept_by_resume(tmp_path, monkeypatch):
+    out = stopped(tmp_path / "run", monkeypatch)
+    summary = coterie.resume(out).summary
+    whole = coterie.run(RUN).summary
+    assert summary["digest"] == whole["digest"]
+    assert summary["ran"] == whole["ran"]
+    assert (whole["ran"]["engine"], whole["ran"]["chunk"]) == ("vmap", 3)
+    assert whole["ran"]["compiler"] == native.version()
+    assert called(whole)["FedAvg.local"] == (COMPILED, None)  # digits are bytes
+
+
+@with_a_compiler
+def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, monkeypatch):
+    out = stopped(tmp_path / "run", monkeypatch)
+    before = (out / "rounds.jsonl").read_bytes()
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    with pytest.raises(StoreError, match=r"were compiled by c\+\+.*name it with CXX"):
+        coterie.resume(out)
+    assert (out / "rounds.jsonl").read_bytes() == before
+
+
+def test_without_a_compiler_nothing_is_said_to_be_compiled(monkeypatch):
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    found = coterie.run(RUN)
+    assert found.data.config["resolved"]["compiled"] is False
+    assert found.summary["ran"]["compiler"] is None
+    assert called(found.summary)["FedAvg.local"] == (PLAYED, None)
+
+
+@with_a_compiler
+def test_what_is_not_compiled_and_why_is_told(monkeypatch):
+    monkeypatch.delitem(OPERATIONS, aten._log_softmax.default)
+    told = []
+    summary = coterie.run(RUN, progress=told.append).summary
+    assert called(summary)["FedAvg.local"] == (PLAYED, "aten._log_softmax.default")
+    assert all("log_softmax" in line for line in told[-1].slow)
+    assert slowly(Took(1.0), 6.0) == ()
+    (line,) = slowly(Took(1.0), 3.0)
+    assert line == "FedAvg.local took 33% of the time: it is played, not faster: unknown"
+    assert any("FedAvg.local is played, which is slower" in w for w in doctor(RUN).warnings)
+
+
+class Took:
+    """An engine whose only form took so many seconds on each of two threads."""
+
+    def __init__(self, seconds):
+        self.choice = {"threads": 2}
+        self.forms = (Form("1", "FedAvg.local", PLAYED, "unknown", 2 * seconds),)
 
 
 # ---- machine code in the cache -------------------------------------------------------------------
