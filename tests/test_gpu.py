@@ -61,7 +61,7 @@ def test_rounds_are_really_captured_and_equal_the_plain_ones():
     played, plain = VmapEngine(on, chunk=5), VmapEngine(on, chunk=5, play=False)
     results = [list(run(method, on, engine, 5))[-1] for engine in (played, plain)]
     assert_close(*(predictors(record).models for record in results), 1e-12)
-    assert all(playing._graph is not None for playing in played._player._known.values())
+    assert all(one.playing._graph is not None for one in played._player._known.values())
     assert played.choice["play"]
     assert not plain.choice["play"]
 

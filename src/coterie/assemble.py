@@ -3,7 +3,7 @@
 Everything that can be refused is refused here, before a folder is made.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -92,8 +92,11 @@ def check_methods(assembly: Assembly, methods: Iterable[Method]) -> None:
         check_run(algorithm, tasks[needs], config.run.rounds)
 
 
-def engine_of(config: Config, task: Task) -> Engine:
-    """The engine a config asks for, with the process set to its threads and precision."""
+def engine_of(config: Config, task: Task, before: Mapping[str, str] | None = None) -> Engine:
+    """The engine a config asks for, with the process set to its threads and precision.
+
+    ``before`` says how an interrupted run did each form of a call (``engines.base.Form``).
+    """
     asked = config.engine
     loose = config.train.precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = loose
@@ -108,6 +111,7 @@ def engine_of(config: Config, task: Task) -> Engine:
         play=asked.play,
         compiled=asked.compiled,
         rounds=config.run.rounds,
+        before=before,
     )
 
 

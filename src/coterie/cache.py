@@ -3,16 +3,25 @@
 The folder is ``$COTERIE_CACHE``, else ``$XDG_CACHE_HOME/coterie``, else ``~/.cache/coterie``. It
 may be deleted at any time. A user without a home folder (in many containers) has a folder of this
 process alone, which is removed at its end: a fixed name in ``/tmp`` could be somebody else's.
+
+Machine code in it is run, so it is trusted only where nobody else can have written it:
+:func:`private` makes a folder that is ours alone, :func:`put` moves a file there with its sha256
+beside it, and :func:`flaw` says why a file is not what was put there.
 """
 
 import atexit
 import functools
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 
+from . import files
 from .files import expanded
+
+SEAL = ".sha256"
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def folder() -> Path:
@@ -32,3 +41,57 @@ def _of_this_process() -> Path:
     made = tempfile.mkdtemp(prefix="coterie-")
     atexit.register(shutil.rmtree, made, ignore_errors=True)
     return Path(made)
+
+
+def private(path: Path) -> Path:
+    """Make a folder that only this user can write into; a PermissionError where that cannot be.
+
+    A folder of this user that others can write into is closed to them.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != _user():
+        raise PermissionError(
+            f"{path}: is a link, or a folder of user {found.st_uid}; expected a folder of user "
+            f"{_user()}; delete it, or name another with COTERIE_CACHE"
+        )
+    if found.st_mode & _OTHERS_WRITE:
+        path.chmod(0o700)
+    return path
+
+
+def put(made: Path, path: Path) -> None:
+    """Move a file into its place with its sha256 beside it; both survive a power cut."""
+    seal = made.with_name(made.name + SEAL)
+    seal.write_text(files.sha256_of(made), encoding="ascii")
+    for part, place in ((seal, _seal(path)), (made, path)):
+        part.chmod(0o600)
+        files.flush_to_disk(part)
+        part.replace(place)
+    files.flush_to_disk(path.parent)
+
+
+def flaw(path: Path) -> str | None:
+    """Why a file is not as :func:`put` left it; None where it is."""
+    try:
+        for part in (path, _seal(path)):
+            found = part.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                return f"{part.name} is no plain file"
+            if found.st_uid != _user():
+                return f"{part.name} belongs to user {found.st_uid}"
+            if found.st_mode & _OTHERS_WRITE:
+                return f"other users can write to {part.name}"
+        said = _seal(path).read_text(encoding="ascii", errors="replace")
+        return None if said == files.sha256_of(path) else "its bytes do not have their sha256"
+    except OSError as error:
+        return str(error)
+
+
+def _seal(path: Path) -> Path:
+    return path.with_name(path.name + SEAL)
+
+
+def _user() -> int:
+    """The user this process acts for; where the system has no such numbers, all files have 0."""
+    return os.geteuid() if hasattr(os, "geteuid") else 0

@@ -1,18 +1,25 @@
 """A look at an experiment before it costs anything: data, clients, memory, time."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from . import tree
+from .algorithm import round_of
 from .api import Source, configure
 from .assemble import Assembly, assemble, task_of
+from .buffers import governed
 from .data.duplicates import duplicates, shared_units
 from .data.federation import Federation
 from .engines import auto
+from .engines.vmap import VmapEngine
 from .errors import printable
 from .history import Roster
+from .kernels import native
 from .methods import Method
 from .task import Task
 
@@ -39,9 +46,11 @@ def doctor(source: Source = None, **flags: object) -> Diagnosis:
     seed = config.seeds[0]
     task = task_of(assembly, methods[-1].build(), seed)
     roster = Roster.of(task.federation)
-    facts = [*_data_facts(assembly, task, roster), *_cost_facts(assembly, task, methods)]
-    warnings = [*_warnings(assembly, roster), *_repeated(task.federation)]
-    return Diagnosis(tuple(facts), tuple(warnings))
+    costs, engine = _cost_facts(assembly, task, methods)
+    facts = [*_data_facts(assembly, task, roster), *costs]
+    slow = [line for method in methods for line in _slower(assembly, method, engine)]
+    warnings = (*_warnings(assembly, roster), *_repeated(task.federation), *slow)
+    return Diagnosis(tuple(facts), warnings)
 
 
 def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[str, str]]:
@@ -81,7 +90,8 @@ def _range(sizes: NDArray[np.int64]) -> str:
 
 def _cost_facts(
     assembly: Assembly, task: Task, methods: tuple[Method, ...]
-) -> list[tuple[str, str]]:
+) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    """What it costs, and the engine that would run it."""
     run, engine = assembly.config.run, assembly.config.engine
     how = auto.repaid(task, run.rounds, play=engine.play, compiled=engine.compiled)
     tries = auto.tries_of(task, run.rounds, engine.chunk)
@@ -92,16 +102,35 @@ def _cost_facts(
     turns = run.rounds * len(methods) * len(assembly.config.seeds)
     seconds = found["seconds"] / auto.PROBE_STEPS * auto.steps(task) * run.participation * turns
     names = ", ".join(method.label for method in methods)
-    return [
+    facts = [
         ("methods", names),
         (
             "runs",
             f"{len(methods)} methods x {len(assembly.config.seeds)} seeds, {run.rounds} rounds",
         ),
         ("fastest engine", f"{found['engine']}, {together} clients at a time"),
+        ("C++ compiler", native.version() or "none: training loops run in torch, which is slower"),
         ("memory", f"about {mib:,.0f} MiB beside the data"),
         ("training time", f"about {_duration(seconds)}, without evaluation"),
     ]
+    return facts, {**found, **how._asdict()}
+
+
+def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
+    """What of a method's local work cannot be played or compiled as it would be, and why."""
+    if engine["engine"] != "vmap" or not engine["play"]:
+        return []
+    algorithm = method.build()
+    task = task_of(assembly, algorithm, assembly.config.seeds[0])
+    algorithm = governed(algorithm, task)
+    task.recipe = replace(task.recipe, steps=auto.PROBE_STEPS)
+    able = (task.sizes > 0).nonzero().flatten()[: engine["chunk"]]
+    round = round_of(task, 0, assembly.config.run.rounds, able)
+    server, states = algorithm.init(task)
+    made = VmapEngine(task, chunk=len(able), play=True, compiled=engine["compiled"])
+    made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
+    slow = [form for form in made.forms if form.why]
+    return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]
 
 
 def _duration(seconds: float) -> str:

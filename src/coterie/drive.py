@@ -11,6 +11,7 @@ from .buffers import governed
 from .checkpoint import Keeper
 from .config import canonical, config_hash
 from .data.manifest import manifest
+from .engines import Engine
 from .guard import Guard
 from .history import History, Log, Roster
 from .interrupt import Stop
@@ -34,9 +35,11 @@ class Progress(NamedTuple):
     reused: bool = False  # the whole run was found finished on disk
     more: int = 1  # rounds since the last step
     rejected: tuple[tuple[str, str], ...] = ()  # (client, reason) not told before
+    slow: tuple[str, ...] = ()  # what took much of the run and could be faster, and why it is not
 
 
 Watch = Callable[[Progress], None]
+SLOW = 0.2  # share of a run: what takes more and could be faster is told
 
 
 def drive(
@@ -58,7 +61,10 @@ def drive(
     task = task_of(assembly, algorithm, seed)
     algorithm = governed(algorithm, task)
     check_run(algorithm, task, asked.run.rounds)
-    engine = engine_of(asked if left is None else left.with_engine(asked), task)
+    if left is None:
+        engine = engine_of(asked, task)
+    else:
+        engine = engine_of(left.with_engine(asked), task, left.ways)
     roster, swaps = Roster.of(task.federation), algorithm.models_change_hands
     log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
     config, where = written(asked, engine.choice), store.environment(task.device)
@@ -88,10 +94,12 @@ def drive(
         scratch=out,
     ):
         faults.at("round.done")
+        if folder is not None:
+            folder.note_ran(engine.forms)
         (log if folder is None else folder).append(record)
         faults.at("log.done")
         mixture = record.mixture
-        watch.done(record)
+        watch.done(record, engine)
         if folder is not None and keeper is not None and mixture is None:
             if keeper.due(record) or stop.asked is not None:
                 keeper.write(record, folder)
@@ -99,6 +107,7 @@ def drive(
     if mixture is None:
         raise AssertionError("the last round of a run is always evaluated")
     if folder is None:
+        where |= {store.RAN: store.ran(engine.forms)}
         return RunResult(store.collect(log, mixture, config, where, references))
     return RunResult(folder.finish(mixture, references))
 
@@ -124,6 +133,7 @@ class _Watcher:
         self.tell, self.method, self.seed, self.rounds = tell, method, seed, rounds
         self.clients = dict(enumerate(clients))
         self.told: set[tuple[str, str]] = set()
+        self.seconds = 0.0
 
     def begun(self, begin: Begin | None) -> None:
         """Rounds that are there already."""
@@ -131,8 +141,9 @@ class _Watcher:
             done = begin.rounds
             self.tell(Progress(self.method, self.seed, done, self.rounds, None, more=done))
 
-    def done(self, record: Record) -> None:
+    def done(self, record: Record, engine: Engine) -> None:
         """One more round."""
+        self.seconds += record.seconds
         if self.tell is None:
             return
         all_of = [(self.clients.get(r.client, f"#{r.client}"), r.reason) for r in record.rejected]
@@ -141,4 +152,20 @@ class _Watcher:
         found = record.evaluation
         score = None if found is None else float(mean_known(found.test))
         done = record.index + 1
-        self.tell(Progress(self.method, self.seed, done, self.rounds, score, rejected=new))
+        slow = slowly(engine, self.seconds) if done == self.rounds else ()
+        step = Progress(self.method, self.seed, done, self.rounds, score, rejected=new, slow=slow)
+        self.tell(step)
+
+
+def slowly(engine: Engine, seconds: float) -> tuple[str, ...]:
+    """Calls that took more than a fifth of these seconds and could not be done as was asked."""
+    took: dict[tuple[str, str, str], float] = {}
+    for form in engine.forms:
+        if form.why:
+            key = form.stage, form.way, form.why
+            took[key] = took.get(key, 0.0) + form.seconds / engine.choice["threads"]
+    return tuple(
+        f"{stage} took {min(time / seconds, 1):.0%} of the time: it is {way}, not faster: {why}"
+        for (stage, way, why), time in took.items()
+        if time > SLOW * seconds
+    )

@@ -7,6 +7,11 @@
     ├── StoreError         a run's folder that cannot be written, read or trusted
     └── StoppedError       the user asked a run to stop, and it has
 
+    SlowerError            a faster way that is not taken; the run goes on without it and says so
+    ├── RecordingError     a call that cannot be recorded
+    ├── CompilerError      steps that cannot be compiled: an unknown operation, no compiler
+    └── MismatchError      a recording or compiled steps that do not give what the call gives
+
     CoterieWarning         something that a reader of the results has to know
 
 Every message says what was found, what was expected and what to do. The command line prints it
@@ -66,6 +71,22 @@ class StoppedError(CoterieError):
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
         self.number = number
+
+
+class SlowerError(Exception):
+    """A faster way of doing a call that is not taken. Engines catch it; no user sees it raised."""
+
+
+class RecordingError(SlowerError):
+    """A call did something that a list of operations cannot repeat."""
+
+
+class CompilerError(SlowerError):
+    """Steps that are not compiled: an operation is not known, or there is no working compiler."""
+
+
+class MismatchError(SlowerError):
+    """A recording, or compiled steps, that cannot be shown to give what the call gives."""
 
 
 class CoterieWarning(UserWarning):

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from . import checkpoint, files, store
 from .config import WRITTEN
+from .engines.base import COMPILED
 from .errors import CoterieWarning, StoreError
 from .history import Log
 from .run import Begin
@@ -31,6 +32,11 @@ class Left(NamedTuple):
         """The config as it was asked for."""
         own = {key: table for key, table in self.config.items() if key not in WRITTEN}
         return {**own, **self.config["asked"]}
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """How the run did each form of a call, by the form's id."""
+        return {name: form["way"] for name, form in self.environment.get(store.RAN, {}).items()}
 
     def refuse_other(self, asked: str) -> None:
         """Refuse to continue the run as another experiment."""
@@ -90,6 +96,7 @@ def reopen(
     choice: Mapping[str, Any],
 ) -> tuple[store.RunFolder, Begin, Path | None]:
     """The folder, where to begin and the checkpoint that begins there; what differs is told."""
+    _refuse_uncompiled(found, choice)
     stored, wrong = checkpoint.newest(found.path)
     for sentence in wrong:
         _warn(f"{sentence}; falling back to an earlier round")
@@ -106,6 +113,18 @@ def reopen(
     if stored is None:
         return folder, Begin(0, *start), None
     return folder, Begin(done, *checkpoint.restore(stored, *start)), stored.folder
+
+
+def _refuse_uncompiled(found: Left, choice: Mapping[str, Any]) -> None:
+    """Refuse to go on in torch with steps that were compiled: the last bits would differ."""
+    compiled = COMPILED in found.ways.values()
+    if compiled and not choice.get("compiled"):
+        by = found.config["resolved"].get("compiler")
+        raise StoreError(
+            f"{found.path}: its steps were compiled by {by}, and there is no C++ compiler here; "
+            "going on without one would change the last bits of the results; install that "
+            "compiler or name it with CXX, or start a new run with --out"
+        )
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

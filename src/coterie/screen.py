@@ -56,12 +56,13 @@ def _plain_line(step: Step) -> None:
 
 
 def _lines(step: Step) -> list[str]:
-    """What is worth a line: clients that were left out, rounds found on disk, the end of a run."""
+    """What is worth a line: clients left out, slow calls, rounds found on disk, a run's end."""
     run = f"{step.method}, seed {step.seed}"
     lines = [
         f"{run}: round {step.done} left out client {client!r} ({reason})"
         for client, reason in step.rejected
     ]
+    lines += [f"{run}: {what}" for what in step.slow]
     if step.done == step.rounds:
         lines.append(_finished(step))
     elif step.more > 1:

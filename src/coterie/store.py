@@ -21,7 +21,8 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +34,7 @@ from . import __version__, checkpoint, faults, files, formats, lock, source
 from .alarms import raise_alarms
 from .algorithm import Mixture
 from .data.manifest import changes
+from .engines.base import Form
 from .errors import StoreError
 from .history import History, Line, Log, summarise
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
+RAN = "ran"  # in the environment: how each form of a call was done
 MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
 PARTITION = "partition.json"  # written first: alone it is no run, and may be written again
 PREDICTIONS = "predictions.npz"
@@ -118,8 +121,29 @@ def collect(
                 "clients; run both with the same seed and partition"
             )
     summary = summarise(history, digest(mixture), known.get("local"))
+    summary["ran"] = _ran_summary(config, environment)
     summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(history, known)]
     return RunData(history, config, environment, files.plain(summary), held=mixture)
+
+
+def ran(forms: Iterable[Form]) -> dict[str, dict[str, str]]:
+    """How each form of a call was done, by the form's id."""
+    return {form.id: {"stage": form.stage, "way": form.way, "why": form.why} for form in forms}
+
+
+def _ran_summary(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What really ran: the engine, and how many forms of each stage were done in which way."""
+    chosen = config.get("resolved", {})
+    forms = [(f["stage"], f["way"], f["why"]) for f in environment.get(RAN, {}).values()]
+    counted = sorted(Counter(forms).items())
+    names = ("engine", "chunk", "compiler", "kernels")
+    return {
+        **{name: chosen.get(name) for name in names},
+        "calls": [
+            {"stage": stage, "way": way, "why": why or None, "forms": count}
+            for (stage, way, why), count in counted
+        ],
+    }
 
 
 class RunFolder:
@@ -203,6 +227,17 @@ class RunFolder:
         before = self.environment or where
         self.environment = {**before, "resumed": [*before.get("resumed", []), note]}
         files.write_json(self.path / ENVIRONMENT, dict(self.environment))
+
+    def note_ran(self, forms: Iterable[Form]) -> None:
+        """Write down how calls were done that came for the first time.
+
+        Before the round they came in: a round that is in the logs is not done again.
+        """
+        before = self.environment.get(RAN, {})
+        known = {**before, **ran(forms)}
+        if known.keys() != before.keys():
+            self.environment = {**self.environment, RAN: known}
+            files.write_json(self.path / ENVIRONMENT, dict(self.environment))
 
     def append(self, record: "Record") -> Line:
         """Write down one round."""

@@ -1,5 +1,7 @@
 """Who runs the clients: ``vmap``, ``loop``, ``wire``, or whichever ``auto`` finds fastest."""
 
+from collections.abc import Mapping
+
 import torch
 
 from ..errors import ConfigError, did_you_mean
@@ -27,11 +29,13 @@ def make_engine(
     play: bool | None = None,
     compiled: bool | None = None,
     rounds: int = 1,
+    before: Mapping[str, str] | None = None,
 ) -> Engine:
     """The engine of a configuration. ``auto`` measures; the others take what they are given.
 
     ``play`` writes rounds down and plays them (``engines/player.py``), ``compiled`` puts C++ in the
-    place of their loops on a CPU; None does it where so many ``rounds`` repay it.
+    place of their loops on a CPU; None does it where so many ``rounds`` repay it. ``before`` says
+    how each form of a call (``Form.id``) was done before a run was stopped.
     """
     from . import auto
     from .loop import LoopEngine
@@ -45,7 +49,9 @@ def make_engine(
         )
     if name == "vmap":
         chunk, threads = auto.fitting(task, chunk, memory_mib), threads or auto.CORES
-        return VmapEngine(task, chunk=chunk, state=state, threads=threads, **how._asdict())
+        return VmapEngine(
+            task, chunk=chunk, state=state, threads=threads, before=before, **how._asdict()
+        )
     if threads is not None:
         torch.set_num_threads(threads)
     if name == "loop":

@@ -1,6 +1,7 @@
 """The seam between the round loop and whatever runs the clients."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -38,6 +39,20 @@ class Predicted(NamedTuple):
     outcomes: Outcomes | None  # every answer to a test sample, where the predictors are kept
 
 
+WRITTEN, PLAYED, COMPILED = "as written", "played", "compiled"  # how a call can be done
+
+
+@dataclass
+class Form:
+    """One form of a call that an engine makes: how it is done, why not faster, what it took."""
+
+    id: str  # the same in another process
+    stage: str  # whose code it is
+    way: str = WRITTEN
+    why: str = ""  # why it is not played, or not compiled, though that was asked for
+    seconds: float = 0.0  # of all calls, without what it took to record the first
+
+
 class Replies(NamedTuple):
     """What came back in a round: a row for each of ``clients``, who need not be all."""
 
@@ -59,6 +74,10 @@ class Engine(Protocol):
     @property
     def choice(self) -> dict[str, Any]:
         """What was resolved: enough to get the same numbers again."""
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms of calls that came so far; none where all calls are done as written."""
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round

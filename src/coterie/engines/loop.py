@@ -19,6 +19,7 @@ from ..task import Task
 from ..tree import Tree
 from .base import (
     Evaluation,
+    Form,
     Predicted,
     Replies,
     answers,
@@ -62,6 +63,11 @@ class LoopEngine:
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
         return {"engine": "loop", "state": self.state, "threads": torch.get_num_threads()}
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """None: every call is done as it is written."""
+        return ()
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round

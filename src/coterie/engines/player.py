@@ -1,136 +1,205 @@
-"""Calls that come again and again: written down once, then played.
+"""Records each distinct call once and plays the recording from then on.
 
 What a client's code does to tensors depends on shapes alone, so a call is recorded the first time
 it comes in some form (``coterie.tape``) and played from then on: without Python's and functorch's
 layers, with less traffic to memory, and on a GPU as one CUDA graph in place of thousands of
-launches. A call that asked which round it is, and may have acted upon it, is never recorded.
+launches. A call that asked which round it is, and may have acted upon it, is never recorded. A
+recording is played only if ``engines/trust.py`` finds that it gives what the call gives.
 
 Whether a call is played depends on its form and never on what came before: a run that was stopped
-and resumed ends with the same bits.
-
-A tape is trusted only if it gives what the call gives when its clients stand in another order and
-all numbers are a little different: whatever was taken for the same in every round, and is not,
-would show. Different, because rounds begin with everybody holding the same model, where a method
-may divide one difference of rounding by another.
+and resumed ends with the same bits. How each form was done is noted (:class:`Form`), and a resumed
+run does it that way again.
 """
 
+import hashlib
 import logging
-import math
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from threading import Lock
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import tree
 from ..client import Clock
+from ..errors import EngineError, MismatchError, RecordingError, SlowerError
 from ..kernels import ManyClients
-from ..tape import Recording, RecordingError, Room, Tape
+from ..tape import InDouble, Recording, Room, Tape, doubled
 from ..tree import Tree
+from .base import COMPILED, PLAYED, WRITTEN, Form
+from .trust import Call, Trial, rebuilt, tensors
 
 _LOG = logging.getLogger(__name__)
-KEPT = 64  # tapes; clients of ever new sizes would fill the memory with them
-_EXACTLY, _ROUGHLY = 1e-6, 0.02  # relative; float32 drifts as training goes on
-_SHAKE, _ROUNDING = 0.01, 1e-6  # how much numbers are changed to see what a call makes of it
-_NOISE = 65_537  # draws that take turns: a prime, so that rows of a tensor get different ones
-_TIMES = 4  # as much as the call itself changes with rounding
+KEPT = 64  # recordings; clients of ever new sizes would fill the memory with them
+
+
+class _Known(NamedTuple):
+    """A form and its recording; None where it is done as it is written."""
+
+    form: Form
+    playing: "_Playing | None"
 
 
 class Player:
-    """Runs calls, each form of them from its tape: captured on a GPU, compiled on a CPU."""
+    """Runs calls, each form of them from its recording: captured on a GPU, compiled on a CPU.
 
-    def __init__(self, *, capture: bool = False, compiled: bool = False) -> None:
-        self._capture, self._compile = capture, compiled
-        self._known: OrderedDict[Hashable, _Playing | None] = OrderedDict()
+    ``layers`` are the sizes of a model's parts, which recordings are compared by. ``before`` says
+    in which way an earlier process did each form (by its id).
+    """
+
+    def __init__(
+        self,
+        *,
+        capture: bool = False,
+        compiled: bool = False,
+        layers: Sequence[int] = (),
+        before: Mapping[str, str] | None = None,
+    ) -> None:
+        self._capture, self._compile, self._layers = capture, compiled, tuple(layers)
+        self._before = dict(before or {})
+        self._known: OrderedDict[Hashable, _Known] = OrderedDict()
+        self._seen: dict[str, Form] = {}
         self._learning = Lock()
 
     def __call__(
         self,
         key: Hashable,
-        call: Callable[..., Tree],
+        call: Call,
         inputs: tuple[Tree, ...],
         clock: Clock | None = None,
         rooms: Callable[[int], Room] | None = None,
     ) -> Tree:
-        """``call(*inputs)``, from its tape where there is one.
+        """``call(*inputs)``, from its recording where there is one.
 
         ``rooms`` says where each tensor of the result is wanted; it need not be put there.
         """
-        form = (key, *((tuple(t.shape), t.dtype) for t in _tensors(inputs)))
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tensors(inputs))
         with self._learning:
-            if form not in self._known:
-                self._known[form] = self._recorded(call, inputs, clock)
-                if len(self._known) > KEPT:
-                    self._known.popitem(last=False)
-            self._known.move_to_end(form)
-            playing = self._known[form]
+            if (key, shapes) not in self._known:
+                self._known[key, shapes] = self._learnt(key, shapes, call, inputs, clock)
+                self._forget()
+            self._known.move_to_end((key, shapes))
+            form, playing = self._known[key, shapes]
             if playing is None:  # alone too: a module holds one client's parameters at a time
-                return call(*inputs)
-        return playing(inputs, rooms)
+                with _timed(form):
+                    return call(*inputs)
+        with _timed(form):
+            return playing(*inputs, rooms=rooms)
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """Every form that came so far."""
+        return tuple(self._seen.values())
 
     @property
     def uncompiled(self) -> int:
         """Forms of calls with loops that torch plays."""
-        return sum(playing is not None and playing.slow for playing in self._known.values())
+        return sum(one.playing is not None and one.playing.slow for one in self._known.values())
 
     @property
     def unplayed(self) -> int:
         """Forms of calls that are done as they are written."""
-        return sum(playing is None for playing in self._known.values())
+        return sum(one.playing is None for one in self._known.values())
+
+    def _forget(self) -> None:
+        """Let the oldest recording go; its form is done in the same way when it comes again."""
+        if len(self._known) > KEPT:
+            _, (form, _) = self._known.popitem(last=False)
+            self._before[form.id] = form.way
+
+    def _learnt(
+        self,
+        key: Hashable,
+        shapes: Hashable,
+        call: Call,
+        inputs: tuple[Tree, ...],
+        clock: Clock | None,
+    ) -> _Known:
+        """A form that comes for the first time, recorded if that can be and was so before."""
+        stage, rest = _named(key)
+        name = hashlib.sha256(repr((stage, rest, shapes)).encode()).hexdigest()[:16]
+        form = self._seen.setdefault(name, Form(name, stage))
+        before = self._before.get(name)
+        try:
+            playing = self._recorded(form, call, inputs, clock, before)
+        except SlowerError as error:
+            playing, form.way, form.why = None, WRITTEN, str(error)
+            _told(error, "a call of %s is not played, which is slower: %s", stage, error)
+        if before not in (None, form.way):
+            raise EngineError(
+                f"{stage} was {before} when the run began and now can only be done {form.way} "
+                f"({form.why}): the last bits of the results would differ; resume where the run "
+                "began (same machine, compiler and CXX), or start a new run"
+            )
+        return _Known(form, playing)
 
     def _recorded(
-        self, call: Callable[..., Tree], inputs: tuple[Tree, ...], clock: Clock | None
-    ) -> "_Playing | None":
-        shaken = _shaken(inputs, _SHAKE)
-        with _full_precision():
-            expected = call(*shaken)
+        self,
+        form: Form,
+        call: Call,
+        inputs: tuple[Tree, ...],
+        clock: Clock | None,
+        before: str | None,
+    ) -> "_Playing":
+        if before == WRITTEN:
+            raise RecordingError(form.why or "it was not played when the run began")
+        trial = _trial(call, inputs, self._layers)
         if clock is not None and clock.asked:
-            return None
-
-        def check(playing: _Playing) -> None:
-            with _full_precision():
-                found = _turned(playing(tuple(map(_turned, shaken))))
-                _compare(found, expected, lambda share: call(*_shaken(shaken, share)))
-
-        try:
+            raise RecordingError("it asks which round it is (Algorithm.chapter can tell)")
+        with _bugs_told():
             playing = _Playing(*_taped(call, inputs))
-            if not (self._compile and playing.compiled(call, inputs, check)):
-                check(playing)
+            trial.exact(playing)
+            if trial.single:
+                trial.rounded(playing)
+            form.way = PLAYED
+            if self._compile and playing.steps and before != PLAYED:
+                self._make_native(form, playing, trial, call, inputs)
             if self._capture:
                 playing.capture(inputs)
-        except Exception as error:  # whatever cannot be recorded is done as it is written
-            _LOG.info("a call is not played, which is slower: %s", error)
-            return None
         return playing
+
+    def _make_native(
+        self, form: Form, playing: "_Playing", trial: Trial, call: Call, inputs: tuple[Tree, ...]
+    ) -> None:
+        """Put C++ in the place of the loops, where that is possible and right."""
+        try:
+            playing.compile(call, inputs)
+            if not trial.compiled(playing, playing.steps):
+                given = doubled(inputs)
+                exact = _Playing(*_taped(call, given, double=True))
+                exact.compile(call, given, double=True)
+                trial.exact(exact)
+            form.way, form.why = COMPILED, ""
+        except SlowerError as error:
+            playing.uncompile()
+            form.why = str(error)
+            _told(error, "steps of %s are not compiled, which is slower: %s", form.stage, error)
+
+
+def _trial(call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> Trial:
+    try:
+        return Trial(call, inputs, layers)
+    except (RuntimeError, TypeError, ValueError, AssertionError, EngineError) as error:
+        call(*inputs)  # an error that is the call's own is raised here, as it is
+        raise RecordingError(f"it cannot be compared in float64: {error}") from error
 
 
 def _taped(
-    call: Callable[..., Tree], inputs: tuple[Tree, ...], *, plain: bool = False
+    call: Call, inputs: tuple[Tree, ...], *, plain: bool = False, double: bool = False
 ) -> tuple[Tape, Tree]:
-    """A recording of a call, and what it returned."""
-    copies = list(map(_copied, _tensors(inputs)))  # no tensor twice among them
-    with Recording(copies) as recording, ManyClients():
-        result = call(*_rebuilt(inputs, iter(copies)))
-    return Tape(recording, _tensors(result), plain=plain), result
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """Without tf32: differences of losses are compared, which it rounds away."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
-    products.allow_tf32 = convolutions.allow_tf32 = False
-    try:
-        yield
-    finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
+    """A recording of a call, and what it returned; ``double`` of what it does in float64."""
+    copies = list(map(_copied, tensors(inputs)))  # no tensor twice among them
+    exactly = InDouble() if double else nullcontext()
+    with Recording(copies) as recording, exactly, ManyClients():
+        result = call(*rebuilt(inputs, iter(copies)))
+    return Tape(recording, tensors(result), plain=plain), result
 
 
 class _Playing:
-    """One form of a call."""
+    """The recording of one form of a call."""
 
     def __init__(self, tape: Tape, like: Tree) -> None:
         self._tape, self._like = tape, tree.map_leaves(lambda leaf: leaf.new_empty(0), like)
@@ -141,35 +210,31 @@ class _Playing:
         """Whether torch plays its loops."""
         return any(loop.native is None for loop in self._tape.loops)
 
-    def __call__(
-        self, inputs: tuple[Tree, ...], rooms: Callable[[int], Room] | None = None
-    ) -> Tree:
-        flat = _tensors(inputs)
-        found = self._tape(flat, rooms) if self._graph is None else self._graph.replay(flat)
-        return _rebuilt(self._like, iter(found))
+    @property
+    def steps(self) -> int:
+        """Steps of its longest loop; 0 without a loop."""
+        return max((loop.steps for loop in self._tape.loops), default=0)
 
-    def compiled(
-        self,
-        call: Callable[..., Tree],
-        inputs: tuple[Tree, ...],
-        check: Callable[["_Playing"], None],
-    ) -> bool:
-        """Put C++ in the place of its loops; whether that was possible, and right."""
-        if not self._tape.loops:
-            return False
-        try:
-            alone, _ = _taped(call, tuple(map(_first, inputs)), plain=True)
-            self._tape.compile(alone)
-            check(self)
-        except Exception as error:  # then torch plays them
-            _LOG.info("steps are not compiled, which is slower: %s", error)
-            self._tape.uncompile()
-            return False
-        return True
+    def __call__(self, *inputs: Tree, rooms: Callable[[int], Room] | None = None) -> Tree:
+        flat = tensors(inputs)
+        found = self._tape(flat, rooms) if self._graph is None else self._graph.replay(flat)
+        return rebuilt(self._like, iter(found))
+
+    def compile(self, call: Call, inputs: tuple[Tree, ...], *, double: bool = False) -> None:
+        """Put C++ in the place of its loops, by a recording of the first client alone."""
+        alone, _ = _taped(call, tuple(map(_first, inputs)), plain=True, double=double)
+        self._tape.compile(alone)
+
+    def uncompile(self) -> None:
+        """Let torch play its loops."""
+        self._tape.uncompile()
 
     def capture(self, inputs: tuple[Tree, ...]) -> None:
         """Make one CUDA graph of it."""
-        self._graph = _Graph(self._tape, _tensors(inputs))
+        try:
+            self._graph = _Graph(self._tape, tensors(inputs))
+        except RuntimeError as error:  # an operation that waits for the host
+            raise RecordingError(f"it cannot be captured as a CUDA graph: {error}") from error
 
 
 class _Graph:
@@ -194,83 +259,50 @@ class _Graph:
         return [leaf.clone() for leaf in self._outputs]
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """Every tensor, a Bank's table too."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [leaf for part in value for leaf in _tensors(part)]
+@contextmanager
+def _bugs_told() -> Iterator[None]:
+    """Let an error of the recorder or of the compiler be seen, and say how to go on without them.
+
+    A RuntimeError of torch is made another error: ``auto`` takes those for a lack of memory.
+    """
+    advice = "engine.play = false runs calls as they are written, engine.compiled = false in torch"
+    try:
+        yield
+    except (SlowerError, EngineError):
+        raise
+    except torch.OutOfMemoryError as error:
+        raise RecordingError(f"it needs more memory than there is: {error}") from error
+    except RuntimeError as error:
+        raise AssertionError(
+            f"a recorded call failed ({error}), which is a bug; {advice}"
+        ) from error
+    except Exception as error:
+        error.add_note(f"coterie failed to record or to compile a call, which is a bug; {advice}")
+        raise
+
+
+@contextmanager
+def _timed(form: Form) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    form.seconds += time.perf_counter() - began
+
+
+def _told(error: SlowerError, *words: object) -> None:
+    """A result that is wrong is worth a warning, something that cannot be done is not."""
+    level = logging.WARNING if isinstance(error, MismatchError) else logging.INFO
+    _LOG.log(level, *words)
+
+
+def _named(key: Hashable) -> tuple[str, Hashable]:
+    """The name of a key's code, and the rest of the key."""
+    code, *rest = key if isinstance(key, tuple) else (key,)
+    return getattr(code, "__qualname__", str(code)), tuple(rest)
 
 
 def _copied(leaf: Tensor) -> Tensor:
     return leaf.clone(memory_format=torch.contiguous_format)
 
 
-def _rebuilt(like: Any, leaves: Any) -> Any:
-    if isinstance(like, Tensor):
-        return next(leaves)
-    parts = [_rebuilt(part, leaves) for part in like]
-    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
-
-
 def _first(rows: Tree) -> Tree:
     return tree.map_leaves(lambda leaf: leaf[:1], rows)
-
-
-def _turned(rows: Tree) -> Tree:
-    return tree.map_leaves(lambda leaf: leaf.flip(0), rows)
-
-
-def _shaken(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
-    """The same inputs with every number that is not whole changed by about such a share."""
-    noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def one(at: int, leaf: Tensor) -> Tensor:
-        if not leaf.is_floating_point():
-            return leaf
-        factors, times = 1 + share * noise.roll(at), -(-leaf.numel() // _NOISE)
-        return leaf * factors.to(leaf).repeat(times)[: leaf.numel()].view(leaf.shape)
-
-    leaves = (one(at, leaf) for at, leaf in enumerate(_tensors(inputs)))
-    shaken: tuple[Tree, ...] = _rebuilt(inputs, leaves)
-    return shaken
-
-
-def _compare(found: Tree, expected: Tree, again: Callable[[float], Tree]) -> None:
-    """Refuse what is not the same to rounding: that of the least exact numbers in the result.
-
-    Some results are much less exact than what they are made of: differences of losses, the order
-    of clients who are all alike. How exact a call is it tells itself when it is made ``again`` with
-    inputs changed by a share that is little more than rounding.
-    """
-    wanted = _tensors(expected)
-    exact = all(b.dtype == torch.float64 for b in wanted if b.is_floating_point())
-    most = _EXACTLY if exact else _ROUGHLY
-
-    def off(result: Tree) -> list[float]:
-        return [_apart(a, b) for a, b in zip(_tensors(result), wanted, strict=True)]
-
-    allowed = [most if b.is_floating_point() else 0.0 for b in wanted]  # whole numbers are equal
-    apart = off(found)
-    if all(far <= bound for far, bound in zip(apart, allowed, strict=True)):
-        return
-    if max(off(again(0.0)), default=0.0) > most:
-        raise RecordingError("the same call gives something else every time")
-    for at, (far, own) in enumerate(zip(apart, off(again(_ROUNDING)), strict=True)):
-        bound = max(allowed[at], _TIMES * own)
-        if not far <= bound:
-            raise RecordingError(
-                f"its clients in another order give something else: result {at}, "
-                f"{tuple(wanted[at].shape)} of {wanted[at].dtype}, is {far:.2g} off, "
-                f"expected at most {bound:.2g}"
-            )
-
-
-def _apart(a: Tensor, b: Tensor) -> float:
-    """The relative distance of two tensors, or the share of whole numbers that are not equal."""
-    if not b.is_floating_point():
-        return float((a != b).double().mean())
-    finite = b.isfinite()
-    if not torch.equal(a.isfinite(), finite):
-        return math.inf
-    a, b = a[finite].double(), b[finite].double()
-    return float((a - b).norm() / (b.norm() + 1e-30))

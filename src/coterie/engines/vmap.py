@@ -5,7 +5,7 @@ is padding and weights stay in cache. On a CPU the chunks are shared out among t
 wait for each other.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
@@ -21,12 +21,14 @@ from .. import tree
 from ..algorithm import AnyAlgorithm, Mixture, Round
 from ..client import Client, Clock
 from ..errors import EngineError
+from ..kernels import native
 from ..paired import Answers
 from ..tape import Room
 from ..task import Task, View
 from ..tree import Tree
 from .base import (
     Evaluation,
+    Form,
     Predicted,
     Replies,
     Scores,
@@ -57,14 +59,20 @@ class VmapEngine:
         threads: int = 1,
         play: bool = True,
         compiled: bool = False,
+        before: Mapping[str, str] | None = None,
     ) -> None:
         _refuse_recurrent(task)
         self.task, self.chunk, self.state = task, chunk, state
         on_gpu = task.device.type == "cuda"
         self.threads = threads if play and not on_gpu else 1
-        self.compiled = compiled and play and not on_gpu
+        self.compiled = compiled and play and not on_gpu and native.compiler() is not None
         self._batched = on_gpu or chunk > 1  # else its models are large: one at a time, too
-        self._player = Player(capture=on_gpu, compiled=self.compiled) if play else None
+        layers = [slot.shape.numel() for slot in task.model.slots]
+        self._player = (
+            Player(capture=on_gpu, compiled=self.compiled, layers=layers, before=before)
+            if play
+            else None
+        )
         if play and not on_gpu:
             keep_freed_memory()
 
@@ -82,8 +90,15 @@ class VmapEngine:
             "state": self.state,
             "play": self._player is not None,
             "compiled": self.compiled,
+            "compiler": native.version() if self.compiled else None,
+            "kernels": native.sources(),
             "threads": self.threads,
         }
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """How each form of a call was done so far."""
+        return () if self._player is None else self._player.forms
 
     def chunks(self, ids: list[int]) -> list[Chunk]:
         """Positions of clients of alike size, at most ``chunk`` together, evenly for all threads.

@@ -17,7 +17,7 @@ from ..algorithm import AnyAlgorithm, Round
 from ..guard import Reply
 from ..task import Task
 from ..tree import Bank, Tree
-from .base import Evaluation, Predicted, Replies
+from .base import Evaluation, Form, Predicted, Replies
 from .loop import LoopEngine, together
 
 
@@ -72,6 +72,11 @@ class WireEngine:
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
         return {**self._loop.choice, "engine": "wire"}
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """None: every call is done as it is written."""
+        return ()
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round

@@ -9,8 +9,9 @@ A tape holds no decision: what the code decides while it is recorded is decided 
 may decide, numbers may not: code that looks at one cannot be recorded.
 """
 
+from .double import InDouble, doubled
 from .native import Room
 from .play import Tape
-from .record import Recording, RecordingError, scan
+from .record import Recording, scan
 
-__all__ = ["Recording", "RecordingError", "Room", "Tape", "scan"]
+__all__ = ["InDouble", "Recording", "Room", "Tape", "doubled", "scan"]

@@ -8,7 +8,7 @@ learnt by comparing a recording of one client with one of many.
 import ctypes
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -42,16 +42,14 @@ class Native:
     """All steps of all clients."""
 
     def __init__(self, one: Pattern, many: Pattern) -> None:
-        if one.order != many.order or len(one.beside) != len(many.beside):
+        sizes = [(len(p.begin), len(p.beside), p.order) for p in (one, many)]
+        if sizes[0] != sizes[1]:
             raise UnknownError("another loop for one client than for many")
         self._order = (ctypes.c_int * len(one.order))(*one.order)
         self._rows = [_row(a, b) for a, b in zip(one.beside, many.beside, strict=True)]
         source = _Source(one, many)
         self._constants = source.constants
-        library = compiled("steps", source.text, (f"REAL={REALS[source.real]}",))
-        if library is None:
-            raise UnknownError("without a compiler")
-        self._run = library.run
+        self._run = compiled("steps", source.text, (f"REAL={REALS[source.real]}",)).run
 
     def __call__(
         self, begin: Sequence[Tensor], beside: Sequence[Tensor], rooms: Sequence[Room | None]
@@ -218,13 +216,3 @@ class _Source:
 def _known(kind: torch.dtype) -> None:
     if kind not in KINDS:
         raise UnknownError(str(kind))
-
-
-def native(one: Any, many: Any) -> Native:
-    """The loop of a pattern in C++; :class:`UnknownError` where that cannot be."""
-    try:
-        return Native(one, many)
-    except UnknownError:
-        raise
-    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError) as error:
-        raise UnknownError(str(error)) from error  # torch knows no such form

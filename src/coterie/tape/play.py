@@ -7,9 +7,10 @@ from torch import Tensor, fx
 
 from . import rewrite
 from .layers import fuse_layers
-from .native import Form, Native, Pattern, Room, Sizes, native
+from .native import Form, Native, Pattern, Room, Sizes
 from .record import Body, Loop, Op, Recording, Registers, outside
 from .tidy import quicken, tidy
+from .writer import UnknownError
 
 _NOWHERE: Mapping[int, Room] = {}  # in particular
 
@@ -99,6 +100,11 @@ class Steps:
         self._registers = registers
         self.native: Native | None = None
         self._numbers = torch.arange(len(loop.order), device=registers.device).unbind()
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has."""
+        return len(self._order)
 
     @property
     def ins(self) -> tuple[int, ...]:
@@ -202,8 +208,10 @@ class Tape:
 
     def compile(self, one: "Tape") -> None:
         """Put C++ in the place of the loops, by the pattern of a tape of a single client."""
+        if len(one.loops) != len(self.loops):
+            raise UnknownError("other loops for one client than for many")
         for mine, alone in zip(self.loops, one.loops, strict=True):
-            mine.native = native(alone.pattern, mine.pattern)
+            mine.native = Native(alone.pattern, mine.pattern)
 
     def uncompile(self) -> None:
         """Let torch play the loops again."""

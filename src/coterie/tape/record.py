@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import tree
+from ..errors import RecordingError
 
 aten = torch.ops.aten
 Carry = TypeVar("Carry")
@@ -26,10 +27,6 @@ _BATCH_NORMS = {
     aten.cudnn_batch_norm.default,
     aten.miopen_batch_norm.default,
 }
-
-
-class RecordingError(Exception):
-    """The code did something that a list of operations cannot repeat."""
 
 
 class Ref(NamedTuple):

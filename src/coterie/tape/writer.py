@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..errors import CompilerError
 from ..kernels.native import REALS
 from .rewrite import VIEWS, item
 
@@ -22,12 +23,13 @@ KINDS = {
     **REALS,
     torch.int64: "int64_t",
     torch.int32: "int32_t",
+    torch.uint8: "uint8_t",
     torch.bool: "bool",
 }
 _ALIGNED = 64
 
 
-class UnknownError(Exception):
+class UnknownError(CompilerError):
     """Something that is not written in C++ here."""
 
 
@@ -156,8 +158,7 @@ class Writer:
             except RuntimeError:
                 copied = self.contiguous(value)
                 return Value(copied.memory, copied.form.view(*rest))
-        form = target(value.form, *rest, **kwargs)
-        return Value(value.memory, form)
+        return Value(value.memory, formed(target, (value.form, *rest), kwargs))
 
     def contiguous(self, value: Value) -> Value:
         """The value without gaps, in the order of its dimensions."""
@@ -216,7 +217,17 @@ def asked(target: Any, args: Any, kwargs: Any) -> Tensor:
     kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
     if target._schema.is_mutable:
         args = (torch.empty_like(args[0]), *args[1:])
-    result: Tensor = target(*args, **kwargs)
+    return formed(target, args, kwargs)
+
+
+def formed(target: Any, args: Any, kwargs: Any) -> Tensor:
+    """The form of a result, for arguments on the meta device."""
+    try:
+        result: Tensor = target(*args, **kwargs)
+    except (
+        RuntimeError
+    ) as error:  # for one client the forms do not fit: the step is of another kind
+        raise UnknownError(f"{target}: {error}") from error
     return result
 
 

@@ -1,0 +1,51 @@
+"""Runs float32 code in float64: what a call does, without most of its rounding."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+_PICKS = {  # read few entries of a tensor that may be large: what they give is cast, not the tensor
+    aten.index.Tensor,
+    aten.index_select.default,
+    aten.embedding.default,
+    aten.select.int,
+}
+
+
+class InDouble(TorchDispatchMode):
+    """While it is entered, every operation on floating-point numbers computes in float64.
+
+    It casts the tensors an operation reads and the ones it makes, and a dtype among its arguments.
+    Inputs of the code are cast by :func:`doubled` before, so that code that asks for their dtype
+    sees float64.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """The same operation in float64."""
+        if function not in _PICKS:
+            args, kwargs = doubled(args), doubled(kwargs or {})
+        return doubled(function(*args, **(kwargs or {})))
+
+
+def doubled(value: Any) -> Any:
+    """A tensor, a dtype or whatever holds them, with float64 for every smaller float."""
+    if isinstance(value, Tensor):
+        small = value.dtype is not torch.float64 and value.is_floating_point()
+        return aten._to_copy.default(value, dtype=torch.float64) if small else value
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value.is_floating_point else value
+    if isinstance(value, dict):
+        return {key: doubled(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [doubled(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -1,0 +1,554 @@
+"""A recording that does not train as its call does is refused, however small the step."""
+
+import os
+import stat
+
+import pytest
+import torch
+
+import coterie
+from coterie import cache
+from coterie.algorithms.fedavg import FedAvg
+from coterie.doctor import doctor
+from coterie.drive import slowly
+from coterie.engines.base import COMPILED, PLAYED, WRITTEN, Form
+from coterie.engines.player import Player
+from coterie.engines.vmap import VmapEngine
+from coterie.errors import EngineError, StoreError
+from coterie.kernels import native
+from coterie.run import run
+from coterie.tape import InDouble, doubled, play, rewrite
+from coterie.tape import native as tape_native
+from coterie.tape.writer import OPERATIONS
+from coterie.task import Recipe
+from support import METHODS, cnn, federation, mlp, task, whole_round, with_a_compiler
+
+aten = torch.ops.aten
+RATES = (1e-4, 1e-2, 1.0)
+MOMENTUM = 0.9
+LAYER = slice(-27, -3)  # the weights of the last layer
+
+
+def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM):
+    """One played round and one as it is written, in float32; the player's forms."""
+    method, sizes = FedAvg(), (31,) * 3
+    recipe = Recipe(lr=lr, epochs=2, batch=10, momentum=momentum)
+    on = task(method, network, federation(sizes), recipe, merge=False, dtype=torch.float32)
+    played = VmapEngine(on, chunk=3, compiled=compiled)
+    plain = VmapEngine(on, chunk=3, play=False)
+    start, round = on.start.expand(3, -1), whole_round(on)
+    found, expected = (e.local(method, start, (), round)[0].w for e in (played, plain))
+    moved, off = (expected - start).norm(), (found - expected).norm()
+    assert off <= 0.05 * moved  # whatever is refused, the result is right
+    (form,) = played._player.forms
+    return form
+
+
+@pytest.mark.parametrize("network", [mlp, cnn])
+@pytest.mark.parametrize("lr", RATES)
+def test_an_honest_recording_is_played(lr, network):
+    form = trained(lr, network=network)
+    assert (form.way, form.why) == (PLAYED, "")
+
+
+@with_a_compiler
+@pytest.mark.parametrize("lr", RATES)
+def test_honest_steps_are_compiled(lr):
+    assert trained(lr, compiled=True).way == COMPILED
+
+
+# ---- recordings that are wrong -------------------------------------------------------------------
+
+
+def spoilt_loop(change):
+    """Loops, played by torch, whose first result is changed."""
+    original = play.Steps.__call__
+
+    def call(self, held, rooms=play._NOWHERE):
+        made = list(original(self, held, rooms))
+        made[0] = change(held[self._begin[0]], made[0])
+        return made
+
+    return "Steps.__call__", call
+
+
+def identity():
+    return spoilt_loop(lambda begin, end: begin.clone())
+
+
+def one_layer_frozen():
+    def change(begin, end):
+        end = end.clone()
+        end[..., LAYER] = begin[..., LAYER]
+        return end
+
+    return spoilt_loop(change)
+
+
+def wrong_sign_in_one_layer():
+    def change(begin, end):
+        end = end.clone()
+        end[..., LAYER] = 2 * begin[..., LAYER] - end[..., LAYER]
+        return end
+
+    return spoilt_loop(change)
+
+
+def one_client_frozen():
+    return spoilt_loop(lambda begin, end: torch.cat([begin[:1], end[1:]]))
+
+
+def without_the_last_batch():
+    original = play.Steps.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self._numbers, self._order = self._numbers[:-1], self._order[:-1]
+
+    return "Steps.__init__", init
+
+
+def without_momentum():
+    original = play.Step.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        for node in self.module.graph.nodes:
+            if MOMENTUM in node.args:
+                node.args = tuple(0.0 if arg == MOMENTUM else arg for arg in node.args)
+        self.module.recompile()
+        self.play = self.module.forward
+
+    return "Step.__init__", init
+
+
+WRONG = [
+    identity,
+    one_layer_frozen,
+    wrong_sign_in_one_layer,
+    one_client_frozen,
+    without_the_last_batch,
+    without_momentum,
+]
+
+
+@pytest.mark.parametrize("lr", RATES)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_recording_that_does_not_train_as_the_call_does_is_refused(wrong, lr, monkeypatch):
+    where, broken = wrong()
+    monkeypatch.setattr(f"coterie.tape.play.{where}", broken)
+    form = trained(lr)
+    assert form.way == WRITTEN
+    assert "gives something else" in form.why
+
+
+@pytest.mark.parametrize("lr", RATES)
+def test_a_pass_over_the_graph_that_trains_nothing_is_refused(lr, monkeypatch):
+    def fuse_nothing(graph):
+        for node in graph.nodes:
+            if node.target is aten.addcmul.default:
+                node.replace_all_uses_with(node.args[0])
+        rewrite.drop_unused(graph)
+
+    monkeypatch.setattr(rewrite, "fuse_descent", fuse_nothing)
+    assert trained(lr, momentum=0.0).way == WRITTEN
+
+
+def in_the_source(old, new):
+    """C++ with something else in the place of some text."""
+    original = tape_native.compiled
+
+    def compiled(name, source, macros):
+        assert old in source
+        return original(name, source.replace(old, new), macros)
+
+    return "compiled", compiled
+
+
+def in_the_result(change):
+    """Compiled steps whose first result is changed."""
+    original = tape_native.Native.__call__
+
+    def call(self, begin, beside, rooms):
+        before = begin[0].clone()
+        outs = original(self, begin, beside, rooms)
+        change(before, outs[0])
+        return outs
+
+    return "Native.__call__", call
+
+
+def negated(begin, end):
+    end[..., LAYER] = 2 * begin[..., LAYER] - end[..., LAYER]
+
+
+WRONG_CODE = {
+    "identity": lambda: in_the_source("step < steps;", "step < 0;"),
+    "without the last batch": lambda: in_the_source("step < steps;", "step < steps - 1;"),
+    "without momentum": lambda: in_the_source(")0.9)", ")0.0)"),
+    "one layer frozen": lambda: in_the_result(
+        lambda begin, end: end[..., LAYER].copy_(begin[..., LAYER])
+    ),
+    "wrong sign in one layer": lambda: in_the_result(negated),
+    "one client frozen": lambda: in_the_result(lambda begin, end: end[-1].copy_(begin[-1])),
+}
+
+
+@with_a_compiler
+@pytest.mark.parametrize("lr", RATES)
+@pytest.mark.parametrize("wrong", WRONG_CODE)
+def test_compiled_steps_that_do_not_train_as_the_call_does_are_refused(wrong, lr, monkeypatch):
+    where, broken = WRONG_CODE[wrong]()
+    monkeypatch.setattr(f"coterie.tape.native.{where}", broken)
+    form = trained(lr, compiled=True)
+    assert form.way == PLAYED
+    assert "gives something else" in form.why
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_played_in_float32(name):
+    method = METHODS[name]()
+    recipe = Recipe(lr=1e-3, epochs=2, batch=10)
+    on = task(method, mlp, federation((17, 17, 24)), recipe, dtype=torch.float32)
+    engine = VmapEngine(on, chunk=3)
+    for _ in run(method, on, engine, 1):
+        pass
+    assert {(form.way, form.why) for form in engine._player.forms} == {(PLAYED, "")}
+
+
+def test_a_call_in_float64_is_the_call_without_rounding():
+    def call(x, table):
+        picked = table[torch.tensor([1, 0])].to(torch.float32)
+        total = torch.zeros(2, dtype=torch.float32) + x.sum(1)
+        return total.float() / 3 + picked.sum(1), x.argmax(1)
+
+    x, table = torch.randn(2, 5), torch.randn(3, 4)
+    with InDouble():
+        found, places = call(doubled(x), table)
+    expected = x.double().sum(1) / 3 + table.double()[[1, 0]].sum(1)
+    assert found.dtype == torch.float64
+    assert torch.equal(found, expected)
+    assert torch.equal(places, x.argmax(1))
+
+
+# ---- errors that are named, and others -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, IndexError])
+@pytest.mark.parametrize("where", ["Steps.__init__", "Tape.__call__"])
+def test_a_bug_of_the_recorder_is_seen(where, error, monkeypatch):
+    def broken(*args, **kwargs):
+        raise error("a bug")
+
+    monkeypatch.setattr(f"coterie.tape.play.{where}", broken)
+    with pytest.raises(error, match="a bug") as caught:
+        trained(0.1)
+    assert "engine.play = false" in caught.value.__notes__[0]
+
+
+@with_a_compiler
+@pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, ValueError])
+def test_a_bug_of_the_compiler_is_seen(error, monkeypatch):
+    def broken(*args, **kwargs):
+        raise error("a bug")
+
+    monkeypatch.setattr("coterie.tape.writer.Writer.body", broken)
+    with pytest.raises(error, match="a bug"):
+        trained(0.1, compiled=True)
+
+
+def test_a_failure_of_torch_in_a_recording_is_a_bug_too(monkeypatch):
+    def broken(*args, **kwargs):
+        raise RuntimeError("sizes do not fit")
+
+    monkeypatch.setattr("coterie.tape.play.Tape.__call__", broken)
+    with pytest.raises(AssertionError, match=r"sizes do not fit.*engine.play = false"):
+        trained(0.1)
+
+
+def test_an_error_of_the_call_itself_keeps_its_words():
+    def call(w):
+        raise EngineError("client 'a' has no data")
+
+    with pytest.raises(EngineError, match=r"^client 'a' has no data$"):
+        Player()("some", call, (torch.ones(2, 3),))
+
+
+def test_what_cannot_be_computed_in_float64_is_done_as_it_is_written():
+    def call(w):
+        if w.dtype == torch.float64:
+            raise RuntimeError("only float32")
+        return w + 1
+
+    player = Player()
+    assert torch.equal(player("some", call, (torch.ones(2, 3),)), torch.full((2, 3), 2.0))
+    (form,) = player.forms
+    assert form.way == WRITTEN
+    assert "only float32" in form.why
+
+
+# ---- a run that goes on --------------------------------------------------------------------------
+
+
+def ways(before, call=lambda w: w * 2):
+    player = Player(before=before)
+    player("some", call, (torch.ones(2, 3),))
+    return {form.id: form.way for form in player.forms}
+
+
+def test_a_form_is_done_as_it_was_before():
+    ((form, way),) = ways(None).items()
+    assert way == PLAYED
+    assert ways({form: WRITTEN}) == {form: WRITTEN}
+    with pytest.raises(EngineError, match=r"was compiled when the run began.*start a new run"):
+        ways({form: COMPILED})
+
+
+def test_a_form_that_was_forgotten_is_done_as_before(monkeypatch):
+    monkeypatch.setattr("coterie.engines.player.KEPT", 1)
+    player, works = Player(), [True]
+
+    def call(w):
+        return w * 2 if works[0] else w * float(w.sum())
+
+    for rows in (2, 3):
+        player("some", call, (torch.ones(rows, 3),))
+    works[0] = False
+    with pytest.raises(EngineError, match="was played when the run began"):
+        player("some", call, (torch.ones(2, 3),))
+
+
+# a run on data of bytes, whose steps are compiled
+RUN = {
+    "partition": {"name": "iid", "clients": 3},
+    "model": {"name": "linear"},
+    "train": {"batch": 100},
+    "engine": {"name": "vmap", "chunk": 3, "play": True, "compiled": True, "threads": 1},
+    "run": {"rounds": 3, "checkpoint_every": 1},
+    "algorithm": {"name": "fedavg"},
+}
+
+
+def stopped(out, monkeypatch):
+    """A folder with a run that was stopped after its second round."""
+
+    def stop(point):
+        if point == "log.done" and len((out / "rounds.jsonl").read_text().splitlines()) == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("coterie.faults.at", stop)
+        with pytest.raises(KeyboardInterrupt):
+            coterie.run(RUN, out=str(out))
+    return out
+
+
+def called(summary):
+    return {call["stage"]: (call["way"], call["why"]) for call in summary["ran"]["calls"]}
+
+
+@with_a_compiler
+def test_what_really_ran_is_told_and_kept_by_resume(tmp_path, monkeypatch):
+    out = stopped(tmp_path / "run", monkeypatch)
+    summary = coterie.resume(out).summary
+    whole = coterie.run(RUN).summary
+    assert summary["digest"] == whole["digest"]
+    assert summary["ran"] == whole["ran"]
+    assert (whole["ran"]["engine"], whole["ran"]["chunk"]) == ("vmap", 3)
+    assert whole["ran"]["compiler"] == native.version()
+    assert called(whole)["FedAvg.local"] == (COMPILED, None)  # digits are bytes
+
+
+@with_a_compiler
+def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, monkeypatch):
+    out = stopped(tmp_path / "run", monkeypatch)
+    before = (out / "rounds.jsonl").read_bytes()
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    with pytest.raises(StoreError, match=r"were compiled by c\+\+.*name it with CXX"):
+        coterie.resume(out)
+    assert (out / "rounds.jsonl").read_bytes() == before
+
+
+def test_without_a_compiler_nothing_is_said_to_be_compiled(monkeypatch):
+    monkeypatch.setattr(native, "compiler", lambda: None)
+    found = coterie.run(RUN)
+    assert found.data.config["resolved"]["compiled"] is False
+    assert found.summary["ran"]["compiler"] is None
+    assert called(found.summary)["FedAvg.local"] == (PLAYED, None)
+
+
+@with_a_compiler
+def test_what_is_not_compiled_and_why_is_told(monkeypatch):
+    monkeypatch.delitem(OPERATIONS, aten._log_softmax.default)
+    told = []
+    summary = coterie.run(RUN, progress=told.append).summary
+    assert called(summary)["FedAvg.local"] == (PLAYED, "aten._log_softmax.default")
+    assert all("log_softmax" in line for line in told[-1].slow)
+    assert slowly(Took(1.0), 6.0) == ()
+    (line,) = slowly(Took(1.0), 3.0)
+    assert line == "FedAvg.local took 33% of the time: it is played, not faster: unknown"
+    assert any("FedAvg.local is played, which is slower" in w for w in doctor(RUN).warnings)
+
+
+class Took:
+    """An engine whose only form took so many seconds on each of two threads."""
+
+    def __init__(self, seconds):
+        self.choice = {"threads": 2}
+        self.forms = (Form("1", "FedAvg.local", PLAYED, "unknown", 2 * seconds),)
+
+
+# ---- machine code in the cache -------------------------------------------------------------------
+
+SOURCE = 'extern "C" int answer() { return NUMBER; }\n'
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A library that was compiled and is in the cache, which is asked for anew each time."""
+    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "mine"))
+
+    def asked():
+        native._compiled.cache_clear()
+        return native.compiled("answer", SOURCE, ("NUMBER=41",)).answer()
+
+    assert asked() == 41
+    (path,) = (tmp_path / "mine" / "native").glob("*.so")
+    # what is loaded already is not touched: the next process would read the file
+    path.replace(path.with_suffix(".loaded"))
+    path.write_bytes(path.with_suffix(".loaded").read_bytes())
+    path.chmod(0o600)
+    return path, asked
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """How often something is compiled."""
+    count, original = [], native._compile
+
+    def noted(*args):
+        count.append(args)
+        original(*args)
+
+    monkeypatch.setattr(native, "_compile", noted)
+    return count
+
+
+@with_a_compiler
+def test_machine_code_is_kept(library, compiled):
+    path, asked = library
+    assert cache.flaw(path) is None
+    assert asked() == 41
+    assert not compiled
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def without_its_sha256(path):
+    path.with_name(path.name + cache.SEAL).unlink()
+
+
+def with_another_sha256(path):
+    path.with_name(path.name + cache.SEAL).write_text("0" * 64)
+
+
+def a_link(path):
+    other = path.with_suffix(".other")
+    path.replace(other)
+    path.symlink_to(other)
+
+
+def writable(path):
+    path.chmod(0o666)
+
+
+def of_another_user(path):
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    os.chown(path, 12345, 12345)
+
+
+SPOILT = [truncated, without_its_sha256, with_another_sha256, a_link, writable, of_another_user]
+
+
+@with_a_compiler
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_machine_code_that_is_not_as_it_was_written_is_compiled_again(
+    spoil, library, compiled, caplog
+):
+    path, asked = library
+    spoil(path)
+    assert cache.flaw(path)
+    assert asked() == 41
+    assert len(compiled) == 1
+    assert "compiled again" in caplog.text
+    assert cache.flaw(path) is None
+    assert asked() == 41
+    assert len(compiled) == 1
+
+
+@with_a_compiler
+def test_no_flipped_bit_is_loaded(library):
+    path, _ = library
+    whole = path.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 24)):
+        changed = bytearray(whole)
+        changed[at] ^= 1 << (at % 8)
+        path.write_bytes(changed)
+        assert cache.flaw(path)
+    path.write_bytes(whole)
+    assert cache.flaw(path) is None
+
+
+@with_a_compiler
+def test_a_folder_that_others_can_write_to_is_closed(library, compiled):
+    path, asked = library
+    path.parent.chmod(0o777)
+    assert asked() == 41
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert not compiled
+
+
+@with_a_compiler
+@pytest.mark.parametrize("how", ["owner", "link", "file"])
+def test_a_folder_of_somebody_else_is_not_used(how, library, compiled, tmp_path, monkeypatch):
+    path, asked = library
+    monkeypatch.setattr(native, "_for_this_process", lambda: tmp_path)
+    if how == "owner":
+        monkeypatch.setattr(cache, "_user", lambda: 12345)
+    else:
+        elsewhere = tmp_path / "elsewhere"
+        path.parent.replace(elsewhere)
+        path.parent.symlink_to(elsewhere) if how == "link" else path.parent.write_text("")
+    assert asked() == 41
+    assert len(compiled) == 1
+    (made,) = (args[-1] for args in compiled)
+    assert made.parent not in (path.parent, tmp_path / "elsewhere")
+
+
+@with_a_compiler
+@pytest.mark.parametrize("change", ["version", "machine"])
+def test_another_compiler_or_processor_has_other_code(change, library, compiled, monkeypatch):
+    _, asked = library
+    if change == "version":
+        monkeypatch.setattr(native, "_said", lambda *_: "another compiler 99.1")
+    else:
+        monkeypatch.setattr(native, "machine", lambda command: "another processor")
+    assert asked() == 41
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["flags\t\t: fpu avx2", "Features\t: fp asimd sve", "isa\t: rv64imafdcv", "cpu\t: POWER9"],
+)
+def test_the_instructions_of_every_architecture_are_told(line, tmp_path, monkeypatch):
+    native.machine.cache_clear()
+    monkeypatch.setattr(native, "_CPUINFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\ncpu MHz\t\t: 2000.1\n{line}\n")
+    told = native.machine("no compiler at all")
+    native.machine.cache_clear()
+    assert line in told
+    assert "2000.1" not in told
