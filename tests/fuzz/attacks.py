@@ -311,7 +311,7 @@ def commands(random: Random, inside: Path) -> None:
     if command in ("run", "compare"):
         words += ["--rounds", "1", "--clients", "2", "--model", "linear", "--engine", "loop"]
     done = subprocess.run(
-        [sys.executable, "-m", "coterie.cli", *words],
+        [sys.executable, "-m", "coterie", *words],
         cwd=inside,
         capture_output=True,
         text=True,
