@@ -18,7 +18,7 @@ from coterie import checkpoint, files, formats, lock, store
 from coterie.errors import StoreError
 from coterie.history import SCORES
 from coterie.store import RunFolder
-from hostile import TINY, contents, rewritten, unfinished
+from hostile import TINY, StopError, contents, rewritten, unfinished
 from killing import command, finished, started, until
 from synthetic import CLIENTS, grouped, mixture, record, roster, scores
 
@@ -387,8 +387,34 @@ def test_a_run_and_a_comparison_do_not_share_a_folder(compared, whole):
     with pytest.raises(StoreError, match="a finished run"):
         coterie.compare(TINY, methods=["fedavg"], rounds=1, out=str(whole))
     assert contents(whole) == before
+    (whole / "compare.json").write_text(json.dumps(TINY))  # as somebody else may have put it there
+    with pytest.raises(StoreError, match="a finished run"):
+        coterie.resume(whole)
+    assert (whole / files.MANIFEST).exists()
     with pytest.raises(StoreError, match="holds a comparison"):
         coterie.run(TINY, method="fedavg", rounds=1, out=str(compared))
+    assert not any(coterie.verify(compared).values())
+
+
+def test_a_manifest_of_somebody_else_is_not_removed(tmp_path):
+    (tmp_path / files.MANIFEST).write_text("mine")
+    with pytest.raises(StoreError, match="expected a folder without one"):
+        coterie.compare(TINY, methods=["fedavg"], rounds=1, out=str(tmp_path))
+    assert (tmp_path / files.MANIFEST).read_text() == "mine"
+
+
+def test_a_comparison_that_was_begun_again_is_not_finished(compared):
+    def stop(step):
+        if step.method == "scaffold":
+            raise StopError
+
+    with pytest.raises(StopError):
+        coterie.compare(
+            TINY, methods=["fedavg", "scaffold"], rounds=1, out=str(compared), progress=stop
+        )
+    (wrong,) = coterie.verify(compared)[str(compared)]
+    assert "it is not finished" in wrong
+    coterie.resume(compared)
     assert not any(coterie.verify(compared).values())
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import pwd
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,12 @@ def command(capsys):
         return ended.value.code or 0, printed.out + printed.err
 
     return call
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """An unfinished run of FedAvg; copies of it are attacked."""
+    return unfinished(tmp_path_factory.mktemp("made") / "run", "fedavg")
 
 
 @pytest.fixture
@@ -293,6 +300,13 @@ def test_a_deeply_nested_or_odd_config_ends_in_one_message(command, work, name, 
     assert len(said) < 2000
 
 
+@pytest.mark.parametrize("device", ["cuda:99999999999", "tpu", "cuda:-1", "", "cpu "])
+def test_a_device_that_cannot_be_ends_in_one_message(command, device):
+    code, said = command("bench", "W1", "--force", "--device", device)
+    assert code == 2
+    assert "expected cpu, cuda or cuda:N" in said
+
+
 @pytest.mark.parametrize("path", ["x" * 300, "a\0b", "", "no-such-folder"])
 def test_a_folder_that_cannot_be_ends_in_one_message(command, work, path):
     for name in ("resume", "verify"):
@@ -316,8 +330,8 @@ def test_a_folder_that_cannot_be_ends_in_one_message(command, work, path):
     ],
     ids=range(10),
 )
-def test_an_unfinished_run_with_odd_facts_is_not_continued(command, tmp_path, file, changes):
-    run = unfinished(tmp_path / "run", "fedavg")
+def test_an_unfinished_run_with_odd_facts_is_not_continued(command, made, tmp_path, file, changes):
+    run = Path(shutil.copytree(made, tmp_path / "run"))
     if "threads" in changes:
         config = json.loads((run / "config.json").read_text())
         config["resolved"].pop("threads", None)

@@ -52,7 +52,7 @@ def refuse_used(out: Path) -> None:
 def refuse_run(out: Path) -> None:
     """Refuse to put a comparison where a run is; a comparison of before is continued."""
     refuse_links(out)
-    if not (out / COMPARE).exists() or store.finished(out) or (out / store.CONFIG).exists():
+    if not (out / COMPARE).exists() or (out / store.CONFIG).exists():
         store.refuse_used(out)
 
 

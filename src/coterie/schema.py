@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from .engines.base import MOST_THREADS
+from .engines.base import DEVICE, MOST_THREADS
 from .imports import Code
 from .methods import Method, method_of
 from .ranges import (
@@ -125,7 +125,7 @@ class Engine(_Table):
     """Who computes, and where."""
 
     name: Literal["auto", "vmap", "loop", "wire"] = "auto"
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")] = "cpu"
+    device: Annotated[str, Field(pattern=DEVICE)] = "cpu"
     chunk: Count | None = None
     memory_mib: Count | None = None
     state: Literal["device", "host", "disk"] = "device"

@@ -5,6 +5,7 @@ engines and loop taking turns, depends on them much less.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from ..engines import Engine, make_engine
+from ..engines.base import DEVICE
 from ..errors import ConfigError, EngineError, did_you_mean
 from ..task import Task
 from .ceiling import Bill, Machine, bill, machine
@@ -63,6 +65,8 @@ def check(device: str, precision: str, *, force: bool) -> None:
         raise ConfigError(f"precision '{precision}' is unknown; expected float32 or tf32")
     if precision == "tf32" and device == "cpu":
         raise ConfigError("precision 'tf32' is a GPU's; found device 'cpu'; use float32")
+    if not re.fullmatch(DEVICE, device):
+        raise ConfigError(f"device '{device}' is unknown; expected cpu, cuda or cuda:N")
     if device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"device '{device}': torch sees no CUDA device here; use cpu")
     if not force:

@@ -19,6 +19,7 @@ from ..task import Split, Task
 from ..tree import Tree
 
 Scores = NDArray[np.float64]
+DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
 MOST_THREADS = 1024  # OpenMP ends the process where it cannot have all that it is asked for
 
 
