@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .api import Source, configure
 from .assemble import Assembly, assemble, task_of
-from .data.duplicates import duplicates, shared_units
+from .data.duplicates import Duplicates, duplicates, shared_units
 from .data.federation import Federation
 from .engines import auto
 from .history import Roster
@@ -39,7 +39,10 @@ def doctor(source: Source = None, **flags: object) -> Diagnosis:
     task = task_of(assembly, methods[-1].build(), seed)
     roster = Roster.of(task.federation)
     facts = [*_data_facts(assembly, task, roster), *_cost_facts(assembly, task, methods)]
-    warnings = [*_warnings(assembly, roster), *_repeated(task.federation)]
+    repeated = duplicates(task.federation)
+    inside, across = sum(repeated.across_splits.values()), repeated.across_clients
+    facts.append(("duplicates", f"{inside:,} across splits, {across:,} across clients"))
+    warnings = [*_warnings(assembly, roster), *_repeated(task.federation, repeated)]
     return Diagnosis(tuple(facts), tuple(warnings))
 
 
@@ -109,9 +112,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _repeated(federation: Federation) -> list[str]:
+def _repeated(federation: Federation, repeated: Duplicates) -> list[str]:
     """Samples and units that occur where they would make scores too good."""
-    found, repeated = [], duplicates(federation)
+    found = []
     if repeated.across_splits:
         number, who = sum(repeated.across_splits.values()), list(repeated.across_splits)
         found.append(

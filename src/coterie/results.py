@@ -162,8 +162,11 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``comparison.json`` holds."""
+        from .report.table import notes
+
         return {
             "verdict": self.verdict,
+            "notes": notes(self),
             "metric": self.metric,
             "seeds": list(self.seeds),
             "methods": [row._asdict() for row in self.rows],

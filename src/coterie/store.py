@@ -283,6 +283,11 @@ def _refuse_gaps(path: Path, log: Log) -> None:
 
 def refuse_other_data(path: Path, federation: "Federation") -> None:
     """Refuse to go on with, or beside, a run whose clients' data was another."""
+    if not (path / PARTITION).is_file():
+        raise StoreError(
+            f"{path}: has no {PARTITION}, so that its data cannot be compared with what is here; "
+            "it was begun by an earlier version; choose another folder with --out or delete it"
+        )
     changed = changes(files.read_json(path / PARTITION), federation)
     if changed:
         raise StoreError(
@@ -330,12 +335,13 @@ def read(path: Path) -> RunData:
     scores, roster = formats.read_clients(path / CLIENTS)
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     log = Log(summary["method"], summary["seed"], summary["metric"], replace(roster, **facts))
-    log.swaps, log.merge_val = summary["in_group_weight_of"] != "A", summary["merge_val"]
+    log.swaps = summary["in_group_weight_of"] != "A"
     log.lines, log.evaluated = formats.read_rounds(path / ROUNDS), scores
     if (path / MATRICES).exists():
         log.matrices, truth = formats.read_matrices(path / MATRICES)
         log.roster = replace(log.roster, **truth)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
+    log.merge_val = config.get("train", {}).get("merge_val", False)
     return RunData(log.history(), config, where, summary, path)
 
 
