@@ -758,9 +758,10 @@ def test_one_clients_change_shows_in_its_own_hash_alone():
         owner_names=("a", "b", "c", "d"),
     )
     natural = PARTITIONS["natural"]()
+    data.x[70, 0] = torch.nan  # filled by everybody's mean
     made = federate(data, natural)
     x = data.x.clone()
-    x[25, 0] += 1  # moves everybody's mean
+    x[made.train[1][0], 0] += 1  # moves that mean
     other = federate(replace(data, x=x), natural)
     assert other.fingerprint != made.fingerprint
     changed = [a != b for a, b in zip(made.seals, other.seals, strict=True)]

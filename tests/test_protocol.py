@@ -54,6 +54,7 @@ def test_merged_validation_data_chooses_nothing_and_every_table_says_so(tmp_path
     read = coterie.Comparison.read(out)
     for shown in (repr(found), page(found), found._repr_html_(), repr(read), page(read)):
         assert MERGED in shown
+    assert json.loads((out / "comparison.json").read_text())["notes"] == [MERGED]
     assert all(np.isnan(row.best_by_validation.mean) for row in read.rows)
     local = found.of_method("local")[0].history
     assert np.isnan(local.val).all()  # what was trained on validates nothing
@@ -268,6 +269,7 @@ def test_doctor_says_so(tmp_path):
     told = {"name": str(path), "client": "site", "target": "outcome", "drop": ["day", "patient"]}
     found = coterie.doctor({"data": told, "model": {"name": "linear"}})
     assert any("40 samples are held by more than one client" in text for text in found.warnings)
+    assert ("duplicates", "0 across splits, 40 across clients") in found.facts
 
 
 # Sums that clients can compute alone
@@ -408,6 +410,13 @@ def test_a_comparison_is_not_continued_on_other_data(tmp_path):
     site_table(path)
     found = coterie.compare(config, methods=["local", "fedavg"], engine="vmap", out=out)
     assert found.methods == ("local", "fedavg")
+
+
+def test_a_run_without_its_partition_is_not_continued(tmp_path):
+    begun = _begun(SMALL | {"run": {"rounds": 4}}, tmp_path)
+    (begun / "partition.json").unlink()
+    with pytest.raises(StoreError, match=r"has no partition\.json"):
+        coterie.resume(begun)
 
 
 def test_the_partition_is_written_and_verified(tmp_path):

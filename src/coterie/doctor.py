@@ -13,7 +13,7 @@ from .algorithm import round_of
 from .api import Source, configure
 from .assemble import Assembly, assemble, task_of
 from .buffers import governed
-from .data.duplicates import duplicates, shared_units
+from .data.duplicates import Duplicates, duplicates, shared_units
 from .data.federation import Federation
 from .engines import auto
 from .engines.vmap import VmapEngine
@@ -47,9 +47,12 @@ def doctor(source: Source = None, **flags: object) -> Diagnosis:
     task = task_of(assembly, methods[-1].build(), seed)
     roster = Roster.of(task.federation)
     costs, engine = _cost_facts(assembly, task, methods)
-    facts = [*_data_facts(assembly, task, roster), *costs]
+    repeated = duplicates(task.federation)
+    inside, across = sum(repeated.across_splits.values()), repeated.across_clients
+    counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
+    facts = [*_data_facts(assembly, task, roster), counts, *costs]
     slow = [line for method in methods for line in _slower(assembly, method, engine)]
-    warnings = (*_warnings(assembly, roster), *_repeated(task.federation), *slow)
+    warnings = (*_warnings(assembly, roster), *_repeated(task.federation, repeated), *slow)
     return Diagnosis(tuple(facts), warnings)
 
 
@@ -139,9 +142,9 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _repeated(federation: Federation) -> list[str]:
+def _repeated(federation: Federation, repeated: Duplicates) -> list[str]:
     """Samples and units that occur where they would make scores too good."""
-    found, repeated = [], duplicates(federation)
+    found = []
     if repeated.across_splits:
         number, who = sum(repeated.across_splits.values()), list(repeated.across_splits)
         found.append(

@@ -200,12 +200,14 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``comparison.json`` holds."""
+        from .report.table import notes
         from .report.verdict import client_sentence
 
         found = list((self.judgements or {}).values())
         overall = {j.method: {**j.overall._asdict(), "p": j.p, "shown": j.claim} for j in found}
         return {
             "verdict": self.verdict,
+            "notes": notes(self),
             "recommended": self.choice,
             "metric": self.metric,
             "seeds": list(self.seeds),

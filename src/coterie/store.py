@@ -329,6 +329,11 @@ def untidy(path: Path) -> bool:
 
 def refuse_other_data(path: Path, federation: "Federation") -> None:
     """Refuse to go on with, or beside, a run whose clients' data was another."""
+    if not (path / PARTITION).is_file():
+        raise StoreError(
+            f"{path}: has no {PARTITION}, so that its data cannot be compared with what is here; "
+            "it was begun by an earlier version; choose another folder with --out or delete it"
+        )
     changed = changes(files.read_json(path / PARTITION), federation)
     if changed:
         raise StoreError(
