@@ -5,6 +5,7 @@ import stat
 
 import pytest
 import torch
+from torch import nn
 
 import coterie
 from coterie import cache
@@ -21,7 +22,7 @@ from coterie.tape import InDouble, doubled, play, rewrite
 from coterie.tape import native as tape_native
 from coterie.tape.writer import OPERATIONS
 from coterie.task import Recipe
-from support import METHODS, cnn, federation, mlp, task, whole_round, with_a_compiler
+from support import METHODS, cnn, federation, mlp, normed, task, whole_round, with_a_compiler
 
 aten = torch.ops.aten
 RATES = (1e-4, 1e-2, 1.0)
@@ -51,10 +52,44 @@ def test_an_honest_recording_is_played(lr, network):
     assert (form.way, form.why) == (PLAYED, "")
 
 
+def wide():
+    """With convolutions of many channels, which are torch's."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.Conv2d(20, 18, 3, padding=1), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(72, 3)),
+    )
+
+
+def grouped():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 20, 3), nn.GroupNorm(2, 20), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(20, 3)),
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("network", [wide, grouped, normed])
+def test_honest_recordings_of_other_layers_are_played(network, compiled):
+    form = trained(1e-2, network=network, compiled=compiled)
+    assert form.way == PLAYED
+    assert "gives something else" not in form.why
+
+
 @with_a_compiler
 @pytest.mark.parametrize("lr", RATES)
 def test_honest_steps_are_compiled(lr):
     assert trained(lr, compiled=True).way == COMPILED
+
+
+@with_a_compiler
+def test_layers_may_be_torchs_in_float64(monkeypatch):
+    def single(name, dtype, **sizes):
+        return native.library(name, dtype, **sizes) if dtype == torch.float32 else None
+
+    for kernels in ("native_conv", "native_pool", "native_pooled"):  # as on a GPU
+        monkeypatch.setattr(f"coterie.kernels.{kernels}.library", single)
+    form = trained(1e-2, network=cnn)
+    assert (form.way, form.why) == (PLAYED, "")
 
 
 # ---- recordings that are wrong -------------------------------------------------------------------

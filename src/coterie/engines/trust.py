@@ -72,7 +72,7 @@ class Trial:
 
     def exact(self, play: Call) -> None:
         """Refuse what does not give the call's own result in float64."""
-        found = self._off(self._in_double(play, self._many))
+        found = self._off(self._played_in_double(play))
         if all(map(_exactly, found)):
             return
         again = self._off(self._spread(self._in_double(self._call, self._exact)))
@@ -120,6 +120,15 @@ class Trial:
     def _played(self, play: Call) -> Tree:
         with full_precision():
             return play(*tree.take(self._few, self._places))
+
+    def _played_in_double(self, play: Call) -> Tree:
+        try:
+            return self._in_double(play, self._many)
+        except RuntimeError as error:
+            if not self.single:
+                raise
+            self._played(play)  # what fails in the call's own precision too is raised here
+            raise MismatchError(f"it cannot be played in float64: {error}") from error
 
     def _spread(self, few: Tree) -> Tree:
         return tree.take(few, self._places)
