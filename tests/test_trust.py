@@ -14,10 +14,12 @@ from coterie.doctor import doctor
 from coterie.drive import slowly
 from coterie.engines.base import COMPILED, PLAYED, WRITTEN, Form
 from coterie.engines.player import Player
+from coterie.engines.trust import Trial
 from coterie.engines.vmap import VmapEngine
-from coterie.errors import EngineError, StoreError
+from coterie.errors import EngineError, MismatchError, StoreError
 from coterie.kernels import native
 from coterie.run import run
+from coterie.screen import _lines
 from coterie.tape import InDouble, doubled, play, rewrite
 from coterie.tape import native as tape_native
 from coterie.tape.writer import OPERATIONS
@@ -30,11 +32,12 @@ MOMENTUM = 0.9
 LAYER = slice(-27, -3)  # the weights of the last layer
 
 
-def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM):
+def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM, device="cpu"):
     """One played round and one as it is written, in float32; the player's forms."""
     method, sizes = FedAvg(), (31,) * 3
     recipe = Recipe(lr=lr, epochs=2, batch=10, momentum=momentum)
-    on = task(method, network, federation(sizes), recipe, merge=False, dtype=torch.float32)
+    how = {"merge": False, "dtype": torch.float32, "device": device}
+    on = task(method, network, federation(sizes), recipe, **how)
     played = VmapEngine(on, chunk=3, compiled=compiled)
     plain = VmapEngine(on, chunk=3, play=False)
     start, round = on.start.expand(3, -1), whole_round(on)
@@ -266,6 +269,18 @@ def test_a_call_in_float64_is_the_call_without_rounding():
     assert torch.equal(places, x.argmax(1))
 
 
+def test_a_graph_that_gives_something_else_than_its_recording_is_refused():
+    trial = Trial(lambda w: w - 1e-3 * w.sin(), (torch.randn(4, 6),), (2, 4))
+
+    def played(w):
+        return w - (1e-3 * w.double().sin()).float()
+
+    trial.captured(played, played)
+    for wrong in (lambda w: w, lambda w: torch.cat([played(w)[:, :2], w[:, 2:]], 1)):
+        with pytest.raises(MismatchError, match="gives something else"):
+            trial.captured(wrong, played)
+
+
 # ---- errors that are named, and others -----------------------------------------------------------
 
 
@@ -422,6 +437,7 @@ def test_what_is_not_compiled_and_why_is_told(monkeypatch):
     assert slowly(Took(1.0), 6.0) == ()
     (line,) = slowly(Took(1.0), 3.0)
     assert line == "FedAvg.local took 33% of the time: it is played, not faster: unknown"
+    assert _lines(told[-1]._replace(slow=(line,)))[0] == f"fedavg, seed 0: {line}"
     assert any("FedAvg.local is played, which is slower" in w for w in doctor(RUN).warnings)
 
 

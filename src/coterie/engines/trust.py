@@ -65,7 +65,7 @@ class Trial:
         floats = [leaf for leaf in tensors(inputs) if leaf.is_floating_point()]
         self.single = any(leaf.dtype != torch.float64 for leaf in floats)
         self._exact = doubled(self._few)
-        self._many = tree.take(self._exact, self._places)
+        self._many = self._spread(self._exact)
         self._expected = tensors(self._spread(self._in_double(call, self._exact)))
         self._changes = [self._change(leaf) for leaf in self._expected]
         self._rounded: list[Off] | None = None
@@ -108,6 +108,16 @@ class Trial:
         pairs = zip(found, bounds, strict=True)
         return all(_shows(off, bound, seen) for off, bound in pairs if off.layered)
 
+    def captured(self, replay: Call, play: Call) -> None:
+        """Refuse a CUDA graph that differs from its recording by more than rounding.
+
+        Both in the precision of the run, which may be tf32: a graph cannot be in another.
+        """
+        given = self._spread(self._few)
+        bounds = map(_rounding, self._off(play(*given)))
+        for off, bound in zip(self._off(replay(*given)), bounds, strict=True):
+            _refuse(off, bound)
+
     def _nudged(self, play: Call) -> list[Off]:
         """What a change that is little more than rounding makes of the result."""
         return self._off(self._in_double(play, shaken(self._many, _ROUNDING)))
@@ -119,7 +129,7 @@ class Trial:
 
     def _played(self, play: Call) -> Tree:
         with full_precision():
-            return play(*tree.take(self._few, self._places))
+            return play(*self._spread(self._few))
 
     def _played_in_double(self, play: Call) -> Tree:
         try:
