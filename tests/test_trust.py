@@ -1,5 +1,6 @@
 """A recording that does not train as its call does is refused, however small the step."""
 
+import json
 import os
 import stat
 
@@ -417,6 +418,14 @@ def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, mon
     with pytest.raises(StoreError, match=r"were compiled by c\+\+.*name it with CXX"):
         coterie.resume(out)
     assert (out / "rounds.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("ran", [[], {"1": 2}, {"1": {"stage": "x", "way": 3, "why": ""}}])
+def test_a_tampered_record_of_what_ran_is_refused(ran, tmp_path):
+    (tmp_path / "config.json").write_text('{"asked": {}, "resolved": {}, "hash": ""}')
+    (tmp_path / "environment.json").write_text(json.dumps({"ran": ran}))
+    with pytest.raises(StoreError, match="is not as a run writes it"):
+        coterie.resume(tmp_path)
 
 
 def test_without_a_compiler_nothing_is_said_to_be_compiled(monkeypatch):
