@@ -9,9 +9,11 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.engines import make_engine
+from coterie.engines.base import PLAYED, WRITTEN
 from coterie.engines.vmap import VmapEngine
 from coterie.run import run
 from support import METHODS, RECIPE, assert_close, cnn, last, mlp, normed, predictors, task
+from test_trust import RATES, WRONG, trained
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,3 +89,19 @@ def test_state_may_stay_in_host_memory():
 
 def test_auto_chooses_on_a_gpu():
     assert make_engine("auto", task(Local(), device="cuda")).choice["engine"] in ("vmap", "loop")
+
+
+@pytest.mark.parametrize("network", [mlp, cnn])
+@pytest.mark.parametrize("lr", RATES)
+def test_an_honest_recording_is_captured_in_float32(lr, network):
+    torch.backends.cudnn.allow_tf32 = False
+    form = trained(lr, network=network, device="cuda")
+    assert (form.way, form.why) == (PLAYED, "")
+
+
+@pytest.mark.parametrize("lr", RATES)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_recording_that_does_not_train_as_the_call_does_is_refused(wrong, lr, monkeypatch):
+    where, broken = wrong()
+    monkeypatch.setattr(f"coterie.tape.play.{where}", broken)
+    assert trained(lr, device="cuda").way == WRITTEN

@@ -89,7 +89,7 @@ def test_reading_gives_back_what_was_written(made):
     np.testing.assert_array_equal(again.history.roster.groups, GROUPS)
     assert again.summary == data.summary
     recomputed = summarise(again.history, again.summary["digest"])
-    assert files.plain(recomputed) == data.summary
+    assert files.plain(recomputed) | {"ran": data.summary["ran"]} == data.summary
     assert torch.equal(again.mixture().models, mixture().models)
     assert torch.equal(again.mixture().weights, mixture().weights)
 

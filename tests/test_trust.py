@@ -1,10 +1,12 @@
 """A recording that does not train as its call does is refused, however small the step."""
 
+import json
 import os
 import stat
 
 import pytest
 import torch
+from torch import nn
 
 import coterie
 from coterie import cache
@@ -13,15 +15,17 @@ from coterie.doctor import doctor
 from coterie.drive import slowly
 from coterie.engines.base import COMPILED, PLAYED, WRITTEN, Form
 from coterie.engines.player import Player
+from coterie.engines.trust import Trial
 from coterie.engines.vmap import VmapEngine
-from coterie.errors import EngineError, StoreError
+from coterie.errors import EngineError, MismatchError, StoreError
 from coterie.kernels import native
 from coterie.run import run
+from coterie.screen import _lines
 from coterie.tape import InDouble, doubled, play, rewrite
 from coterie.tape import native as tape_native
 from coterie.tape.writer import OPERATIONS
 from coterie.task import Recipe
-from support import METHODS, cnn, federation, mlp, task, whole_round, with_a_compiler
+from support import METHODS, cnn, federation, mlp, normed, task, whole_round, with_a_compiler
 
 aten = torch.ops.aten
 RATES = (1e-4, 1e-2, 1.0)
@@ -29,11 +33,12 @@ MOMENTUM = 0.9
 LAYER = slice(-27, -3)  # the weights of the last layer
 
 
-def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM):
+def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM, device="cpu"):
     """One played round and one as it is written, in float32; the player's forms."""
     method, sizes = FedAvg(), (31,) * 3
     recipe = Recipe(lr=lr, epochs=2, batch=10, momentum=momentum)
-    on = task(method, network, federation(sizes), recipe, merge=False, dtype=torch.float32)
+    how = {"merge": False, "dtype": torch.float32, "device": device}
+    on = task(method, network, federation(sizes), recipe, **how)
     played = VmapEngine(on, chunk=3, compiled=compiled)
     plain = VmapEngine(on, chunk=3, play=False)
     start, round = on.start.expand(3, -1), whole_round(on)
@@ -51,10 +56,44 @@ def test_an_honest_recording_is_played(lr, network):
     assert (form.way, form.why) == (PLAYED, "")
 
 
+def wide():
+    """With convolutions of many channels, which are torch's."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 20, 3), nn.ReLU(), nn.Conv2d(20, 18, 3, padding=1), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(72, 3)),
+    )
+
+
+def grouped():
+    return nn.Sequential(
+        *(nn.Conv2d(1, 20, 3), nn.GroupNorm(2, 20), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+        *(nn.Flatten(), nn.Linear(20, 3)),
+    )
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("network", [wide, grouped, normed])
+def test_honest_recordings_of_other_layers_are_played(network, compiled):
+    form = trained(1e-2, network=network, compiled=compiled)
+    assert form.way == PLAYED
+    assert "gives something else" not in form.why
+
+
 @with_a_compiler
 @pytest.mark.parametrize("lr", RATES)
 def test_honest_steps_are_compiled(lr):
     assert trained(lr, compiled=True).way == COMPILED
+
+
+@with_a_compiler
+def test_layers_may_be_torchs_in_float64(monkeypatch):
+    def single(name, dtype, **sizes):
+        return native.library(name, dtype, **sizes) if dtype == torch.float32 else None
+
+    for kernels in ("native_conv", "native_pool", "native_pooled"):  # as on a GPU
+        monkeypatch.setattr(f"coterie.kernels.{kernels}.library", single)
+    form = trained(1e-2, network=cnn)
+    assert (form.way, form.why) == (PLAYED, "")
 
 
 # ---- recordings that are wrong -------------------------------------------------------------------
@@ -231,6 +270,18 @@ def test_a_call_in_float64_is_the_call_without_rounding():
     assert torch.equal(places, x.argmax(1))
 
 
+def test_a_graph_that_gives_something_else_than_its_recording_is_refused():
+    trial = Trial(lambda w: w - 1e-3 * w.sin(), (torch.randn(4, 6),), (2, 4))
+
+    def played(w):
+        return w - (1e-3 * w.double().sin()).float()
+
+    trial.captured(played, played)
+    for wrong in (lambda w: w, lambda w: torch.cat([played(w)[:, :2], w[:, 2:]], 1)):
+        with pytest.raises(MismatchError, match="gives something else"):
+            trial.captured(wrong, played)
+
+
 # ---- errors that are named, and others -----------------------------------------------------------
 
 
@@ -369,6 +420,14 @@ def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, mon
     assert (out / "rounds.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("ran", [[], {"1": 2}, {"1": {"stage": "x", "way": 3, "why": ""}}])
+def test_a_tampered_record_of_what_ran_is_refused(ran, tmp_path):
+    (tmp_path / "config.json").write_text('{"asked": {}, "resolved": {}, "hash": ""}')
+    (tmp_path / "environment.json").write_text(json.dumps({"ran": ran}))
+    with pytest.raises(StoreError, match="is not as a run writes it"):
+        coterie.resume(tmp_path)
+
+
 def test_without_a_compiler_nothing_is_said_to_be_compiled(monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: None)
     found = coterie.run(RUN)
@@ -387,6 +446,7 @@ def test_what_is_not_compiled_and_why_is_told(monkeypatch):
     assert slowly(Took(1.0), 6.0) == ()
     (line,) = slowly(Took(1.0), 3.0)
     assert line == "FedAvg.local took 33% of the time: it is played, not faster: unknown"
+    assert _lines(told[-1]._replace(slow=(line,)))[0] == f"fedavg, seed 0: {line}"
     assert any("FedAvg.local is played, which is slower" in w for w in doctor(RUN).warnings)
 
 

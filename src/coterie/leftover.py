@@ -78,6 +78,11 @@ def left(path: Path) -> Left | None:
         or not isinstance(environment.get("resumed", []), list)
     ):
         raise _altered(path)
+    if not _whole_ran(environment.get(store.RAN, {})):
+        raise StoreError(
+            f"{where}: '{store.RAN}' is not as a run writes it; expected how each call was done; "
+            "the run cannot be continued, start it again in another folder"
+        )
     return Left(path, config, environment)
 
 
@@ -86,6 +91,14 @@ def _altered(path: Path) -> StoreError:
         f"{path / store.CONFIG}: is not as a run writes it; expected its config, hash and "
         "resolved engine; the run cannot be continued, start it again in another folder"
     )
+
+
+def _whole_ran(ran: Any) -> bool:
+    """Whether it says how each form of a call was done."""
+    if not isinstance(ran, dict) or not all(isinstance(form, dict) for form in ran.values()):
+        return False
+    texts = [form.get(name) for form in ran.values() for name in ("stage", "way", "why")]
+    return all(isinstance(text, str) for text in texts)
 
 
 def reopen(

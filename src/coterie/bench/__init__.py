@@ -170,4 +170,5 @@ def _round_of(engine: Engine, start: Steady) -> Callable[[], None]:
 
 
 def _words(choice: dict[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in choice.items())
+    told = (f"{key} {value}" for key, value in choice.items() if key not in ("compiler", "kernels"))
+    return ", ".join(told)

@@ -159,6 +159,7 @@ class Player:
                 self._make_native(form, playing, trial, call, inputs)
             if self._capture:
                 playing.capture(inputs)
+                trial.captured(playing, playing.uncaptured)
         return playing
 
     def _make_native(
@@ -216,9 +217,13 @@ class _Playing:
         return max((loop.steps for loop in self._tape.loops), default=0)
 
     def __call__(self, *inputs: Tree, rooms: Callable[[int], Room] | None = None) -> Tree:
-        flat = tensors(inputs)
-        found = self._tape(flat, rooms) if self._graph is None else self._graph.replay(flat)
-        return rebuilt(self._like, iter(found))
+        if self._graph is None:
+            return self.uncaptured(*inputs, rooms=rooms)
+        return rebuilt(self._like, iter(self._graph.replay(tensors(inputs))))
+
+    def uncaptured(self, *inputs: Tree, rooms: Callable[[int], Room] | None = None) -> Tree:
+        """The same from the tape itself, where there is a CUDA graph of it, too."""
+        return rebuilt(self._like, iter(self._tape(tensors(inputs), rooms)))
 
     def compile(self, call: Call, inputs: tuple[Tree, ...], *, double: bool = False) -> None:
         """Put C++ in the place of its loops, by a recording of the first client alone."""

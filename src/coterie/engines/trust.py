@@ -65,14 +65,14 @@ class Trial:
         floats = [leaf for leaf in tensors(inputs) if leaf.is_floating_point()]
         self.single = any(leaf.dtype != torch.float64 for leaf in floats)
         self._exact = doubled(self._few)
-        self._many = tree.take(self._exact, self._places)
+        self._many = self._spread(self._exact)
         self._expected = tensors(self._spread(self._in_double(call, self._exact)))
         self._changes = [self._change(leaf) for leaf in self._expected]
         self._rounded: list[Off] | None = None
 
     def exact(self, play: Call) -> None:
         """Refuse what does not give the call's own result in float64."""
-        found = self._off(self._in_double(play, self._many))
+        found = self._off(self._played_in_double(play))
         if all(map(_exactly, found)):
             return
         again = self._off(self._spread(self._in_double(self._call, self._exact)))
@@ -108,6 +108,16 @@ class Trial:
         pairs = zip(found, bounds, strict=True)
         return all(_shows(off, bound, seen) for off, bound in pairs if off.layered)
 
+    def captured(self, replay: Call, play: Call) -> None:
+        """Refuse a CUDA graph that differs from its recording by more than rounding.
+
+        Both in the precision of the run, which may be tf32: a graph cannot be in another.
+        """
+        given = self._spread(self._few)
+        bounds = map(_rounding, self._off(play(*given)))
+        for off, bound in zip(self._off(replay(*given)), bounds, strict=True):
+            _refuse(off, bound)
+
     def _nudged(self, play: Call) -> list[Off]:
         """What a change that is little more than rounding makes of the result."""
         return self._off(self._in_double(play, shaken(self._many, _ROUNDING)))
@@ -119,7 +129,16 @@ class Trial:
 
     def _played(self, play: Call) -> Tree:
         with full_precision():
-            return play(*tree.take(self._few, self._places))
+            return play(*self._spread(self._few))
+
+    def _played_in_double(self, play: Call) -> Tree:
+        try:
+            return self._in_double(play, self._many)
+        except RuntimeError as error:
+            if not self.single:
+                raise
+            self._played(play)  # what fails in the call's own precision too is raised here
+            raise MismatchError(f"it cannot be played in float64: {error}") from error
 
     def _spread(self, few: Tree) -> Tree:
         return tree.take(few, self._places)

@@ -1,7 +1,7 @@
 """Max pooling over windows that do not overlap.
 
-Our kernels do not remember places: the first of the largest entries of a window takes the gradient,
-as in torch, and is found again. Where there are none, torch pools and remembers.
+Places are not remembered: the first of the largest entries of a window takes the gradient, as in
+torch, and is found again. So results have one form, whether our kernels or torch compute them.
 """
 
 from typing import Any
@@ -27,11 +27,9 @@ def max_pool(x: Tensor, size: int) -> Tensor:
 def _pooled(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     found = triton_pool.pool(x.contiguous(), size) if triton_pool.fits(x) else None
     found = native_pool.pool(x, size) if found is None else found
-    if found is not None:
-        return found, x.new_empty(*x.shape[:-3], 0)
-    window = [size, size]
-    out = torch.ops.aten.max_pool2d_with_indices(_images(x), window, window, *_NONE)
-    return out[0].unflatten(0, x.shape[:-3]), out[1].unflatten(0, x.shape[:-3])
+    if found is None:
+        found = _by_torch(x, size)[0].unflatten(0, x.shape[:-3])
+    return found, x.new_empty(*x.shape[:-3], 0)
 
 
 @operation(
@@ -50,11 +48,20 @@ def _gradient(
         return found
     window, rows = [size, size], _images(x)
     derive = torch.ops.aten.max_pool2d_with_indices_backward
-    result = derive(_images(g), rows, window, window, *_NONE, _images(places))
+    result = derive(_images(g), rows, window, window, *_NONE, _by_torch(x, size)[1])
     if positive:
         result = torch.ops.aten.threshold_backward(result, rows, 0)
     spread: Tensor = result.unflatten(0, x.shape[:-3])
     return spread
+
+
+def _by_torch(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The largest entries of all clients' images in one row, and their places."""
+    window = [size, size]
+    found: tuple[Tensor, Tensor] = torch.ops.aten.max_pool2d_with_indices(
+        _images(x), window, window, *_NONE
+    )
+    return found
 
 
 def _images(x: Tensor) -> Tensor:

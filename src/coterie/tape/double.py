@@ -14,6 +14,10 @@ _PICKS = {  # read few entries of a tensor that may be large: what they give is 
     aten.embedding.default,
     aten.select.int,
 }
+_VIEWS = {  # a layer may lay its result otherwise in float64, so that no view is possible
+    aten.view.default: aten.reshape.default,
+    aten._unsafe_view.default: aten.reshape.default,
+}
 
 
 class InDouble(TorchDispatchMode):
@@ -33,6 +37,7 @@ class InDouble(TorchDispatchMode):
         """The same operation in float64."""
         if function not in _PICKS:
             args, kwargs = doubled(args), doubled(kwargs or {})
+        function = _VIEWS.get(function, function)
         return doubled(function(*args, **(kwargs or {})))
 
 
