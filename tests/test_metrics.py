@@ -258,3 +258,38 @@ def test_a_run_of_many_clients_is_summed_sparse():
         assert metrics.in_group_weight(sparse, groups) == pytest.approx(
             metrics.in_group_weight(dense, groups)
         )
+
+
+# A model that diverged counts as worse in every statistic
+
+
+INF = math.inf
+
+
+def test_an_infinite_loss_is_the_strongest_evidence():
+    some = np.array([1.0, 2.0, 3.0, 4.0])
+    worst = metrics.wilcoxon(np.array([*some, -INF]))
+    assert worst.n == 5
+    assert worst == metrics.wilcoxon(np.array([*some, -1e9]))
+    assert metrics.wilcoxon(np.full(5, -INF)).p == 2 / 32
+
+
+def test_who_diverged_is_worse_off_and_who_diverged_with_both_is_not():
+    gained = metrics.gains(np.array([INF, 1.0, INF, NAN]), np.array([1.0, INF, INF, 1.0]), "rmse")
+    np.testing.assert_array_equal(gained, [-INF, INF, 0.0, NAN])
+    assert metrics.count_worse(gained) == 1
+    np.testing.assert_array_equal(
+        metrics.gains(np.array([-INF, 0.5]), np.array([0.5, -INF]), "r2"), [-INF, INF]
+    )
+
+
+def test_an_infinite_value_makes_means_and_deviations_infinite():
+    assert metrics.mean_known(np.array([1.0, NAN, -INF])) == -INF
+    assert metrics.mean_known(np.array([1.0, INF])) == INF
+    assert metrics.mean_known(np.array([INF, -INF])) == -INF  # the loss counts
+    assert metrics.over_seeds([1.0, INF, 2.0]) == (INF, INF)
+    assert metrics.over_seeds([-INF, INF]).mean == -INF
+    found = metrics.spread(np.array([1.0, INF, 2.0]), np.ones(3), "rmse")
+    assert (found.mean, found.worst_tenth, found.best_tenth) == (INF, INF, 1.0)
+    assert (found.variance, found.variance_best) == (INF, 0.0)
+    assert metrics.best_round(np.array([[1.0, INF], [3.0, 4.0]]), "rmse") == 1

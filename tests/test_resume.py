@@ -69,7 +69,8 @@ def result(folder):
         (folder / "clients.csv").read_text(),
         store.read(folder).history.matrices if matrices.exists() else (),
     )
-    return lines, summary, parts[0], [matrix.tolist() for matrix in parts[1]]
+    said = [part.tolist() for part in store.read(folder).history.outcomes]
+    return lines, summary, parts[0], [matrix.tolist() for matrix in parts[1]], said
 
 
 def assert_same(folder, expected):

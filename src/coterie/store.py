@@ -50,7 +50,7 @@ PARTITION = "partition.json"  # written first: alone it is no run, and may be wr
 PREDICTIONS = "predictions.npz"
 NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
-    *(PREDICTIONS, checkpoint.FOLDER),
+    *(PARTITION, PREDICTIONS, checkpoint.FOLDER),
 )
 LISTED = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MODELS, SUMMARY)  # every manifest lists them
 _PART = re.compile(r"\d{8}\.npz")
@@ -361,7 +361,7 @@ def refuse_used(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path}: is a file; expected a folder, new or empty; choose one by --out")
     refuse_links(path)
-    used = [name for name in NAMES if (path / name).exists()]
+    used = [name for name in NAMES if name != PARTITION and (path / name).exists()]
     if not used:
         return
     found, advice = f"an unfinished run ({', '.join(used)})", f"run 'coterie resume {path}', "

@@ -1,0 +1,151 @@
+"""Every answer to a test sample is kept: in memory, in a run's folder, through every engine."""
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import coterie
+from coterie import files, metrics, store
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.local import Local
+from coterie.errors import StoreError
+from coterie.results import Comparison
+from support import federation, last, task
+
+SMALL = {
+    "data": {"name": "digits"},
+    "partition": {"name": "concept_shift", "clients": 5, "groups": 2},
+    "model": {"name": "linear"},
+    "train": {"batch": 50},
+    "engine": {"name": "vmap", "chunk": 3},
+    "run": {"rounds": 2, "methods": ["fedavg", "fedamp"]},
+}
+TOY = {
+    "data": {"name": "sine"},
+    "model": {"name": "linear"},
+    "train": {"lr": 0.05, "batch": 20},
+    "engine": {"name": "loop"},
+    "run": {"rounds": 2},
+}
+
+
+def rescored(history):
+    """Each client's score, computed again from its answers."""
+    return [
+        metrics.score(history.metric, client.values, client.targets)
+        for client in history.outcomes.clients()
+    ]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auc", "f1"])
+def test_the_answers_give_the_score_of_classes(metric):
+    found = coterie.run(SMALL, method="fedavg", set={"run.metric": metric}).history
+    np.testing.assert_allclose(rescored(found), found.last, rtol=1e-6)
+    assert found.outcomes.sizes.tolist() == found.roster.n_test.tolist()
+
+
+@pytest.mark.parametrize("metric", ["rmse", "r2"])
+def test_the_answers_give_the_score_of_values(metric):
+    found = coterie.run(TOY, method="local", set={"run.metric": metric}).history
+    np.testing.assert_allclose(rescored(found), found.last, rtol=1e-9)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auc"])
+def test_engines_keep_the_same_answers_in_the_last_round_only(metric):
+    method, kept = FedAvg(), []
+    for engine, chunk in (("loop", None), ("vmap", 2), ("wire", None)):
+        on = task(method)
+        record = last(method, on, engine, rounds=2, chunk=chunk, metric=metric)
+        kept.append(record.outcomes)
+        first = next(iter(_run(method, on, engine)))
+        assert first.outcomes is None
+    for other in kept[1:]:
+        for a, b in zip(kept[0], other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+    expected = [i for part in federation().test for i in part.tolist()]
+    assert kept[0].units.tolist() == expected  # the sample itself, where no units are known
+
+
+def _run(method, on, engine):
+    from coterie.engines import make_engine
+    from coterie.run import run
+
+    return run(method, on, make_engine(engine, on), 2)
+
+
+def test_units_of_the_data_are_kept_with_the_answers():
+    made = federation()
+    units = torch.arange(len(made.dataset.y)) // 3
+    known = replace(made, dataset=replace(made.dataset, units=units))
+    found = last(Local(), task(Local(), federated=known), rounds=1).outcomes
+    expected = [int(units[i]) for part in known.test for i in part.tolist()]
+    assert found.units.tolist() == expected
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    out = tmp_path_factory.mktemp("compared") / "out"
+    return coterie.compare(SMALL, out=str(out))
+
+
+def test_a_comparison_from_disk_is_the_one_in_memory(compared):
+    again = Comparison.read(compared.path)
+    assert again.verdict == compared.verdict
+    assert again.judgements == compared.judgements
+    assert again.to_dict() == compared.to_dict()
+    stored = files.read_json(compared.path / "comparison.json")
+    assert stored == files.plain(compared.to_dict())
+    assert {row["method"] for row in stored["clients"]} == {"fedavg", "fedamp"}
+    assert len(stored["clients"]) == 2 * 5
+    assert stored["recommended"]["on"] == "validation"
+
+
+def test_the_file_is_listed_checked_and_no_pickle(compared, tmp_path, monkeypatch):
+    path = compared.of_method("fedavg")[0].path
+    assert "predictions.npz" in files.read_json(path / files.MANIFEST)["files"]
+    whole = (path / "predictions.npz").read_bytes()
+    try:
+        (path / "predictions.npz").write_bytes(whole[:-1])
+        assert store.verify(path) == ["predictions.npz has changed since the run was finished"]
+        np.savez(path / "predictions.npz", values=np.array([Bomb()], dtype=object))
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(StoreError, match="cannot be read"):
+            store.read(path)
+        (path / "predictions.npz").write_bytes(pickle.dumps(Bomb()))
+        with pytest.raises(StoreError, match="cannot be read"):
+            store.read(path)
+        assert not (tmp_path / "canary").exists()
+    finally:
+        (path / "predictions.npz").write_bytes(whole)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (open, ("canary", "w"))
+
+
+def test_an_older_folder_is_read_and_not_judged(compared):
+    """Runs of before had no predictions and did not say what they trained on."""
+    for run in compared.runs:
+        (run.path / "predictions.npz").rename(run.path / "kept")
+    try:
+        old = Comparison.read(compared.path)
+        assert old.verdict.startswith("Nothing is tested")
+        assert old.judgements is None
+        assert [row.mean for row in old.rows] == [row.mean for row in compared.rows]
+    finally:
+        for run in compared.runs:
+            (run.path / "kept").rename(run.path / "predictions.npz")
+
+
+def test_who_is_not_served_is_not_judged():
+    config = {**SMALL, "algorithm": {"waffle": {"requesters": [0]}}}
+    found = coterie.compare(config, set={"run.methods": ["waffle"]})
+    row = found.rows[1]
+    assert row.served == 1
+    first = found.runs[0].history.roster.clients[0]
+    assert [one.client for one in found.judgements["waffle"].clients] == [first]
+    assert row.alone.mean == pytest.approx(found.runs[0].history.last[0])
