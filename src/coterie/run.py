@@ -46,6 +46,7 @@ class Record(NamedTuple):
     mixture: Mixture | None  # every client's predictor, in the last round
     server: Tree
     kept: Tree  # the clients' states, on shelves
+    observed: dict[str, Any] = {}  # noqa: RUF012  # what the method adds to the round's line
 
     @property
     def states(self) -> Tree:
@@ -118,6 +119,7 @@ def run(
             mixture,
             server,
             states,
+            algorithm.observed(server),
         )
 
 

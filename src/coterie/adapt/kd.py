@@ -22,13 +22,16 @@ Notes:
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
-from ..client import Batch, Client, mean
+from ..client import Batch, Client, Loss, mean
+from ..descent import bounded_gradient
 from ..tree import Tree
 from .base import Adaptation
 
 Form = Literal["hinton", "paper", "yu_code"]
+DistillStep = Literal["bounded", "full"]
 
 
 class Terms(NamedTuple):
@@ -55,16 +58,42 @@ def combine(ce: Tensor, kl: Tensor, classes: int, terms: Terms) -> Tensor:
     return (1 - alpha) * ce + alpha * tau**2 * kl
 
 
-def distillation(client: Client, w: Tensor, teacher: Tensor, batch: Batch, terms: Terms) -> Tensor:
-    """The mean loss of a student ``w`` on a batch."""
+def losses(client: Client, w: Tensor, teacher: Tensor, batch: Batch, terms: Terms) -> Tensor:
+    """The loss of a student ``w`` on every sample of a batch."""
     student = client.outputs(w, batch, training=batch.training)
     taught = client.outputs(teacher, batch)
     if batch.y.is_floating_point():
         kl = 0.5 * (student - taught).squeeze(-1) ** 2 / terms.tau**2
     else:
         kl = divergence(taught, student, terms.tau)
-    losses = combine(client.losses_of(student, batch), kl, student.shape[-1], terms)
-    return mean(losses, batch.mask)
+    return combine(client.losses_of(student, batch), kl, student.shape[-1], terms)
+
+
+def distillation(client: Client, w: Tensor, teacher: Tensor, batch: Batch, terms: Terms) -> Tensor:
+    """The mean loss of a student ``w`` on a batch."""
+    return mean(losses(client, w, teacher, batch, terms), batch.mask)
+
+
+def on_training_data(client: Client, w: Tensor, teacher: Tensor, terms: Terms) -> Tensor:
+    """The mean loss of a student on all training data of its client, in evaluation mode."""
+    total, count = w.new_zeros(()), w.new_zeros(())
+    for block in client.blocks("train"):
+        each = losses(client, w, teacher, block, terms)
+        inside = torch.ones_like(each) if block.mask is None else block.mask
+        total, count = total + (each * inside).sum(), count + inside.sum()
+    return total / count.clamp(min=1)
+
+
+def descent(client: Client, start: Tensor, loss: Loss, step: DistillStep) -> Tensor:
+    """Local training from ``start`` by a loss; ``bounded`` steps end before that loss rises."""
+    if step == "full":
+        return client.train(start, loss=loss)
+
+    def one(carry: tuple[Tensor, Tree], batch: Batch) -> tuple[Tensor, Tree]:
+        w, state = carry
+        return client.step(w, bounded_gradient(client, w, batch, client.lr, loss), state, batch)
+
+    return client.scan(one, (start, client.begin(start)))[0]
 
 
 @dataclass(frozen=True)
@@ -78,6 +107,8 @@ class Distill(Adaptation):
         alpha: the weight α; on the teacher in ``hinton`` and ``yu_code``, on the labels in
             ``paper``.
         kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
+        kd_step: ``bounded`` shortens a step that would pass the smallest loss on its line;
+            ``full`` takes every step at the whole rate, as the papers do.
     """
 
     epochs: int | None = None
@@ -85,6 +116,7 @@ class Distill(Adaptation):
     tau: float = 6.0
     alpha: float = 0.95
     kd_form: Form = "hinton"
+    kd_step: DistillStep = "bounded"
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
         """Learn from the labels and from the model itself."""
@@ -93,4 +125,5 @@ class Distill(Adaptation):
         def loss(student: Tensor, batch: Batch) -> Tensor:
             return distillation(client, student, w, batch, terms)
 
-        return client.tuned(epochs=self.epochs, lr=self.lr).train(w, loss=loss)
+        tuned = client.tuned(epochs=self.epochs, lr=self.lr)
+        return descent(tuned, w, loss, self.kd_step)

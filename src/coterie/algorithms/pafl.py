@@ -26,14 +26,14 @@ Notes:
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..adapt.ewc import Step, consolidate, require_aux
+from ..adapt.ewc import Auto, Step, consolidate, require_aux, strength
 from ..adapt.fisher import Kind, Source, fisher
-from ..adapt.kd import Form, Terms, distillation
+from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, on_training_data
 from ..algorithm import GlobalModel, Round, rows
 from ..client import Batch, Client
 from ..mixing import mix, shares
@@ -65,6 +65,7 @@ class Server(NamedTuple):
     fisher: Tree  # [parameters] the last participants' average; () unless it is asked for
     best: Tree  # [P] the model validated best so far; () without checkpoint
     lowest: Tree  # [] its loss
+    taught: Tensor  # [2] distillation loss before and after the last training by it; 0 before any
 
 
 class Sent(NamedTuple):
@@ -80,16 +81,18 @@ class Trained(NamedTuple):
     update: Update
     fisher: Tree  # [parameters] at the received model, where it is averaged for the next round
     loss: Tree  # [] of the received model on validation data, with checkpoint
+    taught: Tree  # [2] distillation loss before and after training, where that is minimised
 
 
 class Options(NamedTuple):
     """The constants of all personalisation losses."""
 
     terms: Terms
-    lam: float = 0.0
+    lam: float | Auto = 0.0
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "client_train"
     ewc_step: Step = "explicit"
+    kd_step: DistillStep = "full"
 
 
 def halved(t: int, horizon: int, personal: Personal) -> Phase:
@@ -106,7 +109,8 @@ def personal_training(
         return client.train(G)
     if personal == "ewc":  # μ CE + (1 − μ)(CE + R) = CE + (1 − μ) R
         M = given if isinstance(given, Tensor) else fisher(client, G, options.fisher_kind)
-        return consolidate(client, G, G, M, (1 - mu) * options.lam, options.ewc_step)
+        lam = (1 - mu) * strength(client, M, options.lam)
+        return consolidate(client, G, G, M, lam, options.ewc_step)
 
     def distance(w: Tensor, batch: Batch) -> Tensor:
         if personal == "kd":
@@ -119,7 +123,7 @@ def personal_training(
         own = (1 - mu) * distance(w, batch)
         return mu * client.loss(w, batch) + own if mu else own
 
-    return client.train(G, loss=loss)
+    return descent(client, G, loss, options.kd_step if personal == "kd" else "full")
 
 
 class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
@@ -155,7 +159,13 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
             none if source == "aggregate" else (),
             task.start if validated else (),
             lowest if validated else (),
+            task.start.new_zeros(2),
         ), ()
+
+    def _taught(self, t: int, horizon: int) -> bool:
+        """Whether clients minimise a distillation loss in round t."""
+        mu, personal = self.phase(t, horizon)
+        return mu < 1.0 and personal == "kd"
 
     def _elastic(self, t: int, horizon: int) -> bool:
         """Whether clients need a Fisher diagonal in round t."""
@@ -185,19 +195,29 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
         report = fisher(client, G, self.options.fisher_kind) if self._asked(t, horizon) else ()
         loss = client.loss(G, "val") if self.uses_validation else ()
-        return Trained(Update(w, client.size), report, loss), ()
+        taught: Tree = ()
+        if self._taught(t, horizon):
+            ends = [on_training_data(client, v, G, self.options.terms) for v in (G, w)]
+            taught = torch.stack(ends)
+        return Trained(Update(w, client.size), report, loss, taught), ()
 
     def aggregate(self, server: Server, uploads: Trained, round: Round) -> Server:
         """Average; note the model that was validated best."""
         theta = average(server.theta, uploads.update, self.weighting, self.server_lr)
-        p, (M, best, lowest) = shares(uploads.update.size, self.weighting), server[1:]
+        p, (M, best, lowest, taught) = shares(uploads.update.size, self.weighting), server[1:]
         if isinstance(uploads.fisher, Tensor):
             M = mix(p, uploads.fisher)
         if isinstance(uploads.loss, Tensor):
             loss = mix(p, uploads.loss)
             best = torch.where(loss < lowest, server.theta, best)
             lowest = torch.minimum(loss, lowest)
-        return Server(theta, M, best, lowest)
+        if isinstance(uploads.taught, Tensor):
+            taught = mix(p, uploads.taught)
+        return Server(theta, M, best, lowest, taught)
+
+    def observed(self, server: Server) -> dict[str, Any]:
+        """The participants' mean distillation loss before and after they trained."""
+        return {"distillation": server.taught.tolist()} if bool(server.taught.any()) else {}
 
     def model(self, server: Server) -> Tensor:
         """The newest global model, or the one that was validated best."""
@@ -227,7 +247,8 @@ class PaFL(Personalising):
         tau: temperature τ of the distillation.
         alpha: weight α of the distillation.
         kd_form: ``hinton``, ``paper`` or ``yu_code``.
-        lam: strength λ of EWC.
+        kd_step: ``bounded`` or ``full`` steps of the distillation.
+        lam: strength λ of EWC; ``auto`` is 1 / (η max M).
         fisher_kind: ``empirical``, ``true`` or ``batch_mean``.
         fisher_data: ``server_aux``, ``client_train``, ``aggregate`` or ``auto``.
         ewc_step: ``explicit``, ``implicit`` (stable for any λ) or ``auto``.
@@ -242,7 +263,8 @@ class PaFL(Personalising):
     tau: float = 6.0
     alpha: float = 0.95
     kd_form: Form = "hinton"
-    lam: float = 5000.0
+    kd_step: DistillStep = "bounded"
+    lam: float | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "auto"
@@ -267,4 +289,5 @@ class PaFL(Personalising):
     def options(self) -> Options:
         """All of them."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
-        return Options(terms, self.lam, self.fisher_kind, self.fisher_data, self.ewc_step)
+        elastic = self.lam, self.fisher_kind, self.fisher_data, self.ewc_step
+        return Options(terms, *elastic, kd_step=self.kd_step)

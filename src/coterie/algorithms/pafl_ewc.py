@@ -23,7 +23,7 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..adapt.ewc import Step
+from ..adapt.ewc import Auto, Step
 from ..adapt.fisher import Kind, Source
 from ..adapt.kd import Terms
 from .fedavg import Weighting
@@ -35,7 +35,8 @@ class PaFLEWC(Personalising):
     """PaFL with elastic weight consolidation in the second half (H_EWC).
 
     Fields:
-        lam: strength λ of the pull towards the received model.
+        lam: strength λ of the pull towards the received model, 5000 in the paper; ``auto`` is
+            1 / (η max M): what matters most is held fast, the rest in proportion.
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
@@ -46,7 +47,7 @@ class PaFLEWC(Personalising):
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
-    lam: float = 5000.0
+    lam: float | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "auto"

@@ -15,7 +15,7 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..adapt.kd import Form, Terms
+from ..adapt.kd import DistillStep, Form, Terms
 from .fedavg import Weighting
 from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
 
@@ -29,6 +29,8 @@ class PaFLKD(Personalising):
         alpha: the weight α; on the teacher in ``hinton`` and ``yu_code``, on the labels in
             ``paper``.
         kd_form: ``hinton``, ``paper`` (P3 Eq. 6 as printed) or ``yu_code`` (public code).
+        kd_step: ``bounded`` shortens a step that would pass the smallest loss on its line;
+            ``full`` takes every step at the whole rate, as the paper does.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: the server's step η_g.
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
@@ -37,6 +39,7 @@ class PaFLKD(Personalising):
     tau: float = 6.0
     alpha: float = 0.95
     kd_form: Form = "hinton"
+    kd_step: DistillStep = "bounded"
     weighting: Weighting = "samples"
     server_lr: float = 1.0
     checkpoint: Checkpoint = "last"
@@ -52,4 +55,4 @@ class PaFLKD(Personalising):
     @property
     def options(self) -> Options:
         """Of the distillation."""
-        return Options(Terms(self.tau, self.alpha, self.kd_form))
+        return Options(Terms(self.tau, self.alpha, self.kd_form), kd_step=self.kd_step)
