@@ -97,8 +97,8 @@ def of_cycles(history: History) -> list[Alarm]:
         return []
     text = (
         f"{history.method} swings between clients with period two: in the last rounds a client's "
-        f"score was {amplitude:.0f} points above and below its trend in turn. The last round is one "
-        "side of the swing; use a smaller learning rate or server_lr, or a smaller tilt."
+        f"score was {amplitude:.0f} points above and below its trend in turn. The last round shows "
+        "one side of the swing; use a smaller learning rate, server_lr or tilt."
     )
     return [Alarm("two_cycle", text)]
 

@@ -1,14 +1,16 @@
 """Gradient steps outside the optimiser, and how long one may be before the loss rises again.
 
-Along a step from w to w − ηg the loss falls as long as its gradient still points along g. Where
-the gradient at the end of the step, g', points back (g·g' < 0), the step has passed the minimum
-along its line. A quadratic is at that minimum after the share g·g / (g·g − g·g') of the step.
+On the line w − tg a quadratic loss of curvature κ = g·Hg / g·g is smallest at t = 1/κ. The
+curvature is taken from a second gradient, a short way along the line. Cross-entropy and
+distillation flatten further out, so that the curvature near w is the one that limits a step.
 """
 
 import torch
 from torch import Tensor
 
 from .client import Batch, Client, Loss, SplitName
+
+PROBE = 1e-2  # how far along the line the second gradient is taken, relative to the length of w
 
 
 def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tensor:
@@ -17,16 +19,17 @@ def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tenso
     return torch.cat([moved, w[len(moved) :]])
 
 
-def step_share(g: Tensor, ahead: Tensor) -> Tensor:
-    """The share of a step, at most 1, that ends where a quadratic loss is smallest on its line.
+def step_share(g: Tensor, ahead: Tensor, probe: Tensor | float, rate: Tensor | float) -> Tensor:
+    """The share of a step ``rate · g``, at most 1, that ends at the smallest loss on its line.
 
-    ``g`` is the gradient before the step and ``ahead`` the gradient after the whole step.
+    ``g`` is the gradient at w and ``ahead`` the gradient at w − probe · g.
 
-    >>> step_share(torch.tensor([1.0, 0.0]), torch.tensor([-3.0, 5.0]))
+    >>> step_share(torch.tensor([1.0, 0.0]), torch.tensor([0.6, 5.0]), 0.1, 1.0)
     tensor(0.2500)
     """
-    square, along = g @ g, g @ ahead
-    return torch.where(along < 0, square / (square - along), 1.0)
+    square = g @ g
+    bend = (square - g @ ahead) * rate  # probe · rate · g·Hg
+    return torch.where(bend > probe * square, probe * square / bend, 1.0)
 
 
 def bounded_gradient(
@@ -36,10 +39,9 @@ def bounded_gradient(
     rate: Tensor | float,
     loss: Loss | None = None,
 ) -> Tensor:
-    """The gradient, shortened where a step of this rate along it would pass the line's minimum.
-
-    Costs a second gradient, at the end of the step.
-    """
+    """The gradient, shortened where a step of this rate along it would pass the line's minimum."""
     g = client.gradient(w, on, loss)
-    ahead = client.gradient(descend(client, w, g, rate), on, loss)
-    return g * step_share(client.trainable(g), client.trainable(ahead))
+    length, reach = (client.trainable(v).norm() for v in (g, PROBE * w))
+    probe = reach.clamp(min=PROBE) / length.clamp(min=torch.finfo(w.dtype).tiny)
+    ahead = client.gradient(descend(client, w, g, probe), on, loss)
+    return g * step_share(client.trainable(g), client.trainable(ahead), probe, rate)

@@ -14,6 +14,10 @@ Notes:
     The three forms differ by orders of magnitude (spec 3.4). As printed in P3 the cross-entropy is
     multiplied by 34 and the teacher almost ignored; ``hinton`` is what the cited technique does and
     our default; ``yu_code`` is what public code computes.
+    ``hinton`` overshoots at ordinary rates: α τ² KL has a curvature above 100 on ordinary clients,
+    and a step of rate η is stable up to 2/η (spec 17). ``kd_step = "bounded"``, the default,
+    measures the curvature along every step by a second gradient and shortens a step that would pass
+    the smallest loss on its line (exact on a quadratic). Other steps are the papers'.
     The teacher answers in evaluation mode, the student in training mode.
     Of a regression the answers are normal distributions of standard deviation τ, so that τ² KL is
     half the squared difference of the two answers.
@@ -22,7 +26,6 @@ Notes:
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..client import Batch, Client, Loss, mean
@@ -72,16 +75,6 @@ def losses(client: Client, w: Tensor, teacher: Tensor, batch: Batch, terms: Term
 def distillation(client: Client, w: Tensor, teacher: Tensor, batch: Batch, terms: Terms) -> Tensor:
     """The mean loss of a student ``w`` on a batch."""
     return mean(losses(client, w, teacher, batch, terms), batch.mask)
-
-
-def on_training_data(client: Client, w: Tensor, teacher: Tensor, terms: Terms) -> Tensor:
-    """The mean loss of a student on all training data of its client, in evaluation mode."""
-    total, count = w.new_zeros(()), w.new_zeros(())
-    for block in client.blocks("train"):
-        each = losses(client, w, teacher, block, terms)
-        inside = torch.ones_like(each) if block.mask is None else block.mask
-        total, count = total + (each * inside).sum(), count + inside.sum()
-    return total / count.clamp(min=1)
 
 
 def descent(client: Client, start: Tensor, loss: Loss, step: DistillStep) -> Tensor:

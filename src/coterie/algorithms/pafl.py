@@ -10,7 +10,8 @@ FedAvg until T/2 and by a whole adaptation loss from then on (μ = 0, D = the lo
     H_KD    D = distillation from G           H_EWC    D = CE + (λ/2) Σ_k M_k (C_k − G_k)²
 
 Travels: as FedAvg. While D is EWC also the Fisher diagonal M: down with ``server_aux`` and
-``aggregate``, up with ``aggregate``. With ``checkpoint`` one loss up.
+``aggregate``, up with ``aggregate``. With ``checkpoint`` one loss up. While D is distillation two
+losses up, before and after training: where they rise, the run raises an alarm.
 
 Notes:
     The adaptation losses contain the cross-entropy already, hence μ = 0 (spec 5).
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from ..adapt.ewc import Auto, Step, consolidate, require_aux, strength
 from ..adapt.fisher import Kind, Source, fisher
-from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, on_training_data
+from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, losses
 from ..algorithm import GlobalModel, Round, rows
 from ..client import Batch, Client
 from ..mixing import mix, shares
@@ -65,7 +66,7 @@ class Server(NamedTuple):
     fisher: Tree  # [parameters] the last participants' average; () unless it is asked for
     best: Tree  # [P] the model validated best so far; () without checkpoint
     lowest: Tree  # [] its loss
-    taught: Tensor  # [2] distillation loss before and after the last training by it; 0 before any
+    taught: Tensor  # [2] mean loss before and after training by distillation; 0 without
 
 
 class Sent(NamedTuple):
@@ -81,7 +82,7 @@ class Trained(NamedTuple):
     update: Update
     fisher: Tree  # [parameters] at the received model, where it is averaged for the next round
     loss: Tree  # [] of the received model on validation data, with checkpoint
-    taught: Tree  # [2] distillation loss before and after training, where that is minimised
+    taught: Tree  # [2] loss before and after training, where that has distillation in it
 
 
 class Options(NamedTuple):
@@ -126,6 +127,16 @@ def personal_training(
     return descent(client, G, loss, options.kd_step if personal == "kd" else "full")
 
 
+def taught_loss(client: Client, w: Tensor, G: Tensor, mu: float, terms: Terms) -> Tensor:
+    """``mu · CE + (1 − mu) · distillation`` on all training data, in evaluation mode."""
+    total, count = w.new_zeros(()), w.new_zeros(())
+    for block in client.blocks("train"):
+        each = mu * client.losses(w, block) + (1 - mu) * losses(client, w, G, block, terms)
+        inside = torch.ones_like(each) if block.mask is None else block.mask
+        total, count = total + (each * inside).sum(), count + inside.sum()
+    return total / count.clamp(min=1)
+
+
 class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
     """FedAvg by a schedule of client losses."""
 
@@ -162,11 +173,6 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
             task.start.new_zeros(2),
         ), ()
 
-    def _taught(self, t: int, horizon: int) -> bool:
-        """Whether clients minimise a distillation loss in round t."""
-        mu, personal = self.phase(t, horizon)
-        return mu < 1.0 and personal == "kd"
-
     def _elastic(self, t: int, horizon: int) -> bool:
         """Whether clients need a Fisher diagonal in round t."""
         mu, personal = self.phase(t, horizon) if t < horizon else (1.0, "")
@@ -195,28 +201,29 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
         report = fisher(client, G, self.options.fisher_kind) if self._asked(t, horizon) else ()
         loss = client.loss(G, "val") if self.uses_validation else ()
+        mu, personal = self.phase(t, horizon)
         taught: Tree = ()
-        if self._taught(t, horizon):
-            ends = [on_training_data(client, v, G, self.options.terms) for v in (G, w)]
-            taught = torch.stack(ends)
+        if mu < 1.0 and personal == "kd":
+            terms = self.options.terms
+            taught = torch.stack([taught_loss(client, v, G, mu, terms) for v in (G, w)])
         return Trained(Update(w, client.size), report, loss, taught), ()
 
     def aggregate(self, server: Server, uploads: Trained, round: Round) -> Server:
         """Average; note the model that was validated best."""
         theta = average(server.theta, uploads.update, self.weighting, self.server_lr)
-        p, (M, best, lowest, taught) = shares(uploads.update.size, self.weighting), server[1:]
+        p, (M, best, lowest, _) = shares(uploads.update.size, self.weighting), server[1:]
         if isinstance(uploads.fisher, Tensor):
             M = mix(p, uploads.fisher)
         if isinstance(uploads.loss, Tensor):
             loss = mix(p, uploads.loss)
             best = torch.where(loss < lowest, server.theta, best)
             lowest = torch.minimum(loss, lowest)
-        if isinstance(uploads.taught, Tensor):
-            taught = mix(p, uploads.taught)
+        known = isinstance(uploads.taught, Tensor)
+        taught = mix(p, uploads.taught) if known else torch.zeros_like(server.taught)
         return Server(theta, M, best, lowest, taught)
 
     def observed(self, server: Server) -> dict[str, Any]:
-        """The participants' mean distillation loss before and after they trained."""
+        """The participants' mean loss before and after they trained by distillation."""
         return {"distillation": server.taught.tolist()} if bool(server.taught.any()) else {}
 
     def model(self, server: Server) -> Tensor:

@@ -14,8 +14,12 @@ Notes:
     participants of the round before computed at the model they then received (zero where there was
     no such round): one model more each way. ``auto`` is ``server_aux``, the default of the
     specification, where the server holds samples, and ``client_train`` elsewhere.
-    λ = 5000 is the paper's. The explicit step overshoots wherever ηλM_k > 2: at η = 0.1 that is
-    M_k > 4e-3, at η = 40 (Reddit) M_k > 1e-5, a plausible cause of the divergence that P3 reports.
+    λ = 5000 is the paper's, and with it nothing that matters moves after T/2: the curvature of the
+    loss is about M, the pull's 5000 M. ``lam = "auto"`` is 1 / (η max_k M_k), the same for every
+    estimator of M, whose scales differ: the parameter that matters most is pulled back by its whole
+    distance in every step, the others in proportion to M_k.
+    The explicit step overshoots wherever ηλM_k > 2: with λ = 5000 and η = 0.1 that is M_k > 4e-3,
+    with η = 40 (Reddit) M_k > 1e-5, a plausible cause of the divergence that P3 reports.
     ``ewc_step = "auto"`` is explicit, as printed, for every parameter with ηλM_k ≤ 1 and implicit
     for the others, which is stable for any λ and the same to first order in η.
 """
