@@ -41,8 +41,9 @@ from .fisher import Kind, Source, fisher
 Auto = Literal["auto"]
 Step = Literal["auto", "explicit", "implicit"]
 
-# the largest ηλM_k at which the pull on a parameter is a term of the gradient
-_EXPLICIT_UP_TO = {"explicit": math.inf, "auto": 1.0, "implicit": 0.0}
+# the largest ηλM_k at which the pull on a parameter is a term of the gradient; "auto" is 1 with room
+# for rounding, because lam = "auto" makes the largest exactly 1
+_EXPLICIT_UP_TO = {"explicit": math.inf, "auto": 1.001, "implicit": 0.0}
 
 
 def strength(client: Client, M: Tensor, lam: float | Auto) -> Tensor | float:

@@ -92,7 +92,8 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
             return self.inner_lr * curved
         product = client.lr * curved
         length, longest = (client.trainable(v).norm() for v in (product, g / 2))
-        return product * (longest / length.clamp(min=torch.finfo(g.dtype).tiny)).clamp(max=1.0)
+        share: Tensor = longest / length.clamp(min=torch.finfo(g.dtype).tiny)
+        return product * share.clamp(max=1.0)
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
         """Train for the loss after a personal step."""
