@@ -41,7 +41,7 @@ from .fisher import Kind, Source, fisher
 Auto = Literal["auto"]
 Step = Literal["auto", "explicit", "implicit"]
 
-# the largest ηλM_k at which the pull on a parameter is a term of the gradient; "auto" is 1 with room
+# the largest ηλM_k at which the pull on a parameter is a term of the gradient; "auto" is 1 and room
 # for rounding, because lam = "auto" makes the largest exactly 1
 _EXPLICIT_UP_TO = {"explicit": math.inf, "auto": 1.001, "implicit": 0.0}
 
