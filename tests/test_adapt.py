@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from coterie.adapt import ADAPTATIONS, Adapted, Distill, ElasticWeights, FineTune, FreezeBase
-from coterie.adapt.ewc import consolidate
+from coterie.adapt.ewc import consolidate, strength
 from coterie.adapt.fb import top_layer
 from coterie.adapt.fisher import drawn, fisher
-from coterie.adapt.kd import Terms, combine, divergence
+from coterie.adapt.kd import Terms, combine, descent, distillation, divergence
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import proximal
@@ -22,6 +22,7 @@ from coterie.client import of_server
 from coterie.config import load
 from coterie.data.common import hold_aux
 from coterie.data.federation import Dataset, Federation
+from coterie.descent import step_share
 from coterie.errors import ConfigError
 from coterie.model import FlatModel
 from coterie.task import Recipe
@@ -431,3 +432,87 @@ def test_distillation_of_a_regression_is_half_the_squared_difference():
     # labels and teacher see the same inputs: the minimiser lies between their answers
     found = Distill(alpha=0.25).adapt(one_client(on, 0), G)
     assert_close(found, 0.75 * TARGET.double() + 0.25 * G, 1e-8)
+
+
+# ---- how strong and how long a step is -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_the_automatic_strength_has_no_scale(kind, scale):
+    """Whatever unit the Fisher diagonal has: the largest pull is one whole step, ηλM = 1."""
+    on = task(FedAvg())
+    client = one_client(on, 4)
+    M = fisher(client, on.start, kind)
+    lam = strength(client, scale * M, "auto")
+    assert_close(client.lr * lam * scale * M, M / M.max(), 1e-12)
+    assert float(strength(client, 0 * M, "auto")) == 0.0
+    assert strength(client, M, 5000.0) == 5000.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ewc_by_default_still_learns(kind):
+    """At the papers' strength nothing that matters moves; by default a good part of FT is left."""
+    on = task(FedAvg(), recipe=PLAIN)
+
+    def gain(adaptation):
+        client = one_client(on, 4)
+        before = client.loss(on.start, "train")
+        return float(before - client.loss(adaptation.adapt(client, on.start), "train"))
+
+    free = gain(FineTune())
+    assert gain(ElasticWeights(fisher_kind=kind)) > 0.4 * free
+    if kind != "batch_mean":
+        assert gain(ElasticWeights(fisher_kind=kind, lam=5000.0)) < 0.2 * free
+
+
+def test_a_shortened_step_ends_at_the_minimum_of_its_line():
+    H, g = torch.tensor([30.0, 1.0]).double(), torch.tensor([2.0, 1.0]).double()
+    w, eta = g / H, 0.5  # the minimum is at 0, the gradient is H w
+    for probe in (1e-3, 0.1, 10.0):
+        share = step_share(g, H * (w - probe * g), probe, eta)
+        assert_close(share * eta, (g @ g) / (g @ (H * g)), 1e-9)
+        assert float(step_share(g, H * (w - probe * g), probe, 1e-3)) == 1.0
+    assert float(step_share(g, g + 1, 0.1, eta)) == 1.0  # the loss is concave on the line
+    assert float(step_share(0 * g, 0 * g, 0.1, eta)) == 1.0
+
+
+@pytest.mark.parametrize("form", ["hinton", "paper", "yu_code"])
+@pytest.mark.parametrize("lr", [0.05, 0.5, 5.0])
+def test_a_bounded_step_never_raises_the_distillation_loss(form, lr):
+    """One batch, one step from a student that has left its teacher: the loss falls at any rate."""
+    on = task(FedAvg(), recipe=Recipe(lr=lr, epochs=1, batch=100))
+    client, terms = one_client(on, 4), Terms(6.0, 0.95, form)
+    G = one_client(on, 0).tuned(lr=0.1).train(3 * on.start)
+    start = client.tuned(lr=0.1).train(G)
+
+    def loss(w, batch):
+        return distillation(client, w, G, batch, terms)
+
+    batch = client.batch(0)
+    before = float(loss(start, batch))
+    assert float(loss(descent(client, start, loss, "bounded"), batch)) < before
+    if lr == 5.0:
+        assert float(loss(descent(client, start, loss, "full"), batch)) > before
+
+
+def test_steps_that_do_not_overshoot_are_the_papers():
+    on = task(FedAvg(), recipe=Recipe(lr=1e-3, epochs=2, batch=10))
+    found = [Distill(kd_step=s).adapt(one_client(on, 4), on.start) for s in ("bounded", "full")]
+    assert torch.equal(*found)
+
+
+def tied():
+    """Tokens in, an output layer that shares the weight of the embedding."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(8, 4), nn.Linear(4, 6))
+    module[3].weight = module[0].weight
+    return module
+
+
+def test_a_tied_weight_belongs_to_the_head():
+    model = FlatModel(tied())
+    assert model.layers() == ["2", "3"]
+    assert top_layer(model) == "3"
+    assert len(model.positions(["3"])) == 6 * 4 + 6
+    assert torch.equal(model.positions(["0"]), torch.arange(24))

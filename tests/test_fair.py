@@ -2,14 +2,17 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms.fedavg import FedAvg
-from coterie.algorithms.qfedavg import QFedAvg, q_step, q_weights
+from coterie.algorithms.qfedavg import QFedAvg, normalised_weights, q_step, q_weights
 from coterie.algorithms.term import TERM, tilted_shares
+from coterie.engines import make_engine
+from coterie.run import run
 from coterie.task import Recipe
 from support import assert_close, last, one_client, predictors, task
 
@@ -42,6 +45,38 @@ def test_scaled_and_printed_forms_of_q_fedavg_agree(q):
     w, models = some_models()
     found = q_step(w, models, LOSSES, SHARES, q, 0.1)
     assert_close(found, as_printed(w, models, LOSSES, SHARES, q, 0.1), 1e-9)
+
+
+@pytest.mark.parametrize("q", [0.0, 0.1, 1.0, 5.0, 15.0])
+def test_normalised_weights_as_printed(q):
+    raw = [p * F**q for p, F in zip(SHARES.tolist(), LOSSES.tolist(), strict=True)]
+    expected = torch.tensor([r / sum(raw) for r in raw], dtype=torch.float64)
+    assert_close(normalised_weights(LOSSES, SHARES, q), expected, 1e-12)
+
+
+def test_a_normalised_round_equals_a_slow_double_loop():
+    method = QFedAvg(q=2.0, server_lr=0.7)
+    on = task(method)
+    uploads = [method.local(one_client(on, i), on.start, ())[0] for i in range(5)]
+    total = sum(float(u.size) * float(u.loss) ** 2 for u in uploads)
+    expected = on.start.tolist()
+    for u in uploads:
+        weight = float(u.size) * float(u.loss) ** 2 / total
+        for k, (new, old) in enumerate(zip(u.w.tolist(), on.start.tolist(), strict=True)):
+            expected[k] += 0.7 * weight * (new - old)
+    found = last(method, on, rounds=1, participation=1.0).server
+    assert_close(found, torch.tensor(expected, dtype=torch.float64), 1e-9)
+
+
+def test_the_default_step_does_not_shrink_with_q():
+    """Clients that agree move the model as far as FedAvg, however large q is."""
+    w = torch.zeros(4, dtype=torch.float64)
+    same = torch.ones(4, dtype=torch.float64)
+    for q in (0.0, 1.0, 10.0):
+        omega = normalised_weights(LOSSES, SHARES, q)
+        assert_close(w + omega @ same.expand(3, -1), same, 1e-12)
+    assert float(q_step(w, same.expand(3, -1), LOSSES, SHARES, 10.0, 0.1).norm()) < 0.1
+    assert QFedAvg().step == "normalised"
 
 
 def test_q_zero_weighs_by_shares_exactly():
@@ -110,6 +145,19 @@ def test_tilted_shares_are_shares(rows, t):
     assert_close(tilted_shares(losses[back], sizes[back] / sizes.sum(), t), omega[back], 1e-9)
 
 
+@given(clients, st.floats(0, 30), st.floats(1e-6, 1e6))
+def test_normalised_weights_are_shares_without_a_scale(rows, q, scale):
+    losses, sizes, _ = (torch.tensor(column).double() for column in zip(*rows, strict=True))
+    shares = sizes / sizes.sum()
+    found = normalised_weights(losses, shares, q)
+    assert bool((found >= 0).all())
+    nothing = q > 0 and not bool((losses > 0).any())
+    assert float(found.sum()) == pytest.approx(0 if nothing else 1)
+    if float(losses.max()) == 0 or float(losses.max()) > 1e-100:
+        assert_close(normalised_weights(losses * scale, shares, q), found, 1e-6)
+    assert_close(normalised_weights(losses, shares, 0.0), shares, 1e-12)
+
+
 @given(clients, st.floats(0, 30))
 def test_q_weights_never_step_beyond_fedavg(rows, q):
     losses, sizes, squares = (torch.tensor(column).double() for column in zip(*rows, strict=True))
@@ -133,7 +181,7 @@ def test_the_loss_is_of_the_received_model_on_all_training_data(method):
     assert not torch.equal(upload.w, on.start)
 
 
-@pytest.mark.parametrize("method", [QFedAvg(q=5.0), TERM(t=2.0)])
+@pytest.mark.parametrize("method", [QFedAvg(q=5.0), TERM(t=2.0)])  # 'lipschitz' barely moves
 def test_the_client_that_suffers_is_heard(method):
     """Fairness is the point: the worst client's loss falls below FedAvg's."""
     recipe = Recipe(lr=0.05, epochs=1, batch=10)
@@ -150,3 +198,23 @@ def test_a_tiny_server_rate_moves_nothing(method):
     still = method(server_lr=1e-30)
     on = task(still)
     assert torch.equal(predictors(last(still, on)).models[0, 0], on.start)
+
+
+# ---- period two ----------------------------------------------------------------------------------
+
+
+def alternation(algorithm):
+    """The share of period two in the clients' losses, and its amplitude, between two groups."""
+    on = task(algorithm, recipe=Recipe(lr=0.2, epochs=4, batch=10), merge=False)
+    rows = run(algorithm, on, make_engine("vmap", on), 24, participation=1.0)
+    losses = np.stack([record.evaluation.val_loss for record in rows])[-10:]
+    swing = (-1.0) ** np.arange(10) @ (losses - losses.mean(0)) / 10
+    return float((swing**2).mean() / losses.var(0).mean()), float(np.abs(swing).mean())
+
+
+def test_the_default_tilt_does_not_swing_between_conflicting_groups():
+    plain, mild, strong = (alternation(m) for m in (FedAvg(), TERM(), TERM(t=4.0)))
+    assert strong[0] > 0.5
+    assert strong[1] > 0.1
+    assert mild[1] < 0.2 * strong[1]
+    assert mild[1] < 2 * plain[1] + 0.01

@@ -1,6 +1,7 @@
 """FedFomo's formulae, selection and edge cases (spec 6)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis.extra.numpy import arrays
 
 from coterie.algorithms.fedfomo import FedFomo, fomo_weights
 from coterie.engines import make_engine
+from coterie.errors import ConfigError
 from coterie.run import run
 from coterie.task import Recipe
 from coterie.tree import Bank
@@ -189,6 +191,21 @@ def test_a_demanding_client_ignores_gains_within_noise():
     on = task(careful)
     record = last(careful, on, rounds=3, participation=1.0)
     assert_close(predictors(record).models, on.start.expand(5, 1, -1))  # nobody ever moves
+
+
+def test_one_validation_sample_shows_no_gain():
+    """The standard error of one sample is undefined: no model passes, and the run is refused."""
+    parts = federation()
+    short = replace(parts, val=(parts.val[0][:1], *parts.val[1:]))
+    careful = FedFomo(min_gain_se=0.1)
+    on = task(careful, federated=short)
+    client = one_client(on, 0)
+    better = client.train(client.train(on.start))
+    assert not bool(careful._significant(client, better[None], on.start).any())
+    with pytest.raises(ConfigError, match="site 0 would weigh models on one sample"):
+        careful.init(on)
+    FedFomo().init(on)
+    careful.init(task(careful))
 
 
 def test_abs_sum_divides_the_increment():

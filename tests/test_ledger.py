@@ -51,8 +51,12 @@ LEDGER = {
     Scaffold(predict_with="local"): lambda m: (2 * m, 2 * m, 0),
     QFedAvg(): lambda m: (m, m + 2 * S, m),
     TERM(): lambda m: (m, m + 2 * S, m),
-    PaFL(): lambda m: (m, m + S, m),
-    PaFLKD(checkpoint="best_federated_validation"): lambda m: (m, m + 2 * S, m),
+    PaFL(): lambda m: (m, m + 3 * S, m),  # the distillation loss before and after training
+    PaFL(personal="proximal", checkpoint="best_federated_validation"): lambda m: (
+        m,
+        m + 2 * S,
+        m,
+    ),
     PaFLEWC(fisher_data="client_train"): lambda m: (m, m + S, m),
     FedAMP(): lambda m: (m + S, m, 0),
     HeurFedAMP(): lambda m: (m + S, m, 0),
@@ -108,6 +112,16 @@ def test_ledger_of_fedfomo(downloads, participation):
         ready = sum(min(downloads, len(uploaded - {i})) for i in range(K))
         up = len(record.clients) * (m + 4 * K)
         assert record.traffic == (slots * (m + S), up, ready * (m + S))
+
+
+def test_ledger_of_distillation():
+    """From T/2 on the loss before and after training comes with every update."""
+    method = PaFLKD(checkpoint="best_federated_validation")
+    on = task(method)
+    m = 8 * on.model.size
+    records = list(run(method, on, make_engine("wire", on), 4))
+    each = [record.traffic.up // len(record.clients) for record in records]
+    assert each == [m + 2 * S, m + 2 * S, m + 4 * S, m + 4 * S]
 
 
 # Fisher data -> bytes more than FedAvg's, down and up, in rounds 0 to 3 of four

@@ -5,10 +5,11 @@ import torch
 
 from coterie.adapt import Adapted, ElasticWeights
 from coterie.adapt.fisher import fisher
+from coterie.adapt.kd import Terms, distillation
 from coterie.algorithm import round_of
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import FedProx
-from coterie.algorithms.pafl import PaFL, Phase
+from coterie.algorithms.pafl import PaFL, Phase, Sent
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.algorithms.pafl_kd import PaFLKD
 from coterie.client import of_server
@@ -175,8 +176,30 @@ def test_batch_norm_has_no_fisher():
 
 def test_the_default_step_survives_the_papers_lambda():
     for step, survives in (("auto", True), ("explicit", False)):
-        theta = records(PaFLEWC(ewc_step=step), 8)[-1].server.theta
+        theta = records(PaFLEWC(lam=5000.0, ewc_step=step), 8)[-1].server.theta
         assert bool((theta.abs() < 100).all()) == survives
+
+
+@pytest.mark.parametrize(("step", "rises"), [("bounded", False), ("full", True)])
+def test_the_loss_before_and_after_distillation_is_recorded(step, rises):
+    """Of the model that was received, and of what the clients made of it; only from T/2 on."""
+    wild = Recipe(lr=2.0, epochs=4, batch=100)
+    found = records(PaFLKD(kd_step=step), 4, recipe=wild)
+    assert [record.observed.keys() for record in found[:2]] == [set(), set()]
+    for record in found[2:]:
+        before, after = record.observed["distillation"]
+        assert (after > before) == rises
+
+
+def test_the_recorded_loss_is_the_whole_objective():
+    algorithm = PaFL(personal="kd", mu=0.25)
+    on = task(algorithm, recipe=PLAIN)
+    client, terms = one_client(on, 4), Terms(6.0, 0.95, "hinton")
+    upload, _ = algorithm.local(client, Sent(on.start, ()), ())
+    (block,) = client.blocks("train")
+    for w, told in zip((on.start, upload.update.w), upload.taught, strict=True):
+        own = 0.25 * client.loss(w, block)
+        assert_close(told, own + 0.75 * distillation(client, w, on.start, block, terms), 1e-10)
 
 
 # ---- the checkpoint ------------------------------------------------------------------------------
@@ -184,7 +207,7 @@ def test_the_default_step_survives_the_papers_lambda():
 
 def test_the_checkpoint_is_the_model_validated_best():
     wild = Recipe(lr=2.0, epochs=2, batch=10)  # the loss goes up and down
-    algorithm = PaFLKD(checkpoint="best_federated_validation")
+    algorithm = PaFLKD(kd_step="full", checkpoint="best_federated_validation")
     on = task(algorithm, recipe=wild)
     found = records(algorithm, 6, recipe=wild)
     candidates = [on.start, *(record.server.theta for record in found[:-1])]

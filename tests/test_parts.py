@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from coterie.adapt.fb import top_layer
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.lgfedavg import LGFedAvg, parts
+from coterie.data.federation import Dataset
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
 from coterie.model import FlatModel
+from coterie.models import factory
 from coterie.run import run
 from support import RECIPE, assert_close, last, mlp, one_client, predictors, task, whole_round
 
@@ -176,3 +179,28 @@ def test_the_recipe_s_epochs_do_not_reach_fedrep():
     usual = predictors(last(method, task(method))).models
     longer = predictors(last(method, task(method, recipe=replace(RECIPE, epochs=5)))).models
     assert torch.equal(usual, longer)
+
+
+def bare() -> nn.Module:
+    """A head that is nothing but a tied weight."""
+    module = nn.Sequential(
+        nn.Embedding(6, 4), nn.Flatten(), nn.Linear(8, 4), nn.Linear(4, 6, False)
+    )
+    module[3].weight = module[0].weight
+    return module
+
+
+def test_a_tied_head_is_found_by_module():
+    network = FlatModel(factory("word_lstm", tokens())())
+    at = parts(network, 1)
+    assert len(at.upper) == 50 * 200 + 50
+    assert torch.equal(at.upper, parts(network, ("head",)).upper)
+    assert torch.equal(at.upper, network.positions([top_layer(network)]))
+    assert network.layers() == ["lstm.0", "lstm.1", "head"]
+    assert len(parts(FlatModel(bare()), 1).upper) == 24
+    assert top_layer(FlatModel(bare())) == "3"
+
+
+def tokens() -> Dataset:
+    x = torch.arange(50).repeat(2)[:60].view(6, 10)
+    return Dataset("words", x, torch.arange(6), 50)

@@ -201,7 +201,7 @@ def test_the_personal_step_is_taken_on_training_data():
 
 
 def test_auto_follows_the_rate_of_the_round():
-    method = PerFedAvg()
+    method = PerFedAvg(predict_steps=1)
     on = task(method, recipe=replace(RECIPE, decay=0.5))
     client = one_client(on, 0, round_index=2)
     expected = on.start - 0.1 * 0.25 * client.gradient(on.start, "train")
@@ -221,3 +221,19 @@ def test_batch_norm_statistics_are_not_descended():
     personal = method.predictor(client, on.start, ()).models[0]
     assert torch.equal(personal[trained:], on.start[trained:])
     assert (personal - on.start).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("lr", [0.05, 1.0, 20.0])
+def test_the_hessian_term_never_turns_an_automatic_step_around(lr):
+    """By default the meta-gradient keeps at least half of g: the loss after adapting falls."""
+    on = quadratic(lr=lr)
+    client, g = one_client(on, 0), torch.randn(len(W), dtype=W.dtype)
+    for scale in (0.01, 1.0, 100.0):
+        term = PerFedAvg("hf")._correction(client, g, scale * H * g)
+        assert float(term.norm()) <= 0.5 * float(g.norm()) * (1 + 1e-6)
+        assert float(g @ (g - term)) >= 0.5 * float(g @ g) * (1 - 1e-6)
+    small = PerFedAvg("hf")._correction(client, g, 1e-3 * g / lr)
+    assert_close(small, 1e-3 * g, 1e-6)
+    fixed = PerFedAvg("hf", inner_lr=7.0)._correction(client, g, H * g)
+    assert_close(fixed, 7.0 * H * g, 1e-6)
+    assert float(PerFedAvg("hf")._correction(client, 0 * g, 0 * g).norm()) == 0.0

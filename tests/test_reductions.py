@@ -41,13 +41,17 @@ ALONE = Local(budget="matched", keep="last")  # sampled as the others are
 
 CASES = {
     "EWC lam=0 is FT": (Adapted(FedAvg(), ElasticWeights(lam=0.0)), FINE_TUNED),
-    "KD hinton alpha=0 is FT": (Adapted(FedAvg(), Distill(alpha=0.0)), FINE_TUNED),
+    "KD hinton alpha=0 is FT": (
+        Adapted(FedAvg(), Distill(alpha=0.0, kd_step="full")),
+        FINE_TUNED,
+    ),
     "FB of the whole network is FT": (
         Adapted(FedAvg(), FreezeBase(fb_trainable=("1", "3"))),
         FINE_TUNED,
     ),
     "FedProx mu=0 is FedAvg": (FedProx(mu=0.0), FedAvg()),
     "q-FedAvg q=0 is FedAvg": (QFedAvg(q=0.0), FedAvg()),
+    "q-FedAvg q=0 of the original is FedAvg": (QFedAvg(q=0.0, step="lipschitz"), FedAvg()),
     "FedAvg+Data without a share is FedAvg": (FedAvgData(share=0.0), FedAvg()),
     "TERM t=0 is FedAvg": (TERM(t=0.0), FedAvg()),
     "PaFL mu=1 is FedAvg": (PaFL(mu=1.0), FedAvg()),

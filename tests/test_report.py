@@ -88,6 +88,60 @@ def test_weights_that_say_nothing_are_loud():
     assert codes(log.history()) == []  # uniform once is a start, not an alarm
 
 
+def swinging(amplitude, rounds=20, noise=0.0, seed=0, drift=0.0):
+    """Scores of groups that are served well in turn, every second round."""
+    rng = np.random.default_rng(seed)
+    side = np.where(GROUPS == 0, 1.0, -0.5)
+    turn = (-1.0) ** np.arange(rounds)
+    rise = drift * np.arange(rounds)[:, None]
+    return 50 + amplitude * turn[:, None] * side + rise + rng.normal(0, noise, (rounds, CLIENTS))
+
+
+def test_a_swing_with_period_two_is_loud():
+    for drift in (0.0, 1.0):
+        assert codes(history_of("term", swinging(10, drift=drift, noise=3))) == ["two_cycle"]
+    growing = 50 + (swinging(10, 20) - 50) * np.linspace(0, 1, 20)[:, None]
+    assert codes(history_of("fedavg", growing)) == ["two_cycle"]
+    assert codes(history_of("term", swinging(1))) == []  # a point up and down matters to nobody
+    assert codes(history_of("term", swinging(10, 7))) == []  # too short to tell
+
+
+def test_noise_and_learning_do_not_swing():
+    for seed in range(50):
+        assert codes(history_of("term", swinging(0, noise=8, seed=seed))) == []
+        assert codes(history_of("term", swinging(0, noise=3, drift=2, seed=seed))) == []
+    curve = 90 - 60 * np.exp(-np.arange(20) / 4)[:, None] + np.zeros(CLIENTS)
+    assert codes(history_of("term", curve)) == []
+    slow = 50 + 20 * np.sin(np.arange(20) / 2)[:, None] * np.ones(CLIENTS)
+    assert codes(history_of("term", slow)) == []
+
+
+def test_a_swing_is_looked_for_only_where_it_can_be_seen():
+    test, log = swinging(10, 40), {}
+    for gap in (2, 3):
+        log[gap] = Log("term", 0, "accuracy", roster())
+        for index in range(gap - 1, 40, gap):
+            log[gap].append(record(index, test[index]))
+    assert codes(log[2].history()) == []  # every second round shows one side
+    assert codes(log[3].history()) == ["two_cycle"]
+
+
+def taught(*pairs):
+    log = Log("pafl_kd", 0, "accuracy", roster())
+    for index, pair in enumerate(pairs):
+        told = {} if pair is None else {"distillation": pair}
+        row = record(index, np.full(CLIENTS, 70.0 + index))
+        log.append(row._replace(observed=told))
+    return codes(log.history())
+
+
+def test_distillation_that_leaves_its_teacher_is_loud():
+    assert taught(None, [0.1, 5.0], [0.1, 0.4]) == ["left_teacher"]
+    assert taught(None, [0.1, math.nan]) == ["left_teacher"]
+    assert taught(None, [0.1, 0.09], [0.1, 0.1], [0.1, 0.2]) == []
+    assert taught(None, None) == []
+
+
 # Comparisons
 
 

@@ -69,6 +69,61 @@ def of_copies(history: History, references: Sequence[tuple[str, History]]) -> li
     ]
 
 
+CYCLE_ROUNDS = 10  # evaluated rounds in which a two-cycle is looked for, and 8 at least
+CYCLE_SHARE = 0.5  # of the scores' variance about their trend; noise has about 1 / 8
+CYCLE_POINTS = 3.0  # mean distance of a client's score from its trend, in points
+
+
+def two_cycle(history: History) -> tuple[float, float]:
+    """How much clients' scores alternate from one of the last rounds to the next.
+
+    Returns the share of their variance about a straight line that has period two, and the mean
+    amplitude of that part. (0, 0) where it cannot be seen: too few evaluated rounds, or an even
+    number of rounds between them.
+    """
+    rounds, scores = history.rounds[-CYCLE_ROUNDS:], history.test[-CYCLE_ROUNDS:]
+    scores = scores[:, np.isfinite(scores).all(0)]
+    gaps = set(np.diff(rounds).tolist())
+    if len(rounds) < 8 or len(gaps) != 1 or gaps.pop() % 2 == 0 or not scores.size:
+        return 0.0, 0.0
+    time = np.arange(len(rounds))
+    line = np.stack([np.ones(len(time)), time], 1)
+    rest = scores - line @ np.linalg.lstsq(line, scores, rcond=None)[0]
+    amplitude = (-1.0) ** time @ rest / len(time)
+    variance = float((rest**2).mean())
+    share = float((amplitude**2).mean()) / variance if variance > 0 else 0.0
+    return share, float(np.abs(amplitude).mean())
+
+
+def of_cycles(history: History) -> list[Alarm]:
+    """Clients that are served well in every second round only."""
+    share, amplitude = two_cycle(history)
+    points = history.metric not in ("r2", "rmse")  # those have no common unit
+    if not points or share < CYCLE_SHARE or amplitude < CYCLE_POINTS:
+        return []
+    text = (
+        f"{history.method} swings between clients with period two: in the last rounds a client's "
+        f"score was {amplitude:.0f} points above and below its trend in turn. The last round shows "
+        "one side of the swing; use a smaller learning rate, server_lr or tilt."
+    )
+    return [Alarm("two_cycle", text)]
+
+
+def of_teachers(history: History) -> list[Alarm]:
+    """Distillation that ends further from its teacher than its loss allows."""
+    seen = [line["distillation"] for line in history.lines if "distillation" in line]
+    rose = [(before, after) for before, after in seen if not after <= before]
+    if 2 * len(rose) <= len(seen):
+        return []
+    before, after = rose[-1]
+    text = (
+        f"{history.method} moved away from its teacher: in {len(rose)} of {len(seen)} rounds with "
+        f"distillation the clients' loss rose during training (from {before:.3g} to {after:.3g} in "
+        "the last of them). Its steps are too long; use kd_step = 'bounded' or a smaller rate."
+    )
+    return [Alarm("left_teacher", text)]
+
+
 def raise_alarms(history: History, references: Mapping[str, History]) -> tuple[Alarm, ...]:
     """Every alarm of a run; ``references`` are other methods' runs of the same seed.
 
@@ -80,4 +135,4 @@ def raise_alarms(history: History, references: Mapping[str, History]) -> tuple[A
         return ()
     weights = [] if history.method == "fedavg" else of_weights(history)
     copies = of_copies(history, known)
-    return (*weights, *copies)
+    return (*weights, *copies, *of_cycles(history), *of_teachers(history))

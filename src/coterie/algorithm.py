@@ -166,6 +166,10 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
         """Who draws on whom ``[K, K]``, for people to look at; None where nobody chooses."""
         return None
 
+    def observed(self, server: Server) -> dict[str, Any]:
+        """What the last round's participants reported for the record: plain values by name."""
+        return {}
+
 
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 

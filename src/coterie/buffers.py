@@ -100,6 +100,10 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         """As the method."""
         return self.algorithm.collaboration(server.method, states.method, round)
 
+    def observed(self, server: Beside) -> dict[str, Any]:
+        """As the method."""
+        return self.algorithm.observed(server.method)
+
     def _held(self, message: Beside, state: Beside) -> Statistics:
         return Statistics(message.buffers if self.policy == "server" else state.buffers)
 

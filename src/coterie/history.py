@@ -222,6 +222,7 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
             {"client": _name(roster, r.client), "reason": r.reason} for r in record.rejected
         ],
     }
+    line.update(record.observed)
     if record.evaluation is not None:
         for name in SCORES:
             line[name] = float(metrics.mean_known(getattr(record.evaluation, name)))

@@ -1,7 +1,7 @@
 """A model is a vector: an ``nn.Module`` as a function of one flat parameter vector."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,8 @@ class FlatModel:
     module's own order, and behind them the floating-point buffers (batch-norm statistics): mixing
     models then mixes their buffers with the same weights. ``parameters`` counts the first part;
     distances, gradients and optimisers see nothing else. Frozen parameters stay with the module.
+    A tied weight belongs to the last module that uses it: an output layer that shares the weight
+    of an embedding owns it.
 
     ``apart`` leaves the buffers out of the vector that methods see (``size``); what is called and
     refreshed is always a ``whole`` vector, with them. ``coupled`` says that in training the samples
@@ -56,6 +58,7 @@ class FlatModel:
         buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
         slots = _slots([*trainable, *buffers])
         self._slots, self._buffers = slots, {name for name, _ in buffers}
+        self._names = _all_names(module)
         self.whole, self.parameters = slots[-1].stop, sum(p.numel() for _, p in trainable)
         self.apart = apart and bool(buffers)
         self.slots = slots[: len(trainable)] if apart else slots
@@ -117,7 +120,7 @@ class FlatModel:
         """The vector's positions that belong to the named submodules or parameters."""
         found = []
         for name in modules:
-            mine = [s for s in self.slots if f"{s.name}.".startswith(f"{name}.")]
+            mine = [s for s in self.slots if self._inside(s, name)]
             if not mine:
                 raise ConfigError(
                     f"the model has no layer '{name}'; {did_you_mean(name, self.layers())}"
@@ -125,9 +128,38 @@ class FlatModel:
             found += [torch.arange(s.start, s.stop) for s in mine]
         return torch.cat(found).unique() if found else torch.arange(0)
 
+    def _inside(self, slot: Slot, name: str) -> bool:
+        """Whether a module or parameter of this name has the slot; a tied weight has several."""
+        return any(f"{known}.".startswith(f"{name}.") for known in self._names[slot.name])
+
+    def owner(self, slot: Slot) -> str:
+        """The module that a slot belongs to; of a tied weight, the last one that uses it."""
+        return self._names[slot.name][-1].rpartition(".")[0]
+
+    def ordered(self) -> list[Slot]:
+        """The slots in the order of the modules they belong to, from input to output."""
+        order = {name: place for place, name in enumerate(n for n, _ in _tensors(self.module))}
+        return sorted(self.slots, key=lambda slot: order[self._names[slot.name][-1]])
+
     def layers(self) -> list[str]:
-        """The names of the modules that own parameters, from input to output."""
-        return list(dict.fromkeys(s.name.rpartition(".")[0] for s in self.slots))
+        """The names of the modules that own parameters or buffers, from input to output."""
+        return list(dict.fromkeys(self.owner(slot) for slot in self.ordered()))
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer under every name it has, module by module."""
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        yield from part.named_parameters(prefix, recurse=False)
+        yield from part.named_buffers(prefix, recurse=False)
+
+
+def _all_names(module: nn.Module) -> dict[str, list[str]]:
+    """Every name of each parameter and buffer, by its first name."""
+    first: dict[int, str] = {}
+    names: dict[str, list[str]] = {}
+    for name, tensor in _tensors(module):
+        names.setdefault(first.setdefault(id(tensor), name), []).append(name)
+    return names
 
 
 def _slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:

@@ -47,6 +47,7 @@ class Record(NamedTuple):
     mixture: Mixture | None  # every client's predictor, in the last round
     server: Tree
     kept: Tree  # the clients' states, on shelves
+    observed: dict[str, Any] = {}  # noqa: RUF012  # what the method adds to the round's line
     outcomes: Outcomes | None = None  # every answer to a test sample, in the last round
 
     @property
@@ -121,6 +122,7 @@ def run(
             mixture,
             server,
             states,
+            algorithm.observed(server),
             outcomes,
         )
 

@@ -114,3 +114,7 @@ class Adapted(Wrapper[With, With, With, Any]):
     def collaboration(self, server: With, states: Tree, round: Round) -> Tensor | None:
         """As the method."""
         return self.algorithm.collaboration(server.method, states, round)
+
+    def observed(self, server: With) -> dict[str, Any]:
+        """As the method."""
+        return self.algorithm.observed(server.method)

@@ -12,6 +12,10 @@ Notes:
     there is one model for all, ``client_train`` elsewhere. ``aggregate`` averages the diagonals
     that the participants of the last round computed of the model they would have predicted with
     before that round: a round old, as nobody is asked twice.
+    λ = 5000, the papers' value, is a pull thousands of times the curvature of the loss itself,
+    which is about M: nothing that matters moves any more. ``lam = "auto"`` is 1 / (η max_k M_k):
+    the parameter that matters most is pulled back by its whole distance in every step, the others
+    in proportion to their M_k. It means the same with every estimator of M, whose scales differ.
     The explicit step (λM_k(C_k − G_k) added to the gradient) overshoots wherever ηλM_k > 2: at
     λ = 5000 and η = 0.1 that is M_k > 4e-3, and models of ordinary size diverge (spec 3.3). The
     implicit one follows the optimiser's step by ``C_k ← (C_k + ηλM_k G_k) / (1 + ηλM_k)``: stable
@@ -35,14 +39,24 @@ from ..tree import Tree
 from .base import Adaptation
 from .fisher import Kind, Source, fisher
 
+Auto = Literal["auto"]
 Step = Literal["auto", "explicit", "implicit"]
 
-# the largest ηλM_k at which the pull on a parameter is a term of the gradient
-_EXPLICIT_UP_TO = {"explicit": math.inf, "auto": 1.0, "implicit": 0.0}
+# the largest ηλM_k at which the pull on a parameter is a term of the gradient; "auto" is 1 and room
+# for rounding, because lam = "auto" makes the largest exactly 1
+_EXPLICIT_UP_TO = {"explicit": math.inf, "auto": 1.001, "implicit": 0.0}
+
+
+def strength(client: Client, M: Tensor, lam: float | Auto) -> Tensor | float:
+    """λ as it is given, or as ``auto``: ``1 / (η max_k M_k)``, and 0 where M is zero."""
+    if lam != "auto":
+        return lam
+    largest = M.max()
+    return torch.where(largest > 0, 1 / (client.lr * largest), 0.0)
 
 
 def consolidate(
-    client: Client, start: Tensor, anchor: Tensor, M: Tensor, lam: float, step: Step
+    client: Client, start: Tensor, anchor: Tensor, M: Tensor, lam: Tensor | float, step: Step
 ) -> Tensor:
     """Local training from ``start``, held near ``anchor`` where the Fisher diagonal M is large."""
     G, pull = client.trainable(anchor), client.lr * lam * M
@@ -76,7 +90,7 @@ class ElasticWeights(Adaptation):
     Fields:
         epochs: passes over the client's data; None takes the training recipe's.
         lr: learning rate; None takes the rate of the round.
-        lam: strength λ of the pull; 0 is fine-tuning.
+        lam: strength λ of the pull; 0 is fine-tuning, 5000 the papers'; ``auto`` is 1 / (η max M).
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
@@ -86,7 +100,7 @@ class ElasticWeights(Adaptation):
 
     epochs: CountOrZero | None = None
     lr: Positive | None = None
-    lam: NotNegative = 5000.0
+    lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "auto"
@@ -95,7 +109,7 @@ class ElasticWeights(Adaptation):
         """Train on, held near where it matters."""
         M = given if isinstance(given, Tensor) else fisher(client, w, self.fisher_kind)
         tuned = client.tuned(epochs=self.epochs, lr=self.lr)
-        return consolidate(tuned, w, w, M, self.lam, self.ewc_step)
+        return consolidate(tuned, w, w, M, strength(tuned, M, self.lam), self.ewc_step)
 
     @property
     def surveys(self) -> bool:

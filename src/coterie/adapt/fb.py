@@ -24,9 +24,9 @@ from .base import Adaptation
 
 
 def top_layer(model: FlatModel) -> str:
-    """The module that owns the last trainable parameter."""
-    last = [slot for slot in model.slots if slot.start < model.parameters][-1]
-    return last.name.rpartition(".")[0] or last.name
+    """The last module that owns a trainable parameter, a tied one included."""
+    last = [slot for slot in model.ordered() if slot.start < model.parameters][-1]
+    return model.owner(last) or last.name
 
 
 class Freed(NamedTuple):

@@ -21,6 +21,8 @@ Notes:
     which it next takes part; ranks say no more than the requests of several rounds would. Random
     ties are drawn by the server. A non-finite w_n counts 0 and leaves P alone (spec 16); so does a
     model that differs from θ_i^old by no more than rounding.
+    The standard error of one sample is undefined, so with ``min_gain_se`` a client that weighs on a
+    single sample could accept no model, not even its own: such a run is refused.
 """
 
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Client, mean
+from ..errors import ConfigError
 from ..mixing import count_larger, epsilon_greedy
 from ..ranges import CountOrZero, NotNegative, Share
 from ..table import Rows, updated
@@ -108,6 +111,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         affinity_update: ``raw`` adds w_n; ``abs_sum`` adds w_n / |Σ w| (public code).
         pool: candidates are ``all_uploaded`` models or only those of the ``last_round``.
         min_gain_se: ignore a model whose gain is below so many standard errors; 0 ignores none.
+            Above 0 every client needs two validation samples or more.
     """
 
     downloads: CountOrZero = 5
@@ -136,12 +140,24 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
 
     def init(self, task: Task) -> tuple[Pool, Kept]:
         """The common start; P is the identity."""
+        self._check(task)
         K = task.population
         identity = torch.eye(K, dtype=task.dtype, device=task.device)
         nobody = torch.full((K,), -1, device=task.device)
         models = rows(task.start, K)
         equal = torch.zeros(1, 1, dtype=torch.int32, device=task.device).expand(K, K)
         return Pool(models, nobody, equal), Kept(models, models, identity, identity)
+
+    def _check(self, task: Task) -> None:
+        """Refuse standard errors of a single validation sample: no gain could ever be shown."""
+        sizes, names = task.splits["val"].sizes, task.federation.clients
+        short = [name for name, size in zip(names, sizes, strict=True) if size == 1]
+        if self.min_gain_se and short:
+            raise ConfigError(
+                f"fedfomo: min_gain_se is {self.min_gain_se:g}, but {', '.join(short)} would weigh "
+                "models on one sample, which has no standard error; expected two samples or more: "
+                "raise data.val, or set min_gain_se = 0"
+            )
 
     def download(self, server: Pool, round: Round) -> Bank:
         """The M models each client is sent: ε-greedy over those that are there."""
@@ -211,7 +227,8 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
             centre = mean(gains, mask)
             count = gains.new_tensor(len(gains)) if mask is None else mask.sum()
             spread = mean((gains - centre) ** 2, mask) * count / (count - 1).clamp(min=1)
-            return centre / (spread / count.clamp(min=1)).sqrt().clamp(min=1e-12)
+            ratio = centre / (spread / count.clamp(min=1)).sqrt().clamp(min=1e-12)
+            return torch.where(count > 1, ratio, -torch.inf)  # one sample has no standard error
 
         gains: Tensor = client.map(gain_over_error, models)
         return gains >= self.min_gain_se

@@ -14,7 +14,7 @@ Notes:
     The authors start from a trained FedAvg model; ``pretrain_rounds`` makes one first (ours: 0).
     Then the whole model travels, and every client receives the pretrained lower layers once, in
     the first round after it in which it takes part.
-    Batch-norm statistics belong to their layer.
+    Batch-norm statistics belong to their layer, a weight that two layers share to the later one.
 """
 
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def parts(model: FlatModel, upper: Layers) -> Parts:
     """The last so many layers, or the named ones, and the rest; buffers go with their layer."""
     if isinstance(upper, int):
         names = model.layers()[max(0, len(model.layers()) - upper) :]
-        mine = [s for s in model.slots if s.name.rpartition(".")[0] in names]
+        mine = [s for s in model.slots if model.owner(s) in names]
         at = torch.cat([torch.arange(0), *(torch.arange(s.start, s.stop) for s in mine)])
     else:
         at = model.positions(upper)

@@ -10,7 +10,8 @@ FedAvg until T/2 and by a whole adaptation loss from then on (μ = 0, D = the lo
     H_KD    D = distillation from G           H_EWC    D = CE + (λ/2) Σ_k M_k (C_k − G_k)²
 
 Travels: as FedAvg. While D is EWC also the Fisher diagonal M: down with ``server_aux`` and
-``aggregate``, up with ``aggregate``. With ``checkpoint`` one loss up.
+``aggregate``, up with ``aggregate``. With ``checkpoint`` one loss up. While D is distillation two
+losses up, before and after training: where they rise, the run raises an alarm.
 
 Notes:
     The adaptation losses contain the cross-entropy already, hence μ = 0 (spec 5).
@@ -26,14 +27,14 @@ Notes:
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..adapt.ewc import Step, consolidate, require_aux
+from ..adapt.ewc import Auto, Step, consolidate, require_aux, strength
 from ..adapt.fisher import Kind, Source, fisher
-from ..adapt.kd import Form, Terms, distillation
+from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, losses
 from ..algorithm import GlobalModel, Round, check_pull, rows
 from ..client import Batch, Client
 from ..errors import ConfigError
@@ -67,6 +68,7 @@ class Server(NamedTuple):
     fisher: Tree  # [parameters] the last participants' average; () unless it is asked for
     best: Tree  # [P] the model validated best so far; () without checkpoint
     lowest: Tree  # [] its loss
+    taught: Tensor  # [2] mean loss before and after training by distillation; 0 without
 
 
 class Sent(NamedTuple):
@@ -82,16 +84,18 @@ class Trained(NamedTuple):
     update: Update
     fisher: Tree  # [parameters] at the received model, where it is averaged for the next round
     loss: Tree  # [] of the received model on validation data, with checkpoint
+    taught: Tree  # [2] loss before and after training, where that has distillation in it
 
 
 class Options(NamedTuple):
     """The constants of all personalisation losses."""
 
     terms: Terms
-    lam: float = 0.0
+    lam: float | Auto = 0.0
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "client_train"
     ewc_step: Step = "explicit"
+    kd_step: DistillStep = "full"
 
 
 def halved(t: int, horizon: int, personal: Personal) -> Phase:
@@ -108,7 +112,8 @@ def personal_training(
         return client.train(G)
     if personal == "ewc":  # μ CE + (1 − μ)(CE + R) = CE + (1 − μ) R
         M = given if isinstance(given, Tensor) else fisher(client, G, options.fisher_kind)
-        return consolidate(client, G, G, M, (1 - mu) * options.lam, options.ewc_step)
+        lam = (1 - mu) * strength(client, M, options.lam)
+        return consolidate(client, G, G, M, lam, options.ewc_step)
 
     def distance(w: Tensor, batch: Batch) -> Tensor:
         if personal == "kd":
@@ -121,7 +126,17 @@ def personal_training(
         own = (1 - mu) * distance(w, batch)
         return mu * client.loss(w, batch) + own if mu else own
 
-    return client.train(G, loss=loss)
+    return descent(client, G, loss, options.kd_step if personal == "kd" else "full")
+
+
+def taught_loss(client: Client, w: Tensor, G: Tensor, mu: float, terms: Terms) -> Tensor:
+    """``mu · CE + (1 − mu) · distillation`` on all training data, in evaluation mode."""
+    total, count = w.new_zeros(()), w.new_zeros(())
+    for block in client.blocks("train"):
+        each = mu * client.losses(w, block) + (1 - mu) * losses(client, w, G, block, terms)
+        inside = torch.ones_like(each) if block.mask is None else block.mask
+        total, count = total + (each * inside).sum(), count + inside.sum()
+    return total / count.clamp(min=1)
 
 
 class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
@@ -157,6 +172,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
             none if source == "aggregate" else (),
             task.start if validated else (),
             lowest if validated else (),
+            task.start.new_zeros(2),
         ), ()
 
     def _elastic(self, t: int, horizon: int) -> bool:
@@ -187,19 +203,30 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
         report = fisher(client, G, self.options.fisher_kind) if self._asked(t, horizon) else ()
         loss = client.loss(G, "val") if self.uses_validation else ()
-        return Trained(Update(w, client.size), report, loss), ()
+        mu, personal = self.phase(t, horizon)
+        taught: Tree = ()
+        if mu < 1.0 and personal == "kd":
+            terms = self.options.terms
+            taught = torch.stack([taught_loss(client, v, G, mu, terms) for v in (G, w)])
+        return Trained(Update(w, client.size), report, loss, taught), ()
 
     def aggregate(self, server: Server, uploads: Trained, round: Round) -> Server:
         """Average; note the model that was validated best."""
         theta = average(server.theta, uploads.update, self.weighting, self.server_lr)
-        p, (M, best, lowest) = shares(uploads.update.size, self.weighting), server[1:]
+        p, (M, best, lowest, _) = shares(uploads.update.size, self.weighting), server[1:]
         if isinstance(uploads.fisher, Tensor):
             M = mix(p, uploads.fisher)
         if isinstance(uploads.loss, Tensor):
             loss = mix(p, uploads.loss)
             best = torch.where(loss < lowest, server.theta, best)
             lowest = torch.minimum(loss, lowest)
-        return Server(theta, M, best, lowest)
+        known = isinstance(uploads.taught, Tensor)
+        taught = mix(p, uploads.taught) if known else torch.zeros_like(server.taught)
+        return Server(theta, M, best, lowest, taught)
+
+    def observed(self, server: Server) -> dict[str, Any]:
+        """The participants' mean loss before and after they trained by distillation."""
+        return {"distillation": server.taught.tolist()} if bool(server.taught.any()) else {}
 
     def model(self, server: Server) -> Tensor:
         """The newest global model, or the one that was validated best."""
@@ -241,7 +268,8 @@ class PaFL(Personalising):
         tau: temperature τ of the distillation.
         alpha: weight α of the distillation.
         kd_form: ``hinton``, ``paper`` or ``yu_code``.
-        lam: strength λ of EWC.
+        kd_step: ``bounded`` or ``full`` steps of the distillation.
+        lam: strength λ of EWC; ``auto`` is 1 / (η max M).
         fisher_kind: ``empirical``, ``true`` or ``batch_mean``.
         fisher_data: ``server_aux``, ``client_train``, ``aggregate`` or ``auto``.
         ewc_step: ``explicit``, ``implicit`` (stable for any λ) or ``auto``.
@@ -256,7 +284,8 @@ class PaFL(Personalising):
     tau: Positive = 6.0
     alpha: Share = 0.95
     kd_form: Form = "hinton"
-    lam: NotNegative = 5000.0
+    kd_step: DistillStep = "bounded"
+    lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "auto"
@@ -281,4 +310,5 @@ class PaFL(Personalising):
     def options(self) -> Options:
         """All of them."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
-        return Options(terms, self.lam, self.fisher_kind, self.fisher_data, self.ewc_step)
+        elastic = self.lam, self.fisher_kind, self.fisher_data, self.ewc_step
+        return Options(terms, *elastic, kd_step=self.kd_step)

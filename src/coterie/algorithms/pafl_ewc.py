@@ -14,8 +14,12 @@ Notes:
     participants of the round before computed at the model they then received (zero where there was
     no such round): one model more each way. ``auto`` is ``server_aux``, the default of the
     specification, where the server holds samples, and ``client_train`` elsewhere.
-    λ = 5000 is the paper's. The explicit step overshoots wherever ηλM_k > 2: at η = 0.1 that is
-    M_k > 4e-3, at η = 40 (Reddit) M_k > 1e-5, a plausible cause of the divergence that P3 reports.
+    λ = 5000 is the paper's, and with it nothing that matters moves after T/2: the curvature of the
+    loss is about M, the pull's 5000 M. ``lam = "auto"`` is 1 / (η max_k M_k), the same for every
+    estimator of M, whose scales differ: the parameter that matters most is pulled back by its whole
+    distance in every step, the others in proportion to M_k.
+    The explicit step overshoots wherever ηλM_k > 2: with λ = 5000 and η = 0.1 that is M_k > 4e-3,
+    with η = 40 (Reddit) M_k > 1e-5, a plausible cause of the divergence that P3 reports.
     ``ewc_step = "auto"`` is explicit, as printed, for every parameter with ηλM_k ≤ 1 and implicit
     for the others, which is stable for any λ and the same to first order in η.
 """
@@ -23,7 +27,7 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..adapt.ewc import Step
+from ..adapt.ewc import Auto, Step
 from ..adapt.fisher import Kind, Source
 from ..adapt.kd import Terms
 from ..ranges import NotNegative, Positive
@@ -36,7 +40,8 @@ class PaFLEWC(Personalising):
     """PaFL with elastic weight consolidation in the second half (H_EWC).
 
     Fields:
-        lam: strength λ of the pull towards the received model.
+        lam: strength λ of the pull towards the received model, 5000 in the paper; ``auto`` is
+            1 / (η max M): what matters most is held fast, the rest in proportion.
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
@@ -47,7 +52,7 @@ class PaFLEWC(Personalising):
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
     """
 
-    lam: NotNegative = 5000.0
+    lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
     ewc_step: Step = "auto"

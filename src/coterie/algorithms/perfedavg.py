@@ -12,6 +12,11 @@ Notes:
     b is the rate of the recipe, whose optimiser takes the outer step; a is ``inner_lr``. The
     authors' ranges are a = 0.005 to 0.03 and b = 0.001 to 0.003. Our ``auto`` a is the rate of the
     round: the step that a client takes to make the model its own is then as large as any other.
+    The paper needs a ≤ 1/L, L the largest curvature of F: beyond it I − a∇²F turns the gradient
+    around in the steepest directions and the outer step climbs. At ordinary rates a = η exceeds it,
+    so with ``auto`` the term a∇²F g is shortened to at most half the length of g.
+    The paper predicts after one step, whose rate it tunes. Our default is five steps at the rate
+    of the round (see the measurements on the method's page).
     The personal step at prediction is taken on the whole training split, never on test data: public
     code adapts to the test batch, which leaks its labels (spec 10.5).
     D' are the round's ordinary minibatches, so that a = 0 is FedAvg with the same batches.
@@ -25,18 +30,13 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Batch, Client
+from ..descent import descend
 from ..ranges import CountOrZero, NotNegative, Positive
 from ..task import Task
 from ..tree import Tree
 from .fedavg import Update, Weighting, average
 
 Auto = Literal["auto"]
-
-
-def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tensor:
-    """``w − rate · g``; batch-norm statistics stay, whatever the gradient says of them."""
-    moved = client.trainable(w) - rate * client.trainable(g)
-    return torch.cat([moved, w[len(moved) :]])
 
 
 def hessian_product(client: Client, w: Tensor, g: Tensor, batch: Batch, delta: float) -> Tensor:
@@ -61,7 +61,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     form: Literal["fo", "hf"] = "fo"
     inner_lr: NotNegative | Auto = "auto"
     delta: Positive = 1e-3
-    predict_steps: CountOrZero = 1
+    predict_steps: CountOrZero = 5
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
 
@@ -87,6 +87,15 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
     def _rate(self, client: Client) -> Tensor | float:
         return client.lr if self.inner_lr == "auto" else self.inner_lr
 
+    def _correction(self, client: Client, g: Tensor, curved: Tensor) -> Tensor:
+        """``a ∇²F g``; with ``auto`` no longer than half of g."""
+        if self.inner_lr != "auto":
+            return self.inner_lr * curved
+        product = client.lr * curved
+        length, longest = (client.trainable(v).norm() for v in (product, g / 2))
+        share: Tensor = longest / length.clamp(min=torch.finfo(g.dtype).tiny)
+        return product * share.clamp(max=1.0)
+
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
         """Train for the loss after a personal step."""
         a = self._rate(client)
@@ -98,7 +107,8 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
             adapted = descend(client, w, client.gradient(w, before), a)
             g = client.gradient(adapted, batch)
             if self.form == "hf":
-                g = g - a * hessian_product(client, w, g, beside, self.delta)
+                curved = hessian_product(client, w, g, beside, self.delta)
+                g = g - self._correction(client, g, curved)
             return client.step(w, g, optimizer, batch)
 
         w, _ = client.scan(step, (received, client.begin(received)))

@@ -1,7 +1,10 @@
 """q-FedAvg: FedAvg whose step leans towards the clients with the larger losses.
 
-Objective: Σ_i p_i F_i^{q+1} / (q+1). With F_i the training loss of the received model θ, L = 1/η
-and g_i = L(θ − θ_i):
+Objective: Σ_i p_i F_i^{q+1} / (q+1), with F_i the training loss of the received model θ.
+
+    ω_i = p_i F_i^q / Σ_j p_j F_j^q;   θ⁺ = θ + η_g Σ_i ω_i (θ_i − θ)          (normalised)
+
+or, with L = 1/η and g_i = L(θ − θ_i), the step of the original (lipschitz):
 
     Δ_i = F_i^q g_i
     h_i = q F_i^{q−1} ‖g_i‖² + L F_i^q
@@ -10,27 +13,32 @@ and g_i = L(θ − θ_i):
 Travels: θ down, θ_i, the sample count and F_i up.
 
 Notes:
+    The original divides by h_i, an estimate of the objective's Lipschitz constant: the larger q,
+    the smaller the step. P3 calls the method loss-based weighted averaging and leaves η as it is
+    for every q: weights that sum to one, the default here (spec 17). Both are FedAvg at q = 0.
     Both sums are homogeneous in F^q, which over- and underflows: F_i^q is computed as
     (F_i / F_max)^q, and L cancels out of the weights (spec 4.1). 1e-10 is added to every loss.
     The original samples clients by size and averages uniformly; P3 samples uniformly and weighs by
     samples, which is the default here.
     η in L is the clients' rate of the round. With momentum or several epochs g_i is no gradient and
-    h_i a heuristic: the larger q, the smaller the step.
+    h_i a heuristic.
     Where every loss is zero the model stays as it is.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..algorithm import GlobalModel, Round, rows
 from ..client import Client
-from ..mixing import mix, shares
+from ..mixing import mean_move, mix, shares
 from ..ranges import NotNegative, Positive
 from ..task import Task
 from .fedavg import Weighting
+
+Step = Literal["normalised", "lipschitz"]
 
 
 class Measured(NamedTuple):
@@ -52,6 +60,17 @@ def q_weights(squares: Tensor, losses: Tensor, shares: Tensor, q: float, lr: flo
     p = shares.to(torch.float64)
     h = r * (q * squares.to(torch.float64) / (lr * F) + 1)  # h_i / L, as ‖g_i‖² / L = ‖·‖² / η
     return torch.where((losses > 0).any(), p * r / (p * h).sum(), 0.0)
+
+
+def normalised_weights(losses: Tensor, shares: Tensor, q: float) -> Tensor:
+    """``p_i F_i^q / Σ_j p_j F_j^q``, float64; all zero where every loss is and q > 0.
+
+    >>> normalised_weights(torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.5]), 1.0)
+    tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    F, least = losses.to(torch.float64), torch.finfo(torch.float64).tiny
+    weights = shares.to(torch.float64) * (F / F.max().clamp(min=least)) ** q
+    return weights / weights.sum().clamp(min=least)
 
 
 def q_step(
@@ -77,11 +96,14 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
         q: how much large losses count; 0 is FedAvg.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: factor η_g on the server's step.
+        step: ``normalised`` weights sum to one, as in P3; ``lipschitz`` is the step of the
+            original, which shrinks as q grows.
     """
 
     q: NotNegative = 1.0
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
+    step: Step = "normalised"
 
     title: ClassVar[str] = "q-FedAvg"
     paper: ClassVar[str] = (
@@ -107,8 +129,11 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
         return measured(client, received), ()
 
     def aggregate(self, server: Tensor, uploads: Measured, round: Round) -> Tensor:
-        """The q-FedAvg step."""
+        """A step along the weighted updates."""
         p = shares(uploads.size, self.weighting)
+        if self.step == "normalised":
+            omega = normalised_weights(uploads.loss, p, self.q)
+            return server + self.server_lr * mean_move(omega, uploads.w, server)
         w = q_step(server, uploads.w, uploads.loss, p, self.q, round.lr, round.parameters)
         return server + self.server_lr * (w - server)
 

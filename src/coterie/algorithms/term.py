@@ -12,6 +12,9 @@ Notes:
     not change. |t| < 1e-12 is FedAvg.
     The authors' code keeps a running normaliser and divides by the number of clients twice, so that
     its step is N times too small; P3's failures with TERM on Reddit may come from that (spec 4.2).
+    The default t = 0.1 is one of P3's values. Where groups of clients conflict, a round of training
+    changes a group's loss by much more than 1/t once t is about 1: the weight jumps to the group
+    that the round before neglected, and the model swings between groups with period two.
 """
 
 from dataclasses import dataclass
@@ -55,7 +58,7 @@ class TERM(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
         server_lr: the server's step η_g.
     """
 
-    t: Number = 1.0
+    t: Number = 0.1
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
 
