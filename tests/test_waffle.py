@@ -12,8 +12,8 @@ from coterie.algorithms import waffle
 from coterie.algorithms.erosion import Erosion, erode
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.algorithms.scaffold import Change, Scaffold
-from coterie.algorithms.waffle import Waffle, calc_weights, schedule, smooth
+from coterie.algorithms.scaffold import Scaffold
+from coterie.algorithms.waffle import Waffle, Work, calc_weights, schedule, smooth
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
 from coterie.run import run
@@ -103,8 +103,9 @@ def test_one_hot_from_95_percent_and_smoothed_from_97():
 # ---- WAFFLE as a whole ---------------------------------------------------------------------
 
 
-def test_a_round_equals_a_slow_loop():
-    method = Waffle(requesters=(1, 3), server_lr=0.7)
+@pytest.mark.parametrize("distance", ["gradient", "update"])
+def test_a_round_equals_a_slow_loop(distance):
+    method = Waffle(requesters=(1, 3), server_lr=0.7, distance=distance)
     on = task(method)
     server, states = method.init(on)
     round = whole_round(on, horizon=5)
@@ -113,7 +114,8 @@ def test_a_round_equals_a_slow_loop():
     )
     new = method.aggregate(server, uploads, round)
     for k, me in enumerate((1, 3)):
-        d = wide([float((uploads.dy[i, k] - uploads.dy[me, k]).norm()) for i in range(K)])
+        sent = uploads.dc if distance == "gradient" else uploads.dy  # all controls begin at 0
+        d = wide([float((sent[i, k] - sent[me, k]).norm()) for i in range(K)])
         turn = schedule(1, 5, 3.2)
         weights = (slow_weights(d, me, turn, turn) + 2 / K) / 3
         assert_close(new.weights[k], weights)
@@ -189,7 +191,7 @@ def test_absent_agents_have_no_weight():
     on = task(method)
     server, uploads, round = replies(method, on)
     here = torch.tensor([0, 1, 3])
-    some = Change(uploads.dy[here], uploads.dc[here])
+    some = Work(*(part[here] for part in uploads))
     new = method.aggregate(server, some, round._replace(clients=here))
     assert (new.weights[:, [2, 4]][here] == 0).all()
     assert (new.previous[:, [2, 4]][here] == 0).all()
@@ -203,11 +205,12 @@ def test_a_screened_outlier_stretches_nothing():
     plain, screened = Waffle(), Waffle(screen=3.0)
     on = task(plain)
     server, uploads, round = replies(plain, on)
-    wild = uploads.dy.clone()
+    wild, fierce = uploads.dy.clone(), uploads.dc.clone()
     wild[4] *= 1000
-    attacked = Change(wild, uploads.dc)
+    fierce[4] *= 1000
+    attacked = uploads._replace(dy=wild, dc=fierce)
     here = torch.tensor([0, 1, 2, 3])
-    honest = Change(uploads.dy[here], uploads.dc[here])
+    honest = Work(*(part[here] for part in uploads))
     expected = plain.aggregate(server, honest, round._replace(clients=here))
     found = screened.aggregate(server, attacked, round)
     assert_close(found.weights[:4], expected.weights[:4])

@@ -81,7 +81,8 @@ class Federation:
                 digest.update(f"|{len(indices)}|".encode())
                 digest.update(indices.to(torch.int64).numpy().tobytes())
         aux = None if self.aux is None else torch.cat(self.aux)
-        for extra in (self.dataset.x, self.dataset.y, self.relabel, aux):
+        data = self.dataset
+        for extra in (data.x, data.y, data.scale, data.shift, self.relabel, aux):
             if extra is not None:
                 digest.update(extra.contiguous().numpy().data)
         return digest.hexdigest()[:16]
