@@ -7,7 +7,10 @@ for, no outsized step. Whoever is left out keeps the state it had, and the other
 
 A clean run is not changed by a bit: nothing is clipped, reordered or rescaled.
 
-By convention a sample count is the field ``size`` of an upload.
+By convention a sample count is the field ``size`` of an upload. An upload that carries several
+copies of a client's work says in its field ``valid`` which of them are finite; those that are not
+are sent as zeros, and the method leaves them out (WAFFLE, Weight Erosion). The upload is let in,
+and that it lost a copy is written down as a rejection.
 """
 
 from collections import Counter
@@ -29,10 +32,11 @@ REASONS = {
     "shape": "an array of another shape than expected",
     "dtype": "an array of another number type than expected",
     "not_finite": "a number that is NaN or infinite",
+    "copies": "one of several copies is NaN or infinite: that copy is left out, the others count",
     "samples": "a sample count that is not above 0 and at most what the client declared",
     "norm": "a step longer than guard.norm times the median step of the round",
 }
-SAMPLES = "size"
+SAMPLES, VALID = "size", "valid"
 FEWEST = 3  # uploads that have a median worth the name
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # path, shape and type of every array
@@ -162,7 +166,18 @@ def screen(
         passed = moderate(uploads, had, fine, guard.norm)
         rejected += [Rejection(c, "norm") for c in round.clients[fine & ~passed].tolist()]
         fine &= passed
+    lost = fine & ~complete(uploads, fine)
+    rejected += [Rejection(c, "copies") for c in round.clients[lost].tolist()]
     return fine.nonzero().flatten(), tuple(rejected)
+
+
+def complete(uploads: Tree, everybody: Tensor) -> Tensor:
+    """Whose copies are all valid ``[m]``; everybody's, of a method that sends no copies."""
+    whole = everybody.clone()
+    for name, leaf in _fields(uploads):
+        if name == VALID:
+            whole &= leaf.reshape(len(leaf), -1).all(1).to(whole.device)
+    return whole
 
 
 def finite(uploads: Tree, everybody: Tensor) -> Tensor:

@@ -20,9 +20,11 @@ Notes:
     of digit clients ‖Σ p_i Δ_i‖ < 0.1 max ‖Δ_i‖ had not come after 30 rounds, while opposite pulls
     show after four. Every pair below 0 is too much to ask of groups that share classes: the right
     cut of P5's practical groups had pairs of up to 0.37 across it (spec 17).
-    Where a group has converged, noise is all that is left of its Δ_i and pulls apart by chance, so
-    the typical (median) member must also have an ally: a nearest other member with a cosine of at
-    least ``allies``. True groups had 0.6 to 0.8 there, noise 0.0 to 0.1.
+    Where a group has converged, noise is all that is left of its Δ_i and pulls apart by chance. So
+    the typical (median) member must have an ally, a nearest other member with a cosine of at least
+    ``allies``, and the mean cosine inside the parts must exceed that across by ``gap``. Noise passes
+    the first where clients are many (0.4 of 30) and nears the second where they are few (0.19 of
+    4), but not both at once; docs/methods/cfl.md has the numbers.
     No split before round ``t_min``; ``auto`` is a fifth of the run. Public code waits 20 rounds.
     Parts are kept as sets of client ids; public code loses them at the second split (spec 15).
     With partial participation the last Δ_i of each member stands for it, and a cluster may split
@@ -100,11 +102,13 @@ def bipartition(similarity: Tensor, linkage: Linkage = "single") -> Tensor:
     return group != group[0]
 
 
-def opposed(similarity: Tensor, part: Tensor, allies: float) -> bool:
-    """Whether two parts do not pull together, and most members have an ally to pull with."""
+def opposed(similarity: Tensor, part: Tensor, allies: float, gap: float) -> bool:
+    """Whether two parts do not pull together, while their members do among themselves."""
     across = similarity[part][:, ~part].mean()
-    nearest = similarity.clone().fill_diagonal_(-torch.inf).max(1).values
-    return bool((across <= 0) & (nearest.median() >= allies))
+    others = similarity.clone().fill_diagonal_(-torch.inf)
+    inside = others[(part[:, None] == part) & others.isfinite()].mean()
+    allied = others.max(1).values.median() >= allies
+    return bool((across <= 0) & allied & (inside - across >= gap))
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         eps1: ε_1, in units of the first round's largest ‖Δ_i‖ or absolute (public code: 0.4).
         eps2: ε_2, in the same units, ``auto`` mode as ``relative`` (public code: 1.6).
         allies: in ``auto`` mode, the cosine with its nearest other that the median member needs.
+        gap: in ``auto`` mode, what the mean cosine inside the parts must exceed that across by.
         t_min: the first round in which a cluster may split; ``auto`` is a fifth of the run.
         linkage: ``single`` (the paper) or ``complete`` (public code).
         age_limit: rounds after which a Δ_i no longer stands for an absent client; None is never.
@@ -128,7 +133,8 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
     eps_mode: Literal["auto", "relative", "absolute"] = "auto"
     eps1: float = 0.1
     eps2: float = 0.1
-    allies: float = 0.25
+    allies: float = 0.4
+    gap: float = 0.2
     t_min: int | Auto = "auto"
     linkage: Linkage = "single"
     age_limit: int | None = None
@@ -223,7 +229,9 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
             return None
         similarity = cosines(updates)
         part = bipartition(similarity, self.linkage)
-        return part if self.eps_mode != "auto" or opposed(similarity, part, self.allies) else None
+        if self.eps_mode == "auto" and not opposed(similarity, part, self.allies, self.gap):
+            return None
+        return part
 
     def serve(self, server: Clusters, round: Round) -> Bank:
         """The cluster's model and, where clients choose, those it descends from."""

@@ -101,8 +101,9 @@ def place_of(requester: int, clients: Tensor) -> int | None:
 
 
 def is_finite(*vectors: Tensor) -> Tensor:
-    """Whether no entry of some vectors ``[P]`` is NaN or infinite."""
-    return torch.stack([vector.isfinite().all() for vector in vectors]).all()
+    """Whether the lengths of some vectors ``[P]`` are finite numbers: no entry is NaN or huge."""
+    norms = [torch.linalg.vector_norm(vector) for vector in vectors]
+    return torch.stack(norms).isfinite().all()
 
 
 def offer(models: Tensor, requesters: list[int], clients: Tensor) -> Bank:

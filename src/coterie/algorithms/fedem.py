@@ -76,7 +76,7 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     components: int = 3
     new_client_steps: int = 1
     weighting: Weighting = "samples"
-    rate: Literal["split", "scaled"] = "split"
+    rate: Literal["split", "scaled"] = "scaled"
 
     paper: ClassVar[str] = (
         "Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of "

@@ -71,7 +71,7 @@ def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
     alone = row.method == LOCAL
     return (
         words.label(row.method),
-        words.spread(row.mean, metric),
+        " ".join([words.spread(row.mean, metric), *_beside(row)]),
         words.spread(row.worst_tenth, metric),
         words.NONE if alone else f"{words.count(row.worse_than_local)} of {clients}",
         words.size(row.bytes_per_client.mean),
@@ -79,6 +79,11 @@ def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
         words.spread(row.best_by_validation, metric),
         words.spread(row.best_on_test, metric),
     )
+
+
+def _beside(row: "Row") -> list[str]:
+    """What alarms say beside the number, once each."""
+    return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
 
 
 def to_text(shown: Table) -> str:
@@ -163,6 +168,7 @@ def _facts(result: "RunResult") -> list[tuple[str, str]]:
         ("worst tenth", text(found["worst_tenth"])),
         ("best by validation", text(found[f"{prefix}_best_by_validation"])),
         ("best on test", text(found["bmta"])),
+        ("each client's best round", text(found["best_of_rounds"])),
         ("bytes a client", words.size(traffic)),
         ("weight in group", words.NONE if inside is None else f"{100 * inside:.0f} %"),
         ("seconds", f"{found['seconds']:.1f}"),
