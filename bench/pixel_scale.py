@@ -1,6 +1,6 @@
-"""Methods at several rates on pixels from 0 to 1 and on standardised ones: the table in docs/data.md.
+"""Methods at several rates on pixels from 0 to 1 and on standardised ones, for docs/data.md.
 
-    COTERIE_DATA=... python bench/pixel_scale.py digits|mnist|fashion_mnist [SEEDS]
+    COTERIE_DATA=... python bench/pixel_scale.py digits|mnist|fashion_mnist [SEEDS [METHOD,METHOD,...]]
 
 ``mnist`` and ``fashion_mnist`` are the first 3,000 training and 2,000 test images of each. Every
 cell is the mean test accuracy in the last round, over clients and seeds; "!" marks cells of which
@@ -68,6 +68,7 @@ def subset(name: str, folder: Path) -> str:
 
 
 def main(name: str, seeds: int, methods: list[str]) -> None:
+    """Run everything and print the table."""
     with tempfile.TemporaryDirectory() as folder:
         common = SETTINGS[name] | {"data.name": subset(name, Path(folder))}
         common |= {"train.merge_val": False, "run.seeds": seeds, "run.methods": methods}

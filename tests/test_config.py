@@ -93,7 +93,7 @@ def test_the_pixel_scale_of_images_is_settled_and_written_down():
     assert canonical(changed)["data"]["scale"] == other
     table = assemble(load({}, {"data.name": "regression_groups"})).config
     assert table.data.scale == "auto"  # there is nothing to settle
-    with pytest.raises(ConfigError, match="data.scale: found 'loud'"):
+    with pytest.raises(ConfigError, match=r"data\.scale: found 'loud'"):
         load({}, {"data.scale": "loud"})
 
 

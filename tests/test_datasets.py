@@ -69,7 +69,7 @@ def test_the_scale_is_part_of_the_fingerprint_and_not_of_an_embedding():
 @pytest.mark.parametrize("name", ["regression_groups", "sine"])
 def test_data_without_images_has_no_pixel_scale(name):
     load(name, scale="auto")
-    with pytest.raises(ConfigError, match="data.scale.*no images"):
+    with pytest.raises(ConfigError, match=r"data\.scale.*no images"):
         load(name, scale="unit")
 
 

@@ -367,7 +367,7 @@ def test_momentum_does_not_shake_it():
 
 def met(method, on, weights=None, seed=3):
     """A server and states as after some rounds: random controls, and weights where given."""
-    server, states = method.init(on)
+    server, _ = method.init(on)
     generator = torch.Generator().manual_seed(seed)
     noise = 0.1 * torch.randn(server.controls.shape, generator=generator, dtype=torch.float64)
     server = server._replace(controls=noise, c=noise.mean(0))

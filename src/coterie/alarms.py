@@ -53,7 +53,7 @@ def of_divergence(history: History) -> list[Alarm]:
 
 
 def _wild_scores(history: History) -> list[tuple[int, str]]:
-    """The first evaluated round in which a client's predictions are not finite or its loss explodes.
+    """The first evaluated round with a client whose predictions are not finite or loss explodes.
 
     A loss has exploded above 100 for classes, where guessing has at most about 10, and above 10,000
     times the first one (or 1) for a regression, whose loss is half the squared error.

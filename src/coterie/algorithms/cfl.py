@@ -14,17 +14,16 @@ Travels: the cluster's model down, Δ_i and the sample count up.
 Notes:
     The paper's thresholds are norms, right for one model and one learning rate. ``relative``
     counts them in units of the largest ‖Δ_i‖ of the first round (spec 10.4). ``auto``, our default,
-    keeps ε_2 so and asks of the average only that it cannot please both parts: members of one part
-    do not, on the mean of all pairs, pull the way of members of the other, ``mean cos(Δ_i, Δ_j) ≤ 0``
-    across the cut. An average of unlike clients nears its stationary point slowly: on three groups
+    keeps ε_2 so and asks of the average only that it cannot please both parts: the mean of
+    ``cos(Δ_i, Δ_j)`` over all pairs across the cut is at most 0. An average of unlike clients nears its stationary point slowly: on three groups
     of digit clients ‖Σ p_i Δ_i‖ < 0.1 max ‖Δ_i‖ had not come after 30 rounds, while opposite pulls
     show after four. Every pair below 0 is too much to ask of groups that share classes: the right
     cut of P5's practical groups had pairs of up to 0.37 across it (spec 17).
     Where a group has converged, noise is all that is left of its Δ_i and pulls apart by chance. So
     the typical (median) member must have an ally, a nearest other member with a cosine of at least
-    ``allies``, and the mean cosine inside the parts must exceed that across by ``gap``. Noise passes
-    the first where clients are many (0.4 of 30) and nears the second where they are few (0.19 of
-    4), but not both at once; docs/methods/cfl.md has the numbers.
+    ``allies``, and the mean cosine inside the parts must exceed that across by ``gap``. Noise nears
+    the first where clients are many (0.39 of 30) and the second where they are few (0.19 of 4), but
+    not both at once; docs/methods/cfl.md has the numbers.
     No split before round ``t_min``; ``auto`` is a fifth of the run. Public code waits 20 rounds.
     Parts are kept as sets of client ids; public code loses them at the second split (spec 15).
     With partial participation the last Δ_i of each member stands for it, and a cluster may split

@@ -178,7 +178,8 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
             fine = is_finite(dy)
             return torch.where(fine, dy, 0.0), fine
 
-        return Update(*client.map(one, received), client.size), ()
+        dy, valid = client.map(one, received)
+        return Update(dy, valid, client.size), ()
 
     def aggregate(self, server: Copies, uploads: Update, round: Round) -> Copies:
         """Erode and average, for each requester apart."""

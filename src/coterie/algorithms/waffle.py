@@ -211,7 +211,8 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         controls = server.controls.index_add(0, round.clients, uploads.dc)
         asked = enumerate(requesting(self.requesters, round.population))
         copies = [self._renewed(server, k, me, uploads, controls, round) for k, me in asked]
-        return Copies(*map(torch.stack, zip(*copies, strict=True)), controls)
+        x, c, previous, before, weights = map(torch.stack, zip(*copies, strict=True))
+        return Copies(x, c, previous, before, weights, controls)
 
     def _renewed(
         self, server: Copies, k: int, requester: int, uploads: Work, controls: Tensor, round: Round
