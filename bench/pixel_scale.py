@@ -1,6 +1,6 @@
 """Methods at several rates on pixels from 0 to 1 and on standardised ones, for docs/data.md.
 
-    COTERIE_DATA=... python bench/pixel_scale.py digits|mnist|fashion_mnist [SEEDS [METHOD,METHOD,...]]
+    COTERIE_DATA=... python bench/pixel_scale.py digits|mnist|fashion_mnist [SEEDS [METHODS]]
 
 ``mnist`` and ``fashion_mnist`` are the first 3,000 training and 2,000 test images of each. Every
 cell is the mean test accuracy in the last round, over clients and seeds; "!" marks cells of which
