@@ -17,8 +17,9 @@ Notes:
     keeps ε_2 so and asks of the average only that it cannot please both parts: the mean of
     ``cos(Δ_i, Δ_j)`` over all pairs across the cut is at most 0. An average of unlike clients nears
     its stationary point slowly: on three groups of digit clients ‖Σ p_i Δ_i‖ < 0.1 max ‖Δ_i‖ had
-    not come after 30 rounds, while opposite pulls show after four. Every pair below 0 is too much to ask of groups that share classes: the right
-    cut of P5's practical groups had pairs of up to 0.37 across it (spec 17).
+    not come after 30 rounds, while opposite pulls show after four. Every pair below 0 is too much
+    to ask of groups that share classes: the right cut of P5's practical groups had pairs of up to
+    0.37 across it (spec 17).
     Where a group has converged, noise is all that is left of its Δ_i and pulls apart by chance. So
     the typical (median) member must have an ally, a nearest other member with a cosine of at least
     ``allies``, and the mean cosine inside the parts must exceed that across by ``gap``. Noise nears
