@@ -103,11 +103,30 @@ def test_merging_reports_its_levels_from_high_to_low():
 def test_opposition_needs_opposite_pulls_and_allies():
     two = torch.tensor([[1.0, 0.1], [1.0, -0.1], [-1.0, 0.1], [-1.0, -0.1]])
     part = torch.tensor([False, False, True, True])
-    assert opposed(cosines(two), part, 0.25)
-    assert not opposed(cosines(two), torch.tensor([False, True, True, False]), 0.25)
+    assert opposed(cosines(two), part, 0.25, 0.2)
+    assert not opposed(cosines(two), torch.tensor([False, True, True, False]), 0.25, 0.2)
     alone = torch.eye(4) - 0.25  # everybody pulls against everybody: no groups
-    assert not opposed(cosines(alone), part, 0.25)
-    assert opposed(cosines(alone), part, -1.0)
+    assert not opposed(cosines(alone), part, 0.25, 0.2)
+    assert not opposed(cosines(alone), part, -1.0, 0.2)
+    assert opposed(cosines(alone), part, -1.0, 0.0)
+
+
+def test_one_pair_that_agrees_across_does_not_hold_a_split_back():
+    """Groups that share classes: one member of each leans towards the other."""
+    leaning = unit(0, 10, 85, 180, 170, 105)
+    S, part = cosines(leaning), torch.tensor([False, False, False, True, True, True])
+    assert float(S[part][:, ~part].max()) > 0.5
+    assert opposed(S, part, 0.25, 0.2)
+
+
+@settings(deadline=None)
+@given(st.integers(4, 30), st.integers(0, 10**6))
+def test_noise_around_a_resting_average_is_not_two_groups(n, seed):
+    """Changes without a common direction, of which nothing is left on average."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(n, 100, generator=generator, dtype=torch.float64)
+    S = cosines(noise - noise.mean(0))
+    assert not opposed(S, bipartition(S), 0.25, 0.2)
 
 
 # ---- the server ------------------------------------------------------------------------------
@@ -214,7 +233,8 @@ def test_clusters_are_always_disjoint_and_cover_everybody(n, seed):
     ("method", "directions"),
     [
         (CFL(), unit(0, 10, 20, 30)),  # all agree
-        (CFL(), unit(0, 60, 120, 180, 240, 300)),  # no cut without pulls across it
+        (CFL(), unit(0, 20, 80, 100)),  # two groups that still pull together
+        (CFL(), unit(0, 120, 240)),  # everybody pulls apart, nobody has an ally
         (CFL(t_min=9), OPPOSITE),  # too early
         (CFL(), OPPOSITE[:2]),  # two are not a cluster to split
         (CFL(eps2=1.1), OPPOSITE),  # at rest

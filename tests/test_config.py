@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.assemble import assemble
 from coterie.config import canonical, config_hash, load, merge
+from coterie.data.arrays import AUTO_SCALE
 from coterie.errors import ConfigError, CoterieError
 from coterie.names import fields
 from coterie.schema import DEMO, FLAGS, METHODS, Config
@@ -62,6 +63,7 @@ def test_every_default_of_a_method_is_written_down():
 
 CHANGES = {
     "data.val": 0.3,
+    "data.scale": "unit",
     "partition.clients": 9,
     "model.hidden": [5],
     "train.lr": 0.01,
@@ -83,6 +85,18 @@ def test_what_auto_stood_for_is_loaded_back_to_the_same_config(partition):
     config = assemble(load({"data": {"name": "digits"}, "partition": partition})).config
     assert config.model.name != "auto" != config.partition.name
     assert config_hash(load(canonical(config))) == config_hash(config)  # or else no run resumes
+
+
+def test_the_pixel_scale_of_images_is_settled_and_written_down():
+    config = assemble(load({}, {"data.name": "digits", "partition.clients": 3})).config
+    assert config.data.scale == AUTO_SCALE
+    other = "unit" if AUTO_SCALE == "standard" else "standard"
+    changed = assemble(load({}, {"data.name": "digits", "data.scale": other})).config
+    assert canonical(changed)["data"]["scale"] == other
+    table = assemble(load({}, {"data.name": "regression_groups"})).config
+    assert table.data.scale == "auto"  # there is nothing to settle
+    with pytest.raises(ConfigError, match=r"data\.scale: found 'loud'"):
+        load({}, {"data.scale": "loud"})
 
 
 def test_the_hash_does_not_depend_on_the_folder_or_the_order():

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.data import DATASETS, PARTITIONS, cache, federate, load, safe_pickle
+from coterie.data import DATASETS, PARTITIONS, cache, embedding, federate, load, safe_pickle
+from coterie.data.arrays import AUTO_SCALE
 from coterie.data.locate import SOURCES
 from coterie.errors import ConfigError, DataError
 from original_files import (
@@ -39,6 +40,38 @@ def test_digits_are_bytes_scaled_to_about_unit_variance():
     inputs = digits.x * digits.scale + digits.shift
     assert abs(float(inputs.mean())) < 0.05
     assert abs(float(inputs.std()) - 1) < 0.05
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "scans"])
+def test_images_are_scaled_as_asked(tmp_path, name):
+    write_idx_folder(tmp_path / name, zipped=False)
+    source = "digits" if name == "digits" else str(tmp_path / name)
+    unit, standard = (load(source, scale=scale) for scale in ("unit", "standard"))
+    bright = 16 if name == "digits" else 255
+    assert torch.equal(unit.x, standard.x)
+    assert torch.allclose(unit.x * unit.scale + unit.shift, unit.x / bright)
+    known = {"digits": (0.3, 0.38), "mnist": (0.1307, 0.3081)}.get(name, (0.5, 0.5))
+    expected = (standard.x / bright - known[0]) / known[1]
+    assert torch.allclose(standard.x * standard.scale + standard.shift, expected, atol=1e-5)
+    usual = load(source)
+    assert torch.equal(usual.scale, {"unit": unit, "standard": standard}[AUTO_SCALE].scale)
+
+
+def test_the_scale_is_part_of_the_fingerprint_and_not_of_an_embedding():
+    unit, standard = (load("digits", scale=scale) for scale in ("unit", "standard"))
+    made = [federate(data, PARTITIONS["iid"](clients=3)) for data in (unit, standard)]
+    assert made[0].fingerprint != made[1].fingerprint
+    assert all(torch.equal(a, b) for a, b in zip(made[0].train, made[1].train, strict=True))
+    rows = torch.arange(5)
+    inputs = [embedding._inputs(data, rows, torch.device("cpu")) for data in (unit, standard)]
+    assert torch.equal(*inputs)
+
+
+@pytest.mark.parametrize("name", ["regression_groups", "sine"])
+def test_data_without_images_has_no_pixel_scale(name):
+    load(name, scale="auto")
+    with pytest.raises(ConfigError, match=r"data\.scale.*no images"):
+        load(name, scale="unit")
 
 
 def test_regression_groups_have_opposite_coefficients():

@@ -46,8 +46,9 @@ def test_responsibilities_are_simplex_columns(columns, data):
     assert_close(permuted, q[order], 1e-12)
 
 
-def test_a_round_equals_a_slow_loop():
-    method = FedEM(components=2)
+@pytest.mark.parametrize("rate", ["split", "scaled"])
+def test_a_round_equals_a_slow_loop(rate):
+    method = FedEM(components=2, rate=rate)
     on = task(method, recipe=Recipe(lr=0.1, batch=10, epochs=1))
     client, models = one_client(on, 0), on.starts(2)
     pi = torch.tensor([0.3, 0.7], dtype=torch.float64)
@@ -66,8 +67,22 @@ def test_a_round_equals_a_slow_loop():
             def loss(w, batch=batch, shares=shares):
                 return (shares * client.losses(w, batch)).sum() / len(batch.y)
 
-            w = w - 0.1 * torch.func.grad(loss)(w)
+            w = w - (0.2 if rate == "scaled" else 0.1) * torch.func.grad(loss)(w)
         assert_close(sent.models[m], w, 1e-11)
+
+
+def test_scaling_by_m_is_the_rate_that_fedavg_has():
+    """Components whose shares are equal learn as fast as one model would; split, M times slower."""
+    plain = Recipe(lr=0.1, batch=10, epochs=1)
+    method = FedEM(components=3)
+    on = task(method, recipe=plain)
+    client, models = one_client(on, 0), on.start.expand(3, -1)
+    third = torch.full((3,), 1 / 3, dtype=torch.float64)
+    sent, _ = method.local(client, models, Own(third))
+    assert_close(sent.models, client.train(on.start).expand(3, -1), 1e-11)
+    slow = task(method, recipe=Recipe(lr=0.1 / 3, batch=10, epochs=1))
+    sent, _ = FedEM(components=3, rate="split").local(client, models, Own(third))
+    assert_close(sent.models, one_client(slow, 0).train(on.start).expand(3, -1), 1e-11)
 
 
 def test_identical_components_leave_the_shares_alone():

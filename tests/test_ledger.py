@@ -71,8 +71,8 @@ LEDGER = {
         2 * m,
     ),
     APFL(): lambda m: (m, m + S, m),
-    Erosion(): lambda m: (5 * m, 5 * m + S, m + S),  # everybody asks
-    Waffle(): lambda m: (2 * 5 * m, 2 * 5 * m, m + S),
+    Erosion(): lambda m: (5 * m, 5 * m + 5 + S, m + S),  # everybody asks; a flag for each copy
+    Waffle(): lambda m: (2 * 5 * m, 2 * 5 * m + 5, m + S),
     LGFedAvg(): lambda m: (HEAD, HEAD + S, HEAD),
     FedPer(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
     FedRep(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),

@@ -8,16 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from coterie import tree
 from coterie.algorithms import waffle
 from coterie.algorithms.erosion import Erosion, erode
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.algorithms.scaffold import Change, Scaffold
-from coterie.algorithms.waffle import Waffle, calc_weights, schedule, smooth
+from coterie.algorithms.scaffold import Scaffold
+from coterie.algorithms.waffle import Kept, Waffle, Work, calc_weights, schedule, smooth
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
+from coterie.guard import Guard, screen
 from coterie.run import run
-from support import RAGGED, RECIPE, assert_close, federation, last, predictors, task, whole_round
+from support import (
+    RAGGED,
+    RECIPE,
+    assert_close,
+    federation,
+    last,
+    one_client,
+    predictors,
+    task,
+    whole_round,
+)
 
 K = len(RAGGED)
 
@@ -103,8 +115,9 @@ def test_one_hot_from_95_percent_and_smoothed_from_97():
 # ---- WAFFLE as a whole ---------------------------------------------------------------------
 
 
-def test_a_round_equals_a_slow_loop():
-    method = Waffle(requesters=(1, 3), server_lr=0.7)
+@pytest.mark.parametrize("distance", ["gradient", "update"])
+def test_a_round_equals_a_slow_loop(distance):
+    method = Waffle(requesters=(1, 3), server_lr=0.7, distance=distance)
     on = task(method)
     server, states = method.init(on)
     round = whole_round(on, horizon=5)
@@ -113,7 +126,8 @@ def test_a_round_equals_a_slow_loop():
     )
     new = method.aggregate(server, uploads, round)
     for k, me in enumerate((1, 3)):
-        d = wide([float((uploads.dy[i, k] - uploads.dy[me, k]).norm()) for i in range(K)])
+        sent = uploads.dc if distance == "gradient" else uploads.dy  # all controls begin at 0
+        d = wide([float((sent[i, k] - sent[me, k]).norm()) for i in range(K)])
         turn = schedule(1, 5, 3.2)
         weights = (slow_weights(d, me, turn, turn) + 2 / K) / 3
         assert_close(new.weights[k], weights)
@@ -190,7 +204,7 @@ def test_absent_agents_have_no_weight():
     on = task(method)
     server, uploads, round = replies(method, on)
     here = torch.tensor([0, 1, 3])
-    some = Change(uploads.dy[here], uploads.dc[here])
+    some = Work(*(part[here] for part in uploads))
     new = method.aggregate(server, some, round._replace(clients=here))
     assert (new.weights[:, [2, 4]][here] == 0).all()
     assert (new.previous[:, [2, 4]][here] == 0).all()
@@ -204,11 +218,12 @@ def test_a_screened_outlier_stretches_nothing():
     plain, screened = Waffle(), Waffle(screen=3.0)
     on = task(plain)
     server, uploads, round = replies(plain, on)
-    wild = uploads.dy.clone()
+    wild, fierce = uploads.dy.clone(), uploads.dc.clone()
     wild[4] *= 1000
-    attacked = Change(wild, uploads.dc)
+    fierce[4] *= 1000
+    attacked = uploads._replace(dy=wild, dc=fierce)
     here = torch.tensor([0, 1, 2, 3])
-    honest = Change(uploads.dy[here], uploads.dc[here])
+    honest = Work(*(part[here] for part in uploads))
     expected = plain.aggregate(server, honest, round._replace(clients=here))
     found = screened.aggregate(server, attacked, round)
     assert_close(found.weights[:4], expected.weights[:4])
@@ -345,3 +360,139 @@ def test_momentum_does_not_shake_it():
     recipe = replace(RECIPE, momentum=0.9, lr=0.05)
     record = last(Waffle(), task(Waffle(), recipe=recipe), rounds=10)
     assert (torch.from_numpy(record.evaluation.test_loss) < 2).all()
+
+
+# ---- agents without weight, copies that diverge --------------------------------------------
+
+
+def met(method, on, weights=None, seed=3):
+    """A server and states as after some rounds: random controls, and weights where given."""
+    server, _ = method.init(on)
+    generator = torch.Generator().manual_seed(seed)
+    noise = 0.1 * torch.randn(server.controls.shape, generator=generator, dtype=torch.float64)
+    server = server._replace(controls=noise, c=noise.mean(0))
+    return server._replace(weights=server.weights if weights is None else weights), Kept(noise)
+
+
+def test_an_agent_without_weight_is_not_corrected():
+    """It trains as FedAvg would, so that nothing it sends feeds on what it sent before."""
+    method = Waffle(requesters=(0, 2))
+    on = task(method)
+    weights = wide([[0.5, 0.5, 0, 0, 0], [0.2, 0.2, 0.2, 0.2, 0.2]])
+    server, states = met(method, on, weights)
+    received = method.download(server, whole_round(on))
+    assert torch.equal(received.c[3, 0], server.controls[3, 0])
+    assert torch.equal(received.c[3, 1], server.c[1])
+    for engine in ("loop", "vmap", "wire"):
+        work, _ = make_engine(engine, on).local(method, received, states, whole_round(on))
+        plain = one_client(on, 3).train(on.start) - on.start
+        assert_close(work.dy[3, 0], plain)
+        assert (work.dy[3, 1] - plain).abs().max() > 1e-3
+        assert (work.dy[1, 0] - one_client(on, 1).train(on.start) + on.start).abs().max() > 1e-3
+
+
+def test_controls_stay_bounded_where_agents_lose_their_weight():
+    """Two groups that contradict each other, for longer than it takes to blow up."""
+    recipe = replace(RECIPE, momentum=0.0, lr=0.5, epochs=4)
+    method = Waffle(requesters=(0,), offset=10.0)  # only the requester's like count, from the start
+    record = last(method, task(method, recipe=recipe), rounds=20)
+    assert record.states.c.abs().max() < 10
+    assert not record.rejected
+
+
+def diverging(method, on, k, agent):
+    """A round in which one agent's copy for requester k overflows, and the same round without."""
+    server, states = method.init(on)
+    round = whole_round(on)
+    received = method.download(server, round)
+    wrong = tree.map_leaves(torch.clone, received)
+    (wrong.x if isinstance(method, Waffle) else wrong)[agent, k] = torch.inf
+    made = {}
+    for engine in ("loop", "vmap", "wire"):
+        found, kept = make_engine(engine, on).local(method, wrong, states, round)
+        made[engine] = found, kept
+    clean, _ = make_engine("loop", on).local(method, received, states, round)
+    return server, clean, made, round
+
+
+@pytest.mark.parametrize("kind", [Waffle, Erosion])
+def test_one_copy_that_diverges_costs_no_other_requester(kind):
+    method, k, agent = kind(), 1, 4
+    on = task(method)
+    server, clean, made, round = diverging(method, on, k, agent)
+    others = [i for i in range(K) if i != k]
+    here = [i for i in range(K) if i != agent]
+    expected = method.aggregate(server, clean, round)
+    without = method.aggregate(
+        server,
+        type(clean)(*(part[here] for part in clean)),
+        round._replace(clients=torch.tensor(here)),
+    )
+    for uploads, _ in made.values():
+        assert uploads.valid.logical_not().nonzero().tolist() == [[agent, k]]
+        kept, rejected = screen(uploads, round, on.sizes, Guard())
+        assert len(kept) == K
+        assert rejected == ((agent, "copies"),)
+        found = method.aggregate(server, uploads, round)
+        assert_close(found.x[others], expected.x[others])
+        assert_close(found.x[k], without.x[k])
+        assert all(part.isfinite().all() for part in found)
+
+
+def test_the_control_of_a_diverged_copy_is_reset():
+    method = Waffle()
+    on = task(method)
+    server, states = met(method, on)
+    round = whole_round(on)
+    received = method.download(server, round)
+    received = received._replace(x=received.x.clone())
+    received.x[4, 1] = torch.inf
+    work, kept = make_engine("vmap", on).local(method, received, states, round)
+    new = method.aggregate(server, work, round)
+    assert (kept.c[4, 1] == 0).all()
+    assert torch.equal(new.controls, kept.c)
+    assert (kept.c[4, 0] != 0).any()
+
+
+@pytest.mark.parametrize("kind", [Waffle, Erosion])
+def test_a_requesters_model_waits_where_its_own_copy_diverged(kind):
+    method = kind()
+    on = task(method)
+    server, _, made, round = diverging(method, on, k=2, agent=2)
+    uploads, _ = made["loop"]
+    if kind is Waffle:
+        server = server._replace(c=torch.ones_like(server.c))
+    found = method.aggregate(server, uploads, round)
+    for name in set(server._fields) - {"controls", "c"}:
+        assert torch.equal(getattr(found, name)[2], getattr(server, name)[2])
+        if name in ("x", "weights", "alpha"):
+            assert not torch.equal(getattr(found, name)[1], getattr(server, name)[1])
+    if kind is Waffle:
+        assert (found.c[2] == 0).all()  # it begins again without a correction
+
+
+@pytest.mark.parametrize("kind", [Waffle, Erosion])
+def test_a_run_that_blows_up_leaves_only_finite_numbers(kind):
+    method = kind()
+    on = task(method, recipe=replace(RECIPE, lr=1e6), dtype=torch.float32)
+    for record in run(method, on, make_engine("vmap", on), 6, evaluate_every=6):
+        assert all(leaf.isfinite().all() for leaf in record.server)
+    assert {reason for _, reason in record.rejected} == {"copies"}
+
+
+def test_omega_and_psi_turn_apart():
+    method = Waffle(requesters=(1,), slope=2.0, offset=1.0, psi_slope=5.0, psi_offset=-2.0)
+    on = task(method)
+    server, uploads, round = replies(method, on)
+    d = wide([float((uploads.dc[i, 0] - uploads.dc[1, 0]).norm()) for i in range(K)])
+    omega, psi = schedule(1, 10, 2.0, 1.0), schedule(1, 10, 5.0, -2.0)
+    expected = (slow_weights(d, 1, omega, psi) + 2 / K) / 3
+    assert_close(method.aggregate(server, uploads, round).weights[0], expected)
+    alike = Waffle(requesters=(1,), slope=2.0, offset=1.0).aggregate(server, uploads, round)
+    assert_close(alike.weights[0], (slow_weights(d, 1, omega, omega) + 2 / K) / 3)
+
+
+def test_the_schedule_never_ends_and_never_overflows():
+    assert schedule(10, 10, 1e6) > 0
+    assert schedule(1, 10, 1e6) == 1
+    assert calc_weights(GOLDEN, 0, 1e-304, schedule(10, 10, 1e6)).tolist() == [1, 0, 0, 0, 0]

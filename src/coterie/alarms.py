@@ -1,4 +1,4 @@
-"""Runs that look like results and are not: a method that did nothing its name says.
+"""Runs that look like results and are not: a method that did nothing its name says, or blew up.
 
 Published implementations of three methods have silently been local training for years. An alarm is
 a short code and one plain sentence; it changes no number and stops no run.
@@ -13,6 +13,9 @@ from .history import History
 
 TOLERANCE = 1e-6  # relative, on scores and losses: the same training, up to rounding
 STILL_SAME = 0.1  # share of later scores by which training alone is known where Local stops early
+EXPLODED = 100.0
+REGRESSION = ("rmse", "r2")
+NOT_FINITE = ("not_finite", "copies")  # reasons of rejections: the client's own training blew up
 
 
 class Alarm(NamedTuple):
@@ -20,6 +23,7 @@ class Alarm(NamedTuple):
 
     code: str
     text: str
+    beside: str = ""  # a few words that stand beside the number in the table
 
 
 def same_run(a: History, b: History) -> bool:
@@ -41,6 +45,46 @@ def same_run(a: History, b: History) -> bool:
     earlier = (b.method == "local") & (b.val_loss[in_b] < a.val_loss[in_a])
     later = same[1:] if len(same) > 1 else same  # methods may begin by training alone
     return len(common) > 0 and bool((same | earlier).all() and later.mean() >= STILL_SAME)
+
+
+def of_divergence(history: History) -> list[Alarm]:
+    """A run that blew up, and the first round that shows it."""
+    signs = [*_wild_scores(history), *_wild_uploads(history)]
+    if not signs:
+        return []
+    index, what = min(signs)
+    beside = f"diverged in round {index + 1}"
+    text = f"{history.method} {beside}: {what}. Lower train.lr, or set train.clip or data.scale."
+    return [Alarm("diverged", text, beside)]
+
+
+def _wild_scores(history: History) -> list[tuple[int, str]]:
+    """The first evaluated round with a client whose predictions are not finite or loss explodes.
+
+    A loss has exploded above 100 for classes, where guessing has at most about 10, and above 10,000
+    times the first one (or 1) for a regression, whose loss is half the squared error.
+    """
+    most = np.full(len(history.roster), EXPLODED)
+    if history.metric in REGRESSION:
+        most = EXPLODED**2 * np.fmax(1.0, history.test_loss[0])
+    for index, scores, losses in zip(history.rounds, history.test, history.test_loss, strict=True):
+        judged = ~np.isnan(scores)  # the others have no test data, or no model
+        fine = np.isfinite(scores) & (losses <= most)
+        wild = int((judged & ~fine).sum())
+        if wild:
+            whose = f"the models of {wild} of {judged.sum()} clients"
+            return [(int(index), f"{whose} predict no finite numbers, or with an exploding loss")]
+    return []
+
+
+def _wild_uploads(history: History) -> list[tuple[int, str]]:
+    """The first round by which half of the clients have sent numbers that are not finite."""
+    seen: set[str] = set()
+    for line in history.lines:
+        seen |= {r["client"] for r in line["rejected"] if r["reason"] in NOT_FINITE}
+        if 2 * len(seen) >= len(history.roster):
+            return [(line["round"], f"{len(seen)} clients have sent NaN or infinite numbers")]
+    return []
 
 
 def of_weights(history: History) -> list[Alarm]:
@@ -128,11 +172,12 @@ def raise_alarms(history: History, references: Mapping[str, History]) -> tuple[A
     """Every alarm of a run; ``references`` are other methods' runs of the same seed.
 
     Local and FedAvg are what the alarms compare with and raise none about themselves, except that
-    FedAvg may equal Local.
+    FedAvg may equal Local and that either may diverge.
     """
     known = [(name, references[name]) for name in ("local", "fedavg") if name in references]
+    diverged = of_divergence(history)
     if history.method == "local":
-        return ()
+        return tuple(diverged)
     weights = [] if history.method == "fedavg" else of_weights(history)
     copies = of_copies(history, known)
-    return (*weights, *copies, *of_cycles(history), *of_teachers(history))
+    return (*diverged, *weights, *copies, *of_cycles(history), *of_teachers(history))

@@ -12,6 +12,7 @@ from torch import nn
 from . import models
 from .algorithm import AnyAlgorithm, check_run
 from .checks import model_options, partition_options
+from .data.arrays import AUTO_SCALE
 from .data.common import Sharing
 from .data.datasets import load as load_data
 from .data.federation import Dataset, Federation
@@ -39,7 +40,7 @@ class Assembly(NamedTuple):
 def assemble(config: Config) -> Assembly:
     """Read the data, divide it for every seed and build the network once, to see that all fits."""
     _check_device(config.engine.device)
-    dataset = load_data(config.data.name, **config.data.options)
+    dataset = load_data(config.data.name, scale=config.data.scale, **config.data.options)
     config = _settled(config, dataset)
     _check_clients(config.partition.options.get("clients") or 1, dataset)
     partition = PARTITIONS[config.partition.name](**config.partition.options)
@@ -131,7 +132,11 @@ def _settled(config: Config, dataset: Dataset) -> Config:
         model = Named(name=models.default(dataset))
         model = model.model_copy(update={"options": model_options(model, config.code)})
     run = config.run.model_copy(update={"metric": _metric(config.run.metric, dataset)})
-    return config.model_copy(update={"partition": partition, "model": model, "run": run})
+    data = config.data
+    if data.scale == AUTO and dataset.x.dtype == torch.uint8:  # images
+        data = data.model_copy(update={"scale": AUTO_SCALE})
+    update = {"data": data, "partition": partition, "model": model, "run": run}
+    return config.model_copy(update=update)
 
 
 def _metric(metric: str, dataset: Dataset) -> str:

@@ -32,7 +32,7 @@ ALL = "all"  # as run.methods: every method there is
 WRITTEN = ("resolved", "asked", "hash")  # what a run adds to its config.json
 # The tables of a name: its default, and the fields that are the table's own.
 NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}
-OWN = {"data": ("name", "val", "test", "aux"), "partition": ("name", "foreign_targets")}
+OWN = {"data": ("name", "val", "test", "aux", "scale"), "partition": ("name", "foreign_targets")}
 
 
 def load(

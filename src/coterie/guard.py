@@ -8,7 +8,10 @@ finite. Whoever is left out keeps the state it had, and the others go on.
 
 A clean run is not changed by a bit: nothing is clipped, reordered or rescaled.
 
-By convention a sample count is the field ``size`` of an upload.
+By convention a sample count is the field ``size`` of an upload. An upload that carries several
+copies of a client's work says in its field ``valid`` which of them are finite; those that are not
+are sent as zeros, and the method leaves them out (WAFFLE, Weight Erosion). The upload is let in,
+and that it lost a copy is written down as a rejection.
 """
 
 from collections import Counter
@@ -31,13 +34,14 @@ REASONS = {
     "shape": "an array of another shape than expected",
     "dtype": "an array of another number type than expected",
     "not_finite": "a number that is NaN or infinite",
+    "copies": "one of several copies is NaN or infinite: that copy is left out, the others count",
     "samples": "a sample count that is not above 0 and at most what the client declared",
     "norm": "a step longer than guard.norm times the median step of the round",
     "outsized": "a vector more than guard.bound times as long as the median one of the round and "
     "as any that the client had",
     "overflow": "finite, but the aggregate with it would not be",
 }
-SAMPLES = "size"
+SAMPLES, VALID = "size", "valid"
 FEWEST = 3  # uploads that have a median worth the name
 SINGLE = 1e6  # a single number (a loss) may be this many times the median one, and as large as this
 
@@ -174,6 +178,7 @@ def screen(
             passed = check(uploads, had, fine, most)
             rejected += _rejections(round, fine & ~passed, reason)
             fine &= passed
+    rejected += _rejections(round, fine & ~complete(uploads, fine), "copies")
     return fine.nonzero().flatten(), tuple(rejected)
 
 
@@ -234,6 +239,15 @@ def _longest(uploads: Tree, like: Tensor) -> Tensor:
     none = torch.zeros(len(like), dtype=torch.float64, device=like.device)
     fields = (leaf for _, leaf in _fields(uploads) if leaf.is_floating_point())
     return torch.stack([none, *(_lengths(leaf).to(like.device) for leaf in fields)]).amax(0)
+
+
+def complete(uploads: Tree, everybody: Tensor) -> Tensor:
+    """Whose copies are all valid ``[m]``; everybody's, of a method that sends no copies."""
+    whole = everybody.clone()
+    for name, leaf in _fields(uploads):
+        if name == VALID:
+            whole &= leaf.reshape(len(leaf), -1).all(1).to(whole.device)
+    return whole
 
 
 def finite(uploads: Tree, everybody: Tensor) -> Tensor:

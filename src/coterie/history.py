@@ -256,6 +256,7 @@ def summarise(
         f"{prefix}_best_by_validation": None if by_val is None else float(means[by_val]),
         "round_best_by_validation": None if by_val is None else int(history.rounds[by_val]),
         "bmta": None if by_test is None else float(means[by_test]),
+        "best_of_rounds": float(metrics.mean_known(metrics.best_of_rounds(history.test, metric))),
         "round_best_on_test": None if by_test is None else int(history.rounds[by_test]),
         "weighted_mean": spread.weighted_mean,
         "worst_tenth": spread.worst_tenth,

@@ -220,6 +220,15 @@ def best_round(scores: Floats, metric: str) -> int | None:
     return int(np.nanargmax(means) if higher_is_better(metric) else np.nanargmin(means))
 
 
+def best_of_rounds(scores: Floats, metric: str) -> Floats:
+    """Each client's score in its own best round ``[K]`` of ``[rounds, K]``; NaN where it has none.
+
+    P4 reports this of its one requester. It is chosen on test data, and by each client apart.
+    """
+    best: Floats = (np.fmax if higher_is_better(metric) else np.fmin).reduce(scores)
+    return best
+
+
 def gains(scores: Floats, reference: Floats, metric: str) -> Floats:
     """What each client gained over the reference; positive is better off, NaN is not known.
 

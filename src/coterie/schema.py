@@ -80,13 +80,15 @@ class Partition(Named):
 class Data(_Table):
     """Where samples come from, and how a client's are divided.
 
-    ``aux`` is the share of all test samples that the server holds instead, for EWC.
+    ``aux`` is the share of all test samples that the server holds instead, for EWC. ``scale`` is of
+    images: pixels from 0 to 1, or standardised.
     """
 
     name: str = "digits"
     val: ShareBelowOne = 0.2
     test: ShareBelowOne = 0.2
     aux: ShareBelowOne = 0.0
+    scale: Literal["auto", "unit", "standard"] = "auto"
     options: Fields = {}
 
 

@@ -9,7 +9,7 @@ trains it; G_i is the sum of its gradients, −Δy_i/η:
 
 Alice's own distance is 0, so she keeps weight 1 and at last trains alone.
 
-Travels: x down, Δy_i and the sample count up, once for every requester.
+Travels: x down; Δy_i, whether it is valid, and the sample count up, once for every requester.
 
 Notes:
     The formula is Grimberg et al.'s; P4 gives values of p_d without the scale they refer to.
@@ -18,6 +18,8 @@ Notes:
     Several requesters, or ``all``, are independent copies: the paper's method has one.
     An agent that is missing or rejected keeps its weight and is left out of the average. Where the
     requester itself is missing, its model and weights stay as they are.
+    One upload carries an agent's work for all requesters. Where one copy became NaN or infinite the
+    agent sends zeros and ``valid = False`` for it, and is missing for that requester alone.
 """
 
 from dataclasses import dataclass
@@ -49,6 +51,7 @@ class Update(NamedTuple):
     """What an agent sends."""
 
     dy: Tensor  # [R, P]
+    valid: Tensor  # [R] bool; a row of dy that is not finite is sent as zeros
     size: Tensor  # []
 
 
@@ -96,6 +99,12 @@ def place_of(requester: int, clients: Tensor) -> int | None:
     """Where the requester stands among the clients that replied."""
     found = (clients == requester).nonzero().flatten().tolist()
     return found[0] if found else None
+
+
+def is_finite(*vectors: Tensor) -> Tensor:
+    """Whether the lengths of some vectors ``[P]`` are finite numbers: no entry is NaN or huge."""
+    norms = [torch.linalg.vector_norm(vector) for vector in vectors]
+    return torch.stack(norms).isfinite().all()
 
 
 def offer(models: Tensor, requesters: list[int], clients: Tensor) -> Bank:
@@ -164,23 +173,32 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
         """Train every copy."""
-        return Update(client.map(client.train, received) - received, client.size), ()
+
+        def one(x: Tensor) -> tuple[Tensor, Tensor]:
+            dy = client.train(x) - x
+            fine = is_finite(dy)
+            return torch.where(fine, dy, 0.0), fine
+
+        dy, valid = client.map(one, received)
+        return Update(dy, valid, client.size), ()
 
     def aggregate(self, server: Copies, uploads: Update, round: Round) -> Copies:
         """Erode and average, for each requester apart."""
         x, alpha, p_d = (part.clone() for part in server)
         for k, requester in enumerate(requesting(self.requesters, round.population)):
-            at = place_of(requester, round.clients)
+            valid = uploads.valid[:, k]
+            here = round.clients[valid]
+            at = place_of(requester, here)
             if at is None:
                 continue
-            dy = uploads.dy[:, k]
-            weights, p_d[k] = self._eroded(alpha[k, round.clients], p_d[k], dy, at, uploads, round)
-            alpha[k, round.clients] = weights
+            dy, size = uploads.dy[valid, k], uploads.size[valid]
+            weights, p_d[k] = self._eroded(alpha[k, here], p_d[k], dy, at, size, round)
+            alpha[k, here] = weights
             x[k] = x[k] + mix(weights / weights.sum(), dy)
         return Copies(x, alpha, p_d)
 
     def _eroded(
-        self, weights: Tensor, p_d: Tensor, dy: Tensor, at: int, uploads: Update, round: Round
+        self, weights: Tensor, p_d: Tensor, dy: Tensor, at: int, size: Tensor, round: Round
     ) -> tuple[Tensor, Tensor]:
         """New weights of those who replied, and the penalty; unchanged where G_{i*} is zero."""
         update = round.trainable(dy)
@@ -192,9 +210,9 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
             p_d = torch.full_like(p_d, self.p_d)
         elif p_d == 0 and d.sum() > 0:
             p_d = (len(d) - 1) / (0.8 * round.horizon * d.sum())
-        epoch = uploads.size * round.recipe.epochs
+        epoch = size * round.recipe.epochs
         batch = round.recipe.batch if self.samples_per_round == "batch" else epoch
-        return erode(weights, d, p_d, self.p_s, round.index + 1, batch, uploads.size), p_d
+        return erode(weights, d, p_d, self.p_s, round.index + 1, batch, size), p_d
 
     def serve(self, server: Copies, round: Round) -> Bank:
         """To every requester its model."""

@@ -13,7 +13,11 @@ A client predicts Σ_m π_im softmax(h_m(x)): probabilities are mixed, not logit
 Notes:
     Components must start different: the first is the common start, the others are drawn anew.
     q is computed at the received models, in evaluation mode and without augmentation. The loss of
-    a minibatch is divided by its size, not by Σ q (spec 16).
+    a minibatch is divided by its size, not by Σ q (spec 16). As Σ_m q_im(s) = 1, the components
+    share one learning rate among them: as long as their shares are equal, each learns at η/M.
+    ``rate = "scaled"`` multiplies the loss by M, which under plain SGD is the rate η M: a component
+    that has a client's sample to 1/M learns at η as FedAvg does, one that has it alone at η M. Adam
+    does not notice, and weight decay is not multiplied.
     Before predicting, π_i is taken once more at the newest components; a client that never took
     part gets its shares in this way, from equal ones (``new_client_steps`` of them).
     The matrix for people to look at is Σ_m π_im π_jm / Σ_l π_lm: what i draws from the components
@@ -21,7 +25,7 @@ Notes:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,11 +71,13 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         components: number M of shared models; the paper takes 3, P2 takes 4.
         new_client_steps: E-steps before predicting, at the newest components.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
+        rate: ``split``, where the components share the learning rate, or ``scaled`` by M.
     """
 
     components: Few = 3
     new_client_steps: CountOrZero = 1
     weighting: Weighting = "samples"
+    rate: Literal["split", "scaled"] = "scaled"
 
     paper: ClassVar[str] = (
         "Marfoq, Neglia, Bellet, Kameni, Vidal: Federated Multi-Task Learning under a Mixture of "
@@ -111,10 +117,11 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Components, Own]:
         """E-step at the received components, then training of each on its share of the data."""
         q, pi = self.expect(client, received, state.pi)
+        factor = self.components if self.rate == "scaled" else 1
 
         def trained(m: int) -> Tensor:
             def weighted(w: Tensor, batch: Batch) -> Tensor:
-                return mean(q[m][batch.position] * client.losses(w, batch), batch.mask)
+                return factor * mean(q[m][batch.position] * client.losses(w, batch), batch.mask)
 
             return client.train(received[m], loss=weighted)
 

@@ -3,7 +3,8 @@
 A model is trained for a requesting agent i* (P4 calls it Alice). Agents run SCAFFOLD's client
 step and send (Δy_i, Δc_i). In round r = 1 … R the server weighs them (Algorithm 1):
 
-    d_i    = ‖Δy_i − Δy_{i*}‖;   dM, dm = largest and smallest of the others
+    d_i    = ‖c_i⁺ − c_{i*}⁺‖  (``gradient``)  or  ‖Δy_i − Δy_{i*}‖  (``update``)
+    dM, dm = largest and smallest of the others
     d_{i*} = dm (1 − (dM − dm)/dM · (1 − Ω(r)))
     a_i    = max(Ψ(r) − (d_i − d_{i*}) / (dM − min_j d_j), 0)
     a      = one-hot(i*) from r ≥ 0.95 R;   α^r = a / Σ a
@@ -11,9 +12,19 @@ step and send (Δy_i, Δc_i). In round r = 1 … R the server weighs them (Algor
     x ← x + η_g Σ ᾱ_i Δy_i;   c ← Σ ᾱ_i c_i⁺  (``recompute``)  or  c + Σ ᾱ_i Δc_i  (``increment``)
     Ω(r) = Ψ(r) = 1 / (1 + exp(slope (r/(R/2) − 1)))                                    (Eq. 4)
 
-Travels: (x, c) down, (Δy_i, Δc_i) up, once for every requester.
+Travels: (x, c) down, (Δy_i, Δc_i, whether they are valid) up, once for every requester.
 
 Notes:
+    P4's text compares gradients and its Algorithm 1 the updates Δy_i. Those contain the correction
+    c − c_i, which hides part of what tells agents apart: the distance of agents outside the group
+    was 1.5 times that inside on Δy_i and 4.0 times on c_i⁺ (spec 17). ``gradient`` is our default.
+    An agent of weight 0 is sent its own c_i in place of c, so that its correction is 0. As printed
+    it is corrected by c − c_i while nothing draws x towards it, and its control grows until it
+    overflows.
+    One upload carries an agent's work for all requesters. Where one copy became NaN or infinite the
+    agent sets its control for that requester to zero and sends no update and ``valid = False``; the
+    server leaves the agent out for that requester alone. Where that is the requester itself, its
+    model and weights wait for a round and c begins again at zero.
     ``c_rule = "increment"`` is printed; it leaves a constant bias c − c_{i*} in Alice's last,
     local rounds. ``recompute`` removes it and is our default (spec 8.3).
     The raw weights before the first round are uniform. Eq. 3 divides by dM − d_{i*} and the
@@ -23,7 +34,8 @@ Notes:
     requester itself is missing, its model, control and weights stay as they are.
     ``screen`` is ours (off as printed): one outlier stretches dM, gets weight 0 itself and lets
     agents of the wrong concept in. Screening at 3 times the median norm costs nothing where updates
-    are of like size; it drops an honest agent whose update is much longer than the others'.
+    are of like size; it drops an honest agent whose update is much longer than the others'. It
+    looks at Δy_i and at what distances are taken of.
     Several requesters, or ``all``, are independent copies: N times the cost of one.
 """
 
@@ -47,12 +59,13 @@ from .erosion import (
     accept,
     distances_to,
     full_rows,
+    is_finite,
     lengths,
     offer,
     place_of,
     requesting,
 )
-from .scaffold import Change, Shared, controlled_steps
+from .scaffold import Shared, controlled_steps
 
 
 class Copies(NamedTuple):
@@ -64,6 +77,14 @@ class Copies(NamedTuple):
     before: Tensor  # [R, K] raw weights of the round before it
     weights: Tensor  # [R, K] the last smoothed weights
     controls: Tensor  # [K, R, P] everybody's c_i
+
+
+class Work(NamedTuple):
+    """What an agent sends, with a row for every requester."""
+
+    dy: Tensor  # [R, P]
+    dc: Tensor  # [R, P]
+    valid: Tensor  # [R] bool; where it is false, dy is 0 and dc takes the control back to 0
 
 
 class Kept(NamedTuple):
@@ -78,7 +99,8 @@ def schedule(r: float, horizon: int, slope: float, offset: float = 0) -> float:
     >>> [round(schedule(r, 100, 3.2), 3) for r in (1, 50, 100)]
     [0.958, 0.5, 0.039]
     """
-    return 1 / (1 + math.exp(slope * ((r + offset) / (horizon / 2) - 1)))  # Eq. 4
+    turn = slope * ((r + offset) / (horizon / 2) - 1)
+    return 1 / (1 + math.exp(min(turn, 700.0)))  # Eq. 4; never 0, which would leave no weight
 
 
 def calc_weights(distances: Tensor, requester: int, omega: float, psi: float) -> Tensor:
@@ -111,13 +133,16 @@ def smooth(
 
 
 @dataclass(frozen=True)
-class Waffle(Algorithm[Copies, Shared, Change, Kept]):
+class Waffle(Algorithm[Copies, Shared, Work, Kept]):
     """Weighted averaging for personalised federated learning.
 
     Fields:
         requesters: the clients (numbers from 0) that get a model of their own, or ``all``.
         slope: ΔΩ, how abruptly the weights turn from everybody to the requester.
-        offset: rounds by which the schedule is ahead (or, negative, behind).
+        offset: rounds by which the schedule Ω is ahead (or, negative, behind).
+        psi_slope: the same of Ψ, which decides who counts at all; None is as Ω's.
+        psi_offset: the same of Ψ; None is as Ω's.
+        distance: what tells agents apart: their mean ``gradient`` c_i⁺ or their ``update`` Δy_i.
         c_rule: the server's control after a round: ``recompute`` from everybody's, or
             ``increment`` as printed.
         server_lr: the server's step η_g.
@@ -131,6 +156,9 @@ class Waffle(Algorithm[Copies, Shared, Change, Kept]):
     c_rule: Literal["recompute", "increment"] = "recompute"
     server_lr: Positive = 1.0
     screen: NotNegative = 0.0
+    psi_slope: Annotated[float, Interval(ge=0, le=100)] | None = None
+    psi_offset: Number | None = None
+    distance: Literal["gradient", "update"] = "gradient"
 
     title: ClassVar[str] = "WAFFLE"
     paper: ClassVar[str] = (
@@ -163,59 +191,77 @@ class Waffle(Algorithm[Copies, Shared, Change, Kept]):
         return Copies(x, zero, uniform, uniform, uniform, controls), Kept(controls)
 
     def download(self, server: Copies, round: Round) -> Shared:
-        """Every requester's model and control."""
-        count = len(round.clients)
-        return Shared(rows(server.x, count), rows(server.c, count))
+        """Every requester's model and control; an agent of weight 0 gets its own control."""
+        counts = (server.weights[:, round.clients].T > 0)[..., None]  # [m, R, 1]
+        c = torch.where(counts, server.c, server.controls[round.clients])
+        return Shared(rows(server.x, len(round.clients)), c)
 
-    def local(self, client: Client, received: Shared, state: Kept) -> tuple[Change, Kept]:
+    def local(self, client: Client, received: Shared, state: Kept) -> tuple[Work, Kept]:
         """SCAFFOLD's client step for every requester."""
 
-        def one(x: Tensor, c: Tensor, own: Tensor) -> Change:
+        def one(x: Tensor, c: Tensor, own: Tensor) -> Work:
             y, control = controlled_steps(client, x, c - own)
-            return Change(y - x, control - own)
+            dy, dc = y - x, control - own
+            valid = is_finite(dy, dc)
+            return Work(torch.where(valid, dy, 0.0), torch.where(valid, dc, -own), valid)
 
-        change = client.map(one, received.x, received.c, state.c)
-        return change, Kept(state.c + change.dc)
+        work = client.map(one, received.x, received.c, state.c)
+        return work, Kept(state.c + work.dc)
 
-    def aggregate(self, server: Copies, uploads: Change, round: Round) -> Copies:
+    def aggregate(self, server: Copies, uploads: Work, round: Round) -> Copies:
         """Weigh and average, for each requester apart."""
         controls = server.controls.index_add(0, round.clients, uploads.dc)
-        x, c, previous, before, weights, _ = (part.clone() for part in server)
-        for k, requester in enumerate(requesting(self.requesters, round.population)):
-            at = place_of(requester, round.clients)
-            if at is None:
-                continue
-            dy, dc = uploads.dy[:, k], uploads.dc[:, k]
-            last = server.previous[k]
-            weights[k], previous[k] = self._weigh(dy, at, last, server.before[k], round)
-            before[k] = last
-            here = weights[k, round.clients]
-            x[k] = server.x[k] + self.server_lr * mix(here, dy)
-            if self.c_rule == "increment":
-                c[k] = server.c[k] + mix(here, dc)
-            else:
-                c[k] = mix(here, controls[round.clients, k])
+        asked = enumerate(requesting(self.requesters, round.population))
+        copies = [self._renewed(server, k, me, uploads, controls, round) for k, me in asked]
+        x, c, previous, before, weights = map(torch.stack, zip(*copies, strict=True))
         return Copies(x, c, previous, before, weights, controls)
 
+    def _renewed(
+        self, server: Copies, k: int, requester: int, uploads: Work, controls: Tensor, round: Round
+    ) -> tuple[Tensor, ...]:
+        """One requester's x, c, raw weights of two rounds and smoothed weights, after this one."""
+        valid = uploads.valid[:, k]
+        here = round._replace(clients=round.clients[valid])
+        x, c, previous, before, weights = (part[k] for part in server[:5])
+        at = place_of(requester, here.clients)
+        if at is None:
+            diverged = place_of(requester, round.clients) is not None
+            return x, torch.zeros_like(c) if diverged else c, previous, before, weights
+        dy, control = uploads.dy[valid, k], controls[here.clients, k]
+        weights, raw = self._weigh(dy, control, at, previous, before, here)
+        shares = weights[here.clients]
+        if self.c_rule == "increment":
+            c = c + mix(shares, uploads.dc[valid, k])
+        else:
+            c = mix(shares, control)
+        return x + self.server_lr * mix(shares, dy), c, raw, previous, weights
+
     def _weigh(
-        self, dy: Tensor, at: int, previous: Tensor, before: Tensor, round: Round
+        self, dy: Tensor, control: Tensor, at: int, previous: Tensor, before: Tensor, round: Round
     ) -> tuple[Tensor, Tensor]:
         """Smoothed and raw weights ``[K]``, zero for who is absent or screened out."""
-        update, r = round.trainable(dy), round.index + 1
-        kept = self._screened(update, at).nonzero().flatten()
-        present = round.clients[kept]
-        here = int((kept < at).sum())  # the requester's place among those kept
-        turn = schedule(r, round.horizon, self.slope, self.offset)
-        found = calc_weights(distances_to(here, update[kept]), here, turn, turn)
+        r, R = round.index + 1, round.horizon
+        compared = round.trainable(control if self.distance == "gradient" else dy)
+        fine = self._screened(round.trainable(dy), at) & self._screened(compared, at)
+        kept = fine.nonzero().flatten()
+        present, me = round.clients[kept], int((kept < at).sum())  # its place among those kept
+        omega, psi = self._turns(r, R)
+        found = calc_weights(distances_to(me, compared[kept]), me, omega, psi)
         raw = torch.zeros_like(previous).index_copy(0, present, found)
-        requester = int(round.clients[at])
-        smoothed, raw = smooth(raw, previous, before, r, round.horizon, requester)
+        smoothed, raw = smooth(raw, previous, before, r, R, int(round.clients[at]))
         smoothed = torch.zeros_like(raw).index_copy(0, present, smoothed[present])
         return smoothed / smoothed.sum(), raw
 
-    def _screened(self, update: Tensor, at: int) -> Tensor:
-        """Whose update may be compared; the requester's always may."""
-        norm = lengths(update)
+    def _turns(self, r: int, horizon: int) -> tuple[float, float]:
+        """Ω(r) and Ψ(r)."""
+        slope = self.slope if self.psi_slope is None else self.psi_slope
+        offset = self.offset if self.psi_offset is None else self.psi_offset
+        omega = schedule(r, horizon, self.slope, self.offset)
+        return omega, schedule(r, horizon, slope, offset)
+
+    def _screened(self, vectors: Tensor, at: int) -> Tensor:
+        """Whose vector is short enough to be compared; the requester's always is."""
+        norm = lengths(vectors)
         if not self.screen:
             return norm.isfinite()
         fine = norm <= self.screen * norm.median()

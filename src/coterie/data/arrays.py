@@ -1,23 +1,28 @@
 """From the arrays of a file to a :class:`Dataset`: parts, image layout, labels, normalisation."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from .federation import Dataset
 
 Array = npt.NDArray[Any]
+Scale = Literal["auto", "unit", "standard"]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 MOST_TOKENS = 1_000_000  # different ones; a network has a row of numbers for each
 
+AUTO_SCALE: Literal["unit", "standard"] = "standard"  # measured: docs/data.md
+BRIGHTEST = {"digits": 16}  # the largest pixel value; 255 for all other images
 # Mean and deviation of the channels of the training images, pixels from 0 to 1.
 PIXELS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "digits": ((0.3,), (0.38,)),
     "mnist": ((0.1307,), (0.3081,)),
     "fashion_mnist": ((0.2860,), (0.3530,)),
     "emnist": ((0.1736,), (0.3317,)),
@@ -61,7 +66,7 @@ def assemble(
     y, class_names = labels(name, np.concatenate([piece.y for piece in pieces]), names.classes)
     parts = np.concatenate([np.full(len(p.y), p.part, np.int8) for p in pieces])
     owners = [p.owners.astype(np.int64) for p in pieces if p.owners is not None]
-    scale, shift = normalisation(name, x)
+    scale, shift = normalisation(name, x, "auto")
     return Dataset(
         name=name,
         x=x,
@@ -155,13 +160,31 @@ def labels(name: str, y: Array, known: tuple[str, ...] = ()) -> tuple[Tensor, tu
     return torch.from_numpy(y.astype(np.int64)), names
 
 
-def normalisation(name: str, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Scale and shift of images: known means and deviations, else pixels to [-1, 1]."""
+def scaled(dataset: Dataset, scale: Scale) -> Dataset:
+    """The dataset with its images in another pixel scale; ``auto`` leaves it as it was read."""
+    if scale == "auto":
+        return dataset
+    if dataset.x.dtype != torch.uint8:
+        raise ConfigError(
+            f"data.scale: found '{scale}', but {dataset.name} has no images; leave it out (numbers "
+            "of tables are always standardised)"
+        )
+    factor, shift = normalisation(dataset.name, dataset.x, scale)
+    return replace(dataset, scale=factor, shift=shift)
+
+
+def normalisation(name: str, x: Tensor, scale: Scale) -> tuple[Tensor | None, Tensor | None]:
+    """What images are multiplied by and what is added: for pixels in [0, 1], or standardised ones.
+
+    Of images whose mean and deviation are not known, ``standard`` makes pixels in [-1, 1].
+    """
     if x.dtype != torch.uint8:
         return None, None
-    channels = x.shape[1]
+    channels, one = x.shape[1], 1 / BRIGHTEST.get(name, 255)
+    if (AUTO_SCALE if scale == "auto" else scale) == "unit":
+        return torch.full((channels, 1, 1), one), torch.zeros(channels, 1, 1)
     mean, std = PIXELS.get(name, ((0.5,) * channels, (0.5,) * channels))
     if len(mean) != channels:
         mean, std = (0.5,) * channels, (0.5,) * channels
     m, s = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
-    return 1 / (255 * s), -m / s
+    return one / s, -m / s

@@ -9,7 +9,7 @@ from ..errors import ConfigError, did_you_mean
 from ..files import expanded
 from ..names import checked, fields
 from . import formats, locate, toys
-from .arrays import TEST, VALIDATION
+from .arrays import TEST, VALIDATION, Scale, scaled
 from .federation import Dataset
 
 
@@ -52,12 +52,17 @@ DATASETS: dict[str, DatasetEntry] = {
 }
 
 
-def load(name: str, **options: Any) -> Dataset:
+def load(name: str, *, scale: Scale = "auto", **options: Any) -> Dataset:
     """A dataset by its name, or the file or folder of that path.
 
     A path's format is recognised by its file names; ``format`` overrides. ``part = "train"`` leaves
-    out the source's own test part, so that test data is drawn from each client's samples.
+    out the source's own test part, so that test data is drawn from each client's samples. ``scale``
+    is of images: pixels from 0 to 1 (``unit``) or of mean 0 and deviation 1 (``standard``).
     """
+    return scaled(_load(name, **options), scale)
+
+
+def _load(name: str, **options: Any) -> Dataset:
     if name in DATASETS:
         entry = DATASETS[name]
         known = fields(entry.loader)

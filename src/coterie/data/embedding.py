@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import DataError
 from . import cache
-from .arrays import TEST, Array
+from .arrays import TEST, Array, normalisation
 from .federation import Dataset
 
 WIDTH = 512
@@ -107,10 +107,12 @@ def _epochs(dataset: Dataset, samples: int) -> int:
 
 
 def _inputs(dataset: Dataset, rows: Tensor, device: torch.device) -> Tensor:
-    x = dataset.x[rows].to(device).float()
-    if dataset.scale is None or dataset.shift is None:
-        return x / 255
-    return x * dataset.scale.to(device) + dataset.shift.to(device)
+    """Standardised pixels, whatever scale the clients train on: a partition does not change."""
+    x = dataset.x[rows]
+    scale, shift = normalisation(dataset.name, x, "standard")
+    if scale is None or shift is None:
+        return x.to(device).float() / 255
+    return x.to(device).float() * scale.to(device) + shift.to(device)
 
 
 def _augmented(x: Tensor) -> Tensor:

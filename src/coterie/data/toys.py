@@ -9,6 +9,7 @@ import torch
 from .. import draws
 from ..errors import ConfigError
 from ..ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
+from .arrays import normalisation
 from .federation import Dataset
 
 _MOST = 10**8  # numbers: what fits in memory
@@ -19,15 +20,16 @@ def digits() -> Dataset:
     from sklearn.datasets import load_digits  # slow to import, so only where it is used
 
     raw = load_digits()
-    mean, std = 0.3, 0.38  # of the pixels, which run from 0 to 16
+    x = torch.from_numpy(raw.images.astype(np.uint8)).unsqueeze(1)
+    scale, shift = normalisation("digits", x, "auto")
     return Dataset(
         name="digits",
-        x=torch.from_numpy(raw.images.astype(np.uint8)).unsqueeze(1),
+        x=x,
         y=torch.from_numpy(raw.target.astype(np.int64)),
         classes=10,
         class_names=tuple("0123456789"),
-        scale=torch.full((1, 1, 1), 1 / (16 * std)),
-        shift=torch.full((1, 1, 1), -mean / std),
+        scale=scale,
+        shift=shift,
     )
 
 

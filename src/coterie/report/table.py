@@ -82,7 +82,7 @@ def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
     alone = row.method == LOCAL
     return (
         words.label(row.method),
-        words.spread(row.mean, metric),
+        " ".join([words.spread(row.mean, metric), *_beside(row)]),
         *(
             (str(row.served), words.NONE if alone else words.spread(row.alone, metric))
             if _some_serve_few(comparison)
@@ -95,6 +95,11 @@ def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
         words.spread(row.best_by_validation, metric),
         words.spread(row.best_on_test, metric),
     )
+
+
+def _beside(row: "Row") -> list[str]:
+    """What alarms say beside the number, once each."""
+    return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
 
 
 MERGED = (
@@ -197,6 +202,7 @@ def _facts(result: "RunResult") -> list[tuple[str, str]]:
         ("best by validation", text(found[f"{prefix}_best_by_validation"])),
         *([("merge_val", "true: trained on validation data too")] if found["merge_val"] else []),
         ("best on test", text(found["bmta"])),
+        ("each client's best round", text(found["best_of_rounds"])),
         ("bytes a client", words.size(traffic)),
         ("weight in group", words.NONE if inside is None else f"{100 * inside:.0f} %"),
         ("seconds", f"{found['seconds']:.1f}"),
