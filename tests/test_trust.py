@@ -355,15 +355,19 @@ def test_a_form_is_done_as_it_was_before():
         ways({form: COMPILED})
 
 
-def test_a_form_that_was_forgotten_is_done_as_before(monkeypatch):
+def test_a_form_that_was_forgotten_is_done_as_before_and_compared_once(monkeypatch):
     monkeypatch.setattr("coterie.engines.player.KEPT", 1)
-    player, works = Player(), [True]
+    player, works, trials = Player(), [True], []
+    monkeypatch.setattr(
+        "coterie.engines.player.Trial", lambda *given: trials.append(given) or Trial(*given)
+    )
 
     def call(w):
         return w * 2 if works[0] else w * float(w.sum())
 
-    for rows in (2, 3):
+    for rows in (2, 3, 2, 3):
         player("some", call, (torch.ones(rows, 3),))
+    assert len(trials) == len(player.forms) == 2
     works[0] = False
     with pytest.raises(EngineError, match="was played when the run began"):
         player("some", call, (torch.ones(2, 3),))

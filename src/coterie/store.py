@@ -234,7 +234,7 @@ class RunFolder:
         Before the round they came in: a round that is in the logs is not done again.
         """
         before = self.environment.get(RAN, {})
-        known = {**before, **ran(forms)}
+        known = {**ran(forms), **before}  # a resumed run knows only part of the reasons
         if known.keys() != before.keys():
             self.environment = {**self.environment, RAN: known}
             files.write_json(self.path / ENVIRONMENT, dict(self.environment))

@@ -70,6 +70,12 @@ class Trial:
         self._changes = [self._change(leaf) for leaf in self._expected]
         self._rounded: list[Off] | None = None
 
+    def recorded(self, play: Call) -> None:
+        """Refuse a recording that does not give what the call gives."""
+        self.exact(play)
+        if self.single:
+            self._rounded = self._only_rounded(play)
+
     def exact(self, play: Call) -> None:
         """Refuse what does not give the call's own result in float64."""
         found = self._off(self._played_in_double(play))
@@ -84,7 +90,7 @@ class Trial:
             allowed = torch.minimum(_TIMES * mine.far, _AT_MOST * off.change)
             _refuse(off, torch.maximum(allowed, _exact_bound(off)))
 
-    def rounded(self, play: Call) -> None:
+    def _only_rounded(self, play: Call) -> list[Off]:
         """Refuse what differs from the call by more than rounding, in the call's own precision."""
         found = self._off(self._played(play))
         bounds = [_AT_MOST * off.change for off in found]
@@ -94,7 +100,7 @@ class Trial:
                 bounds = [torch.maximum(*pair) for pair in zip(bounds, own, strict=True)]
         for off, bound in zip(found, bounds, strict=True):
             _refuse(off, bound)
-        self._rounded = found
+        return found
 
     def compiled(self, play: Call, steps: int) -> bool:
         """Refuse what differs by more than the recording; whether that shows a part of a step."""
