@@ -253,8 +253,8 @@ def spoilt(federated):
 @pytest.mark.parametrize("name", METHODS)
 def test_other_test_data_change_nothing_but_scores(name):
     algorithm = METHODS[name]()
-    usual = last(algorithm, task(algorithm))
-    other = last(algorithm, task(algorithm, federated=spoilt(federation())))
+    usual = last(algorithm, task(algorithm, merge=False))
+    other = last(algorithm, task(algorithm, federated=spoilt(federation()), merge=False))
     assert torch.equal(predictors(usual).models, predictors(other).models)
     assert torch.equal(predictors(usual).weights, predictors(other).weights)
     assert (usual.evaluation.test_loss != other.evaluation.test_loss).all()
