@@ -125,8 +125,8 @@ def test_noise_around_a_resting_average_is_not_two_groups(n, seed):
     """Changes without a common direction, of which nothing is left on average."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(n, 100, generator=generator, dtype=torch.float64)
-    S = cosines(noise - noise.mean(0))
-    assert not opposed(S, bipartition(S), 0.25, 0.2)
+    S, usual = cosines(noise - noise.mean(0)), CFL()
+    assert not opposed(S, bipartition(S), usual.allies, usual.gap)
 
 
 # ---- the server ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from coterie import tree
 from coterie.algorithms import waffle
-from coterie.algorithms.erosion import Erosion, erode
+from coterie.algorithms.erosion import Erosion, erode, is_finite
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
@@ -391,13 +391,28 @@ def test_an_agent_without_weight_is_not_corrected():
         assert (work.dy[1, 0] - one_client(on, 1).train(on.start) + on.start).abs().max() > 1e-3
 
 
-def test_controls_stay_bounded_where_agents_lose_their_weight():
-    """Two groups that contradict each other, for longer than it takes to blow up."""
-    recipe = replace(RECIPE, momentum=0.0, lr=0.5, epochs=4)
-    method = Waffle(requesters=(0,), offset=10.0)  # only the requester's like count, from the start
-    record = last(method, task(method, recipe=recipe), rounds=20)
-    assert record.states.c.abs().max() < 10
-    assert not record.rejected
+def test_the_control_of_an_agent_without_weight_does_not_feed_on_itself():
+    """Its new control is the mean gradient from x, whatever control it had."""
+    method = Waffle(requesters=(0,))
+    on = task(method)
+    server, states = met(method, on, wide([[1, 0, 0, 0, 0]]))
+    found = []
+    for factor in (1.0, 1000.0):
+        larger = server._replace(controls=factor * server.controls)
+        received = method.download(larger, whole_round(on))
+        engine = make_engine("vmap", on)
+        found.append(engine.local(method, received, Kept(factor * states.c), whole_round(on))[1].c)
+    assert_close(found[0][1:], found[1][1:])
+
+
+@pytest.mark.parametrize("entry", [float("nan"), float("inf"), -float("inf"), 1e30])
+def test_what_is_too_large_to_be_measured_is_not_finite(entry):
+    good = torch.ones(4)
+    bad = torch.tensor([1.0, entry, 0.0, 2.0])
+    assert is_finite(good, good)
+    assert not is_finite(bad, good)
+    assert not is_finite(good, bad)
+    assert torch.vmap(is_finite)(torch.stack([good, bad])).tolist() == [True, False]
 
 
 def diverging(method, on, k, agent):
