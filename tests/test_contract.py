@@ -44,7 +44,7 @@ UNPLAYED: dict[str, str] = {}  # method -> why calls of it cannot be recorded; n
 
 def run_of(name, engine="vmap", network="mlp", recipe=RECIPE, federated=None, **options):
     algorithm = METHODS[name]()
-    on = task(algorithm, NETWORKS[network], recipe=recipe, federated=federated)
+    on = task(algorithm, NETWORKS[network], recipe=recipe, federated=federated, merge=False)
     return last(algorithm, on, engine, **options)
 
 
@@ -64,7 +64,7 @@ def test_engines_agree(name, network):
 
 def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
     """Playing gives what the reference gives; the calls that are done otherwise."""
-    on = task(algorithm, network, federation(SOME_ALIKE), PLAIN)
+    on = task(algorithm, network, federation(SOME_ALIKE), PLAIN, merge=False)
     reference = last(algorithm, on, "loop", rounds, participation=1.0, evaluate_every=rounds)
     engine = VmapEngine(on, chunk=chunk, threads=2, compiled=compiled)
     *_, played = run(algorithm, on, engine, rounds, evaluate_every=rounds)
