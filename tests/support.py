@@ -139,6 +139,8 @@ def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> No
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
-def normed_digits() -> nn.Module:
+class NormedDigits(nn.Sequential):
     """The same for the digits of scikit-learn, by name in a config."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))

@@ -1,6 +1,7 @@
 """Batch norm: on every engine, under every policy of spec 1.2."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -233,9 +234,10 @@ def test_the_policy_stands_in_the_header(tmp_path):
     config = {
         "data": {"name": "digits"},
         "partition": {"name": "iid", "clients": 3},
-        "model": {"name": "support:normed_digits"},
+        "model": {"name": "support:NormedDigits"},
         "train": {"buffers": "server", "batch": 200, "epochs": 1},
     }
-    assert ("batch-norm buffers", "server") in doctor(config).facts
-    result = coterie.run(config, method="fedavg", rounds=1, out=str(tmp_path / "run"))
+    here = Path(__file__).parent
+    assert ("batch-norm buffers", "server") in doctor(config, code=here).facts
+    result = coterie.run(config, method="fedavg", rounds=1, out=str(tmp_path / "run"), code=here)
     assert result.data.config["train"]["buffers"] == "server"

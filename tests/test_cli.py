@@ -137,7 +137,7 @@ def test_an_interrupted_comparison_is_taken_up_again(command, work, monkeypatch)
     code, out, err = command("compare", *QUICK, "--lr", "0.123", "--out", "mine")
     assert code == 2  # other runs may lie beside these, never in their place
     code, out, err = command("compare", *QUICK, "--out", "mine")
-    assert (code, out) == (0, whole.replace("whole", "mine"))
+    assert (code, out) == (0, whole.replace("whole", "mine")), err
     assert err.count("finished before") == 1
 
 

@@ -294,6 +294,8 @@ def test_an_infinite_value_makes_means_and_deviations_infinite():
     assert (found.mean, found.worst_tenth, found.best_tenth) == (INF, INF, 1.0)
     assert (found.variance, found.variance_best) == (INF, 0.0)
     assert metrics.best_round(np.array([[1.0, INF], [3.0, 4.0]]), "rmse") == 1
+
+
 def test_the_best_of_rounds_is_each_clients_own():
     """P4's metric: a slow loop over clients; who never has a score has none."""
     scores = np.array([[10.0, 90.0, np.nan], [40.0, np.nan, np.nan], [30.0, 70.0, np.nan]])

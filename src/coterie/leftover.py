@@ -12,12 +12,13 @@ from .config import WRITTEN
 from .engines.base import COMPILED
 from .errors import CoterieWarning, StoreError
 from .history import Log
+from .ranges import LARGEST
 from .run import Begin
 from .schema import Config, Engine, Table
 from .tree import Tree
 
 SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
-UNBOUNDED = 2**40  # MiB: the chunk that was chosen once is taken as it is
+UNBOUNDED = LARGEST  # MiB: the chunk was chosen when the run began
 
 
 class Left(NamedTuple):

@@ -26,8 +26,7 @@ from ..algorithm import AnyAlgorithm
 from ..algorithms.fedavg import FedAvg
 from ..algorithms.federico import UNUSED, FedeRiCo
 from ..algorithms.fedfomo import FedFomo
-from ..algorithms.scaffold import Change
-from ..algorithms.waffle import Waffle
+from ..algorithms.waffle import Waffle, Work
 from .clients import LAYOUTS, Clients, Minibatches, Order
 from .clipped import ClippedFedAvg
 from .steady import Steady
@@ -183,10 +182,10 @@ class PlainWaffle(Plain):
     """SCAFFOLD's client step for every requester, its control by the displacement."""
 
     @cached_property
-    def change(self) -> Change:
+    def change(self) -> Work:
         """What everybody sends ``[K, R, P]``."""
         dy, dc = (torch.empty(self.start.states.c.shape).to(self.clients.w) for _ in range(2))
-        return Change(dy, dc)
+        return Work(dy, dc, torch.ones(dy.shape[:2], dtype=torch.bool, device=dy.device))
 
     def client(self, i: int) -> None:
         """An epoch for every requester, each on the same minibatches."""
