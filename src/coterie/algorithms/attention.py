@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ..algorithm import Mixture, Round, rows, single
 from ..client import Client
-from ..mixing import distances_between, mix
-from ..table import Rows, dense, updated
+from ..mixing import distances_between, mix, nobody_yet
+from ..table import Rows, updated
 from ..task import Task
 from ..tree import Tree
 from .fedprox import proximal
@@ -146,7 +146,7 @@ def start_together(task: Task, measured: bool) -> tuple[Uploads, Own]:
     K, start = task.population, task.start
     models, zero = rows(start, K), torch.zeros(K, dtype=torch.float64, device=task.device)
     nobody = zero > 0
-    table = start.new_zeros(1).expand(K, K)
+    table = nobody_yet(start, K)
     first = rows(torch.zeros_like(start[: task.model.parameters]), K if measured else 0)
     apart = start.new_zeros(1).expand(K if measured else 0, K)
     none = start.new_zeros(K)
@@ -190,12 +190,6 @@ def stored(server: Uploads, uploads: Upload, round: Round) -> Uploads:
     """The server with the round's models."""
     models = updated(server.models, round.clients, uploads.w)
     return server._replace(models=models, seen=server.seen.index_fill(0, round.clients, True))
-
-
-def as_applied(server: Uploads) -> Tensor:
-    """The weights of everybody's last round; who has had none stands alone."""
-    A = dense(server.applied)
-    return A + torch.diag((A.sum(1) == 0).to(A.dtype))
 
 
 # ---- one client ------------------------------------------------------------------------------

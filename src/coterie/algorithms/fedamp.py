@@ -43,7 +43,7 @@ from torch import Tensor
 from ..algorithm import Algorithm, Mixture, Round
 from ..client import Client
 from ..errors import ConfigError
-from ..mixing import off_diagonal, squared_distances
+from ..mixing import last_applied, off_diagonal, squared_distances
 from ..task import Task
 from ..tree import Tree
 from .attention import (
@@ -56,7 +56,6 @@ from .attention import (
     Upload,
     Uploads,
     Weigh,
-    as_applied,
     compared,
     likeness,
     mixed,
@@ -314,7 +313,7 @@ class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
 
     def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
         """The weights with which everybody's last u_i was formed."""
-        return as_applied(server)
+        return last_applied(server.applied)
 
     # ---- one client ------------------------------------------------------------------------
 

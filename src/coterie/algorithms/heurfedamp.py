@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..algorithm import Algorithm, Mixture, Round
 from ..client import Client
-from ..mixing import cosines
+from ..mixing import cosines, last_applied
 from ..task import Task
 from ..tree import Tree
 from .attention import (
@@ -37,7 +37,6 @@ from .attention import (
     Upload,
     Uploads,
     Weigh,
-    as_applied,
     compared,
     likeness,
     mixed,
@@ -142,7 +141,7 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
 
     def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
         """The weights with which everybody's last u_i was formed."""
-        return as_applied(server)
+        return last_applied(server.applied)
 
     # ---- one client ------------------------------------------------------------------------
 
