@@ -51,7 +51,7 @@ class Uploads(NamedTuple):
     applied: Rows  # [K, K] the weights of everybody's last round; zeros before the first
     first: Rows  # [K, P] what first uploads are compared by; [0, P] once all have come
     noise: Tensor  # [K] v of the first uploads, in the same units
-    apart: Rows  # [K, K] z of every pair, [0, K] where nothing is compared
+    apart: Rows  # [K, K] z of the pairs, -1 where never compared; [0, K] where none ever is
 
 
 class Upload(NamedTuple):
@@ -130,12 +130,17 @@ def _introduced(server: Uploads, found: Seen, at: Tensor) -> Uploads:
     noise = server.noise.index_copy(0, at, found.noise)
     all_of = server.seen.index_fill(0, at, True).nonzero().flatten()
     between = distances_between(found.points, first[all_of])
-    z = unlikeness(between, found.noise, noise[all_of]).to(server.start.dtype)
-    table = server.apart[all_of]
-    table[:, at] = z.T
-    table[torch.searchsorted(all_of, at)[:, None], all_of] = z
+    z = server.apart[at]
+    z[:, all_of] = unlikeness(between, found.noise, noise[all_of]).to(z.dtype)
     kept = first if len(all_of) < len(server.seen) else first[:0]  # nobody is left to come
-    return server._replace(first=kept, noise=noise, apart=updated(server.apart, all_of, table))
+    return server._replace(first=kept, noise=noise, apart=updated(server.apart, at, z))
+
+
+def alike(server: Uploads, members: Tensor) -> Tensor:
+    """The likeness of some clients that have uploaded ``[m, m]``, float64, 0 on the diagonal."""
+    z = server.apart[members][:, members].to(torch.float64)
+    z = torch.where(z < 0, z.T, z)  # a newcomer's row alone has its z with those before it
+    return likeness(z).fill_diagonal_(0)
 
 
 # ---- the exchange ----------------------------------------------------------------------------
@@ -148,7 +153,7 @@ def start_together(task: Task, measured: bool) -> tuple[Uploads, Own]:
     nobody = zero > 0
     table = nobody_yet(start, K)
     first = rows(torch.zeros_like(start[: task.model.parameters]), K if measured else 0)
-    apart = start.new_zeros(1).expand(K if measured else 0, K)
+    apart = start.new_full((1,), -1.0).expand(K if measured else 0, K)
     none = start.new_zeros(K)
     kept = Own(models, none, none) if measured else Own(models)
     return Uploads(models, nobody, start, zero[:1].sum(), table, first, zero, apart), kept

@@ -56,8 +56,8 @@ from .attention import (
     Upload,
     Uploads,
     Weigh,
+    alike,
     compared,
-    likeness,
     mixed,
     predicted,
     remembered,
@@ -280,8 +280,7 @@ class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
     ) -> tuple[Tensor, Tensor | float]:
         """A' between some clients ``[m, m]``, zero on the diagonal, and A'(0)."""
         if self.sigma == "auto":
-            z = server.apart[members][:, members].to(torch.float64)
-            return likeness(z).fill_diagonal_(0), 1.0
+            return alike(server, members), 1.0
         distances = squared_distances(round.trainable(server.models[members]))
         sigma = self._sigma(server, distances)
         return slope(distances, sigma, self.penalty), 1 / sigma

@@ -37,8 +37,8 @@ from .attention import (
     Upload,
     Uploads,
     Weigh,
+    alike,
     compared,
-    likeness,
     mixed,
     predicted,
     remembered,
@@ -104,8 +104,7 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
 
         def weigh(members: Tensor) -> Tensor:
             if self.sigma == "auto":
-                z = server.apart[members][:, members].to(torch.float64)
-                A = shared(likeness(z).fill_diagonal_(0), 1.0, rows=True)
+                A = shared(alike(server, members), 1.0, rows=True)
                 return A if self.self_weight == "auto" else spread(A, 1 - self.self_weight)
             own = 1 / len(members) if self.self_weight == "auto" else self.self_weight
             W = self._directions(server, round.trainable(server.models[members]))
