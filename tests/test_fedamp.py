@@ -286,7 +286,7 @@ def amp_round(method, on, server, states, index, clients=None):
 
 
 def test_a_client_s_noise_is_what_half_of_its_samples_change():
-    method = FedAMP()
+    method = FedAMP(prox=0.0)
     on = task(method)
     server, states = method.init(on)
     _, states, first = amp_round(method, on, server, states, 0)
@@ -317,11 +317,11 @@ def test_half_a_client_takes_as_many_steps_on_every_second_sample():
 
 
 def test_a_client_of_one_sample_is_not_sure_of_anything():
-    method = FedAMP()
+    method = FedAMP(prox=0.0)
     on = task(method, federated=federation((1, 20, 30)), merge=False)
     server, states = method.init(on)
     _, _, uploads = amp_round(method, on, server, states, 0)
-    assert_close(uploads.noise[0], ((uploads.w[0] - on.start) ** 2).sum())
+    assert_close(uploads.noise[0], ((uploads.w[0] - on.start) ** 2).sum(), 1e-3)  # but for decay
 
 
 @pytest.mark.parametrize("method", [FedAMP(), HeurFedAMP()], ids=["fedamp", "heurfedamp"])
@@ -368,7 +368,13 @@ def test_two_who_are_apart_by_as_much_as_they_do_not_know_are_strangers():
         assert bool(likeness(z) > 0) == helps
 
 
-KIND = [FedAMP(), HeurFedAMP(), FedAMP(attention_mass="symmetric"), HeurFedAMP(self_weight=0.2)]
+KIND = [
+    FedAMP(),
+    HeurFedAMP(),
+    FedAMP(attention_mass="symmetric"),
+    FedAMP(mass=0.5),
+    HeurFedAMP(self_weight=0.5),
+]
 
 
 def digits(relabel, seed=0):
@@ -399,10 +405,13 @@ def test_who_is_alone_in_its_group_stands_alone(method):
     assert (A[:7, :7] > 0).all()
 
 
-@pytest.mark.parametrize("method", KIND[:3], ids=str)
+@pytest.mark.parametrize("method", KIND, ids=str)
 def test_where_all_are_alike_all_are_averaged(method):
     A = weights_on_digits(method, [0] * 8)
-    assert_close(A, torch.full((8, 8), 1 / 8).double(), 0.02)
+    capped = method in (FedAMP(mass=0.5), HeurFedAMP(self_weight=0.5))
+    own = 0.5 if capped else 1 / 8
+    assert_close(A.diagonal(), torch.full((8,), own).double(), 0.02)
+    assert_close(A[~torch.eye(8).bool()], torch.full((56,), (1 - own) / 7).double(), 0.02)
 
 
 # ---- fields without effect are refused -----------------------------------------------------------

@@ -76,14 +76,19 @@ def gram(W: Tensor) -> Tensor:
 
 
 def squared_distances(W: Tensor) -> Tensor:
-    """``‖w_i − w_j‖²`` for all pairs, float64, zero on the diagonal.
+    """``‖w_i − w_j‖²`` for all pairs, float64, zero on the diagonal and where only rounding is left.
 
     Rows are centred first: models are close to each other and far from zero.
     """
     products = gram(W - W.mean(0, keepdim=True))
     square = products.diagonal()
-    distances = (square[:, None] + square[None, :] - 2 * products).clamp(min=0)
-    return distances.fill_diagonal_(0)
+    return _beyond_rounding(square[:, None] + square, products).fill_diagonal_(0)
+
+
+def _beyond_rounding(squares: Tensor, products: Tensor) -> Tensor:
+    """``squares − 2 products``, zero where the difference is no more than rounding."""
+    distances = squares - 2 * products
+    return torch.where(distances > 1e-13 * squares, distances, 0.0)
 
 
 def distances_between(V: Tensor, W: Tensor) -> Tensor:
@@ -98,9 +103,7 @@ def distances_between(V: Tensor, W: Tensor) -> Tensor:
         square_v = square_v + (v**2).sum(1, keepdim=True)
         square_w = square_w + (w**2).sum(1)
         total = total + v @ w.T
-    lengths = square_v + square_w
-    distances = lengths - 2 * total
-    return torch.where(distances > 1e-13 * lengths, distances, 0.0)
+    return _beyond_rounding(square_v + square_w, total)
 
 
 def cosines(W: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ Notes:
     in units of the clients' own sampling noise (module ``attention``): A' is 1 up to the distance
     that noise explains, falls to 0 at twice that distance, and is 0 beyond.
     ``mass = "auto"`` is ours: a client's own model counts as one at distance 0, so that N alike
-    clients share alike (ξ = 1/N). A number is the most weight that a client gives to others.
+    clients share alike (ξ = 1/N). A number is the most weight that a client gives to others; with
+    a width other than ``auto`` it is spent whoever the others are (spec 9.3).
     ``attention_mass = "rows"``, our default, chooses α_k for each client. With the paper's one α_k
     for all (``symmetric``) the largest group decides how little a small one collaborates.
     The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
@@ -147,10 +148,11 @@ def shared(slopes: Tensor, most: Tensor | float, rows: bool) -> Tensor:
     return weights(slopes, 1 / (most + (total if rows else total.max())))
 
 
-def safe(A: Tensor) -> Tensor:
-    """Scale down the rows whose off-diagonal weights exceed one."""
+def safe(A: Tensor, most: float = 1.0) -> Tensor:
+    """Scale down the rows whose off-diagonal weights sum to more than ``most``."""
     others = A.clone().fill_diagonal_(0)
-    others = others / others.sum(1, keepdim=True).clamp(min=1)
+    total = others.sum(1, keepdim=True)
+    others = torch.where(total > most, most * others / total.clamp(min=TINY), others)
     return others + torch.diag(1 - others.sum(1))
 
 
@@ -168,8 +170,9 @@ class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
         alpha: step size α_k; ``auto`` is as large as ``mass`` allows.
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
         alpha_every: rounds between two reductions of alpha.
-        mass: with ``alpha = "auto"``, the most weight a client gives to others; ``auto`` lets a
-            client's own model count as one at distance 0.
+        mass: with ``alpha = "auto"``, the most weight a client gives to others (with a sigma that
+            is not ``auto``, the best connected client gives just that); ``auto`` lets a client's
+            own model count as one at distance 0.
         attention_mass: ``symmetric`` has one α_k, so that only the best connected client gives
             that much; ``rows`` gives each client its own.
         sigma_factor: ``median`` sigma in units of the median squared distance.
@@ -268,6 +271,8 @@ class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
                 A = weights(slopes, alpha)
             elif self.mass == "auto":
                 A = shared(slopes, most, by_row)
+            elif self.sigma == "auto":
+                A = safe(shared(slopes, most, by_row), self.mass)
             else:
                 A = weights(slopes, largest_step(slopes, self.mass))
                 A = spread(A, self.mass) if by_row else A

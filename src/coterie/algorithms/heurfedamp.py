@@ -12,8 +12,8 @@ Notes:
     that share a start have cosines so close to one that the printed rule (``weights``) stays
     uniform on label skew at any published σ.
     ``self_weight = "auto"`` is 1/N of the round's exchange with a numeric σ, and with σ ``auto`` as
-    much as a model at angle 0 would get. With σ ``auto`` and a numeric ``self_weight`` a client
-    that has only strangers still keeps all of its weight.
+    much as a model at angle 0 would get. With σ ``auto`` a numeric ``self_weight`` is the least
+    ξ_ii: a client that has only strangers keeps all of its weight.
     Prediction with w_i or u_i, common start and first exchange as in FedAMP.
 """
 
@@ -46,7 +46,7 @@ from .attention import (
     stored,
     trained,
 )
-from .fedamp import FedAMP, shared, spread
+from .fedamp import FedAMP, safe, shared
 
 
 def heuristic_attention(W: Tensor, sigma: float, self_weight: float) -> Tensor:
@@ -70,7 +70,8 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
     Fields:
         sigma: sharpness σ of the attention; ``auto`` tells those who are alike from strangers by
             the clients' own sampling noise.
-        self_weight: ξ_ii, the weight on a client's own model; ``auto`` is 1/N.
+        self_weight: ξ_ii, the weight on a client's own model, with sigma ``auto`` the least of it;
+            ``auto`` is 1/N, N the clients (with sigma ``auto``, those who are alike).
         cos_on: cosines of ``delta`` (w_i − w⁰) or of the ``weights`` themselves, as printed.
         prox: the proximal coefficient λ/α_k.
         start: local training starts from the ``cloud`` model u_i or the client's own (``self``).
@@ -105,7 +106,7 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
         def weigh(members: Tensor) -> Tensor:
             if self.sigma == "auto":
                 A = shared(alike(server, members), 1.0, rows=True)
-                return A if self.self_weight == "auto" else spread(A, 1 - self.self_weight)
+                return A if self.self_weight == "auto" else safe(A, 1 - self.self_weight)
             own = 1 / len(members) if self.self_weight == "auto" else self.self_weight
             W = self._directions(server, round.trainable(server.models[members]))
             return heuristic_attention(W, self.sigma, own)
