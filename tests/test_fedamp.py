@@ -35,6 +35,10 @@ matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
     lambda shape: arrays(float, shape, elements=st.floats(-1e100, 1e100))
 )
 
+whole = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
+    lambda shape: arrays("int64", shape, elements=st.integers(-1000, 1000))
+)
+
 
 def wide(values):
     return torch.tensor(values, dtype=torch.float64)
@@ -88,6 +92,14 @@ def test_automatic_attention_is_a_symmetric_convex_combination(values):
     assert (A >= -1e-12).all()
     assert A.diagonal().min() >= 0.2 - 1e-9
     assert_close(A, A.T)
+
+
+@given(whole)
+def test_automatic_attention_does_not_depend_on_the_order_of_clients(values):
+    """Of whole numbers: distances that are rounding alone would depend on it."""
+    W = torch.from_numpy(values).double()
+    sigma = median_width(W, 0.25)
+    A = attention(W, step_size(W, sigma, 0.8), sigma)
     order = torch.arange(len(W) - 1, -1, -1)
     turned = attention(W[order], step_size(W[order], sigma, 0.8), sigma)
     assert_close(turned, A[order][:, order], 1e-6)

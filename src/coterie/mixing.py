@@ -76,19 +76,14 @@ def gram(W: Tensor) -> Tensor:
 
 
 def squared_distances(W: Tensor) -> Tensor:
-    """``‖w_i − w_j‖²`` for all pairs, float64, zero on the diagonal and where only rounding is left.
+    """``‖w_i − w_j‖²`` for all pairs, float64, zero on the diagonal.
 
     Rows are centred first: models are close to each other and far from zero.
     """
     products = gram(W - W.mean(0, keepdim=True))
     square = products.diagonal()
-    return _beyond_rounding(square[:, None] + square, products).fill_diagonal_(0)
-
-
-def _beyond_rounding(squares: Tensor, products: Tensor) -> Tensor:
-    """``squares − 2 products``, zero where the difference is no more than rounding."""
-    distances = squares - 2 * products
-    return torch.where(distances > 1e-13 * squares, distances, 0.0)
+    distances = (square[:, None] + square[None, :] - 2 * products).clamp(min=0)
+    return distances.fill_diagonal_(0)
 
 
 def distances_between(V: Tensor, W: Tensor) -> Tensor:
@@ -103,7 +98,9 @@ def distances_between(V: Tensor, W: Tensor) -> Tensor:
         square_v = square_v + (v**2).sum(1, keepdim=True)
         square_w = square_w + (w**2).sum(1)
         total = total + v @ w.T
-    return _beyond_rounding(square_v + square_w, total)
+    squares = square_v + square_w
+    distances = squares - 2 * total
+    return torch.where(distances > 1e-13 * squares, distances, 0.0)
 
 
 def cosines(W: Tensor) -> Tensor:

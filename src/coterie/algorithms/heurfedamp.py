@@ -84,7 +84,7 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
     cos_on: Literal["delta", "weights"] = "delta"
     prox: float = 1e-4
     start: Literal["cloud", "self"] = "cloud"
-    predict_with: PredictWith = "own"
+    predict_with: PredictWith = "cloud"
 
     paper: ClassVar[str] = FedAMP.paper
     bibtex: ClassVar[str] = FedAMP.bibtex
