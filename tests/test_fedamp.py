@@ -1,15 +1,19 @@
 """FedAMP's and HeurFedAMP's attention (spec 9)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
+from coterie import tree
+from coterie.algorithm import round_of
+from coterie.algorithms.attention import Cloud, Own, alike, likeness, unlikeness
 from coterie.algorithms.fedamp import (
-    Cloud,
     FedAMP,
-    Own,
     attention,
     median_width,
     safe,
@@ -18,12 +22,21 @@ from coterie.algorithms.fedamp import (
     step_size,
 )
 from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
+from coterie.data.datasets import load
+from coterie.data.partition import PARTITIONS, federate
+from coterie.engines import make_engine
 from coterie.errors import ConfigError
 from coterie.mixing import mix, squared_distances
-from support import assert_close, last, one_client, task, whole_round
+from coterie.table import dense
+from coterie.task import Recipe
+from support import assert_close, federation, last, one_client, task, whole_round
 
 matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
     lambda shape: arrays(float, shape, elements=st.floats(-1e100, 1e100))
+)
+
+whole = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
+    lambda shape: arrays("int64", shape, elements=st.integers(-1000, 1000))
 )
 
 
@@ -79,6 +92,14 @@ def test_automatic_attention_is_a_symmetric_convex_combination(values):
     assert (A >= -1e-12).all()
     assert A.diagonal().min() >= 0.2 - 1e-9
     assert_close(A, A.T)
+
+
+@given(whole)
+def test_automatic_attention_does_not_depend_on_the_order_of_clients(values):
+    """Of whole numbers: distances that are rounding alone would depend on it."""
+    W = torch.from_numpy(values).double()
+    sigma = median_width(W, 0.25)
+    A = attention(W, step_size(W, sigma, 0.8), sigma)
     order = torch.arange(len(W) - 1, -1, -1)
     turned = attention(W[order], step_size(W[order], sigma, 0.8), sigma)
     assert_close(turned, A[order][:, order], 1e-6)
@@ -155,7 +176,7 @@ def test_one_participant_keeps_its_own_model():
 
 
 def test_first_timers_get_the_common_start():
-    method = FedAMP()
+    method = FedAMP(sigma="median", mass=0.8, attention_mass="symmetric")
     on = task(method)
     server, _ = method.init(on)
     seen = torch.tensor([True, True, False, True, False])
@@ -173,7 +194,8 @@ def test_the_proximal_pull_is_alive():
     """From u + δ the pull moves the model towards u; without it nothing of u is left."""
     on = task(FedAMP())
     client = one_client(on, 0)
-    away = Own(on.start + 0.5)
+    zero = on.start.new_zeros(())
+    away = Own(on.start + 0.5, zero, zero)
     for strength, pulled in ((0.0, False), (5.0, True)):
         received = Cloud(on.start, on.start.new_tensor(strength))
         _, after = FedAMP(start="self").local(client, received, away)
@@ -200,11 +222,11 @@ def test_public_constants_give_uniform_attention():
 
 def test_sigma_can_be_frozen():
     W = models()
-    frozen = FedAMP(sigma_freeze=True)
+    frozen = FedAMP(sigma="median", sigma_freeze=True)
     on = task(frozen)
     server = frozen.init(on)[0]._replace(sigma=torch.tensor(7.0).double())
     assert frozen._sigma(server, W) == 7.0
-    assert FedAMP()._sigma(server, squared_distances(W)) == median_width(W, 0.25)
+    assert FedAMP(sigma="median")._sigma(server, squared_distances(W)) == median_width(W, 0.25)
     assert slope(torch.zeros(2, 2).double(), 2.0).tolist() == [[0, 0.5], [0.5, 0]]
 
 
@@ -256,7 +278,200 @@ def test_far_clients_are_left_alone_entirely(penalty):
     A = attention(W, step_size(W, 4.0, 0.8, penalty), 4.0, penalty)
     assert A[0, 2] == 0
     assert float(A[0, 1]) == pytest.approx(0.8)
-    method = FedAMP(penalty=penalty)
-    usual = last(FedAMP(), task(FedAMP()), participation=1.0)
+    plain, method = FedAMP(sigma="median"), FedAMP(sigma="median", penalty=penalty)
+    usual = last(plain, task(plain), participation=1.0)
     other = last(method, task(method), participation=1.0)
     assert (usual.states.w - other.states.w).abs().max() > 1e-4
+
+
+# ---- who is alike --------------------------------------------------------------------------------
+
+
+def amp_round(method, on, server, states, index, clients=None):
+    clients = torch.arange(on.population) if clients is None else torch.tensor(clients)
+    round = round_of(on, index, 10, clients)
+    received = method.download(server, round)
+    engine = make_engine("loop", on)
+    uploads, after = engine.local(method, received, tree.take(states, clients), round)
+    states = tree.map_leaves(lambda old, new: old.index_copy(0, clients, new), states, after)
+    return method.aggregate(server, uploads, round), states, uploads
+
+
+def test_a_client_s_noise_is_what_half_of_its_samples_change():
+    method = FedAMP(prox=0.0)
+    on = task(method)
+    server, states = method.init(on)
+    _, states, first = amp_round(method, on, server, states, 0)
+    for i in range(on.population):
+        half = one_client(on, i).half().train(on.start)
+        assert_close(first.noise[i], ((first.w[i] - half) ** 2).sum())
+        assert first.noise[i] > 0
+    received = method.download(server, whole_round(on, 1))
+    second, kept = method.local(one_client(on, 0, 1), tree.row(received, 0), tree.row(states, 0))
+    once = ((second.w - one_client(on, 0, 1).half().train(on.start)) ** 2).sum()
+    assert_close(second.noise, (first.noise[0] + once) / 2)  # the mean over its rounds
+    assert_close(kept.noise, second.noise)
+
+
+def test_half_a_client_takes_as_many_steps_on_every_second_sample():
+    on = task(FedAMP())
+    for i, size in enumerate(on.sizes.tolist()):
+        whole = one_client(on, i)
+        half = whole.half()
+        assert (int(half.size), int(half.steps)) == (size // 2, int(whole.steps))
+        mine = [
+            b.y[: int(b.mask.sum()) if b.mask is not None else None] for b in half.blocks("train")
+        ]
+        every = [
+            b.y[: int(b.mask.sum()) if b.mask is not None else None] for b in whole.blocks("train")
+        ]
+        assert torch.equal(torch.cat(mine), torch.cat(every)[1::2])
+
+
+def test_a_client_of_one_sample_is_not_sure_of_anything():
+    method = FedAMP(prox=0.0)
+    on = task(method, federated=federation((1, 20, 30)), merge=False)
+    server, states = method.init(on)
+    _, _, uploads = amp_round(method, on, server, states, 0)
+    assert_close(uploads.noise[0], ((uploads.w[0] - on.start) ** 2).sum(), 1e-3)  # but for decay
+
+
+@pytest.mark.parametrize("method", [FedAMP(), HeurFedAMP()], ids=["fedamp", "heurfedamp"])
+def test_pairs_are_compared_where_they_can_be(method):
+    """First uploads with each other, later ones with those of their round; against a slow loop."""
+    on = task(method)
+    server, states = method.init(on)
+    expected = torch.full((5, 5), -1.0).double()
+    first: dict[int, tuple] = {}
+
+    def z(a, b):
+        (w, v), (x, y) = a, b
+        p, q = w - on.start, x - on.start
+        if isinstance(method, HeurFedAMP):
+            v, y, p, q = v / (p @ p), y / (q @ q), p / p.norm(), q / q.norm()
+        return ((p - q) ** 2).sum() / (v + y)
+
+    for index, clients in enumerate([[0, 1], [1, 2, 4], [0, 1, 2], [0, 1, 2, 3, 4]]):
+        server, states, up = amp_round(method, on, server, states, index, clients)
+        now = {i: (up.w[r], up.noise[r]) for r, i in enumerate(clients)}
+        back = [i for i in clients if i in first]
+        first |= {i: now[i] for i in clients if i not in first}
+        for i in clients:
+            for j in first:
+                if i != j and (i in back) == (j in back and j in clients) == True:  # noqa: E712
+                    expected[i, j] = expected[j, i] = z(now[i], now[j])
+                elif i != j and i not in back:
+                    expected[i, j] = expected[j, i] = z(first[i], first[j])
+    members = torch.tensor([0, 1, 2, 3, 4])
+    assert (expected + torch.eye(5) * 9 >= 0).all()
+    assert_close(alike(server, members), likeness(expected).fill_diagonal_(0), 1e-6)
+
+
+def test_two_who_are_apart_by_as_much_as_they_do_not_know_are_strangers():
+    """Where z < 2 a mean of two models is nearer to what each should learn, beyond it farther."""
+    generator = torch.Generator().manual_seed(0)
+    truth, other = torch.zeros(4000).double(), torch.ones(4000).double()
+    for apart, helps in ((0.0, True), (0.7, True), (2.0, False)):
+        a = truth + torch.randn(4000, generator=generator).double()
+        b = apart**0.5 * 2**0.5 * other + torch.randn(4000, generator=generator).double()
+        z = unlikeness(((a - b) ** 2).sum()[None, None], wide([4000.0]), wide([4000.0]))
+        assert float(z) == pytest.approx(1 + apart, abs=0.1)
+        assert (((a + b) / 2 - truth) ** 2).sum() < (a**2).sum() or not helps
+        assert bool(likeness(z) > 0) == helps
+
+
+KIND = [
+    FedAMP(),
+    HeurFedAMP(),
+    FedAMP(attention_mass="symmetric"),
+    FedAMP(mass=0.5),
+    HeurFedAMP(self_weight=0.5),
+]
+
+
+def digits(relabel, seed=0):
+    federated = federate(
+        load("digits"), PARTITIONS["iid"](clients=len(relabel)), test=0.5, seed=seed
+    )
+    tables = torch.stack([torch.arange(10).roll(r) for r in relabel])
+    return replace(federated, relabel=tables, groups=torch.tensor(relabel))
+
+
+def weights_on_digits(method, relabel, rounds=4):
+    net = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))  # noqa: E731
+    on = task(method, net, digits(relabel), Recipe(lr=0.2, epochs=2, batch=10), merge=False)
+    record = last(method, on, rounds=rounds, participation=1.0, evaluate_every=rounds)
+    return torch.from_numpy(record.collaboration)
+
+
+@pytest.mark.parametrize("method", KIND, ids=str)
+def test_where_all_contradict_everybody_stands_alone(method):
+    assert torch.equal(weights_on_digits(method, list(range(8))), torch.eye(8).double())
+
+
+@pytest.mark.parametrize("method", KIND, ids=str)
+def test_who_is_alone_in_its_group_stands_alone(method):
+    A = weights_on_digits(method, [0] * 7 + [3])
+    assert torch.equal(A[7], torch.eye(8)[7].double())
+    assert (A[:7, 7] == 0).all()
+    assert (A[:7, :7] > 0).all()
+
+
+@pytest.mark.parametrize("method", KIND, ids=str)
+def test_where_all_are_alike_all_are_averaged(method):
+    A = weights_on_digits(method, [0] * 8)
+    capped = method in (FedAMP(mass=0.5), HeurFedAMP(self_weight=0.5))
+    own = 0.5 if capped else 1 / 8
+    assert_close(A.diagonal(), torch.full((8,), own).double(), 0.02)
+    assert_close(A[~torch.eye(8).bool()], torch.full((56,), (1 - own) / 7).double(), 0.02)
+
+
+# ---- fields without effect are refused -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lam": 1.0},
+        {"alpha_gamma": 0.1},
+        {"mass": 0.5, "alpha": 1.0},
+        {"penalty": "mcp"},
+        {"sigma_freeze": True},
+        {"sigma_freeze": True, "sigma": 3.0},
+    ],
+)
+def test_a_field_without_effect_is_refused(fields):
+    with pytest.raises(ConfigError, match=f"{next(iter(fields))} = .* has no effect .*it needs"):
+        FedAMP(**fields)
+
+
+# ---- which model predicts ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FedAMP, HeurFedAMP])
+def test_what_predicts(kind):
+    """The newest u_i, over all who have uploaded; training is the same whatever predicts."""
+    found = {}
+    for way in ("own", "cloud", "both", "validation"):
+        method = kind(predict_with=way)
+        assert method.uses_validation == (way == "validation")
+        found[way] = last(method, task(method, merge=False))
+    record = found["own"]
+    w, K = record.states.w, len(record.states.w)
+    assert_close(found["validation"].states.w, w, 0)
+    method = kind(predict_with="cloud")
+    everybody = torch.arange(K)
+    A = method._weigh(record.server, None)(everybody[record.server.seen])
+    u = record.server.start.repeat(K, 1)
+    u[record.server.seen] = A @ dense(record.server.models)[record.server.seen]
+    assert record.server.seen.sum() > len(record.clients)  # some of them were absent
+    assert (u - w).abs().max() > 1e-3
+    assert_close(found["own"].mixture.models[:, 0], w)
+    assert_close(found["cloud"].mixture.models[:, 0], u)
+    assert_close(found["both"].mixture.models, torch.stack([w, u], 1))
+    assert (found["both"].mixture.weights == 0.5).all()
+    on = task(method, merge=False)
+    for i in range(K):
+        client = one_client(on, i)
+        better = u[i] if client.loss(u[i], "val") < client.loss(w[i], "val") else w[i]
+        assert_close(found["validation"].mixture.models[i, 0], better)

@@ -99,8 +99,8 @@ def ewc():
 
 
 GUARDED = {
-    "fedamp": lambda: fedamp(FedAMP(start="self")),
-    "heurfedamp": lambda: fedamp(HeurFedAMP(start="self")),
+    "fedamp": lambda: fedamp(FedAMP(start="self", sigma=1.0)),
+    "heurfedamp": lambda: fedamp(HeurFedAMP(start="self", sigma=1.0)),
     "ewc": ewc,
     "ditto": ditto,
     "pfedme": pfedme_personal,

@@ -11,6 +11,7 @@ from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
+from coterie.mixing import nobody_yet
 from coterie.models import factory
 from coterie.run import run
 from coterie.task import Recipe, Task
@@ -64,7 +65,8 @@ def server_of(k, population):
     theta = -torch.ones(k, 2).double() * torch.arange(1, k + 1)[:, None]
     nothing = theta.new_zeros(0, 2)
     sizes = torch.ones(population, dtype=torch.int64)
-    return Models(theta, torch.full((population,), -1), nothing[:, None], nothing, sizes)
+    nobody = torch.full((population,), -1)
+    return Models(theta, nobody, nothing[:, None], nothing, sizes, nobody_yet(theta, population))
 
 
 def test_models_are_averages_over_those_who_chose_them_and_the_others_stay():
@@ -98,19 +100,21 @@ def test_absent_clients_keep_their_choice():
     assert new.choice.tolist() == [1, 1, 0, 1, 2]
 
 
-def test_the_matrix_is_even_among_those_who_chose_alike():
-    server = server_of(3, 5)._replace(choice=torch.tensor([2, 1, 2, -1, -1]))
+def test_the_matrix_is_the_average_that_clients_last_took_part_in():
+    on = task(GIVEN)
+    server = server_of(3, 5)
+    for index, clients, choice, size in ((1, [0, 1, 2], [2, 1, 2], [3, 5, 1]), (2, [0], [1], [3])):
+        round = whole_round(on, index)._replace(clients=torch.tensor(clients))
+        server = GIVEN.aggregate(server, uploads_of(choice, size), round)
+    expected = [
+        [1, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0],
+        [0.75, 0, 0.25, 0, 0],  # absent since: as it was
+        [0, 0, 0, 1, 0],  # never here
+        [0, 0, 0, 0, 1],
+    ]
     A = GIVEN.collaboration(server, (), None)
-    expected = torch.tensor(
-        [
-            [0.5, 0, 0.5, 0, 0],
-            [0, 1, 0, 0, 0],
-            [0.5, 0, 0.5, 0, 0],
-            [0, 0, 0, 1, 0],
-            [0, 0, 0, 0, 1],
-        ]
-    )
-    assert_close(A, expected.double(), 1e-12)
+    assert_close(A, torch.tensor(expected).double(), 1e-12)
 
 
 # ---- how the models start --------------------------------------------------------------------

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 import coterie
 from coterie import checkpoint, files, formats, metrics, packing, tree
 from coterie.algorithm import Mixture, round_of
-from coterie.algorithms import ALGORITHMS, fedamp
+from coterie.algorithms import ALGORITHMS, attention, fedamp
 from coterie.algorithms.cfl import CFL
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import Update
@@ -119,7 +119,7 @@ def test_fedfomo_pays_for_preferences_and_for_no_more_models(monkeypatch):
 def test_the_counter_sees_a_copied_pool(monkeypatch):
     monkeypatch.setattr(LOOP, "MATRIX_EVERY_ROUND", 0)
     monkeypatch.setattr(
-        "coterie.algorithms.fedamp.updated", lambda rows, at, new: rows.index_copy(0, at, new)
+        "coterie.algorithms.attention.updated", lambda rows, at, new: rows.index_copy(0, at, new)
     )
     few, P = cost_of_a_round("fedamp", SMALL)
     many, _ = cost_of_a_round("fedamp", LARGE)
@@ -147,7 +147,7 @@ def told(method, on, round):
     K, generator = on.population, torch.Generator().manual_seed(round.index)
     W = on.start + torch.randn(K, len(on.start), generator=generator, dtype=on.dtype)
     if isinstance(method, FedAMP):
-        return W
+        return attention.Upload(W, W.new_ones(K))
     if isinstance(method, CFL):
         return Update(W, on.sizes)
     return Upload(W, torch.zeros(K, K, dtype=torch.int32))
@@ -173,13 +173,14 @@ def test_fedamp_takes_distances_once_an_exchange(monkeypatch):
     taken = []
     usual = fedamp.squared_distances
     monkeypatch.setattr(fedamp, "squared_distances", lambda W: taken.append(len(W)) or usual(W))
-    method, on = crowd(40, "fedamp")
-    server, _ = method.init(on)
-    round = round_of(on, 0, 9, torch.arange(40))
-    server = method.aggregate(server, told(method, on, round), round)
-    taken.clear()
-    method.download(server, round)
-    assert taken == [40]
+    for method, expected in ((FedAMP(sigma="median"), [40]), (FedAMP(), [])):
+        _, on = crowd(40, "fedamp")
+        server, _ = method.init(on)
+        round = round_of(on, 0, 9, torch.arange(40))
+        server = method.aggregate(server, told(method, on, round), round)
+        taken.clear()
+        method.download(server, round)
+        assert taken == expected  # likeness is known from when the models came
 
 
 # ---- tables and shelves ------------------------------------------------------------------------

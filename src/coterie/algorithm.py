@@ -46,6 +46,12 @@ class Round(NamedTuple):
     parameters: int  # how many entries of a model's vector are trained; buffers follow
     recipe: Recipe  # how the clients train
     aux: Client | None = None  # the server's own samples, where it holds any
+    sent_to: Tensor | None = None  # [n] who was sent a message, where not all of them replied
+
+    @property
+    def asked(self) -> Tensor:
+        """Who was sent this round's message, whether they replied or not."""
+        return self.clients if self.sent_to is None else self.sent_to
 
     def draw(self, purpose: str, *clients: Tensor, count: int | None = None) -> Tensor:
         """Uniform draws derived from (seed, round, purpose, clients), broadcast over clients.
@@ -163,7 +169,11 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
         """One client's deployed model."""
 
     def collaboration(self, server: Server, states: State, round: Round) -> Tensor | None:
-        """Who draws on whom ``[K, K]``, for people to look at; None where nobody chooses."""
+        """Who draws on whom ``[K, K]``, for people to look at; None where nobody chooses.
+
+        Called after the round. Row i holds the weights with which client i's model was made in the
+        last round it took part in: what was applied, not what the next exchange would apply.
+        """
         return None
 
     def observed(self, server: Server) -> dict[str, Any]:

@@ -151,6 +151,27 @@ class Client:
             tuned._prepare()
         return tuned
 
+    def half(self) -> "Client":
+        """The same client with every second training sample only.
+
+        It takes as many steps, each on half as many samples, and leaves batch-norm statistics that
+        are kept apart as they are. What it learns tells how much one's own data leave open.
+        """
+        least, recipe, split = self._task.least, self.recipe, self._view.train
+        if recipe.batch >= 2 * least:
+            recipe = replace(recipe, batch=recipe.batch // 2)
+        else:
+            recipe = replace(recipe, epochs=2 * recipe.epochs)
+        kept = split.samples[..., 1::2] if self._width > 1 else split.samples
+        view = self._view._replace(
+            stream=draws.bits(self._view.stream, "half"), train=Split(kept, split.size // 2)
+        )
+        smallest = self._shape.smallest // 2
+        even = {**self._shape.even, "train": self._shape.even["train"] and smallest > 0}
+        shape = self._shape._replace(smallest=smallest, even=even)
+        fixed = Statistics(self._statistics.buffers, fixed=True)
+        return Client(self._task, view, shape, self._clock, recipe, fixed)
+
     def holding(self, statistics: Statistics) -> "Client":
         """The same client with batch-norm statistics that are kept apart from its models."""
         return Client(self._task, self._view, self._shape, self._clock, self.recipe, statistics)

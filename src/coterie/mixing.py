@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .errors import ConfigError
+from .table import Rows, Table, dense, updated
 
 _COLUMNS = 1 << 16  # columns converted to float64 at once
 _CACHED = 1 << 18  # numbers that a CPU's cache holds
@@ -20,6 +21,35 @@ def shares(sizes: Tensor, weighting: str = "samples") -> Tensor:
         raise ConfigError(f"weighting '{weighting}' is unknown; expected 'samples' or 'uniform'")
     sizes = sizes.to(torch.float64)
     return sizes / sizes.sum()
+
+
+def shares_within(groups: Tensor, sizes: Tensor, weighting: str = "samples") -> Tensor:
+    """The weights ``[m, m]`` with which the members of each group are averaged.
+
+    >>> shares_within(torch.tensor([0, 1, 0]), torch.tensor([30, 5, 10]))
+    tensor([[0.7500, 0.0000, 0.2500],
+            [0.0000, 1.0000, 0.0000],
+            [0.7500, 0.0000, 0.2500]], dtype=torch.float64)
+    """
+    together = (groups[:, None] == groups) * shares(sizes, weighting)
+    return together / together.sum(1, keepdim=True)
+
+
+def nobody_yet(like: Tensor, population: int) -> Tensor:
+    """The weights ``[K, K]`` that were applied before the first round: rows of zeros."""
+    return like.new_zeros(1).expand(population, population)
+
+
+def noted(applied: Rows, clients: Tensor, weights: Tensor) -> Table:
+    """Applied weights with those of a round: ``weights [m, m]`` between its clients."""
+    rows = torch.zeros(len(clients), len(applied), dtype=applied[:0].dtype, device=clients.device)
+    return updated(applied, clients, rows.index_copy(1, clients, weights.to(rows.dtype)))
+
+
+def last_applied(applied: Rows) -> Tensor:
+    """The weights ``[K, K]`` of everybody's last round; who has had none stands alone."""
+    A = dense(applied)
+    return A + torch.diag((A.sum(1) == 0).to(A.dtype))
 
 
 def mix(weights: Tensor, models: Tensor) -> Tensor:
@@ -54,6 +84,23 @@ def squared_distances(W: Tensor) -> Tensor:
     square = products.diagonal()
     distances = (square[:, None] + square[None, :] - 2 * products).clamp(min=0)
     return distances.fill_diagonal_(0)
+
+
+def distances_between(V: Tensor, W: Tensor) -> Tensor:
+    """``‖v_i − w_j‖²`` for all rows of two tables, float64, zero where no more than rounding.
+
+    Rows should be near zero.
+    """
+    total = V.new_zeros(len(V), len(W), dtype=torch.float64)
+    square_v, square_w = total[:, :1], total[:1]
+    for v, w in zip(V.split(_COLUMNS, 1), W.split(_COLUMNS, 1), strict=True):
+        v, w = v.to(torch.float64), w.to(torch.float64)
+        square_v = square_v + (v**2).sum(1, keepdim=True)
+        square_w = square_w + (w**2).sum(1)
+        total = total + v @ w.T
+    squares = square_v + square_w
+    distances = squares - 2 * total
+    return torch.where(distances > 1e-13 * squares, distances, 0.0)
 
 
 def cosines(W: Tensor) -> Tensor:

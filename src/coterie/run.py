@@ -149,6 +149,7 @@ def _exchange(
     before = tree.take(states, round.clients)
     uploads, after, answered, refused = engine.exchange(algorithm, received, before, round)
     traffic = Traffic(tree.count_bytes(received), tree.count_bytes(uploads), 0)
+    round = round._replace(sent_to=round.clients)
     faults.at("round.local")
     if refused:
         at = torch.isin(round.clients, answered).nonzero().flatten()

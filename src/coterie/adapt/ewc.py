@@ -33,13 +33,12 @@ from torch import Tensor
 from ..algorithm import AnyAlgorithm, GlobalModel, Round, rows
 from ..client import Batch, Client
 from ..errors import ConfigError
-from ..ranges import CountOrZero, NotNegative, Positive
+from ..ranges import Auto, CountOrZero, NotNegative, Positive
 from ..task import Task
 from ..tree import Tree
 from .base import Adaptation
 from .fisher import Kind, Source, fisher
 
-Auto = Literal["auto"]
 Step = Literal["auto", "explicit", "implicit"]
 
 # the largest ηλM_k at which the pull on a parameter is a term of the gradient; "auto" is 1 and room

@@ -43,14 +43,13 @@ from torch import Tensor
 from ..algorithm import Algorithm, Mixture, Round, single
 from ..client import Client
 from ..errors import ConfigError
-from ..mixing import cosines, mix, shares
-from ..ranges import Cosine, Count, CountOrZero, NotNegative
+from ..mixing import cosines, last_applied, mix, nobody_yet, noted, shares, shares_within
+from ..ranges import Auto, Cosine, Count, CountOrZero, NotNegative
 from ..table import Rows, updated
 from ..task import Task
 from ..tree import Bank
 from .fedavg import Update, Weighting
 
-Auto = Literal["auto"]
 Linkage = Literal["single", "complete"]
 
 
@@ -64,6 +63,7 @@ class Clusters(NamedTuple):
     sizes: Tensor  # [K] training samples
     age: Tensor  # [K] the round of the last Δ, -1 where there is none for the present cluster
     scale: Tensor  # [] the largest ‖Δ‖ of the first round
+    applied: Rows  # [K, K] the weights of the average that each client last took part in
 
 
 class Merges(NamedTuple):
@@ -168,7 +168,8 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         updates = task.start.new_zeros(1).expand(K, len(task.start))  # takes memory when first set
         scale = torch.zeros((), dtype=torch.float64, device=device)
         first = (task.start[None], nothing[:1] - 1, nothing)
-        return Clusters(*first, updates, task.sizes, nothing - 1, scale), ()
+        applied = nobody_yet(task.start, K)
+        return Clusters(*first, updates, task.sizes, nothing - 1, scale, applied), ()
 
     def download(self, server: Clusters, round: Round) -> Tensor:
         """Each client's cluster model."""
@@ -188,7 +189,8 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         for cluster in at.unique().tolist():
             p = shares(uploads.size[at == cluster], self.weighting)
             models[cluster] += mix(p, uploads.w[at == cluster])
-        return server._replace(models=models)
+        weights = shares_within(at, uploads.size, self.weighting)
+        return server._replace(models=models, applied=noted(server.applied, round.clients, weights))
 
     def _remember(self, server: Clusters, uploads: Update, round: Round) -> Clusters:
         norms = round.trainable(uploads.w).to(torch.float64).norm(dim=1)
@@ -253,6 +255,5 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return single(models[torch.where(there, losses, torch.inf).argmin()])
 
     def collaboration(self, server: Clusters, states: tuple[()], round: Round) -> Tensor:
-        """Equal weight on all members of one's cluster."""
-        together = (server.member[:, None] == server.member).to(torch.float64)
-        return together / together.sum(1, keepdim=True)
+        """The weights of the average that each client last took part in."""
+        return last_applied(server.applied)

@@ -45,6 +45,7 @@ class Copies(NamedTuple):
     x: Tensor  # [R, P]
     alpha: Tensor  # [R, K]
     p_d: Tensor  # [R] the distance penalty, 0 before ``auto`` has found it
+    shares: Tensor  # [R, K] the weights of the last average, 0 for who was missing
 
 
 class Update(NamedTuple):
@@ -165,7 +166,8 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         """The common start for every requester; all weights 1."""
         asked = len(requesting(self.requesters, task.population))
         alpha = torch.ones(asked, task.population, dtype=torch.float64, device=task.device)
-        return Copies(rows(task.start, asked), alpha, alpha.new_zeros(asked)), ()
+        none = torch.zeros_like(alpha)
+        return Copies(rows(task.start, asked), alpha, alpha.new_zeros(asked), none), ()
 
     def download(self, server: Copies, round: Round) -> Tensor:
         """Every requester's model."""
@@ -184,7 +186,7 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
 
     def aggregate(self, server: Copies, uploads: Update, round: Round) -> Copies:
         """Erode and average, for each requester apart."""
-        x, alpha, p_d = (part.clone() for part in server)
+        x, alpha, p_d, applied = (part.clone() for part in server)
         for k, requester in enumerate(requesting(self.requesters, round.population)):
             valid = uploads.valid[:, k]
             here = round.clients[valid]
@@ -194,8 +196,10 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
             dy, size = uploads.dy[valid, k], uploads.size[valid]
             weights, p_d[k] = self._eroded(alpha[k, here], p_d[k], dy, at, size, round)
             alpha[k, here] = weights
-            x[k] = x[k] + mix(weights / weights.sum(), dy)
-        return Copies(x, alpha, p_d)
+            share = weights / weights.sum()
+            x[k] = x[k] + mix(share, dy)
+            applied[k] = torch.zeros_like(applied[k]).index_copy(0, here, share)
+        return Copies(x, alpha, p_d, applied)
 
     def _eroded(
         self, weights: Tensor, p_d: Tensor, dy: Tensor, at: int, size: Tensor, round: Round
@@ -223,9 +227,8 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         return accept(served)
 
     def collaboration(self, server: Copies, states: tuple[()], round: Round) -> Tensor:
-        """The requesters' weights, as shares."""
-        shares = server.alpha / server.alpha.sum(1, keepdim=True)
-        return full_rows(shares, requesting(self.requesters, round.population))
+        """The weights of the requesters' last averages."""
+        return full_rows(server.shares, requesting(self.requesters, round.population))
 
     def check(self, task: Task, rounds: int) -> None:
         """Refuse requesters that do not exist."""

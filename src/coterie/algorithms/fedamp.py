@@ -6,18 +6,28 @@ Objective: Σ_i F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²) with A increasing 
     u_i  = Σ_j ξ_ij w_j                                                    on the server
     w_i  = argmin F_i(w) + (λ/2α_k)‖w − u_i‖²                              on the client
 
-Travels: w_i up, u_i down.
+Travels: w_i and one number up, u_i and one number down; u_i once more to predict with.
 
 Notes:
-    ``sigma = "auto"`` and ``alpha = "auto"`` are ours (spec 9.3): with the constants found in
-    public code the attention is uniform on real models. sigma is a quarter of the median squared
-    distance, taken at every exchange; alpha is the largest step that leaves every client
-    ``1 − mass`` of its own model. The proximal coefficient λ/α_k is then given directly as
-    ``prox``; with ``lam`` set it is ``lam / alpha``, as printed.
+    ``sigma = "auto"`` is ours. With the constants found in public code the attention is uniform on
+    real models, and with any width that only follows the models' distances (``median``, spec 9.3)
+    a client with no one like it still gives most of its weight away. ``auto`` measures distances
+    in units of the clients' own sampling noise (module ``attention``): A' is 1 up to the distance
+    that noise explains, falls to 0 at twice that distance, and is 0 beyond.
+    ``mass = "auto"`` is ours: a client's own model counts as one at distance 0, so that N alike
+    clients share alike (ξ = 1/N). A number is the most weight that a client gives to others; with
+    a width other than ``auto`` it is spent whoever the others are (spec 9.3).
+    ``attention_mass = "rows"``, our default, chooses α_k for each client. With the paper's one α_k
+    for all (``symmetric``) the largest group decides how little a small one collaborates.
+    The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
+    ``alpha`` it is ``lam / alpha``, as printed.
+    P5 names both w_i and u_i as results (Algorithm 1); ``predict_with`` chooses. The newest u_i,
+    our default, was at least as good as w_i on validation data in nearly all settings we tried.
     The paper does not say where local training starts; ``start = "cloud"`` (u_i) is our default.
     Clients start at a common point, and the first exchange follows the first local training: P5's
     independent starts would average unrelated deep networks. In a round, u_i is formed over those
-    of its participants that have uploaded before; a first-timer gets the common start.
+    of its participants that have uploaded before; a first-timer gets the common start. The u_i of
+    a prediction is formed over all who have uploaded.
     Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5.
     ``penalty`` offers the other functions A the paper names, with widths in the same σ and their
     customary constants: A'(s) = 1/σ · min(1, (3.7 − s/σ)_+ / 2.7) for scad and
@@ -26,49 +36,41 @@ Notes:
     for a convex combination and leaves the step size to the user.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round, check_pull, rows
+from ..algorithm import Algorithm, Mixture, Round, check_pull
 from ..client import Client
 from ..errors import ConfigError
-from ..mixing import mix, off_diagonal, squared_distances
-from ..ranges import Count, NotNegative, Positive, Share, ShareAboveZero
-from ..table import Rows, updated
+from ..mixing import last_applied, off_diagonal, squared_distances
+from ..ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
 from ..task import Task
-from .fedprox import proximal
+from ..tree import Tree
+from .attention import (
+    TINY,
+    Cloud,
+    Own,
+    PredictWith,
+    Seen,
+    Upload,
+    Uploads,
+    Weigh,
+    alike,
+    compared,
+    mixed,
+    predicted,
+    remembered,
+    start_together,
+    stored,
+    trained,
+)
 
-Auto = Literal["auto"]
 Penalty = Literal["exponential", "scad", "mcp"]
 
 SCAD, MCP = 3.7, 3.0  # where the slopes of these penalties reach zero, in units of σ
-TINY = 1e-300  # below it a reciprocal may overflow
-
-
-class Uploads(NamedTuple):
-    """The server: everybody's last upload."""
-
-    models: Rows  # [K, P]
-    seen: Tensor  # [K] who has uploaded
-    start: Tensor  # [P] the common start
-    sigma: Tensor  # [] the width of the first exchange, for ``sigma_freeze``
-
-
-class Cloud(NamedTuple):
-    """What a client receives."""
-
-    u: Tensor  # [P]
-    prox: Tensor  # [] the proximal coefficient λ/α_k
-
-
-class Own(NamedTuple):
-    """What a client keeps."""
-
-    w: Tensor  # [P]
 
 
 def slope(distances: Tensor, sigma: Tensor | float, penalty: Penalty = "exponential") -> Tensor:
@@ -132,72 +134,73 @@ def spread(A: Tensor, mass: float) -> Tensor:
     return others + torch.diag(1 - others.sum(1))
 
 
-def safe(A: Tensor) -> Tensor:
-    """Scale down the rows whose off-diagonal weights exceed one."""
+def shared(slopes: Tensor, most: Tensor | float, rows: bool) -> Tensor:
+    """ξ of the slopes A' ``[m, m]`` where a client's own model counts as one at distance 0.
+
+    ``most`` is A'(0). α_k is the largest step with which no other model gets more weight than a
+    client's own, the same for all clients or for each of the ``rows``.
+
+    >>> shared(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), 1.0, rows=True)
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.4000, 0.4000, 0.2000],
+            [0.0000, 0.3333, 0.6667]])
+    """
+    total = slopes.sum(1, keepdim=True)
+    return weights(slopes, 1 / (most + (total if rows else total.max())))
+
+
+def safe(A: Tensor, most: float = 1.0) -> Tensor:
+    """Scale down the rows whose off-diagonal weights sum to more than ``most``."""
     others = A.clone().fill_diagonal_(0)
-    others = others / others.sum(1, keepdim=True).clamp(min=1)
+    total = others.sum(1, keepdim=True)
+    others = torch.where(total > most, most * others / total.clamp(min=TINY), others)
     return others + torch.diag(1 - others.sum(1))
 
 
-def exchange(server: Uploads, round: Round, weigh: Callable[[Tensor], Tensor]) -> Tensor:
-    """u for every client of the round: ``weigh(W) @ W`` over those who have uploaded before.
-
-    ``weigh`` sees the trainable part of the models.
-    """
-    known = server.seen[round.clients]
-    u = server.start.repeat(len(round.clients), 1)
-    W = server.models[round.clients[known]]
-    if len(W):
-        u[known] = mix(weigh(round.trainable(W)), W) if len(W) > 1 else W
-    return u
-
-
-def among_seen(server: Uploads, round: Round, weigh: Callable[[Tensor], Tensor]) -> Tensor:
-    """The weights of an exchange between all who have uploaded; strangers stand alone."""
-    A = torch.eye(len(server.seen), dtype=torch.float64, device=server.seen.device)
-    at = server.seen.nonzero().flatten()
-    if len(at) > 1:
-        A[at[:, None], at] = weigh(round.trainable(server.models[at]))
-    return A
-
-
 @dataclass(frozen=True)
-class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
+class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
     """Federated attentive message passing.
 
     Fields:
         penalty: the function A: ``exponential`` (1 − e^{−s/σ}), ``scad`` (smoothly clipped absolute
             deviation) or ``mcp`` (minimax concave penalty); the last two leave clients beyond
-            3.7σ and 3σ alone entirely.
-        sigma: width σ of the attention; ``auto`` follows the median squared distance.
+            3.7σ and 3σ alone entirely. For a width other than ``auto``.
+        sigma: width σ of the attention; ``auto`` is what the clients' own sampling noise explains,
+            with weight zero from twice that distance on; ``median`` follows the median squared
+            distance.
         alpha: step size α_k; ``auto`` is as large as ``mass`` allows.
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
         alpha_every: rounds between two reductions of alpha.
-        mass: with ``alpha = "auto"``, the most weight a client gives to others.
-        attention_mass: ``symmetric`` gives only the best connected client that much;
-            ``rows`` gives it to every client.
-        sigma_factor: ``auto`` sigma in units of the median squared distance.
-        sigma_freeze: keep the ``auto`` sigma of the first exchange.
+        mass: with ``alpha = "auto"``, the most weight a client gives to others (with a sigma that
+            is not ``auto``, the best connected client gives just that); ``auto`` lets a client's
+            own model count as one at distance 0.
+        attention_mass: ``symmetric`` has one α_k, so that only the best connected client gives
+            that much; ``rows`` gives each client its own.
+        sigma_factor: ``median`` sigma in units of the median squared distance.
+        sigma_freeze: keep the ``median`` sigma of the first exchange.
         lam: λ of the paper; the proximal coefficient is then lam/alpha. None uses ``prox``.
         prox: the proximal coefficient λ/α_k itself.
         start: local training starts from the ``cloud`` model u_i or from the client's own
             (``self``).
         safe_attention: scale rows whose weights on others exceed one.
+        predict_with: the client's ``own`` model w_i, the newest ``cloud`` model u_i, ``both`` with
+            equal weight, or the better of them on ``validation`` data.
     """
 
     penalty: Penalty = "exponential"
-    sigma: Positive | Auto = "auto"
+    sigma: Positive | Literal["auto", "median"] = "auto"
     alpha: NotNegative | Auto = "auto"
     alpha_gamma: ShareAboveZero = 1.0
     alpha_every: Count = 30
-    mass: Share = 0.8
-    attention_mass: Literal["symmetric", "rows"] = "symmetric"
+    mass: Share | Auto = "auto"
+    attention_mass: Literal["symmetric", "rows"] = "rows"
     sigma_factor: Positive = 0.25
     sigma_freeze: bool = False
     lam: NotNegative | None = None
     prox: NotNegative = 1e-4
     start: Literal["cloud", "self"] = "cloud"
     safe_attention: bool = True
+    predict_with: PredictWith = "cloud"
 
     paper: ClassVar[str] = (
         "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on "
@@ -209,9 +212,42 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
           Pei, Jian and Zhang, Yong},
   booktitle={AAAI}, year={2021}}"""
 
+    def check_together(self) -> None:
+        """Refuse fields that would have no effect."""
+        idle = {
+            "lam": self.lam is not None and self.alpha == "auto",
+            "alpha_gamma": self.alpha_gamma != 1 and self.alpha == "auto",
+            "mass": self.mass != "auto" and self.alpha != "auto",
+            "penalty": self.penalty != "exponential" and self.sigma == "auto",
+            "sigma_freeze": self.sigma_freeze and self.sigma != "median",
+        }
+        needs = {"penalty": "a numeric sigma or sigma = 'median'", "mass": "alpha = 'auto'"}
+        needs["sigma_freeze"] = "sigma = 'median'"
+        for field in (name for name, without_effect in idle.items() if without_effect):
+            raise ConfigError(
+                f"fedamp: {field} = {getattr(self, field)!r} has no effect with sigma = "
+                f"{self.sigma!r} and alpha = {self.alpha!r}; it needs "
+                f"{needs.get(field, 'a numeric alpha')}"
+            )
+
+    @property
+    def uses_validation(self) -> bool:
+        """Where clients choose between their two models on it."""
+        return self.predict_with == "validation"
+
     def init(self, task: Task) -> tuple[Uploads, Own]:
         """The common start."""
-        return start_together(task)
+        return start_together(task, measured=self.sigma == "auto")
+
+    # ---- the server ------------------------------------------------------------------------
+
+    def download(self, server: Uploads, round: Round) -> Cloud:
+        """u_i, and how strongly to stay near it."""
+        weigh = self._weigh(server, round)
+        u = mixed(server, round.clients, round.clients, weigh)
+        alpha = self._alpha(round.index, round.lr)
+        prox = self.prox if self.lam is None or alpha is None else self.lam / max(alpha, TINY)
+        return Cloud(u, u.new_full((len(u),), prox))
 
     def _alpha(self, index: int, lr: float) -> float | None:
         """α_k = α_0 γ^⌊k/every⌋, refused where the proximal step would overshoot (spec 9.3)."""
@@ -219,86 +255,85 @@ class FedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
             return None
         alpha = self.alpha * self.alpha_gamma ** (index // self.alpha_every)
         if self.lam and (alpha <= 0 or lr * self.lam / alpha >= 1):
+            found = lr * self.lam / alpha if alpha else float("inf")
             raise ConfigError(
-                f"fedamp: lr * lam / alpha is {lr * self.lam / alpha if alpha else float('inf'):g} "
-                f"in round {index} and must stay below 1; raise alpha, or lower lam or alpha_gamma"
+                f"fedamp: lr * lam / alpha is {found:g} in round {index} and must stay below 1; "
+                "raise alpha, or lower lam or alpha_gamma"
             )
         return alpha
 
-    def _weigh(self, server: Uploads, alpha: float | None) -> Callable[[Tensor], Tensor]:
-        """ξ of some models; distances, which cost most, are taken once."""
+    def _weigh(self, server: Uploads, round: Round) -> Weigh:
+        """ξ between some clients in this round."""
 
-        def weigh(W: Tensor) -> Tensor:
-            distances = squared_distances(W)
-            slopes = slope(distances, self._sigma(server, distances), self.penalty)
-            A = weights(slopes, largest_step(slopes, self.mass) if alpha is None else alpha)
-            if alpha is None and self.attention_mass == "rows":
-                A = spread(A, self.mass)
+        def weigh(members: Tensor) -> Tensor:
+            slopes, most = self._slopes(server, members, round)
+            alpha = self._alpha(round.index, round.lr)
+            by_row = self.attention_mass == "rows"
+            if alpha is not None:
+                A = weights(slopes, alpha)
+            elif self.mass == "auto":
+                A = shared(slopes, most, by_row)
+            elif self.sigma == "auto":
+                A = safe(shared(slopes, most, by_row), self.mass)
+            else:
+                A = weights(slopes, largest_step(slopes, self.mass))
+                A = spread(A, self.mass) if by_row else A
             return safe(A) if self.safe_attention else A
 
         return weigh
 
+    def _slopes(
+        self, server: Uploads, members: Tensor, round: Round
+    ) -> tuple[Tensor, Tensor | float]:
+        """A' between some clients ``[m, m]``, zero on the diagonal, and A'(0)."""
+        if self.sigma == "auto":
+            return alike(server, members), 1.0
+        distances = squared_distances(round.trainable(server.models[members]))
+        sigma = self._sigma(server, distances)
+        return slope(distances, sigma, self.penalty), 1 / sigma
+
     def _sigma(self, server: Uploads, distances: Tensor) -> Tensor | float:
-        if self.sigma != "auto":
+        if not isinstance(self.sigma, str):
             return self.sigma
         if self.sigma_freeze and server.sigma > 0:
             return server.sigma
         return width_of(distances, self.sigma_factor)
 
-    def download(self, server: Uploads, round: Round) -> Cloud:
-        """u_i, and how strongly to stay near it."""
-        alpha = self._alpha(round.index, round.lr)
-        u = exchange(server, round, self._weigh(server, alpha))
-        prox = self.prox if self.lam is None or alpha is None else self._ratio(alpha)
-        return Cloud(u, u.new_full((len(u),), prox))
+    def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
+        """Store, compare, and write down the weights of the round."""
+        new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
+        if self.sigma == "auto":
+            points = round.trainable(uploads.w - server.start)
+            new = compared(new, Seen(points, uploads.noise.to(torch.float64)), round)
+        elif self.sigma_freeze and server.sigma == 0 and len(uploads.w) > 1:
+            width = median_width(round.trainable(uploads.w), self.sigma_factor)
+            new = new._replace(sigma=width)
+        return stored(new, uploads, round)
 
-    def _ratio(self, alpha: float) -> float:
-        return self.lam / alpha if self.lam else 0.0
-
-    def local(self, client: Client, received: Cloud, state: Own) -> tuple[Tensor, Own]:
-        """Train near u_i."""
-        w = train_near(client, received, state, self.start)
-        return w, Own(w)
-
-    def aggregate(self, server: Uploads, uploads: Tensor, round: Round) -> Uploads:
-        """Store."""
-        new = store(server, uploads, round)
-        if server.sigma > 0 or len(uploads) < 2:
-            return new
-        return new._replace(sigma=median_width(round.trainable(uploads), self.sigma_factor))
-
-    def model(self, state: Own) -> Tensor:
-        """The client's own model."""
-        return state.w
+    def serve(self, server: Uploads, round: Round) -> Tree:
+        """The newest u_i, over all who have uploaded, where it predicts."""
+        if self.predict_with == "own":
+            return ()
+        everybody = torch.arange(round.population, device=round.clients.device)
+        return mixed(server, round.clients, everybody, self._weigh(server, round))
 
     def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
-        """The attention of an exchange between all who have uploaded."""
-        alpha = None if self.alpha == "auto" else self.alpha
-        return among_seen(server, round, self._weigh(server, alpha))
+        """The weights with which everybody's last u_i was formed."""
+        return last_applied(server.applied)
 
     def check(self, task: Task, rounds: int) -> None:
         """Refuse a pull that overshoots, in any round of the schedule."""
-        for index in range(rounds):
+        for index in range(rounds + 1):  # the last models are served after the last round
             self._alpha(index, task.recipe.rate(index))
         if self.lam is None or self.alpha == "auto":
             check_pull(task, rounds, "fedamp.prox", self.prox)
 
+    # ---- one client ------------------------------------------------------------------------
 
-def start_together(task: Task) -> tuple[Uploads, Own]:
-    """The server and the clients before round 0, all at the common start."""
-    models = rows(task.start, task.population)
-    nobody = torch.zeros(task.population, dtype=torch.bool, device=task.device)
-    width = torch.zeros((), dtype=torch.float64, device=task.device)
-    return Uploads(models, nobody, task.start, width), Own(models)
+    def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
+        """Train near u_i."""
+        return trained(client, received, state, self.start, measured=self.sigma == "auto")
 
-
-def train_near(client: Client, received: Cloud, state: Own, start: str) -> Tensor:
-    """``argmin F_i(w) + (λ/2α_k)‖w − u_i‖²`` by local training."""
-    begin = received.u if start == "cloud" else state.w
-    return client.train(begin, penalty=lambda w: proximal(w, received.u, received.prox))
-
-
-def store(server: Uploads, uploads: Tensor, round: Round) -> Uploads:
-    """The server with the round's uploads."""
-    models = updated(server.models, round.clients, uploads)
-    return server._replace(models=models, seen=server.seen.index_fill(0, round.clients, True))
+    def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
+        """w_i, u_i or both."""
+        return predicted(client, served, state.w, self.predict_with)

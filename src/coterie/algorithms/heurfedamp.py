@@ -5,10 +5,16 @@
 The rest is FedAMP's; α_k enters only through the proximal coefficient.
 
 Notes:
+    ``sigma = "auto"`` is ours: the printed rule gives 1 − ξ_ii to others even if all of them point
+    elsewhere. ``auto`` compares angles with the clients' own sampling noise (module ``attention``)
+    on models scaled to length 1: those whom noise explains share alike, strangers get zero.
     ``cos_on = "delta"`` takes cosines of w_i − w⁰ from the common start (ours, spec 9.3): models
     that share a start have cosines so close to one that the printed rule (``weights``) stays
     uniform on label skew at any published σ.
-    ``self_weight = "auto"`` is 1/N of the round's exchange.
+    ``self_weight = "auto"`` is 1/N of the round's exchange with a numeric σ, and with σ ``auto`` as
+    much as a model at angle 0 would get. With σ ``auto`` a numeric ``self_weight`` is the least
+    ξ_ii: a client that has only strangers keeps all of its weight.
+    Prediction with w_i or u_i, common start and first exchange as in FedAMP.
 """
 
 from dataclasses import dataclass
@@ -17,23 +23,30 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round, check_pull
+from ..algorithm import Algorithm, Mixture, Round, check_pull
 from ..client import Client
-from ..mixing import cosines
-from ..ranges import NotNegative, Share
+from ..mixing import cosines, last_applied
+from ..ranges import Auto, NotNegative, Share
 from ..task import Task
-from .fedamp import (
-    Auto,
+from ..tree import Tree
+from .attention import (
     Cloud,
-    FedAMP,
     Own,
+    PredictWith,
+    Seen,
+    Upload,
     Uploads,
-    among_seen,
-    exchange,
+    Weigh,
+    alike,
+    compared,
+    mixed,
+    predicted,
+    remembered,
     start_together,
-    store,
-    train_near,
+    stored,
+    trained,
 )
+from .fedamp import FedAMP, safe, shared
 
 
 def heuristic_attention(W: Tensor, sigma: float, self_weight: float) -> Tensor:
@@ -51,57 +64,95 @@ def heuristic_attention(W: Tensor, sigma: float, self_weight: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HeurFedAMP(OwnModel[Uploads, Cloud, Tensor, Own]):
+class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
     """Heuristic federated attentive message passing.
 
     Fields:
-        sigma: sharpness σ of the attention.
-        self_weight: ξ_ii, the weight on a client's own model; ``auto`` is 1/N.
+        sigma: sharpness σ of the attention; ``auto`` tells those who are alike from strangers by
+            the clients' own sampling noise.
+        self_weight: ξ_ii, the weight on a client's own model, with sigma ``auto`` the least of it;
+            ``auto`` is 1/N, N the clients (with sigma ``auto``, those who are alike).
         cos_on: cosines of ``delta`` (w_i − w⁰) or of the ``weights`` themselves, as printed.
         prox: the proximal coefficient λ/α_k.
         start: local training starts from the ``cloud`` model u_i or the client's own (``self``).
+        predict_with: the client's ``own`` model w_i, the newest ``cloud`` model u_i, ``both`` with
+            equal weight, or the better of them on ``validation`` data.
     """
 
-    sigma: NotNegative = 50.0
+    sigma: NotNegative | Auto = "auto"
     self_weight: Share | Auto = "auto"
     cos_on: Literal["delta", "weights"] = "delta"
     prox: NotNegative = 1e-4
     start: Literal["cloud", "self"] = "cloud"
+    predict_with: PredictWith = "cloud"
 
     paper: ClassVar[str] = FedAMP.paper
     bibtex: ClassVar[str] = FedAMP.bibtex
 
+    @property
+    def uses_validation(self) -> bool:
+        """Where clients choose between their two models on it."""
+        return self.predict_with == "validation"
+
     def init(self, task: Task) -> tuple[Uploads, Own]:
         """The common start."""
-        return start_together(task)
+        return start_together(task, measured=self.sigma == "auto")
 
-    def _weigh(self, server: Uploads, W: Tensor) -> Tensor:
-        own = 1 / len(W) if self.self_weight == "auto" else self.self_weight
-        seen_as = W - server.start[: W.shape[1]] if self.cos_on == "delta" else W
-        return heuristic_attention(seen_as, self.sigma, own)
+    # ---- the server ------------------------------------------------------------------------
+
+    def _weigh(self, server: Uploads, round: Round) -> Weigh:
+        """ξ between some clients."""
+
+        def weigh(members: Tensor) -> Tensor:
+            if self.sigma == "auto":
+                A = shared(alike(server, members), 1.0, rows=True)
+                return A if self.self_weight == "auto" else safe(A, 1 - self.self_weight)
+            own = 1 / len(members) if self.self_weight == "auto" else self.self_weight
+            W = self._directions(server, round.trainable(server.models[members]))
+            return heuristic_attention(W, self.sigma, own)
+
+        return weigh
+
+    def _directions(self, server: Uploads, W: Tensor) -> Tensor:
+        """The vectors whose angles count."""
+        return W - server.start[: W.shape[1]] if self.cos_on == "delta" else W
 
     def download(self, server: Uploads, round: Round) -> Cloud:
         """u_i, and how strongly to stay near it."""
-        u = exchange(server, round, lambda W: self._weigh(server, W))
+        u = mixed(server, round.clients, round.clients, self._weigh(server, round))
         return Cloud(u, u.new_full((len(u),), self.prox))
 
-    def local(self, client: Client, received: Cloud, state: Own) -> tuple[Tensor, Own]:
-        """Train near u_i."""
-        w = train_near(client, received, state, self.start)
-        return w, Own(w)
+    def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
+        """Store, compare, and write down the weights of the round."""
+        new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
+        if self.sigma == "auto":
+            W = self._directions(server, round.trainable(uploads.w))
+            length = torch.linalg.vector_norm(W, dim=1, keepdim=True).clamp(min=1e-30)
+            noise = uploads.noise.to(torch.float64) / length.squeeze(1).to(torch.float64) ** 2
+            new = compared(new, Seen(W / length, noise), round)
+        return stored(new, uploads, round)
 
-    def aggregate(self, server: Uploads, uploads: Tensor, round: Round) -> Uploads:
-        """Store."""
-        return store(server, uploads, round)
-
-    def model(self, state: Own) -> Tensor:
-        """The client's own model."""
-        return state.w
+    def serve(self, server: Uploads, round: Round) -> Tree:
+        """The newest u_i, over all who have uploaded, where it predicts."""
+        if self.predict_with == "own":
+            return ()
+        everybody = torch.arange(round.population, device=round.clients.device)
+        return mixed(server, round.clients, everybody, self._weigh(server, round))
 
     def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
-        """The attention of an exchange between all who have uploaded."""
-        return among_seen(server, round, lambda W: self._weigh(server, W))
+        """The weights with which everybody's last u_i was formed."""
+        return last_applied(server.applied)
 
     def check(self, task: Task, rounds: int) -> None:
         """Refuse a pull that overshoots."""
         check_pull(task, rounds, "heurfedamp.prox", self.prox)
+
+    # ---- one client ------------------------------------------------------------------------
+
+    def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
+        """Train near u_i."""
+        return trained(client, received, state, self.start, measured=self.sigma == "auto")
+
+    def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
+        """w_i, u_i or both."""
+        return predicted(client, served, state.w, self.predict_with)

@@ -32,7 +32,7 @@ from .. import draws
 from ..algorithm import Algorithm, Mixture, Round, single
 from ..client import Client
 from ..errors import ConfigError
-from ..mixing import cosines
+from ..mixing import cosines, last_applied, nobody_yet, noted, shares_within
 from ..ranges import Auto, Few, NotNegative, Share
 from ..table import Rows, updated
 from ..task import Task
@@ -49,6 +49,7 @@ class Models(NamedTuple):
     spare: Tensor  # [d, k, P] draws that are left, while starting
     changes: Rows  # [K, P] what clients made of the common start, while pretraining, then [0, P]
     sizes: Tensor  # [K] training samples
+    applied: Rows  # [K, K] the weights of the average that each client last took part in
 
 
 class Pick(NamedTuple):
@@ -124,11 +125,12 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         start, K = task.start, task.population
         nobody = torch.full((K,), -1, device=task.device)
         none = start.new_zeros(0, 1, len(start))
+        applied = nobody_yet(start, K)
         if self.start == "pretrain" or self.k == "auto":
             unheard = start.new_zeros(1).expand(K, len(start))
-            return Models(start[None], nobody, none, unheard, task.sizes), ()
+            return Models(start[None], nobody, none, unheard, task.sizes, applied), ()
         theta, spare = self._drawn(task, self.k)
-        return Models(theta, nobody, spare, none[:, 0], task.sizes), ()
+        return Models(theta, nobody, spare, none[:, 0], task.sizes, applied), ()
 
     def _drawn(self, task: Task, k: int) -> tuple[Tensor, Tensor]:
         """The first models and what may replace them."""
@@ -174,7 +176,13 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
             return server._replace(theta=server.spare[0], spare=server.spare[1:])
         choice = server.choice.index_copy(0, round.clients, uploads.choice)
         theta = self._averaged(server.theta, uploads)
-        return server._replace(theta=theta, choice=choice, spare=server.spare[:0])
+        applied = self._noted(server, round.clients, uploads)
+        return server._replace(theta=theta, choice=choice, spare=server.spare[:0], applied=applied)
+
+    def _noted(self, server: Models, clients: Tensor, uploads: Pick) -> Rows:
+        """The applied weights with those of an average."""
+        weights = shares_within(uploads.choice, uploads.size, self.weighting)
+        return noted(server.applied, clients, weights)
 
     def _averaged(self, theta: Tensor, uploads: Pick) -> Tensor:
         new = theta.clone()
@@ -203,6 +211,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
             theta=self._averaged(start.repeat(k, 1), picks),
             choice=choice.index_copy(0, heard, group),
             changes=changes[:0],
+            applied=self._noted(server, heard, picks),
         )
 
     def _grouped(self, similarity: Tensor) -> tuple[int, Tensor]:
@@ -222,8 +231,5 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         return single(self.choose(client, served)[0])
 
     def collaboration(self, server: Models, states: tuple[()], round: Round) -> Tensor:
-        """Equal weight on all who chose the same model last; strangers stand alone."""
-        same = (server.choice[:, None] == server.choice) & (server.choice >= 0)
-        alone = torch.eye(len(same), dtype=torch.bool, device=same.device)
-        together = (same | alone).to(torch.float64)
-        return together / together.sum(1, keepdim=True)
+        """The weights of the average that each client last took part in."""
+        return last_applied(server.applied)

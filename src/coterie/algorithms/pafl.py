@@ -32,14 +32,14 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..adapt.ewc import Auto, Step, consolidate, require_aux, strength
+from ..adapt.ewc import Step, consolidate, require_aux, strength
 from ..adapt.fisher import Kind, Source, fisher
 from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, losses
 from ..algorithm import GlobalModel, Round, check_pull, rows
 from ..client import Batch, Client
 from ..errors import ConfigError
 from ..mixing import mix, shares
-from ..ranges import NotNegative, Positive, Share
+from ..ranges import Auto, NotNegative, Positive, Share
 from ..task import Task
 from ..tree import Tree
 from .fedavg import Update, Weighting, average

@@ -27,10 +27,10 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..adapt.ewc import Auto, Step
+from ..adapt.ewc import Step
 from ..adapt.fisher import Kind, Source
 from ..adapt.kd import Terms
-from ..ranges import NotNegative, Positive
+from ..ranges import Auto, NotNegative, Positive
 from .fedavg import Weighting
 from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
 

@@ -31,12 +31,10 @@ from torch import Tensor
 from ..algorithm import Algorithm, Mixture, Round, rows, single
 from ..client import Batch, Client
 from ..descent import descend
-from ..ranges import CountOrZero, NotNegative, Positive
+from ..ranges import Auto, CountOrZero, NotNegative, Positive
 from ..task import Task
 from ..tree import Tree
 from .fedavg import Update, Weighting, average
-
-Auto = Literal["auto"]
 
 
 def hessian_product(client: Client, w: Tensor, g: Tensor, batch: Batch, delta: float) -> Tensor:

@@ -1,0 +1,232 @@
+"""What FedAMP and HeurFedAMP share: who is alike, and the exchange between those who are.
+
+Two models trained from the same point on two samples of the same data differ, because the samples
+do. A client learns from its own data how much: in every round it trains a second time, w_i', on
+every second sample only (as many steps, each on half as many samples), and uploads beside w_i the
+mean v_i of ‖w_i − w_i'‖² over its rounds. That estimates how far sampling alone takes w_i from what
+unlimited data would give, because w_i is about the mean of w_i' and of the model of the other half.
+
+    z_ij = ‖w_i − w_j‖² / (v_i + v_j)        1 where i and j hold samples of the same data
+    alike_ij = 1 for z ≤ 1,  2 − z for 1 < z < 2,  0 for z ≥ 2
+
+z − 1 compares what i and j should learn differently (squared) with what neither knows for certain.
+The mean of two such models is nearer to what each should learn than the model itself as long as
+z < 2: beyond it another client is a stranger and gets weight zero.
+
+Models can be compared only if they were trained from about the same point. A client's first upload
+always was (from the common start), so that first uploads are compared with each other, whenever
+they came. Later uploads are compared with those of the same round, and the newest comparison of a
+pair counts.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Mixture, Round, rows, single
+from ..client import Client
+from ..mixing import distances_between, mix, nobody_yet
+from ..table import Rows, updated
+from ..task import Task
+from ..tree import Tree
+from .fedprox import proximal
+
+PredictWith = Literal["own", "cloud", "both", "validation"]
+Weigh = Callable[[Tensor], Tensor]  # clients [m] that have uploaded -> their weights [m, m]
+
+STRANGER = 2.0  # from this z on a mean of two models is worse than either
+TINY = 1e-300  # below it a reciprocal may overflow
+
+
+class Uploads(NamedTuple):
+    """The server: everybody's last upload and who was found alike."""
+
+    models: Rows  # [K, P]
+    seen: Tensor  # [K] who has uploaded
+    start: Tensor  # [P] the common start
+    sigma: Tensor  # [] the width of the first exchange, for ``sigma_freeze``
+    applied: Rows  # [K, K] the weights of everybody's last round; zeros before the first
+    first: Rows  # [K, P] what first uploads are compared by; [0, P] once all have come
+    noise: Tensor  # [K] v of the first uploads, in the same units
+    apart: Rows  # [K, K] z of the pairs, -1 where never compared; [0, K] where none ever is
+
+
+class Upload(NamedTuple):
+    """What a client sends."""
+
+    w: Tensor  # [P]
+    noise: Tree  # [] v, or () where likeness is not measured
+
+
+class Cloud(NamedTuple):
+    """What a client receives."""
+
+    u: Tensor  # [P]
+    prox: Tensor  # [] the proximal coefficient λ/α_k
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    w: Tensor  # [P]
+    noise: Tree = ()  # [] the mean of v over its rounds, or () where likeness is not measured
+    rounds: Tree = ()  # [] how many rounds that were
+
+
+class Seen(NamedTuple):
+    """Models as they are compared."""
+
+    points: Tensor  # [m, P]
+    noise: Tensor  # [m] v, float64
+
+
+# ---- who is alike ----------------------------------------------------------------------------
+
+
+def unlikeness(distances: Tensor, noise: Tensor, others: Tensor) -> Tensor:
+    """z of squared distances ``[m, n]`` and of the noise of the rows and of the columns.
+
+    >>> unlikeness(torch.tensor([[6.0, 0.0]]), torch.tensor([1.0]), torch.tensor([2.0, 0.0]))
+    tensor([[2., 0.]])
+    """
+    expected = noise[:, None] + others
+    return torch.where(distances > 0, distances / expected.clamp(min=TINY), 0.0)
+
+
+def likeness(z: Tensor) -> Tensor:
+    """1 where noise explains a distance, 0 where it explains no more than half of it.
+
+    >>> likeness(torch.tensor([0.3, 1.0, 1.5, 2.0, 7.0]))
+    tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
+    """
+    return (STRANGER - z).clamp(0, 1)
+
+
+def compared(server: Uploads, found: Seen, round: Round) -> Uploads:
+    """The server with the z of the round's uploads."""
+    new = ~server.seen[round.clients]
+    server = _met(server, Seen(*(part[~new] for part in found)), round.clients[~new])
+    return _introduced(server, Seen(*(part[new] for part in found)), round.clients[new])
+
+
+def _met(server: Uploads, found: Seen, at: Tensor) -> Uploads:
+    """Those who were here before are compared with each other."""
+    if len(at) < 2:
+        return server
+    z = server.apart[at]
+    between = distances_between(found.points, found.points)
+    z[:, at] = unlikeness(between, found.noise, found.noise).to(z.dtype)
+    return server._replace(apart=updated(server.apart, at, z))
+
+
+def _introduced(server: Uploads, found: Seen, at: Tensor) -> Uploads:
+    """First uploads are compared with all first uploads so far."""
+    if not len(at):
+        return server
+    first = updated(server.first, at, found.points)
+    noise = server.noise.index_copy(0, at, found.noise)
+    all_of = server.seen.index_fill(0, at, True).nonzero().flatten()
+    between = distances_between(found.points, first[all_of])
+    z = server.apart[at]
+    z[:, all_of] = unlikeness(between, found.noise, noise[all_of]).to(z.dtype)
+    kept = first if len(all_of) < len(server.seen) else first[:0]  # nobody is left to come
+    return server._replace(first=kept, noise=noise, apart=updated(server.apart, at, z))
+
+
+def alike(server: Uploads, members: Tensor) -> Tensor:
+    """The likeness of some clients that have uploaded ``[m, m]``, float64, 0 on the diagonal."""
+    z = server.apart[members][:, members].to(torch.float64)
+    z = torch.where(z < 0, z.T, z)  # a newcomer's row alone has its z with those before it
+    return likeness(z).fill_diagonal_(0)
+
+
+# ---- the exchange ----------------------------------------------------------------------------
+
+
+def start_together(task: Task, measured: bool) -> tuple[Uploads, Own]:
+    """The server and the clients before round 0, all at the common start."""
+    K, start = task.population, task.start
+    models, zero = rows(start, K), torch.zeros(K, dtype=torch.float64, device=task.device)
+    nobody = zero > 0
+    table = nobody_yet(start, K)
+    first = rows(torch.zeros_like(start[: task.model.parameters]), K if measured else 0)
+    apart = start.new_full((1,), -1.0).expand(K if measured else 0, K)
+    none = start.new_zeros(K)
+    kept = Own(models, none, none) if measured else Own(models)
+    return Uploads(models, nobody, start, zero[:1].sum(), table, first, zero, apart), kept
+
+
+def mixed(server: Uploads, clients: Tensor, among: Tensor, weigh: Weigh) -> Tensor:
+    """``u_i = Σ_j ξ_ij w_j`` of some clients, over those ``among`` whom has uploaded.
+
+    Who has not uploaded itself gets the common start.
+    """
+    u = server.start.repeat(len(clients), 1)
+    members = among[server.seen[among]].sort().values
+    known = server.seen[clients]
+    if len(members) and known.any():
+        u[known] = mix(_rows_of(members, clients[known], weigh), server.models[members])
+    return u
+
+
+def _rows_of(members: Tensor, clients: Tensor, weigh: Weigh) -> Tensor:
+    """The members' rows of weights that belong to some clients; one member stands alone."""
+    A = weigh(members) if len(members) > 1 else members.new_ones(1, 1, dtype=torch.float64)
+    return A[torch.searchsorted(members, clients)]
+
+
+def remembered(server: Uploads, round: Round, weigh: Weigh) -> Rows:
+    """The table of applied weights with those of this round; ``server`` is as it was before it."""
+    at = round.clients
+    applied = server.start.new_zeros(len(at), round.population)
+    applied[torch.arange(len(at), device=at.device), at] = 1  # a first-timer has only itself
+    members = round.asked[server.seen[round.asked]].sort().values
+    known = server.seen[at]
+    if len(members) and known.any():
+        weights = _rows_of(members, at[known], weigh).to(applied.dtype)
+        applied[known] = torch.zeros_like(applied[known]).index_copy(1, members, weights)
+    return updated(server.applied, at, applied)
+
+
+def stored(server: Uploads, uploads: Upload, round: Round) -> Uploads:
+    """The server with the round's models."""
+    models = updated(server.models, round.clients, uploads.w)
+    return server._replace(models=models, seen=server.seen.index_fill(0, round.clients, True))
+
+
+# ---- one client ------------------------------------------------------------------------------
+
+
+def train_near(client: Client, received: Cloud, state: Own, start: str) -> Tensor:
+    """``argmin F_i(w) + (λ/2α_k)‖w − u_i‖²`` by local training."""
+    begin = received.u if start == "cloud" else state.w
+    return client.train(begin, penalty=lambda w: proximal(w, received.u, received.prox))
+
+
+def trained(
+    client: Client, received: Cloud, state: Own, start: str, measured: bool
+) -> tuple[Upload, Own]:
+    """A client's round: its model, and where likeness is measured how sure of it its data are."""
+    w = train_near(client, received, state, start)
+    if measured:
+        other = train_near(client.half(), received, state, start)
+        once = (client.trainable(w - other) ** 2).sum()
+        rounds = state.rounds + 1
+        noise = state.noise + (once - state.noise) / rounds
+        return Upload(w, noise), Own(w, noise, rounds)
+    return Upload(w, ()), Own(w)
+
+
+def predicted(client: Client, u: Any, w: Tensor, predict_with: PredictWith) -> Mixture:
+    """The client's own model, its cloud model, both, or the better on validation data."""
+    if predict_with == "own":
+        return single(w)
+    if predict_with == "cloud":
+        return single(u)
+    both = torch.stack([w, u])
+    if predict_with == "both":
+        return Mixture(w.new_full((2,), 0.5), both)
+    losses = client.map(lambda model: client.loss(model, "val"), both)
+    return single(torch.where(losses[1] < losses[0], u, w))
