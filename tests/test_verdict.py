@@ -379,6 +379,11 @@ def test_a_method_for_one_client_is_not_starred_above_those_for_all():
     found = served(2.0, others=np.full((1, 10), 4.0))
     assert [line.best for line in table.table(found).lines] == [False, False, True]
     assert found.choice.method == "fedamp"
+    who, alone = roster(10), np.array([[96.0] + [80.0] * 9])
+    apart = [np.where(np.arange(10) == i, 99.0, np.nan)[None] for i in (0, 3)]
+    two = [run_of(m, who=who, test=t) for m, t in zip(("waffle", "erosion"), apart, strict=True)]
+    other = Comparison.of([run_of("local", who=who, test=alone), *two])
+    assert other.choice == Choice("waffle", "nothing", 1)  # Erosion serves somebody else
     plain = comparison_of(("local", "fedavg"))
     assert "serves" not in [column.head for column in table.table(plain).columns]
 
@@ -428,4 +433,4 @@ def test_a_diverged_client_is_named():
     assert row.relative_to_local.mean == -math.inf
     assert (row.better, row.worse) == (3, 1)
     assert "\N{INFINITY}" in repr(found)
-    assert page.page(found)
+    assert "site-1: \N{MINUS SIGN}\N{INFINITY}" in page.page(found)  # a dot at the edge

@@ -182,6 +182,31 @@ def table(settings: Sequence[Setting], runs: int, seed: int) -> str:
     return "\n".join(lines)
 
 
+def seeds_table(runs: int, seed: int) -> str:
+    """How often an effect is claimed over several seeds, of gains with normal noise and no effect.
+
+    A client's gain has a sampling variance of 5 in each seed; clients differ by a deviation; all
+    clients of a seed share a luck.
+    """
+    rng, noise = np.random.default_rng(seed), 5.0
+    truths = [(0.0, 0.0), (2.0, 0.0), (0.0, 1.0), (2.0, 1.0), (0.0, 3.0)]
+    heads = [f"deviation {d:g}, luck {c:g}" for d, c in truths]
+    lines = ["| seeds | clients | " + " | ".join(heads) + " |", "| ---: " * 7 + "|"]
+    for S, K in [(S, K) for S in (2, 3, 5) for K in (5, 8, 20)]:
+        cells = [str(S), str(K)]
+        for deviation, luck in truths:
+            shape = (runs, S, K)
+            gains = deviation * rng.standard_normal((runs, 1, K)) + luck * rng.standard_normal(
+                (runs, S, 1)
+            )
+            gains = gains + math.sqrt(noise) * rng.standard_normal(shape)
+            found = [mean_gain(one, np.full((S, K), noise)) for one in gains]
+            claims = [one is not None and one.p < paired.LEVEL for one in found]
+            cells.append(f"{np.mean(claims):.1%}")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -198,6 +223,7 @@ def main() -> None:
         ("A true gain of 5 points", POWER),
     ):
         print(f"\n## {title}\n\n{table(settings, asked.runs, asked.seed)}", flush=True)
+    print(f"\n## No effect, several seeds\n\n{seeds_table(asked.runs, asked.seed)}")
 
 
 if __name__ == "__main__":

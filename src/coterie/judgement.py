@@ -82,16 +82,25 @@ def claim(gain: float, p: float) -> Claim:
 # ---- the choice ----------------------------------------------------------------------------------
 
 
-def most_served(served: Mapping[str, int]) -> list[str]:
-    """The methods beside Local that serve the most clients: only they are compared by means."""
-    most = max((count for method, count in served.items() if method != LOCAL), default=0)
-    return [method for method, count in served.items() if method != LOCAL and count == most]
+def served(comparison: "Comparison", method: str) -> frozenset[int]:
+    """The clients that have a predictor of a method and test data, with any seed."""
+    known = ~np.isnan(comparison.gains(method)).all(0)
+    return frozenset(np.flatnonzero(known).tolist())
+
+
+def compared(comparison: "Comparison") -> list[str]:
+    """The methods beside Local whose means can be compared: they serve the same clients.
+
+    Those that serve the most are taken, and of several such groups the first.
+    """
+    whom = {m: served(comparison, m) for m in comparison.methods if m != LOCAL}
+    most = max(whom.values(), key=len, default=frozenset[int]())
+    return [method for method, clients in whom.items() if clients == most and most]
 
 
 def choose(comparison: "Comparison") -> Choice | None:
     """The method of the best mean in the last round on validation data, else on test data."""
-    rows = {row.method: row for row in comparison.rows if row.served}
-    among = most_served({method: row.served for method, row in rows.items()})
+    rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
     if len(among) < 2:
         return Choice(among[0], "nothing", 1) if among else None
     sign = 1.0 if higher_is_better(comparison.metric) else -1.0
@@ -103,8 +112,7 @@ def choose(comparison: "Comparison") -> Choice | None:
 
 def best_on_test(comparison: "Comparison") -> str:
     """The best mean in the last round, Local's being taken over the clients the others serve."""
-    rows = {row.method: row for row in comparison.rows}
-    among = most_served({method: row.served for method, row in rows.items()})
+    rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
     means = {method: rows[method].mean.mean for method in among}
     means[LOCAL] = rows[among[0]].alone.mean if among else rows[LOCAL].mean.mean
     sign = 1.0 if higher_is_better(comparison.metric) else -1.0

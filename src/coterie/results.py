@@ -170,7 +170,7 @@ class Comparison:
     def best_on_test(self) -> str:
         """The method with the best mean on test data in the last round; Local is one.
 
-        Methods are compared on the clients that those serve which serve the most.
+        Only methods that serve the same clients are compared: those that serve the most.
         """
         return judgement.best_on_test(self)
 
@@ -319,7 +319,7 @@ def _row(comparison: Comparison, method: str) -> Row:
         better=int((gained > 0).sum()),
         worse=metrics.count_worse(gained),
         compared=int((~np.isnan(gained)).sum()),
-        served=int((~np.isnan(gained)).any(0).sum()),
+        served=len(judgement.served(comparison, method)),
         alone=metrics.over_seeds(
             [
                 judgement.served_mean(local.last, run.history.last)

@@ -144,8 +144,10 @@ def _gain_row(
     better, worse = int((found > 0).sum()), int((found < 0).sum())
     names, ink = comparison.runs[0].history.roster.clients, colour(comparison, method)
     every = zip(found.ravel().tolist(), itertools.cycle(names), strict=False)
-    shown = [(value, client) for value, client in every if math.isfinite(value)]
-    radius, lifts = _swarm([x(value) for value, _ in shown], room=17)
+    shown = [(value, client) for value, client in every if not math.isnan(value)]
+    edge = {math.inf: x.end, -math.inf: x.start}  # of clients that diverged
+    places = [edge[value] if math.isinf(value) else x(value) for value, _ in shown]
+    radius, lifts = _swarm(places, room=17)
     name = tag("text", words.label(method), x=x.start, y=top + 17, class_="name", fill=ink)
     counts = tag("text", f"{better} better, {worse} worse", x=x.end, y=top + 17, class_="tick end")
     rule = tag("line", x1=x.start, x2=x.end, y1=top, y2=top, class_="grid")
@@ -154,13 +156,13 @@ def _gain_row(
         tag(
             "circle",
             tag("title", f"{client}: {words.number(value, comparison.metric, sign=True)}"),
-            cx=x(value),
+            cx=place,
             cy=top + row - 22 + lift,
             r=radius,
             class_="dot worse" if value < 0 else "dot",
             fill=ink,
         )
-        for (value, client), lift in zip(shown, lifts, strict=True)
+        for (value, client), place, lift in zip(shown, places, lifts, strict=True)
     ]
     return [rule, zero, name, counts, *dots]
 

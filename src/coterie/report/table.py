@@ -25,7 +25,7 @@ class Line(NamedTuple):
     """One method's cells."""
 
     cells: tuple[str, ...]
-    best: bool  # the best mean among methods that serve as many clients
+    best: bool  # the best mean among methods that serve the same clients
     local: bool
     alarm: bool
 
@@ -38,7 +38,9 @@ class Table(NamedTuple):
 
 
 _SERVING = (
-    Column("serves", "clients that have a model of this method; the star compares equal numbers"),
+    Column(
+        "serves", "clients that have a model of this method; the star compares those of the same"
+    ),
     Column("alone", "the mean of Local over the clients that the method serves"),
 )
 
