@@ -26,7 +26,6 @@ from ..client import Client
 from ..task import Task
 from ..tree import Tree
 
-
 NO_LOSS = 1e30  # of a client that has not trained yet: above every loss, and a finite number
 
 
