@@ -196,7 +196,7 @@ def test_what_is_open_says_what_would_tell():
     assert "test samples for each client instead of 40, or with" in found
     apart = verdict_of([9, -6, 8, -5, 7, -4], samples=30)
     assert "clients like these probably would" in apart
-    assert "Even 100 times as many" in verdict_of([1, -1, 1, -1])
+    assert "Even 30 times as many" in verdict_of([1, -1, 1, -1])
 
 
 def test_worth_it_for_some_is_shown_for_each_of_them():

@@ -111,10 +111,13 @@ def choose(comparison: "Comparison") -> Choice | None:
 
 
 def best_on_test(comparison: "Comparison") -> str:
-    """The best mean in the last round, Local's being taken over the clients the others serve."""
+    """The best mean in the last round, Local's being taken over the clients the others serve.
+
+    Local is the best of equals.
+    """
     rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
-    means = {method: rows[method].mean.mean for method in among}
-    means[LOCAL] = rows[among[0]].alone.mean if among else rows[LOCAL].mean.mean
+    alone = rows[among[0]].alone.mean if among else rows[LOCAL].mean.mean
+    means = {LOCAL: alone, **{method: rows[method].mean.mean for method in among}}
     sign = 1.0 if higher_is_better(comparison.metric) else -1.0
     known = {method: sign * mean for method, mean in means.items() if not math.isnan(mean)}
     return max(known, key=known.__getitem__, default=LOCAL)

@@ -21,7 +21,7 @@ from .metrics import Floats
 from .paired import LEVEL, Gain, two_sided
 
 POWER = 0.8  # with which a planned comparison should find the gain that was seen
-AT_MOST = 100.0  # times as much data as there was: more than that is no advice
+AT_MOST = 30.0  # times as much data as there was: more than that is no advice
 MANY = 1e9  # degrees of freedom of a variance that is known
 
 

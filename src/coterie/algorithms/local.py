@@ -26,6 +26,8 @@ from ..client import Client
 from ..task import Task
 from ..tree import Tree
 
+NO_LOSS = 1e30  # of a client that has not trained yet: above every loss, and a finite number
+
 
 class Early(NamedTuple):
     """The model with the lowest validation loss so far."""
@@ -70,7 +72,7 @@ class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
         own = rows(task.start, K) if self.start == "common" else task.fresh(torch.arange(K))
         if self.keep == "last":
             return (), Own(own, ())
-        return (), Own(own, Early(own, task.start.new_full((K,), torch.inf)))
+        return (), Own(own, Early(own, task.start.new_full((K,), NO_LOSS)))
 
     def download(self, server: tuple[()], round: Round) -> tuple[()]:
         """Nothing."""

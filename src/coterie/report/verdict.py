@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ..judgement import LOCAL, ClientGain, Judgement
-from ..mean_gain import more, more_samples
+from ..mean_gain import AT_MOST, more, more_samples
 from . import words
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _advice(comparison: "Comparison", found: Judgement) -> str:
             "The clients differ too much for more test samples to tell; "
             f"{wanted.clients} clients like these probably would."
         )
-    return "Even 100 times as many test samples would not show a gain of this size."
+    return f"Even {AT_MOST:.0f} times as many test samples would not show a gain of this size."
 
 
 def _chosen(comparison: "Comparison", row: "Row") -> list[str]:
