@@ -461,7 +461,8 @@ def test_what_predicts(kind):
     assert_close(found["validation"].states.w, w, 0)
     method = kind(predict_with="cloud")
     everybody = torch.arange(K)
-    A = method._weigh(record.server, None)(everybody[record.server.seen])
+    after = whole_round(task(method, merge=False), len(everybody))
+    A = method._weigh(record.server, after)(everybody[record.server.seen])
     u = record.server.start.repeat(K, 1)
     u[record.server.seen] = A @ dense(record.server.models)[record.server.seen]
     assert record.server.seen.sum() > len(record.clients)  # some of them were absent

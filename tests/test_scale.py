@@ -25,6 +25,7 @@ from coterie.algorithms.cfl import CFL
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import Update
 from coterie.algorithms.fedfomo import Upload
+from coterie.algorithms.local import Local
 from coterie.engines import make_engine
 from coterie.engines.base import judge
 from coterie.mixing import count_larger
@@ -72,7 +73,7 @@ def wide() -> nn.Module:
 
 
 def crowd(population: int, name: str) -> tuple[Any, Task]:
-    method = METHODS[name]()
+    method = Local("matched") if name == "local" else METHODS[name]()
     on = task(method, wide, federation(sizes=(4,) * population), Recipe(lr=0.1, batch=4))
     return method, on
 

@@ -490,9 +490,12 @@ def test_a_requesters_model_waits_where_its_own_copy_diverged(kind):
 def test_a_run_that_blows_up_leaves_only_finite_numbers(kind):
     method = kind()
     on = task(method, recipe=replace(RECIPE, lr=1e6), dtype=torch.float32)
+    reasons = set()
     for record in run(method, on, make_engine("vmap", on), 6, evaluate_every=6):
         assert all(leaf.isfinite().all() for leaf in record.server)
-    assert {reason for _, reason in record.rejected} == {"copies"}
+        reasons |= {reason for _, reason in record.rejected}
+    assert "copies" in reasons
+    assert reasons <= {"copies", "outsized"}
 
 
 def test_omega_and_psi_turn_apart():

@@ -80,14 +80,10 @@ def read_models(path: Path) -> Mixture:
 
 
 def stored_digest(path: Path) -> str:
-    """The :func:`digest` of stored predictors, one model after the other in memory."""
+    """The :func:`digest` of stored predictors, with one client's models in memory at a time."""
     weights, models, index = _stored_models(path)
-    total = hashlib.sha256()
-    for shares, places in zip(weights, index.tolist(), strict=True):
-        total.update(shares.contiguous().numpy().tobytes())
-        for place in places:
-            total.update(models[place].contiguous().numpy().tobytes())
-    return total.hexdigest()
+    each = zip(weights, index, strict=True)
+    return combined_digest(client_digest(Mixture(w, models[at])) for w, at in each)
 
 
 def _stored_models(path: Path) -> tuple[Tensor, Tensor, Tensor]:

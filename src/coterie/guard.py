@@ -308,6 +308,8 @@ def _lengths(leaf: Tensor) -> Tensor:
     Lengths are taken in the numbers' own type, which is quick, and again where that overflows.
     """
     rows = leaf.reshape(len(leaf), *(1,) * (3 - leaf.dim()), *leaf.shape[1:]).flatten(1, -2)
+    if not rows.shape[1]:
+        return torch.zeros(len(leaf), dtype=torch.float64, device=leaf.device)
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=-1).amax(1).double()
     over = ~lengths.isfinite()
     if bool(over.any()):
@@ -362,7 +364,7 @@ def _vectors(message: Tree) -> Iterator[Tensor]:
     if isinstance(message, Bank):
         yield message.models[message.slot.clamp(min=0)]
     elif isinstance(message, Tensor):
-        if message.is_floating_point() and message.dim() >= 2:
+        if message.is_floating_point() and message.dim() >= 2 and message.numel():
             yield message.reshape(len(message), -1, message.shape[-1])
     else:
         for part in message:
