@@ -309,7 +309,7 @@ def test_infinite_numbers_are_refused(tmp_path):
     pq.write_table(
         pa.table({"x": [1.0] * 11 + [np.inf], "y": ["a", "b"] * 6}), tmp_path / "a.parquet"
     )
-    with pytest.raises(DataError, match=r"a\.parquet row 12: column 'x' is infinite"):
+    with pytest.raises(DataError, match=r"a\.parquet row 12: column 'x' holds inf"):
         load(str(tmp_path / "a.parquet"), target="y")
 
 
@@ -358,3 +358,20 @@ def test_scikit_learns_tables_from_csv_to_federation(tmp_path, name, classes):
     assert sum(len(p) for s in (made.train, made.val, made.test) for p in s) == len(raw.target)
     y = made.dataset.y * made.dataset.target_scale + made.dataset.target_shift
     assert np.allclose(y, raw.target, atol=1e-3)
+
+
+@pytest.mark.parametrize("cell", ["1e30", "1e39", "1e400", "-1e39"])
+def test_a_number_that_float32_cannot_hold_is_refused_by_its_line(tmp_path, cell):
+    bad = GOOD.replace("north,61,", f"north,{cell},")
+    if cell == "1e30":  # huge and finite: doctor reports it
+        assert read(tmp_path, bad).x.isnan().sum() == read(tmp_path).x.isnan().sum()
+        return
+    with pytest.raises(DataError, match=r"line 3: column 'age' holds .*at most 3e38"):
+        read(tmp_path, bad)
+
+
+def test_many_columns_are_read_quickly_or_refused(tmp_path):
+    names = ",".join(f"c{i}" for i in range(200_000))
+    content = f"site,outcome,{names}\n" + "\n".join(["a,ill," + "1," * 199_999 + "1"] * 2)
+    with pytest.raises(DataError, match="200,002 columns; expected at most"):
+        read(tmp_path, content)

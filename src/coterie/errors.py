@@ -27,6 +27,8 @@ _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
+_LONG = re.compile(r"(\S{400})\S+")  # a word of a message, such as a cell of a table, is cut there
+
 
 def printable(text: object) -> str:
     r"""One line as it may go to a terminal: line ends and escape codes are written as escapes.
@@ -46,7 +48,7 @@ class CoterieError(Exception):
     """Anything this library raises on purpose."""
 
     def __str__(self) -> str:
-        return printable_lines(super().__str__())
+        return _LONG.sub(r"\1…", printable_lines(super().__str__()))
 
 
 class ConfigError(CoterieError):

@@ -6,8 +6,6 @@ import io
 import json
 import math
 import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from torch import Tensor
 
 from . import packing
 from .algorithm import Mixture
+from .archives import read_npz
 from .errors import StoreError
 from .history import SCORES, Line, Packed, Roster, Scores, dense
 from .paired import Outcomes
@@ -131,18 +130,18 @@ def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: R
 def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]:
     """The matrices of each recorded round, and ``groups`` and ``targets`` where they are known."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            rounds = stored["rounds"].tolist()
-            truth = {name: stored[name] for name in ("groups", "targets") if name in stored}
-            if "A" in stored:
-                return list(zip(rounds, stored["A"], strict=True)), truth
-            from scipy.sparse import csr_array
+        stored = read_npz(path)
+        rounds = stored["rounds"].tolist()
+        truth: dict[str, Any] = {n: stored[n] for n in ("groups", "targets") if n in stored}
+        if "A" in stored:
+            return list(zip(rounds, stored["A"], strict=True)), truth
+        from scipy.sparse import csr_array
 
-            K = len(stored["clients"])
-            parts = stored["data"], stored["indices"], stored["indptr"]
-            stacked = csr_array(parts, shape=(len(rounds) * K, K))
-            return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], truth
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        K = len(stored["clients"])
+        parts = stored["data"], stored["indices"], stored["indptr"]
+        stacked = csr_array(parts, shape=(len(rounds) * K, K))
+        return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], truth
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error, "the collaboration matrices of a run") from error
 
 
@@ -155,9 +154,9 @@ def write_outcomes(path: Path, outcomes: Outcomes) -> None:
 def read_outcomes(path: Path) -> Outcomes:
     """Every answer to a test sample."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            found = Outcomes(*(stored[name] for name in Outcomes._fields))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        stored = read_npz(path)
+        found = Outcomes(*(stored[name] for name in Outcomes._fields))
+    except (OSError, ValueError, KeyError) as error:
         raise _unreadable(path, error, "the predictions of a run") from error
     if {len(part) for part in found[:3]} != {int(found.sizes.sum())}:
         raise _unreadable(path, ValueError("its parts differ in length"), "a row a test sample")

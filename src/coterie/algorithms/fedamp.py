@@ -200,7 +200,7 @@ class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
     prox: NotNegative = 1e-4
     start: Literal["cloud", "self"] = "cloud"
     safe_attention: bool = True
-    predict_with: PredictWith = "cloud"
+    predict_with: PredictWith = "validation"
 
     paper: ClassVar[str] = (
         "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on "

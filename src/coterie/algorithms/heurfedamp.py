@@ -84,7 +84,7 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
     cos_on: Literal["delta", "weights"] = "delta"
     prox: NotNegative = 1e-4
     start: Literal["cloud", "self"] = "cloud"
-    predict_with: PredictWith = "cloud"
+    predict_with: PredictWith = "validation"
 
     paper: ClassVar[str] = FedAMP.paper
     bibtex: ClassVar[str] = FedAMP.bibtex

@@ -16,6 +16,7 @@ Array = npt.NDArray[Any]
 Scale = Literal["auto", "unit", "standard"]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+MOST_CLASSES = 100_000  # or ten for each sample: a larger number is no class
 MOST_TOKENS = 1_000_000  # different ones; a network has a row of numbers for each
 
 AUTO_SCALE: Literal["unit", "standard"] = "standard"  # measured: docs/data.md
@@ -127,12 +128,28 @@ def samples(x: Array, tokens: bool = False) -> Tensor:
     if tokens:
         return _own(x.astype(np.int64))
     if x.dtype != np.uint8 or x.ndim < 3:
-        return _own(x.astype(np.float32))
+        return _numbers(x)
     if x.ndim == 3:
         return _own(x[:, None])
     if x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3):
         return _own(x.transpose(0, 3, 1, 2))
     return _own(x)
+
+
+def _numbers(x: Array) -> Tensor:
+    """Features as float32; NaN is a missing number of a row of features and no pixel."""
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"x: found {x.dtype}; expected numbers")
+    with np.errstate(over="ignore"):
+        found = x.astype(np.float32)
+    odd = np.isinf(found) if found.ndim == 2 else ~np.isfinite(found)
+    if odd.any():
+        at = int(np.argwhere(odd)[0][0])
+        raise DataError(
+            f"x: sample {at} holds a number that is not finite, or too large for float32; expected "
+            "numbers of at most 3e38 (NaN for a missing one in rows of features); correct it"
+        )
+    return _own(found)
 
 
 def _own(x: Array) -> Tensor:
@@ -151,8 +168,13 @@ def labels(name: str, y: Array, known: tuple[str, ...] = ()) -> tuple[Tensor, tu
     if y.dtype.kind in "US":
         found, y = np.unique(y.astype(str), return_inverse=True)
         known = tuple(found.tolist())
-    if y.min() < 0:
-        raise DataError(f"{name}: found class {y.min()}, expected classes from 0")
+    if y.dtype.kind not in "iub":
+        raise DataError(f"{name}: targets are {y.dtype}; expected classes, texts or numbers")
+    if y.min() < 0 or y.max() >= max(MOST_CLASSES, 10 * len(y)):
+        raise DataError(
+            f"{name}: found classes from {y.min()} to {y.max()} in {len(y):,} samples; expected "
+            "classes numbered from 0; give the names of the classes instead, or number them"
+        )
     count = max(int(y.max()) + 1, len(known))
     if len(np.unique(y)) < 2:
         raise DataError(f"{name}: all samples have one class; there is nothing to learn")

@@ -4,12 +4,12 @@ import contextlib
 import hashlib
 import os
 import tempfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from ..archives import read_npz
 from ..cache import folder
 from .arrays import Array
 
@@ -32,17 +32,12 @@ def remember(name: str, make: Callable[[], Arrays]) -> Arrays:
     """The cached arrays of that name, made now if they are not there or cannot be read."""
     file = folder() / f"{name}.npz"
     if file.exists():
-        with contextlib.suppress(ValueError, OSError, EOFError, zipfile.BadZipFile):
-            return _read(file)
+        with contextlib.suppress(ValueError, OSError):
+            return read_npz(file)
     made = make()
     with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
         _write(file, made)
     return made
-
-
-def _read(file: Path) -> Arrays:
-    with file.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        return {key: archive[key] for key in archive.files}
 
 
 def _write(file: Path, arrays: Arrays) -> None:

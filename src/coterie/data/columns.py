@@ -64,7 +64,9 @@ def numbers(sheet: Sheet, name: str) -> Floats | None:
     looks = pc.match_substring_regex(values, NUMBER)
     share = pc.mean(looks).as_py() or 0.0
     if share == 1.0:
-        return np.asarray(values.cast(pa.float64()).to_numpy(), np.float64)
+        found = np.asarray(values.cast(pa.float64()).to_numpy(), np.float64)
+        _refuse_infinite(sheet, name, found)
+        return found
     if share > 0.5:
         row = int(np.flatnonzero(~pc.fill_null(looks, True).to_numpy())[0])
         raise DataError(
@@ -76,8 +78,12 @@ def numbers(sheet: Sheet, name: str) -> Floats | None:
 
 
 def _refuse_infinite(sheet: Sheet, name: str, values: Floats) -> None:
-    for row in np.flatnonzero(np.isinf(values)):
-        raise DataError(f"{sheet.where(int(row))}: column '{name}' is infinite; correct the cell")
+    """Refuse numbers that are infinite, also those that only float32 cannot hold."""
+    for row in np.flatnonzero(np.abs(values) > np.finfo(np.float32).max):
+        raise DataError(
+            f"{sheet.where(int(row))}: column '{name}' holds {values[row]:g}; expected a number of "
+            "at most 3e38; correct the cell"
+        )
 
 
 def features(sheet: Sheet, names: list[str], categories: list[str]) -> Features:

@@ -6,11 +6,11 @@ numbers as ``client_train`` (or ``writer_train``, ``client``) with ``client_name
 is ``text_train`` with ``offset_train``. Nothing pickled is read.
 """
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
 
+from ..archives import read_npz as read_arrays
 from ..errors import DataError
 from ..ranges import Count
 from . import cache
@@ -23,6 +23,7 @@ Arrays = dict[str, Array]
 
 _PARTS = (("_train", TRAIN), ("_val", VALIDATION), ("_test", TEST), ("", TRAIN))
 _OWNERS = ("client", "writer", "owner")
+MOST_OWNERS = 100_000  # or as many as there are samples: numbers need not be without gaps
 
 
 def read_npz(
@@ -59,9 +60,8 @@ def read_npz(
 
 def _load(path: Path) -> Arrays:
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        return read_arrays(path)
+    except (ValueError, OSError) as error:
         raise DataError(f"{path}: not an npz file of plain arrays ({error})") from error
 
 
@@ -71,11 +71,28 @@ def _piece(arrays: Arrays, suffix: str, part: int) -> Piece | None:
         return None
     y = arrays[f"y{suffix}"]
     owners = next((arrays[key] for o in _OWNERS if (key := o + suffix) in arrays), None)
+    if owners is not None:
+        _check_owners(owners, len(y))
     repeated = arrays.get(f"{suffix[1:]}_also_in_train")
     if repeated is not None:  # a sample that was trained on tests nothing
         x, y = x[~repeated], y[~repeated]
         owners = None if owners is None else owners[~repeated]
     return Piece(x, y, part, owners)
+
+
+def _check_owners(owners: Array, count: int) -> None:
+    """Refuse client numbers that are not one whole number from 0 for every sample."""
+    if owners.dtype.kind not in "iu" or owners.shape != (count,):
+        raise DataError(
+            f"client: found {owners.dtype} of shape {list(owners.shape)}; expected one whole "
+            f"number for each of the {count} samples (names go into client_names)"
+        )
+    most = max(MOST_OWNERS, count)
+    if len(owners) and not 0 <= int(owners.min()) <= int(owners.max()) < most:
+        raise DataError(
+            f"client: found numbers from {owners.min()} to {owners.max()}; expected numbers from 0 "
+            f"to below {most:,}; number the clients from 0"
+        )
 
 
 def _images(arrays: Arrays, suffix: str) -> Array | None:

@@ -6,6 +6,7 @@ of turning its column into something else.
 
 import csv
 import io
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from ..errors import DataError
 
+MOST_COLUMNS = 100_000  # each is looked at on its own
 SUFFIXES = (".csv", ".tsv", ".parquet")
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 
@@ -134,9 +136,14 @@ def _header(file: Path, content: bytes, delimiter: str) -> list[str]:
             f"{file}: found one column ({first[:60]!r}) when separated by {delimiter!r}; "
             f"{hint or 'expected a line of column names, then rows'}"
         )
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f"{file}: two columns are called '{name}'; rename one")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(f"{file}: two columns are called '{twice[0]}'; rename one")
+    if len(names) > MOST_COLUMNS:
+        raise DataError(
+            f"{file}: found {len(names):,} columns; expected at most {MOST_COLUMNS:,}; keep those "
+            "that predict, or use an npz file"
+        )
     return names
 
 

@@ -1,11 +1,13 @@
 """Latent distributions (P1, spec 13.2): clusters of images in the space of a trained network."""
 
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ... import draws
+from ...archives import read_npz
 from ...errors import DataError
 from ...files import expanded
 from ...ranges import Count
@@ -63,9 +65,14 @@ def consecutive(clients: int, groups: int) -> Ints:
 def read_embedding(path: Path, samples: int) -> tuple[Array, str]:
     """An embedding of one's own: a row a sample, in the order of the dataset."""
     try:
-        found = np.load(expanded(path), allow_pickle=False)
-        points = found if isinstance(found, np.ndarray) else found[found.files[0]]
-    except (OSError, ValueError, EOFError, IndexError) as error:
+        place = expanded(path)
+        if zipfile.is_zipfile(place):
+            points = next(iter(read_npz(place).values()))
+        else:
+            points = np.load(place, allow_pickle=False)
+        if points.dtype.kind not in "fiu":
+            raise ValueError(f"it holds {points.dtype}")
+    except (OSError, ValueError, EOFError, StopIteration, MemoryError) as error:
         raise DataError(f"{path}: not an embedding that can be read ({error})") from error
     if points.ndim != 2 or len(points) != samples or not np.isfinite(points).all():
         raise DataError(
