@@ -154,9 +154,9 @@ class Client:
     def half(self) -> "Client":
         """The same client with every second training sample only.
 
-        It takes as many steps, each on half as many samples (one step fewer per epoch where the last
-        batch is short), and leaves batch-norm statistics that are kept apart as they are. What it
-        learns tells how much one's own data leave open.
+        It takes as many steps, each on half as many samples (one step fewer per epoch where the
+        last batch is short), and leaves batch-norm statistics that are kept apart as they are. What
+        it learns tells how much one's own data leave open.
         """
         least, recipe, split = self._task.least, self.recipe, self._view.train
         if recipe.batch >= 2 * least:

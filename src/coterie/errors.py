@@ -27,7 +27,7 @@ _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-_LONG = re.compile(r"(\S{400})\S+")  # a word of a message, such as a cell of a table, is cut there
+_LONG = re.compile(r"(\S{1000})\S+")  # a word of a message, such as a cell of a table, is cut there
 
 
 def printable(text: object) -> str:

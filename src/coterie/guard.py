@@ -43,7 +43,7 @@ REASONS = {
 }
 SAMPLES, VALID = "size", "valid"
 FEWEST = 3  # uploads that have a median worth the name
-SINGLE = 1e6  # a single number (a loss) may be this many times the median one, and as large as this
+SINGLE = 1e6  # a number that is no model's may be so large, and so many times the median one
 
 Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # path, shape and type of every array
 
@@ -282,7 +282,9 @@ def possible(uploads: Tree, had: Sequence[Tree], fine: Tensor, most: float) -> T
 
     A vector may be ``most`` times as long as the median one of its field, or as the longest of the
     vectors of its width that the client had, of which models are one. What the client had is
-    measured only where the median does not settle it: fewer than three uploads have none.
+    measured only where the median does not settle it: fewer than three uploads have none. Numbers
+    that the client had nothing like (losses, weights on others) may honestly differ by orders of
+    magnitude: they may be a million, or a million times the median.
     """
     passed = torch.ones_like(fine)
     for _, leaf in _fields(uploads):
@@ -290,15 +292,14 @@ def possible(uploads: Tree, had: Sequence[Tree], fine: Tensor, most: float) -> T
             continue
         lengths = _lengths(leaf).to(fine.device)
         typical = lengths[fine].median() if int(fine.sum()) >= FEWEST else lengths.new_zeros(())
-        if leaf.dim() == 1 or leaf.shape[-1] == 1:
-            passed &= lengths <= SINGLE * typical.clamp(min=1.0)
-            continue
         doubtful = fine & (lengths > most * typical)
         if bool(doubtful.any()):
-            starts = (v for m in had for v in _vectors(m) if v.shape[-1] == leaf.shape[-1])
+            width = leaf.shape[-1] if leaf.dim() > 1 else 1
+            starts = (v for m in had for v in _vectors(m) if v.shape[-1] == width > 1)
             known = [_lengths(start).to(fine.device) for start in starts]
             longest = torch.stack([torch.zeros_like(lengths), *known]).amax(0)
-            passed &= ~doubtful | (lengths <= most * longest) | (longest + typical == 0)
+            limit = torch.where(longest > 0, most * longest, SINGLE * typical.clamp(min=1.0))
+            passed &= ~doubtful | (lengths <= limit)
     return passed
 
 

@@ -21,8 +21,9 @@ Notes:
     for all (``symmetric``) the largest group decides how little a small one collaborates.
     The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
     ``alpha`` it is ``lam / alpha``, as printed.
-    P5 names both w_i and u_i as results (Algorithm 1); ``predict_with`` chooses. The newest u_i,
-    our default, was at least as good as w_i on validation data in nearly all settings we tried.
+    P5 names both w_i and u_i as results (Algorithm 1); ``predict_with`` chooses. The newest u_i is
+    better where clients are alike and much worse where they hold few classes each, so that our
+    default takes the better of the two on each client's validation data.
     The paper does not say where local training starts; ``start = "cloud"`` (u_i) is our default.
     Clients start at a common point, and the first exchange follows the first local training: P5's
     independent starts would average unrelated deep networks. In a round, u_i is formed over those
