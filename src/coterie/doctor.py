@@ -14,6 +14,7 @@ from .api import Source, configure
 from .assemble import Assembly, assemble, task_of
 from .buffers import governed
 from .data.duplicates import Duplicates, duplicates, shared_units
+from .data.extremes import extremes
 from .data.federation import Federation
 from .engines import auto
 from .engines.vmap import VmapEngine
@@ -52,8 +53,9 @@ def doctor(source: Source = None, **flags: object) -> Diagnosis:
     counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
     facts = [*_data_facts(assembly, task, roster), counts, *costs]
     slow = [line for method in methods for line in _slower(assembly, method, engine)]
-    warnings = (*_warnings(assembly, roster), *_repeated(task.federation, repeated), *slow)
-    return Diagnosis(tuple(facts), warnings)
+    made = task.federation
+    warnings = (*_warnings(assembly, roster), *_repeated(made, repeated), *_out_of_scale(made))
+    return Diagnosis(tuple(facts), (*warnings, *slow))
 
 
 def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[str, str]]:
@@ -168,6 +170,19 @@ def _repeated(federation: Federation, repeated: Duplicates) -> list[str]:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:MANY]) + (" …" if len(names) > MANY else "")
+
+
+def _out_of_scale(federation: Federation) -> list[str]:
+    """Which client has numbers in which column that cannot be in the others' unit."""
+    found = extremes(federation)
+    said = [
+        f"client '{one.client}': column '{one.column}' holds {one.value:g}, where all clients "
+        f"together are around {one.middle:g} (typically {one.usual:g} away); check its unit and "
+        "its digits"
+        for one in found[:MANY]
+    ]
+    more = len(found) - len(said)
+    return [*said, f"{more} more columns of clients are out of scale"] if more else said
 
 
 def _warnings(assembly: Assembly, roster: Roster) -> list[str]:
