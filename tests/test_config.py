@@ -337,3 +337,9 @@ def test_a_missing_or_unreadable_file_says_so(tmp_path):
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9")
     with pytest.raises(ConfigError, match=r"latin\.toml: cannot be read .* expected UTF-8"):
         load(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize("seeds", [0, -3, 10**9])
+def test_a_number_of_seeds_that_nobody_runs_is_refused(seeds):
+    with pytest.raises(ConfigError, match=r"run\.seeds: found .*expected from 1 to 10,000"):
+        load({"run": {"seeds": seeds}})

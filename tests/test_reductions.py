@@ -56,7 +56,7 @@ CASES = {
     "TERM t=0 is FedAvg": (TERM(t=0.0), FedAvg()),
     "PaFL mu=1 is FedAvg": (PaFL(mu=1.0), FedAvg()),
     "FedAMP without attention and pull is Local": (
-        FedAMP(alpha=0.0, sigma=1.0, lam=0.0, start="self"),
+        FedAMP(alpha=0.0, sigma=1.0, lam=0.0, start="self", predict_with="own"),
         ALONE,
     ),
     "FedeRiCo that looks only at itself is Local": (
@@ -70,7 +70,7 @@ CASES = {
     "APFL alpha=0 is FedAvg": (APFL(alpha=0.0, adaptive=False), FedAvg()),
     "APFL alpha=1 is Local": (APFL(alpha=1.0, adaptive=False), ALONE),
     "HeurFedAMP that looks only at itself is Local": (
-        HeurFedAMP(self_weight=1.0, prox=0.0),
+        HeurFedAMP(self_weight=1.0, prox=0.0, predict_with="own"),
         ALONE,
     ),
     "LG-FedAvg with all layers global is FedAvg": (LGFedAvg(global_layers=2), FedAvg("uniform")),

@@ -29,6 +29,7 @@ from .schema import DEMO, Config, Fields, Table
 __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 
 ALL = "all"  # as run.methods: every method there is
+MOST_SEEDS = 10_000  # each is a run of every method
 WRITTEN = ("resolved", "asked", "hash")  # what a run adds to its config.json
 # The tables of a name: its default, and the fields that are the table's own.
 NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}
@@ -186,8 +187,10 @@ def _formed(tables: Table) -> Table:
         run = formed["run"] = {**run, "methods": [*ALGORITHMS, *ALIASES]}
     if isinstance(run, Mapping) and type(run.get("seeds")) is int:
         first = run.get("seed", 0)
-        if run["seeds"] < 1:
-            raise ConfigError(f"run.seeds: found {run['seeds']}; expected at least 1, or a list")
+        if not 1 <= run["seeds"] <= MOST_SEEDS:
+            raise ConfigError(
+                f"run.seeds: found {run['seeds']}; expected from 1 to {MOST_SEEDS:,}, or a list"
+            )
         seeds = [first + i for i in range(run["seeds"])] if type(first) is int else []
         formed["run"] = {**run, "seeds": seeds}
     return formed
