@@ -169,12 +169,29 @@ def read_rounds(path: Path) -> list[Line]:
     for text in _read_lines(path).split("\n")[:-1]:
         try:
             line = json.loads(text)
-            if not isinstance(line, dict):
-                raise ValueError(f"a line is {text[:20]}")
+            if not isinstance(line, dict) or not _whole_line(line):
+                raise ValueError(f"a line is {text[:60]}")
         except (ValueError, RecursionError) as error:
             raise _unreadable(path, error, "a JSON object a line") from error
         lines.append(line)
     return lines
+
+
+_LINE: dict[str, Any] = {  # what every line has, and its type
+    **{"round": int, "clients": list, "seconds": (int, float), "rejected": list},
+    **{"bytes_down": int, "bytes_up": int, "bytes_serve": int},
+}
+
+
+def _whole_line(line: Line) -> bool:
+    """Whether a round's line has what every line has."""
+    typed = all(isinstance(line.get(name), kind) for name, kind in _LINE.items())
+    return typed and all(_is_rejection(one) for one in line["rejected"])
+
+
+def _is_rejection(value: Any) -> bool:
+    parts = [value.get(name) for name in ("client", "reason")] if isinstance(value, dict) else [0]
+    return all(isinstance(part, str) for part in parts)
 
 
 def client_rows(index: int, scores: Scores, roster: Roster) -> Iterator[tuple[Any, ...]]:
