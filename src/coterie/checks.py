@@ -13,6 +13,8 @@ from .methods import NONE, algorithm_class, without_adaptation
 from .names import AUTO, checked, fields
 from .schema import METHODS, Algorithms, Config, Fields, Named, Table
 
+MOST_SHOWN = 500  # characters of a value that a message repeats
+
 
 def validated(formed: Table) -> Config:
     """The config of well-formed tables; pydantic's first complaint in our words."""
@@ -28,7 +30,9 @@ def validated(formed: Table) -> Config:
         wanted = "cpu, cuda or cuda:N"
     elif first["type"].startswith(("greater_than", "less_than")):
         wanted = f"a number {wanted}"
-    raise ConfigError(f"{'.'.join(path)}: found {first['input']!r}; expected {wanted}")
+    found = repr(first["input"])
+    found = found if len(found) <= MOST_SHOWN else f"{found[:MOST_SHOWN]}…"
+    raise ConfigError(f"{'.'.join(path) or 'config'}: found {found}; expected {wanted}")
 
 
 def _unknown(path: list[str]) -> ConfigError:

@@ -285,9 +285,7 @@ def uploads(random: Random, inside: Path) -> None:
 
 def commands(random: Random, inside: Path) -> None:
     """A command line with strange options, in a process of its own."""
-    command = random.choice(
-        ["run", "compare", "doctor", "resume", "verify", "list", "show", "bench"]
-    )
+    command = random.choice(["run", "compare", "doctor", "resume", "verify", "list", "show"])
     words = [command]
     options = ["--data", "--partition", "--clients", "--model", "--method", "--rounds", "--seed"]
     options += [
