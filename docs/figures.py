@@ -17,16 +17,16 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
-from coterie import assemble
 from coterie.algorithms import ALGORITHMS
 from coterie.api import configure
-from coterie.config import WRITTEN
-from coterie.history import History, dense
+from coterie.experiment import assemble
+from coterie.experiment.config.loading import WRITTEN
 from coterie.report import words
 from coterie.report.figures import WIDTH, learning_curves
 from coterie.report.matrices import heatmap
+from coterie.report.outcomes import LOCAL, Comparison, RunResult
 from coterie.report.svg import Scale, figure, polyline, tag
-from coterie.results import LOCAL, Comparison, RunResult
+from coterie.results.history import History, dense
 
 DOCS = Path(__file__).parent
 HEADING = "## At work"

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coterie.algorithm import Mixture, Round, Wrapper
 from coterie.algorithms.fedavg import FedAvg, Update
-from coterie.client import Client
-from coterie.task import Task
-from coterie.tree import Tree, map_leaves
+from coterie.core.algorithm import Mixture, Round, Wrapper
+from coterie.core.client import Client
+from coterie.core.task import Task
+from coterie.core.tree import Tree, map_leaves
 
 BAD = 2  # the client that misbehaves
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.algorithm import Mixture
+from coterie.core.algorithm import Mixture
+from coterie.core.paired import Answers, Outcomes, outcomes_of
 from coterie.engines.base import Evaluation
-from coterie.history import History, Log, Roster
-from coterie.paired import Answers, Outcomes, outcomes_of
-from coterie.results import Comparison, RunResult
-from coterie.run import Record, Rejection, Traffic
-from coterie.store import collect
+from coterie.experiment.run_folder import collect
+from coterie.report.outcomes import Comparison, RunResult
+from coterie.results.history import History, Log, Roster
+from coterie.training.rounds import Record, Rejection, Traffic
 
 CLIENTS = 12
 GROUPS = np.arange(CLIENTS) % 3

@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.adapt import ADAPTATIONS, Adapted, Distill, ElasticWeights, FineTune, FreezeBase
+from coterie.adapt import (
+    ADAPTATIONS,
+    Adapted,
+    Distill,
+    ElasticWeights,
+    FineTune,
+    FreezeBase,
+)
 from coterie.adapt.ewc import consolidate, strength
 from coterie.adapt.fb import top_layer
 from coterie.adapt.fisher import drawn, fisher
@@ -17,15 +24,15 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import proximal
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
-from coterie.assemble import assemble
-from coterie.client import of_server
-from coterie.config import load
-from coterie.data.common import hold_aux
+from coterie.core.client import of_server
+from coterie.core.descent import step_share
+from coterie.core.flat import FlatModel
+from coterie.core.task import Recipe
 from coterie.data.federation import Dataset, Federation
-from coterie.descent import step_share
+from coterie.data.shared import hold_aux
 from coterie.errors import ConfigError
-from coterie.model import FlatModel
-from coterie.task import Recipe
+from coterie.experiment.assemble import assemble
+from coterie.experiment.config.loading import load
 from support import (
     assert_close,
     federation,

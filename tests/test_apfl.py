@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from coterie.algorithms.apfl import APFL, Own, slopes
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.client import mean
+from coterie.core.client import mean
+from coterie.core.task import Recipe
 from coterie.engines import make_engine
-from coterie.run import run
-from coterie.task import Recipe
+from coterie.training.rounds import run
 from support import RECIPE, assert_close, last, one_client, predictors, task
 
 PLAIN = Recipe(lr=0.1, epochs=1, batch=10)

@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from coterie.archives import read_npz
 from coterie.data import load
 from coterie.errors import DataError
+from coterie.storage.archives import read_npz
 
 
 def header(shape: object, descr: str = "<f4") -> bytes:
@@ -54,7 +54,7 @@ def test_a_header_that_lies_is_refused_before_memory_is_taken(tmp_path, shape):
 
 
 def test_a_zip_bomb_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("coterie.archives._MEMORY_SHARE", 1e-4)
+    monkeypatch.setattr("coterie.storage.archives._MEMORY_SHARE", 1e-4)
     zeros = np.zeros(10**7, np.uint8)
     path = archive(tmp_path / "a.npz", x=header((10**7,), "|u1") + zeros.tobytes())
     assert path.stat().st_size < 10**5

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from coterie.algorithms import ALGORITHMS
+from coterie.core.task import Recipe, Task
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.engines import make_engine
-from coterie.run import run
-from coterie.task import Recipe, Task
+from coterie.training.rounds import run
 from support import assert_close, one_client, whole_round
 
 STEPS = Recipe(lr=0.1, epochs=1, batch=10)

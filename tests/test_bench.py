@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie import bench
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.waffle import Waffle
-from coterie.bench import ceiling, growth, memory, turns
-from coterie.bench.ceiling import Bill, Machine
-from coterie.bench.clipped import ClippedFedAvg
-from coterie.bench.plain import fastest, plain_round
-from coterie.bench.steady import Steady, steady
-from coterie.bench.workloads import WORKLOADS, Workload
-from coterie.cli import main
+from coterie.commands import bench
+from coterie.commands.bench import ceiling, growth, peak_memory, turns
+from coterie.commands.bench.ceiling import Bill, Machine
+from coterie.commands.bench.clipped import ClippedFedAvg
+from coterie.commands.bench.plain import fastest, plain_round
+from coterie.commands.bench.steady import Steady, steady
+from coterie.commands.bench.workloads import WORKLOADS, Workload
+from coterie.commands.cli import main
 from coterie.engines import make_engine
 from coterie.errors import ConfigError, EngineError
 from support import assert_close, one_client
@@ -187,8 +187,8 @@ def test_the_way_that_trains_fastest_is_taken(layout, monkeypatch):
         last = x.is_contiguous(memory_format=torch.channels_last)
         return (last != (layout == "channels_last")) + 1 / threads
 
-    monkeypatch.setattr("coterie.bench.plain._step", seconds)
-    monkeypatch.setattr("coterie.bench.plain.TRIED_SECONDS", 0.0)
+    monkeypatch.setattr("coterie.commands.bench.plain._step", seconds)
+    monkeypatch.setattr("coterie.commands.bench.plain.TRIED_SECONDS", 0.0)
     _, chosen = fastest(started(tiny("W5")), 2)
     assert chosen == {"layout": layout, "threads": 2}
 
@@ -258,7 +258,7 @@ def quick(monkeypatch):
     for name in ("W1", "W4"):
         monkeypatch.setitem(WORKLOADS, name, tiny(name))
     monkeypatch.setattr(bench, "machine", lambda *_: Machine(1e9, 1e9))
-    monkeypatch.setattr("coterie.bench.plain.TRIED_SECONDS", 0.0)
+    monkeypatch.setattr("coterie.commands.bench.plain.TRIED_SECONDS", 0.0)
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
 
 
@@ -331,20 +331,20 @@ def test_long_rounds_are_timed_less_often_but_three_times():
 
 def test_memory_is_what_the_work_takes_beyond_what_there_was():
     kept = torch.ones(2**22)
-    with memory.watched(CPU) as peak:
+    with peak_memory.watched(CPU) as peak:
         once = torch.ones(2**25).sum()  # 128 MiB
     if peak.mib is None:
         pytest.skip("this kernel keeps no high-water mark")
     assert 127 < peak.mib < 160
-    with memory.watched(CPU) as little:
+    with peak_memory.watched(CPU) as little:
         once = kept.sum()
     assert once == 2**22
     assert little.mib < 8
 
 
 def test_where_the_kernel_keeps_no_mark_memory_is_unknown(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "RESET", tmp_path / "no" / "such file")
-    with memory.watched(CPU) as peak:
+    monkeypatch.setattr(peak_memory, "RESET", tmp_path / "no" / "such file")
+    with peak_memory.watched(CPU) as peak:
         pass
     assert peak.mib is None
 

@@ -18,12 +18,12 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
-from coterie.buffers import Apart
-from coterie.doctor import doctor
+from coterie.commands.doctor import doctor
+from coterie.core.buffers import Apart
+from coterie.core.flat import FlatModel
 from coterie.engines import make_engine
 from coterie.errors import ConfigError, EngineError
-from coterie.model import FlatModel
-from coterie.run import run
+from coterie.training.rounds import run
 from support import (
     METHODS,
     RECIPE,

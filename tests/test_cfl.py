@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from coterie.algorithms.cfl import CFL, bipartition, merged, opposed
 from coterie.algorithms.fedavg import Update
+from coterie.core.mixing import cosines
+from coterie.core.task import Recipe, Task
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.mixing import cosines
-from coterie.models import factory
-from coterie.run import run
-from coterie.task import Recipe, Task
+from coterie.networks.registry import factory
+from coterie.training.rounds import run
 from support import assert_close, federation, last, predictors, task, whole_round
 
 

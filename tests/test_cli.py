@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie import cli
 from coterie.adapt import ADAPTATIONS
 from coterie.algorithms import ALGORITHMS, ALIASES
+from coterie.commands import cli
 from coterie.data.datasets import DATASETS
 from coterie.data.partition import PARTITIONS
-from coterie.models import MODELS
-from coterie.store import RunFolder
+from coterie.experiment.run_folder import RunFolder
+from coterie.networks.registry import MODELS
 
 QUICK = ["--rounds", "2", "--engine", "vmap", "--clients", "4", "--methods", "fedavg,fedfomo"]
 
@@ -61,7 +61,7 @@ def loaded_by(code: str) -> list[str]:
 
 
 def test_help_imports_nothing_heavy():
-    calls = "import coterie.cli\ntry: coterie.cli.main(['--help'])\nexcept SystemExit: pass\n"
+    calls = "from coterie.commands import cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
     hidden = "import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()):\n    "
     assert loaded_by(hidden + calls.replace("\n", "\n    ")) == []
     assert loaded_by("import coterie") == []
@@ -337,7 +337,7 @@ def test_an_interrupt_is_no_traceback(command, monkeypatch):
 
 
 def test_every_option_of_the_commands_is_one_of_python_too():
-    from coterie.schema import FLAGS
+    from coterie.experiment.config.schema import FLAGS
 
     assert list(cli.OPTIONS) == list(FLAGS)
     for name, (_, meaning) in cli.OPTIONS.items():

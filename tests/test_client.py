@@ -3,8 +3,8 @@
 import torch
 
 from coterie.algorithms.local import Local
+from coterie.core.task import Recipe
 from coterie.engines.base import shape_of
-from coterie.task import Recipe
 from support import RAGGED, RECIPE, assert_close, federation, mlp, one_client, task
 
 LOCAL = Local()
@@ -52,7 +52,7 @@ def test_a_split_loss_is_the_mean_over_samples_not_over_blocks(monkeypatch):
     on = task(LOCAL, merge=False)
     client = one_client(on, 0)
     whole = client.loss(on.start, "train")
-    monkeypatch.setattr("coterie.client.EVALUATION_BLOCK", 7)
+    monkeypatch.setattr("coterie.core.client.EVALUATION_BLOCK", 7)
     assert_close(client.loss(on.start, "train"), whole, 1e-12)
 
 

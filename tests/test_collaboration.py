@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from coterie import tree
-from coterie.algorithm import round_of
 from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.heurfedamp import HeurFedAMP
 from coterie.algorithms.ifca import IFCA
+from coterie.core import tree
+from coterie.core.algorithm import round_of
+from coterie.core.rows import dense
 from coterie.engines import make_engine
-from coterie.run import run
-from coterie.table import dense
+from coterie.training.rounds import run
 from support import METHODS, RECIPE, assert_close, federation, task, whole_round
 
 SIZES = (31, 17, 24, 9, 40, 22)

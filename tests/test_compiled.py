@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import grad, vmap
 
-from coterie.engines.player import Player
-from coterie.kernels import convolve, max_pool, native
-from coterie.tape import scan
-from coterie.tape.writer import Memory, laid_out
+from coterie.compiled.executor import Player
+from coterie.compiled.kernels import convolve, max_pool, native
+from coterie.compiled.trace import scan
+from coterie.compiled.trace.writer import Memory, laid_out
 from support import assert_close, with_a_compiler
 
 CLIENTS, STEPS = 3, 3

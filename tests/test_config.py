@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.assemble import assemble
-from coterie.config import canonical, config_hash, load, merge
+from coterie.core.fields import fields
 from coterie.data.arrays import AUTO_SCALE
 from coterie.errors import ConfigError, CoterieError
-from coterie.names import fields
-from coterie.schema import DEMO, FLAGS, METHODS, Config
+from coterie.experiment.assemble import assemble
+from coterie.experiment.config.loading import canonical, config_hash, load, merge
+from coterie.experiment.config.schema import DEMO, FLAGS, METHODS, Config
 
 
 def write(folder, text, name="x.toml"):

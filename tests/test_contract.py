@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import tree
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.pafl_ewc import PaFLEWC
-from coterie.buffers import governed
+from coterie.core import tree
+from coterie.core.buffers import governed
+from coterie.core.task import Recipe
 from coterie.engines import make_engine
 from coterie.engines.vmap import VmapEngine
-from coterie.run import run
-from coterie.task import Recipe
+from coterie.training.rounds import run
 from support import (
     METHODS,
     RECIPE,

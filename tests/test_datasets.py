@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import coterie
-from coterie.data import DATASETS, PARTITIONS, cache, embedding, federate, load, safe_pickle
+from coterie.data import DATASETS, PARTITIONS, dataset_cache, embedding, federate, load
 from coterie.data.arrays import AUTO_SCALE
-from coterie.data.locate import SOURCES
+from coterie.data.sources import safe_pickle
+from coterie.data.sources.locate import SOURCES
 from coterie.errors import ConfigError, DataError
 from original_files import (
     py2_array,
@@ -455,18 +456,23 @@ def test_jpeg_xl_mosaics_are_decoded_once(tmp_path, monkeypatch):
     monkeypatch.setenv("COTERIE_DATA", str(tmp_path))
     first = load("cifar10")
     assert np.array_equal(first.x, images.transpose(0, 3, 1, 2))
-    monkeypatch.setattr("coterie.data.npz.decode", lambda *_: pytest.fail("decoded again"))
+    monkeypatch.setattr("coterie.data.sources.npz.decode", lambda *_: pytest.fail("decoded again"))
     assert torch.equal(load("cifar10").x, first.x)
 
 
 def test_a_spoilt_cache_is_made_again():
-    first = cache.remember("a", lambda: {"x": np.arange(3)})
-    again = cache.remember("a", lambda: pytest.fail("made again"))
+    first = dataset_cache.remember("a", lambda: {"x": np.arange(3)})
+    again = dataset_cache.remember("a", lambda: pytest.fail("made again"))
     assert np.array_equal(first["x"], again["x"])
     for spoilt in (b"spoilt", b"PK\x03\x04spoilt", b""):
-        (cache.folder() / "a.npz").write_bytes(spoilt)
-        assert cache.remember("a", lambda: {"x": np.arange(4)})["x"].tolist() == [0, 1, 2, 3]
-    assert [file.name for file in cache.folder().iterdir()] == ["a.npz"]
+        (dataset_cache.folder() / "a.npz").write_bytes(spoilt)
+        assert dataset_cache.remember("a", lambda: {"x": np.arange(4)})["x"].tolist() == [
+            0,
+            1,
+            2,
+            3,
+        ]
+    assert [file.name for file in dataset_cache.folder().iterdir()] == ["a.npz"]
 
 
 def test_part_train_leaves_out_the_sources_test_data(tmp_path):

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from coterie.alarms import raise_alarms
 from coterie.engines.base import Evaluation
-from coterie.guard import Rejection
-from coterie.history import Log
+from coterie.experiment.run_folder import collect
+from coterie.report.outcomes import Comparison, RunResult
 from coterie.report.table import table, to_html, to_text
-from coterie.results import Comparison, RunResult
-from coterie.run import run
-from coterie.store import collect
+from coterie.results.alarms import raise_alarms
+from coterie.results.history import Log
+from coterie.training.guard import Rejection
+from coterie.training.rounds import run
 from support import METHODS, RECIPE, make_engine, task
 from synthetic import mixture, record, roster, run_of
 

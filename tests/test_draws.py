@@ -4,30 +4,30 @@ import pytest
 import torch
 from torch.func import vmap
 
-from coterie import draws
+from coterie.core import random
 
 
 def test_golden_values_pin_the_stream():
     # SplitMix64's published first output for seed 0 is the finaliser of the golden ratio
-    assert draws._mix_int(draws._GOLDEN) == 0xE220A8397B1DCDAF
-    assert draws.bits(1, "batches", 2).item() == draws.bits(1, "batches", 2).item()
+    assert random._mix_int(random._GOLDEN) == 0xE220A8397B1DCDAF
+    assert random.bits(1, "batches", 2).item() == random.bits(1, "batches", 2).item()
 
 
 @pytest.mark.parametrize("word", [0, 1, 7, 2**62, -5])
 def test_numbers_and_tensors_give_the_same_bits(word):
-    plain = draws.bits(3, "p", word, 9)
-    mapped = draws.bits(3, "p", torch.tensor([word]), 9)
+    plain = random.bits(3, "p", word, 9)
+    mapped = random.bits(3, "p", torch.tensor([word]), 9)
     assert plain.item() == mapped[0].item()
-    assert draws.derive(3, word) == draws.derive(3, word)
+    assert random.derive(3, word) == random.derive(3, word)
 
 
 def test_every_word_matters():
     words = [(0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2), (0, 1, "a"), ("a", 0, 1)]
-    assert len({draws.bits(*w).item() for w in words}) == len(words)
+    assert len({random.bits(*w).item() for w in words}) == len(words)
 
 
 def test_uniform_looks_uniform():
-    u = draws.uniform(5, torch.arange(100_000))
+    u = random.uniform(5, torch.arange(100_000))
     assert u.min() >= 0
     assert u.max() < 1
     counts = torch.histc(u, 50, 0, 1)
@@ -38,7 +38,7 @@ def test_uniform_looks_uniform():
 
 
 def test_normal_has_its_moments():
-    z = draws.normal(5, torch.arange(100_000))
+    z = random.normal(5, torch.arange(100_000))
     assert z.isfinite().all()
     assert abs(z.mean()) < 0.02
     assert abs(z.std() - 1) < 0.02
@@ -46,12 +46,12 @@ def test_normal_has_its_moments():
 
 
 def test_permutation_is_one_and_differs_between_rows():
-    rows = draws.permutation(20, 1, torch.tensor([4, 5]))
+    rows = random.permutation(20, 1, torch.tensor([4, 5]))
     assert torch.equal(rows.sort().values, torch.arange(20).expand(2, 20))
     assert not torch.equal(rows[0], rows[1])
 
 
 def test_draws_are_the_same_under_vmap():
     keys, places = torch.arange(4), torch.arange(6)
-    mapped = vmap(lambda key: draws.uniform(1, "x", key, places))(keys)
-    assert torch.equal(mapped, draws.uniform(1, "x", keys[:, None], places))
+    mapped = vmap(lambda key: random.uniform(1, "x", key, places))(keys)
+    assert torch.equal(mapped, random.uniform(1, "x", keys[:, None], places))

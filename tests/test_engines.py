@@ -9,13 +9,13 @@ from torch import nn
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
+from coterie.compiled.memory import roomy
+from coterie.core.tree import Bank, count_bytes, row
 from coterie.engines import ENGINES, auto, make_engine
-from coterie.engines.heap import roomy
 from coterie.engines.vmap import VmapEngine
 from coterie.engines.wire import pack, unpack
 from coterie.errors import ConfigError, EngineError
-from coterie.run import participants, run
-from coterie.tree import Bank, count_bytes, row
+from coterie.training.rounds import participants, run
 from support import METHODS, assert_close, cnn, federation, last, mlp, predictors, task
 
 
@@ -299,7 +299,7 @@ def test_a_chunk_of_one_client_takes_its_models_one_at_a_time(monkeypatch):
         raise ZeroDivisionError
 
     method = METHODS["fedfomo"]()
-    monkeypatch.setattr("coterie.client.vmap", mapped)
+    monkeypatch.setattr("coterie.core.client.vmap", mapped)
     last(method, task(method), chunk=1)
     with pytest.raises(ZeroDivisionError):
         last(method, task(method), chunk=2)

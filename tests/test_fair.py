@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.qfedavg import QFedAvg, normalised_weights, q_step, q_weights
 from coterie.algorithms.term import TERM, tilted_shares
+from coterie.core.task import Recipe
 from coterie.engines import make_engine
-from coterie.run import run
-from coterie.task import Recipe
+from coterie.training.rounds import run
 from support import assert_close, last, one_client, predictors, task
 
 LOSSES = torch.tensor([0.5, 1.2, 2.0], dtype=torch.float64)

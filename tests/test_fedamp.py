@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from coterie import tree
-from coterie.algorithm import round_of
 from coterie.algorithms.attention import Cloud, Own, alike, likeness, unlikeness
 from coterie.algorithms.fedamp import (
     FedAMP,
@@ -22,13 +20,15 @@ from coterie.algorithms.fedamp import (
     step_size,
 )
 from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
+from coterie.core import tree
+from coterie.core.algorithm import round_of
+from coterie.core.mixing import mix, squared_distances
+from coterie.core.rows import dense
+from coterie.core.task import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.mixing import mix, squared_distances
-from coterie.table import dense
-from coterie.task import Recipe
 from support import assert_close, federation, last, one_client, task, whole_round
 
 matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(

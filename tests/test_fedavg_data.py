@@ -8,10 +8,10 @@ import torch
 from coterie.adapt import Adapted, FineTune
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData, Sent
-from coterie.data.common import Sharing, form_pool
+from coterie.data.shared import Sharing, form_pool
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.run import run
+from coterie.training.rounds import run
 from support import assert_close, federation, last, one_client, predictors, task
 
 FROM_CLIENTS, HELD_OUT = Sharing("from_clients", 0.2), Sharing("held_out", 0.2)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms.fedem import FedEM, Own, responsibilities
+from coterie.core.task import Recipe
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.task import Recipe
 from support import assert_close, last, one_client, predictors, task, whole_round
 
 

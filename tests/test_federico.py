@@ -11,10 +11,10 @@ from torch import nn
 
 from coterie.algorithms.federico import FedeRiCo, clipped, posterior
 from coterie.algorithms.local import Local
+from coterie.core.task import Recipe
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.run import run
-from coterie.task import Recipe
+from coterie.training.rounds import run
 from support import (
     RAGGED,
     RECIPE,

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coterie.algorithms.fedfomo import FedFomo, fomo_weights
+from coterie.core.task import Recipe
+from coterie.core.tree import Bank
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.run import run
-from coterie.task import Recipe
-from coterie.tree import Bank
+from coterie.training.rounds import run
 from support import assert_close, federation, last, one_client, predictors, task, whole_round
 
 numbers = st.floats(-1e30, 1e30)

@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from coterie.algorithms.fedfomo_ma import FedFomoMA, average_weights, leave_one_out
 from coterie.engines import make_engine
-from coterie.run import run
+from coterie.training.rounds import run
 from support import RAGGED, assert_close, last, one_client, task, whole_round
 
 K = len(RAGGED)

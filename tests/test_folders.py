@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coterie
-from coterie import checkpoint, files, formats, lock, store
 from coterie.errors import StoreError
-from coterie.history import SCORES
-from coterie.store import RunFolder
+from coterie.experiment import artifacts, checkpoint, run_folder
+from coterie.experiment.run_folder import RunFolder
+from coterie.results.history import SCORES
+from coterie.storage import files, lock
 from hostile import TINY, StopError, contents, rewritten, unfinished
 from killing import command, finished, started, until
 from synthetic import CLIENTS, grouped, mixture, record, roster, scores
@@ -111,7 +112,7 @@ def test_a_pipe_in_a_run_is_refused_at_once(run):
 @pytest.mark.parametrize("name", ["summary.json", "models.safetensors", "MANIFEST.json"])
 def test_a_link_in_a_finished_run_is_refused(whole, tmp_path, name):
     moved_and_linked(whole / name, tmp_path / "outside")
-    for look in (coterie.verify, store.read, coterie.resume):
+    for look in (coterie.verify, run_folder.read, coterie.resume):
         with pytest.raises(StoreError, match="is a link"):
             look(whole)
 
@@ -420,8 +421,8 @@ def test_a_comparison_that_was_begun_again_is_not_finished(compared):
 
 
 def test_the_digest_of_stored_models_is_that_of_the_models(whole):
-    assert formats.stored_digest(whole / store.MODELS) == store.digest(
-        formats.read_models(whole / store.MODELS)
+    assert artifacts.stored_digest(whole / run_folder.MODELS) == run_folder.digest(
+        artifacts.read_models(whole / run_folder.MODELS)
     )
 
 
@@ -437,13 +438,13 @@ names = st.lists(
 
 
 def written(path, clients):
-    rows = formats.client_rows(
+    rows = artifacts.client_rows(
         0,
         {name: np.zeros(len(clients)) for name in SCORES},
         roster(clients=len(clients), names=tuple(clients)),
     )
-    path.write_text(",".join(formats.COLUMNS) + "\n")
-    formats.append_clients(path, rows)
+    path.write_text(",".join(artifacts.COLUMNS) + "\n")
+    artifacts.append_clients(path, rows)
 
 
 @given(clients=names)
@@ -451,7 +452,7 @@ def test_no_name_is_a_formula_and_every_name_is_read_back(tmp_path_factory, clie
     """Also to a spreadsheet that takes semicolons or tabs for the ends of cells."""
     path = tmp_path_factory.getbasetemp() / "clients.csv"
     written(path, clients)
-    assert formats.read_clients(path)[1].clients == tuple(clients)
+    assert artifacts.read_clients(path)[1].clients == tuple(clients)
     with path.open(newline="") as file:
         cells = [row[1] for row in csv.reader(file)][1:]
     for cell in cells:
@@ -462,17 +463,17 @@ def test_no_name_is_a_formula_and_every_name_is_read_back(tmp_path_factory, clie
 def test_a_run_with_formulae_for_names_is_read_and_continued(tmp_path):
     clients = ("=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1", "\t=1", "'quoted", "''", "a;=b", "a")
     clients += ("=cmd|' /C calc'!A1", "", "a\rb")
-    log = store.Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
-    folder = RunFolder.create(tmp_path / "run", log, {}, store.environment())
+    log = run_folder.Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
+    folder = RunFolder.create(tmp_path / "run", log, {}, run_folder.environment())
     for i, row in enumerate(scores("fedfomo", 7, 3)):
         folder.append(record(i, row, grouped(0.9)))
-    again = store.Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
+    again = run_folder.Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
     folder = RunFolder.reopen(folder.path, again, 2)
     folder.append(record(2, scores("fedfomo", 7, 3)[2], grouped(0.9)))
     folder.finish(mixture())
-    assert store.read(folder.path).history.roster.clients == clients
+    assert run_folder.read(folder.path).history.roster.clients == clients
     assert len(clients) == CLIENTS
-    assert store.verify(folder.path) == []
+    assert run_folder.verify(folder.path) == []
 
 
 @pytest.mark.parametrize(

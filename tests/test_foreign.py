@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import coterie
-from coterie import metrics
+from coterie.core import metrics
+from coterie.core.task import Recipe, Task
 from coterie.data import PARTITIONS, emd, federate, load, manifest
-from coterie.data.common import Sharing
-from coterie.history import Roster
-from coterie.task import Recipe, Task
+from coterie.data.shared import Sharing
+from coterie.results.history import Roster
 
 GROUPS = PARTITIONS["label_groups"](clients=9, groups=3)
 

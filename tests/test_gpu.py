@@ -11,7 +11,7 @@ from coterie.algorithms.local import Local
 from coterie.engines import make_engine
 from coterie.engines.base import PLAYED, WRITTEN
 from coterie.engines.vmap import VmapEngine
-from coterie.run import run
+from coterie.training.rounds import run
 from support import METHODS, RECIPE, assert_close, cnn, last, mlp, normed, predictors, task
 from test_trust import RATES, WRONG, trained
 
@@ -103,5 +103,5 @@ def test_an_honest_recording_is_captured_in_float32(lr, network):
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_recording_that_does_not_train_as_the_call_does_is_refused(wrong, lr, monkeypatch):
     where, broken = wrong()
-    monkeypatch.setattr(f"coterie.tape.play.{where}", broken)
+    monkeypatch.setattr(f"coterie.compiled.trace.replay.{where}", broken)
     assert trained(lr, device="cuda").way == WRITTEN

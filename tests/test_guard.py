@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coterie
-from coterie import tree
-from coterie.algorithm import round_of
 from coterie.algorithms.fedavg import Update
+from coterie.core import tree
+from coterie.core.algorithm import round_of
 from coterie.engines import make_engine
-from coterie.guard import REASONS, Guard, Reply, admit, aggregate, screen
-from coterie.run import run
+from coterie.training.guard import REASONS, Guard, Reply, admit, aggregate, screen
+from coterie.training.rounds import run
 from faulty import BAD, MISSHAPEN, Spoilt, claiming, scaled, with_value
 from support import METHODS, predictors, task, whole_round
 

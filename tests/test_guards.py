@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import nn
 
-from coterie import tree
 from coterie.adapt import Adapted, ElasticWeights
 from coterie.adapt.ewc import consolidate
 from coterie.adapt.fisher import fisher
@@ -31,11 +30,12 @@ from coterie.algorithms.mocha import Own as MochaOwn
 from coterie.algorithms.pafl import PaFL, Sent
 from coterie.algorithms.pfedme import Own as PFedMeOwn
 from coterie.algorithms.pfedme import PFedMe, envelope_step
-from coterie.data.common import hold_aux
+from coterie.core import tree
+from coterie.core.task import Recipe, Task
 from coterie.data.federation import Dataset, Federation
+from coterie.data.shared import hold_aux
 from coterie.engines import make_engine
-from coterie.run import run
-from coterie.task import Recipe, Task
+from coterie.training.rounds import run
 from support import (
     METHODS,
     assert_close,

@@ -5,16 +5,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie import tree
 from coterie.algorithms.ifca import IFCA, Models, Pick, groups_by_gap
+from coterie.core import tree
+from coterie.core.mixing import nobody_yet
+from coterie.core.task import Recipe, Task
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.mixing import nobody_yet
-from coterie.models import factory
-from coterie.run import run
-from coterie.task import Recipe, Task
+from coterie.networks.registry import factory
+from coterie.training.rounds import run
 from support import assert_close, last, one_client, predictors, task, whole_round
 
 GIVEN = IFCA(k=3, start="redraw", draws=1)

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, vmap
 
-from coterie import kernels
-from coterie.kernels import ManyClients, convolve, group_norm, max_pool, native
+from coterie.compiled import kernels
+from coterie.compiled.kernels import ManyClients, convolve, group_norm, max_pool, native
 from support import assert_close, with_a_compiler
 
 # channels, filters, image, filter's size, stride, padding

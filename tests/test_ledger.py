@@ -33,9 +33,9 @@ from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
 from coterie.algorithms.waffle import Waffle
-from coterie.data.common import hold_aux
+from coterie.data.shared import hold_aux
 from coterie.engines import make_engine
-from coterie.run import run
+from coterie.training.rounds import run
 from support import federation, task
 
 S = 8  # a scalar

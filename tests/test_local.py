@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from coterie.algorithms.local import Early, Local, Own
+from coterie.core.task import Recipe
 from coterie.data.federation import Federation
 from coterie.engines import make_engine
-from coterie.run import run
-from coterie.task import Recipe
+from coterie.training.rounds import run
 from support import assert_close, federation, last, one_client, predictors, task
 
 WILD = Recipe(lr=0.9, epochs=3, batch=10)  # goes up and down: the last model is not always the best

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from coterie import metrics
+from coterie.core import metrics
 from coterie.errors import ConfigError
 from synthetic import run_of
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.core.mixing import cosines, epsilon_greedy, mix, shares, squared_distances
 from coterie.errors import ConfigError
-from coterie.mixing import cosines, epsilon_greedy, mix, shares, squared_distances
 from support import assert_close
 
 

@@ -15,9 +15,9 @@ from coterie.algorithms.mocha import (
     mean_omega,
     tied,
 )
+from coterie.core.mixing import gram
+from coterie.core.task import Recipe
 from coterie.errors import ConfigError
-from coterie.mixing import gram
-from coterie.task import Recipe
 from support import assert_close, last, one_client, predictors, task, whole_round
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.func import vmap
 
+from coterie.core.flat import FlatModel, build
 from coterie.errors import ConfigError
-from coterie.model import FlatModel, build
 from support import assert_close
 
 

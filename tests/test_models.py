@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
-from coterie import models
+from coterie.core.flat import FlatModel, build
+from coterie.core.imports import Code
 from coterie.data.federation import Dataset
 from coterie.errors import ConfigError
-from coterie.imports import Code
-from coterie.model import FlatModel, build
+from coterie.networks import registry
 
 
 def dataset(shape: tuple[int, ...], classes: int, dtype: torch.dtype = torch.float32) -> Dataset:
@@ -40,26 +40,26 @@ SIZES = [
 @pytest.mark.parametrize(("name", "shape", "classes", "options", "size"), SIZES)
 def test_parameter_counts_and_the_name_of_the_last_layer(name, shape, classes, options, size):
     with torch.device("meta"):  # shapes only: nothing is initialised
-        model = FlatModel(models.MODELS[name](shape, classes, **options))
+        model = FlatModel(registry.MODELS[name](shape, classes, **options))
     assert model.parameters == size
     assert model.layers()[-1] == "head"
 
 
 def test_every_network_has_a_counted_size():
-    assert {row[0] for row in SIZES} == set(models.MODELS)
+    assert {row[0] for row in SIZES} == set(registry.MODELS)
 
 
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
-        (lambda s: models.linear(s, 3), (5,)),
-        (lambda s: models.mlp(s, 3, hidden=(6, 4)), (1, 8, 8)),
-        (lambda s: models.lenet5(s, 3), (1, 8, 8)),
-        (lambda s: models.lenet5(s, 3), (1, 12, 12)),
-        (lambda s: models.fedavg_cnn(s, 3), (1, 8, 8)),
-        (lambda s: models.p2_cnn(s, 3), (3, 8, 8)),
-        (lambda s: models.fomo_code_cnn(s, 3), (3, 18, 18)),
-        (lambda s: models._Residual(32, 64, 2, "group"), (32, 4, 4)),  # all of ResNet takes 30 s
+        (lambda s: registry.linear(s, 3), (5,)),
+        (lambda s: registry.mlp(s, 3, hidden=(6, 4)), (1, 8, 8)),
+        (lambda s: registry.lenet5(s, 3), (1, 8, 8)),
+        (lambda s: registry.lenet5(s, 3), (1, 12, 12)),
+        (lambda s: registry.fedavg_cnn(s, 3), (1, 8, 8)),
+        (lambda s: registry.p2_cnn(s, 3), (3, 8, 8)),
+        (lambda s: registry.fomo_code_cnn(s, 3), (3, 18, 18)),
+        (lambda s: registry._Residual(32, 64, 2, "group"), (32, 4, 4)),  # all of ResNet takes 30 s
     ],
 )
 def test_a_stack_of_parameters_gives_each_its_own_gradient(make, shape):
@@ -79,7 +79,7 @@ def test_a_stack_of_parameters_gives_each_its_own_gradient(make, shape):
 
 @pytest.mark.parametrize("name", ["char_lstm", "word_lstm"])
 def test_lstm_depends_on_its_vector_and_learns_from_all_of_it(name):
-    model = FlatModel(build(lambda: models.MODELS[name]((7,), 11), "text"))
+    model = FlatModel(build(lambda: registry.MODELS[name]((7,), 11), "text"))
     start = model.flatten(model.module)
     tokens = torch.arange(14).view(2, 7) % 11
     gradient = grad(lambda w: model(w, tokens).square().mean())(start)
@@ -90,18 +90,18 @@ def test_lstm_depends_on_its_vector_and_learns_from_all_of_it(name):
 
 
 def test_word_lstm_ties_its_output_to_its_embedding():
-    names = [slot.name for slot in FlatModel(models.word_lstm((4,), 9)).slots]
+    names = [slot.name for slot in FlatModel(registry.word_lstm((4,), 9)).slots]
     assert "embedding.weight" in names
     assert "head.weight" not in names
 
 
 @pytest.mark.parametrize("side", [28, 12, 11, 8, 4])
 def test_lenet5_fits_any_side(side):
-    assert models.lenet5((1, side, side), 10)(torch.zeros(2, 1, side, side)).shape == (2, 10)
+    assert registry.lenet5((1, side, side), 10)(torch.zeros(2, 1, side, side)).shape == (2, 10)
 
 
 def test_regression_has_one_output():
-    assert models.mlp((4,), 0)(torch.zeros(2, 4)).shape == (2, 1)
+    assert registry.mlp((4,), 0)(torch.zeros(2, 4)).shape == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_regression_has_one_output():
 def test_auto_picks_by_kind_of_data(shape, dtype, classes, expected):
     data = dataset(shape, classes, dtype)
     with torch.device("meta"):
-        made, wanted = models.factory("auto", data)(), models.factory(expected, data)()
+        made, wanted = registry.factory("auto", data)(), registry.factory(expected, data)()
     assert str(made) == str(wanted)
 
 
@@ -129,8 +129,8 @@ class Own(nn.Module):
 
 
 def test_own_class_gets_the_shape_it_asks_for_and_the_options():
-    own = models.builder(f"{__name__}:Own", Code((Path(__file__).parent,)))
-    made = models.factory(own, dataset((5,), 2), width=7)()
+    own = registry.builder(f"{__name__}:Own", Code((Path(__file__).parent,)))
+    made = registry.factory(own, dataset((5,), 2), width=7)()
     assert made.layer.weight.shape == (7, 5)
 
 
@@ -146,14 +146,14 @@ def test_own_class_gets_the_shape_it_asks_for_and_the_options():
 )
 def test_refusals_say_what_to_do(name, shape, message):
     with pytest.raises(ConfigError, match=message):
-        models.factory(name, dataset(shape, 10))()
+        registry.factory(name, dataset(shape, 10))()
 
 
 def test_bfloat16_computes_coarsely_and_speaks_float32():
     def make():
-        return build(lambda: models.mlp((6,), 3), "half")
+        return build(lambda: registry.mlp((6,), 3), "half")
 
-    plain, half = FlatModel(make()), FlatModel(models.in_bfloat16(make, "cpu")())
+    plain, half = FlatModel(make()), FlatModel(registry.in_bfloat16(make, "cpu")())
     w, x = plain.flatten(plain.module), torch.linspace(-1, 1, 12).view(2, 6)
     exact, coarse = plain(w, x), half(w, x)
     assert coarse.dtype == torch.float32

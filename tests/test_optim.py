@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from coterie.optim import adam, sgd
+from coterie.core.optim import adam, sgd
 from support import assert_close
 
 SETTINGS = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.cli import main
+from coterie.commands.cli import main
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_method.md").read_text("utf-8")
 

@@ -6,19 +6,19 @@ import torch
 from coterie.adapt import Adapted, ElasticWeights
 from coterie.adapt.fisher import fisher
 from coterie.adapt.kd import Terms, distillation
-from coterie.algorithm import round_of
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.pafl import PaFL, Phase, Sent
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.algorithms.pafl_kd import PaFLKD
-from coterie.client import of_server
-from coterie.data.common import hold_aux
+from coterie.core.algorithm import round_of
+from coterie.core.client import of_server
+from coterie.core.task import Recipe
+from coterie.data.shared import hold_aux
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.guard import Guard
-from coterie.run import run
-from coterie.task import Recipe
+from coterie.training.guard import Guard
+from coterie.training.rounds import run
 from support import assert_close, federation, last, normed, one_client, predictors, task
 
 PLAIN = Recipe(lr=0.1, epochs=1, batch=10)

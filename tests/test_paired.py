@@ -10,9 +10,17 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie import metrics, paired
-from coterie.judgement import claim
-from coterie.paired import Answers, client_gain, holm, mcnemar, of_counts, sign_flip, tango
+from coterie.core import metrics, paired
+from coterie.core.paired import (
+    Answers,
+    client_gain,
+    holm,
+    mcnemar,
+    of_counts,
+    sign_flip,
+    tango,
+)
+from coterie.results.judgement import claim
 
 
 def answers(values, targets=None, units=None):

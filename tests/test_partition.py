@@ -12,22 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coterie
-from coterie import cli
-from coterie.config import WRITTEN, config_hash
-from coterie.config import load as read_config
+from coterie.commands import cli
 from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
-from coterie.data.deal import even, largest_remainder
+from coterie.data.assign import even, largest_remainder
 from coterie.data.draw import as_svg, as_text, shades
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, ranges
 from coterie.data.partitions.dirichlet import serve
 from coterie.data.partitions.groups import conflicting
+from coterie.data.partitions.label_lists import LISTS, SIZES, label_shares, share_out, sized
 from coterie.data.partitions.latent import consecutive
 from coterie.data.partitions.practical import quotas, resized, standard_groups
 from coterie.data.partitions.simple import shard_classes
-from coterie.data.partitions.waffle import LISTS, SIZES, label_shares, share_out, sized
 from coterie.data.splits import take_share
 from coterie.errors import ConfigError, CoterieError, DataError
+from coterie.experiment.config.loading import WRITTEN, config_hash
+from coterie.experiment.config.loading import load as read_config
 
 
 def balanced(classes: int, train: int, test: int = 0, name: str = "toy") -> Dataset:

@@ -10,12 +10,12 @@ from coterie.adapt.fb import top_layer
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.lgfedavg import LGFedAvg, parts
+from coterie.core.flat import FlatModel
 from coterie.data.federation import Dataset
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.model import FlatModel
-from coterie.models import factory
-from coterie.run import run
+from coterie.networks.registry import factory
+from coterie.training.rounds import run
 from support import RECIPE, assert_close, last, mlp, one_client, predictors, task, whole_round
 
 BODY, HEAD = 36 * 8 + 8, 8 * 3 + 3  # the two layers of support.mlp

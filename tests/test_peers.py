@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coterie import models
+from coterie.networks import registry
 
 PEERS = Path(__file__).parent.parent / "bench" / "peers"
 sys.path.insert(0, str(PEERS))
@@ -196,7 +196,7 @@ def test_peers_train_the_same_networks_on_the_same_data(workload: str, steps: in
     spec = ours.job(workload, 2)
     options = {"hidden": (200,)} if spec["model"] == "mlp" else {}
     theirs = networks.network(spec["model"])
-    mine = models.MODELS[spec["model"]]((1, 28, 28), 10, **options)
+    mine = registry.MODELS[spec["model"]]((1, 28, 28), 10, **options)
     mine.load_state_dict(dict(zip(mine.state_dict(), theirs.state_dict().values(), strict=True)))
     x, y = networks.data(spec)[1]
     assert torch.equal(mine(x[:4]), theirs(x[:4]))

@@ -12,11 +12,11 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.perfedavg import PerFedAvg, descend, hessian_product
 from coterie.algorithms.pfedme import Own as PFedMeOwn
 from coterie.algorithms.pfedme import PFedMe, envelope_step
+from coterie.core.task import Recipe, Task
 from coterie.data.federation import Dataset, Federation
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.run import run
-from coterie.task import Recipe, Task
+from coterie.training.rounds import run
 from support import RECIPE, assert_close, last, one_client, task
 
 H = torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)  # curvature of the quadratic

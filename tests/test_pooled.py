@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 
-from coterie.kernels import ManyClients, native
-from coterie.tape import Recording, Tape
+from coterie.compiled.kernels import ManyClients, native
+from coterie.compiled.trace import Recording, Tape
 from support import assert_close, with_a_compiler
 
 ours = torch.ops.coterie

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import coterie
-from coterie import files, metrics, store
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
+from coterie.core import metrics
 from coterie.errors import StoreError
-from coterie.results import Comparison
+from coterie.experiment import run_folder
+from coterie.report.outcomes import Comparison
+from coterie.storage import files
 from support import federation, last, task
 
 SMALL = {
@@ -71,7 +73,7 @@ def test_engines_keep_the_same_answers_in_the_last_round_only(metric):
 
 def _run(method, on, engine):
     from coterie.engines import make_engine
-    from coterie.run import run
+    from coterie.training.rounds import run
 
     return run(method, on, make_engine(engine, on), 2)
 
@@ -109,14 +111,14 @@ def test_the_file_is_listed_checked_and_no_pickle(compared, tmp_path, monkeypatc
     whole = (path / "predictions.npz").read_bytes()
     try:
         (path / "predictions.npz").write_bytes(whole[:-1])
-        assert store.verify(path) == ["predictions.npz has changed since the run was finished"]
+        assert run_folder.verify(path) == ["predictions.npz has changed since the run was finished"]
         np.savez(path / "predictions.npz", values=np.array([Bomb()], dtype=object))
         monkeypatch.chdir(tmp_path)
         with pytest.raises(StoreError, match="cannot be read"):
-            store.read(path)
+            run_folder.read(path)
         (path / "predictions.npz").write_bytes(pickle.dumps(Bomb()))
         with pytest.raises(StoreError, match="cannot be read"):
-            store.read(path)
+            run_folder.read(path)
         assert not (tmp_path / "canary").exists()
     finally:
         (path / "predictions.npz").write_bytes(whole)

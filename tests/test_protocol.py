@@ -15,9 +15,9 @@ from coterie.data.federation import Dataset, Federation
 from coterie.data.splits import take_latest, take_share
 from coterie.data.standard import add_up, squares_of, standardised, sums_of
 from coterie.errors import ConfigError, DataError, StoreError
+from coterie.experiment.config.schema import Config
 from coterie.report.page import page
 from coterie.report.table import MERGED
-from coterie.schema import Config
 from support import METHODS, last, task
 
 NATURAL = PARTITIONS["natural"]()

@@ -20,7 +20,6 @@ from annotated_types import Interval, MinLen
 
 import coterie
 from coterie.adapt import ADAPTATIONS, Adapted, FreezeBase
-from coterie.algorithm import check_run
 from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
@@ -29,22 +28,23 @@ from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.mocha import Mocha
 from coterie.algorithms.pafl import PaFL
 from coterie.algorithms.waffle import Waffle
-from coterie.assemble import assemble
-from coterie.cli import main
-from coterie.config import load
+from coterie.commands.catalog import explanation
+from coterie.commands.cli import main
+from coterie.core.algorithm import check_run
+from coterie.core.fields import Checked, Field, checked, fields
+from coterie.core.task import Recipe
 from coterie.data.datasets import DATASETS
 from coterie.data.datasets import load as load_data
 from coterie.data.federation import Dataset
-from coterie.data.formats import FORMATS
-from coterie.data.locate import SOURCES
 from coterie.data.partition import PARTITIONS
 from coterie.data.partitions.dirichlet import Dirichlet
 from coterie.data.partitions.practical import Group
+from coterie.data.sources.formats import FORMATS
+from coterie.data.sources.locate import SOURCES
 from coterie.errors import ConfigError, CoterieError
-from coterie.models import MODELS, factory
-from coterie.names import Checked, Field, checked, fields
-from coterie.show import explanation
-from coterie.task import Recipe
+from coterie.experiment.assemble import assemble
+from coterie.experiment.config.loading import load
+from coterie.networks.registry import MODELS, factory
 from support import federation, last, task
 
 MADE_HERE = {name: entry.loader for name, entry in DATASETS.items() if name not in SOURCES}
@@ -157,7 +157,7 @@ def test_every_number_has_a_range(owner, field):
     for base, limits, _ in numbers_in(field.type):
         bounded = [limit for limit in limits if isinstance(limit, Interval)]
         assert bounded, (
-            f"{owner}: annotate {field.name}: {base.__name__} with one of coterie.ranges"
+            f"{owner}: annotate {field.name}: {base.__name__} with one of coterie.core.ranges"
         )
         for limit in bounded:
             assert (limit.ge, limit.gt) != (None, None)

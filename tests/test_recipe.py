@@ -9,10 +9,10 @@ from torch import nn
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.augment import PADDING, crop_flip
-from coterie.client import shortened
+from coterie.core.augment import PADDING, crop_flip
+from coterie.core.client import shortened
+from coterie.core.task import Recipe
 from coterie.errors import ConfigError
-from coterie.task import Recipe
 from support import RECIPE, assert_close, cnn, last, mlp, one_client, predictors, task
 
 LOCAL = Local()

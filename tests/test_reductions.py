@@ -31,9 +31,9 @@ from coterie.algorithms.perfedavg import PerFedAvg
 from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
+from coterie.core.task import Recipe
 from coterie.engines import make_engine
-from coterie.run import run
-from coterie.task import Recipe
+from coterie.training.rounds import run
 from support import METHODS, assert_close, federation, last, predictors, task
 
 FINE_TUNED = Adapted(FedAvg(), FineTune())

@@ -8,13 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
-from coterie import metrics
-from coterie.alarms import raise_alarms, same_run
+from coterie.core import metrics
 from coterie.errors import StoreError
-from coterie.history import Log
+from coterie.experiment.run_folder import RunFolder, collect
 from coterie.report import figures, matrices, page, svg, table, words
-from coterie.results import Comparison, RunResult
-from coterie.store import RunFolder, collect
+from coterie.report.outcomes import Comparison, RunResult
+from coterie.results.alarms import raise_alarms, same_run
+from coterie.results.history import Log
 from synthetic import (
     CLIENTS,
     GROUPS,

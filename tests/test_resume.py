@@ -14,10 +14,11 @@ import pytest
 import torch
 
 import coterie
-from coterie import checkpoint, faults, files, store
 from coterie.algorithms import ALGORITHMS
-from coterie.checkpoint import SHARE, Keeper
 from coterie.errors import CoterieWarning, StoreError
+from coterie.experiment import checkpoint, run_folder
+from coterie.experiment.checkpoint import SHARE, Keeper
+from coterie.storage import faults, files
 from killing import command, finished, started, until
 from support import METHODS
 from synthetic import record
@@ -67,9 +68,9 @@ def result(folder):
     matrices = folder / "collaboration.npz"
     parts = (
         (folder / "clients.csv").read_text(),
-        store.read(folder).history.matrices if matrices.exists() else (),
+        run_folder.read(folder).history.matrices if matrices.exists() else (),
     )
-    said = [part.tolist() for part in store.read(folder).history.outcomes]
+    said = [part.tolist() for part in run_folder.read(folder).history.outcomes]
     return lines, summary, parts[0], [matrix.tolist() for matrix in parts[1]], said
 
 
@@ -410,8 +411,8 @@ def test_the_engine_that_was_chosen_is_chosen_again(stopped, monkeypatch):
     """Had auto been asked again, it would have measured."""
     written = json.loads((stopped / "config.json").read_text())
     asked = coterie.load({**TINY, "engine": {"name": "auto"}}, {"algorithm.name": "fedfomo"})
-    from coterie.config import config_hash
     from coterie.engines import auto
+    from coterie.experiment.config.loading import config_hash
 
     hashed = config_hash(asked.single(asked.method(), 0))
     monkeypatch.setattr(auto, "pick", None)
@@ -426,8 +427,8 @@ def test_the_engine_that_was_chosen_is_chosen_again(stopped, monkeypatch):
 
 
 def _settled_hash(config):
-    from coterie.assemble import assemble
-    from coterie.config import config_hash
+    from coterie.experiment.assemble import assemble
+    from coterie.experiment.config.loading import config_hash
 
     settled = assemble(config).config
     return config_hash(settled.single(settled.method(), 0))
@@ -444,7 +445,10 @@ def test_other_versions_are_named(stopped):
         coterie.resume(stopped)
     (note,) = json.loads((stopped / "environment.json").read_text())["resumed"]
     assert note["after_rounds"] == 2
-    assert note["changed"] == {"torch": torch.__version__, "source": store.environment()["source"]}
+    assert note["changed"] == {
+        "torch": torch.__version__,
+        "source": run_folder.environment()["source"],
+    }
 
 
 def test_a_used_folder_is_refused_and_a_finished_run_read(config, stopped, tmp_path):
@@ -500,7 +504,7 @@ def test_checkpoints_take_a_small_share_of_the_time(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_a_checkpoint_gives_back_every_bit(name, tmp_path):
-    from coterie import tree
+    from coterie.core import tree
     from support import last, task
 
     algorithm = METHODS[name]()

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie import cache, cli, imports, source, store
+from coterie.commands import cli
+from coterie.core import imports
 from coterie.engines import auto
 from coterie.engines.base import MOST_THREADS
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, StoreError, printable
-from coterie.results import Comparison
+from coterie.experiment import run_folder, source
+from coterie.report.outcomes import Comparison
+from coterie.storage import cache
 from hostile import TINY, rewritten, unfinished
 
 CANARY = "import pathlib\npathlib.Path({canary!r}).touch()\n"
@@ -361,7 +364,7 @@ def test_a_finished_run_whose_summary_is_odd_is_refused(tmp_path):
     for text in ("{}", "[]", "7", '{"method": 3}', "[" * DEEP):
         (tmp_path / "run" / "summary.json").write_text(text)
         with pytest.raises(StoreError):
-            store.read(tmp_path / "run")
+            run_folder.read(tmp_path / "run")
 
 
 # ---- where nothing is as on a desk ---------------------------------------------------------------
@@ -391,7 +394,7 @@ def test_git_is_never_run(canary, work, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
     (work / ".git").mkdir()
     (work / ".git" / "HEAD").write_text("0" * 40)
-    assert store.environment()["git_commit"] != "0" * 40
+    assert run_folder.environment()["git_commit"] != "0" * 40
     assert not canary.exists()
 
 

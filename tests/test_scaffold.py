@@ -8,11 +8,11 @@ from torch import nn
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.scaffold import Kept, Scaffold, Shared, displacement_divisor
+from coterie.core.task import Recipe, Task
 from coterie.data.federation import Dataset, Federation
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.run import run
-from coterie.task import Recipe, Task
+from coterie.training.rounds import run
 from support import RECIPE, assert_close, last, one_client, task, whole_round
 
 PLAIN = replace(RECIPE, momentum=0.0, weight_decay=0.0)

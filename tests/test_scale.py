@@ -18,25 +18,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import coterie
-from coterie import checkpoint, files, formats, metrics, packing, tree
-from coterie.algorithm import Mixture, round_of
 from coterie.algorithms import ALGORITHMS, attention, fedamp
 from coterie.algorithms.cfl import CFL
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import Update
 from coterie.algorithms.fedfomo import Upload
 from coterie.algorithms.local import Local
+from coterie.core import metrics, tree
+from coterie.core.algorithm import Mixture, round_of
+from coterie.core.mixing import count_larger
+from coterie.core.rows import Shelf, Table
+from coterie.core.task import Recipe, Task
 from coterie.engines import make_engine
 from coterie.engines.base import judge
-from coterie.mixing import count_larger
-from coterie.run import Begin, run
-from coterie.shelves import in_files, in_memory, put, shelve
-from coterie.table import Shelf, Table
-from coterie.task import Recipe, Task
+from coterie.experiment import artifacts, checkpoint
+from coterie.storage import files, packing
+from coterie.training.rounds import Begin, run
+from coterie.training.states import in_files, in_memory, put, shelve
 from support import METHODS, assert_close, federation, last, predictors, task
 
 CPU = torch.device("cpu")
-LOOP = import_module("coterie.run")  # the package's own name for it is a function
+LOOP = import_module("coterie.training.rounds")
 PARTICIPANTS = 4
 SMALL, LARGE = 60, 600  # populations
 RESERVING = {torch.ops.aten.empty.memory_format}  # takes no memory until it is written
@@ -291,11 +293,11 @@ def test_predictors_are_written_without_another_copy_of_them(tmp_path, monkeypat
     models[10:20] = models[0]
     mixture = Mixture(torch.ones(40, 1), models)
     with Count() as count:
-        formats.write_models(tmp_path / "models.safetensors", mixture)
+        artifacts.write_models(tmp_path / "models.safetensors", mixture)
     assert count.largest <= 4 * 3000
     found = load_file(tmp_path / "models.safetensors")
     assert found["models"].shape == (30, 3000)
-    back = formats.read_models(tmp_path / "models.safetensors")
+    back = artifacts.read_models(tmp_path / "models.safetensors")
     assert torch.equal(back.models, models)
     assert torch.equal(back.weights, mixture.weights)
 
@@ -303,10 +305,10 @@ def test_predictors_are_written_without_another_copy_of_them(tmp_path, monkeypat
 def test_a_predictor_that_all_have_is_written_once(tmp_path):
     models = torch.rand(1, 2, 5).expand(4, 2, 5)
     mixture = Mixture(torch.rand(4, 2), models)
-    formats.write_models(tmp_path / "models.safetensors", mixture)
-    back = formats.read_models(tmp_path / "models.safetensors")
+    artifacts.write_models(tmp_path / "models.safetensors", mixture)
+    back = artifacts.read_models(tmp_path / "models.safetensors")
     assert torch.equal(back.models, models)
-    assert formats.digest(back) == formats.digest(mixture)
+    assert artifacts.digest(back) == artifacts.digest(mixture)
 
 
 @pytest.mark.parametrize("dtype", list(packing.DTYPES))

@@ -8,13 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from coterie import files, formats, history, store
-from coterie.algorithm import Mixture
+from coterie.core.algorithm import Mixture
 from coterie.data.federation import Dataset, Federation
 from coterie.errors import StoreError
-from coterie.history import SCORES, Log, Roster, summarise
-from coterie.run import Rejection
-from coterie.store import RunFolder
+from coterie.experiment import artifacts, run_folder
+from coterie.experiment.run_folder import RunFolder
+from coterie.results import history
+from coterie.results.history import SCORES, Log, Roster, summarise
+from coterie.storage import files
+from coterie.training.rounds import Rejection
 from synthetic import CLIENTS, GROUPS, grouped, mixture, record, roster, scores
 
 CONFIG = {"algorithm": {"name": "fedfomo"}, "run": {"rounds": 4}}
@@ -33,7 +35,7 @@ def records(count=4):
 @pytest.fixture
 def made(tmp_path):
     """A finished run's folder and what it was made from."""
-    folder = RunFolder.create(tmp_path / "run", log_of(), CONFIG, store.environment())
+    folder = RunFolder.create(tmp_path / "run", log_of(), CONFIG, run_folder.environment())
     for each in records():
         folder.append(each)
     return folder.path, folder.finish(mixture())
@@ -79,7 +81,7 @@ def test_the_summary_has_every_field_of_the_design(made):
 
 def test_reading_gives_back_what_was_written(made):
     path, data = made
-    again = store.read(path)
+    again = run_folder.read(path)
     for name in (*SCORES, "rounds"):
         np.testing.assert_array_equal(getattr(again.history, name), getattr(data.history, name))
     np.testing.assert_array_equal(again.history.matrices, data.history.matrices)
@@ -100,7 +102,7 @@ def test_names_with_commas_quotes_and_line_ends_survive(tmp_path):
     for each in records(3):
         folder.append(each._replace(rejected=(Rejection(2, "not_finite"),)))
     folder.finish(mixture())
-    again = store.read(folder.path).history
+    again = run_folder.read(folder.path).history
     assert again.roster.clients == names
     assert again.lines[0]["rejected"] == [{"client": "\u2028", "reason": "not_finite"}]
 
@@ -165,11 +167,11 @@ def test_the_digest_is_the_sha256_over_the_clients_own_of_weights_then_models():
         total.update(b"f4[2, 5]" + models.tobytes())
         own.append(total.hexdigest())
     expected = hashlib.sha256("\n".join(own).encode()).hexdigest()
-    assert store.digest(given) == expected
+    assert run_folder.digest(given) == expected
     strided = Mixture(given.weights, given.models.transpose(1, 2).contiguous().transpose(1, 2))
-    assert store.digest(strided) == expected
+    assert run_folder.digest(strided) == expected
     swapped = Mixture(given.weights.flip(0), given.models.flip(0))
-    assert store.digest(swapped) != expected
+    assert run_folder.digest(swapped) != expected
 
 
 def test_a_model_of_weight_zero_is_no_part_of_the_digest():
@@ -179,12 +181,12 @@ def test_a_model_of_weight_zero_is_no_part_of_the_digest():
         torch.cat([given.models, torch.full((3, 1, 5), -7.0)], 1),
     )
     other = Mixture(padded.weights, padded.models.where(padded.models != -7, -1.0))
-    assert store.digest(padded) == store.digest(other) == store.digest(given)
+    assert run_folder.digest(padded) == run_folder.digest(other) == run_folder.digest(given)
 
 
 def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
     monkeypatch.setattr(history, "SPARSE_FROM", 10)
-    monkeypatch.setattr(formats, "DENSE_UP_TO", 3 * CLIENTS**2 - 1)
+    monkeypatch.setattr(artifacts, "DENSE_UP_TO", 3 * CLIENTS**2 - 1)
     folder = RunFolder.create(tmp_path / "run", log_of(), {}, {})
     wanted = [grouped(share) for share in (0.5, 0.7, 1.0)]
     for index, A in enumerate(wanted):
@@ -193,7 +195,7 @@ def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
     with np.load(folder.path / "collaboration.npz", allow_pickle=False) as stored:
         assert "A" not in stored
         assert stored["indptr"].shape == (3 * CLIENTS + 1,)
-    again = store.read(folder.path).history
+    again = run_folder.read(folder.path).history
     for found, A in zip(again.matrices, wanted, strict=True):
         np.testing.assert_allclose(history.dense(found), A, atol=1e-7)
 
@@ -215,7 +217,7 @@ def test_an_unfinished_run_is_not_read_as_a_result(tmp_path):
     folder = RunFolder.create(tmp_path, log_of(), CONFIG, {})
     folder.append(records()[0])
     with pytest.raises(StoreError, match="no finished run"):
-        store.read(tmp_path)
+        run_folder.read(tmp_path)
 
 
 @pytest.mark.parametrize("torn", [False, True])
@@ -234,7 +236,7 @@ def test_a_run_continued_from_an_earlier_round_ends_the_same(made, tmp_path, tor
     folder.finish(mixture())
     for name in ("rounds.jsonl", "clients.csv", "models.safetensors", "summary.json"):
         assert (folder.path / name).read_bytes() == (path / name).read_bytes()
-    again, first = store.read(folder.path).history, store.read(path).history
+    again, first = run_folder.read(folder.path).history, run_folder.read(path).history
     np.testing.assert_array_equal(again.matrices, first.matrices)
 
 
@@ -264,17 +266,17 @@ def test_the_torn_start_of_a_line_is_not_a_line(tmp_path):
     folder.append(records()[0])
     with (tmp_path / "clients.csv").open("a") as file:
         file.write("0")  # of round 10
-    assert [index for index, _ in formats.read_clients(tmp_path / "clients.csv")[0]] == [0]
+    assert [index for index, _ in artifacts.read_clients(tmp_path / "clients.csv")[0]] == [0]
 
 
 def test_verify_names_the_file_that_changed(made):
     path, _ = made
-    assert store.verify(path) == []
+    assert run_folder.verify(path) == []
     models = bytearray((path / "models.safetensors").read_bytes())
     models[-1] ^= 1
     (path / "models.safetensors").write_bytes(models)
     (path / "clients.csv").unlink()
-    assert store.verify(path) == [
+    assert run_folder.verify(path) == [
         "clients.csv is missing",
         "models.safetensors has changed since the run was finished",
     ]
@@ -285,7 +287,9 @@ def test_verify_recomputes_the_digest(made):
     summary = json.loads((path / "summary.json").read_text())
     files.write_json(path / "summary.json", {**summary, "digest": "0" * 64})
     files.write_json(path / files.MANIFEST, {"files": files.list_files(path)})
-    assert store.verify(path) == ["models.safetensors does not give the digest in summary.json"]
+    assert run_folder.verify(path) == [
+        "models.safetensors does not give the digest in summary.json"
+    ]
 
 
 class Bomb:
@@ -302,7 +306,7 @@ def test_a_pickle_is_never_run(made, name, tmp_path, monkeypatch):
     else:
         (path / name).write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(StoreError, match="cannot be read"):
-        store.read(path).mixture()
+        run_folder.read(path).mixture()
     assert not (tmp_path / "canary").exists()
 
 
@@ -332,7 +336,7 @@ def test_references_of_other_clients_are_refused():
     log = log_of()
     log.append(record(0, np.ones(CLIENTS)))
     with pytest.raises(StoreError, match="different data"):
-        store.collect(log, mixture(), {}, {}, {"local": local.history()})
+        run_folder.collect(log, mixture(), {}, {}, {"local": local.history()})
 
 
 def test_weak_clients_are_named_for_what_they_lack():

@@ -7,15 +7,15 @@ import torch
 from torch.func import grad, vmap
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from coterie import tree
 from coterie.algorithms.fedavg import FedAvg
-from coterie.engines.player import Player
-from coterie.engines.trust import shaken as _shaken
+from coterie.compiled.executor import Player
+from coterie.compiled.trace import Recording, Tape, scan
+from coterie.compiled.trust import shaken as _shaken
+from coterie.core import tree
+from coterie.core.task import Recipe
+from coterie.core.tree import Bank
 from coterie.engines.vmap import VmapEngine
 from coterie.errors import RecordingError
-from coterie.tape import Recording, Tape, scan
-from coterie.task import Recipe
-from coterie.tree import Bank
 from support import assert_close, cnn, federation, mlp, task, whole_round
 
 aten = torch.ops.aten

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import coterie
-from coterie import models
 from coterie.algorithms.local import Local
+from coterie.core.task import Recipe, Task
 from coterie.data.federation import Dataset, Federation
 from coterie.engines import make_engine
 from coterie.errors import EngineError
-from coterie.task import Recipe, Task
+from coterie.networks import registry
 from support import assert_close, last, predictors
 
 TEXTS = {"anna": "abcabcabc" * 30, "ben": "cbacbacba" * 20, "cleo": "aabbcc" * 25}
@@ -23,7 +23,7 @@ def sentences(name: str = "word_lstm", dropout: float | None = None) -> Task:
     splits = (tuple(p[a:b] for p in parts) for a, b in ((0, 9), (9, 12), (12, 16)))
     fed = Federation(data, "thirds", ("a", "b", "c"), *splits)
     recipe = Recipe(lr=0.5, batch=4, clip=0.25, dropout=dropout)
-    return Task(fed, lambda: models.MODELS[name]((5,), 9), recipe)
+    return Task(fed, lambda: registry.MODELS[name]((5,), 9), recipe)
 
 
 @pytest.fixture

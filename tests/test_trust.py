@@ -9,22 +9,22 @@ import torch
 from torch import nn
 
 import coterie
-from coterie import cache
 from coterie.algorithms.fedavg import FedAvg
-from coterie.doctor import doctor
-from coterie.drive import slowly
+from coterie.commands.console import _lines
+from coterie.commands.doctor import doctor
+from coterie.compiled.executor import Player
+from coterie.compiled.kernels import native
+from coterie.compiled.trace import InDouble, doubled, replay, rewrite
+from coterie.compiled.trace import machine as tape_native
+from coterie.compiled.trace.writer import OPERATIONS
+from coterie.compiled.trust import Trial
+from coterie.core.task import Recipe
 from coterie.engines.base import COMPILED, PLAYED, WRITTEN, Form
-from coterie.engines.player import Player
-from coterie.engines.trust import Trial
 from coterie.engines.vmap import VmapEngine
 from coterie.errors import EngineError, MismatchError, StoreError
-from coterie.kernels import native
-from coterie.run import run
-from coterie.screen import _lines
-from coterie.tape import InDouble, doubled, play, rewrite
-from coterie.tape import native as tape_native
-from coterie.tape.writer import OPERATIONS
-from coterie.task import Recipe
+from coterie.experiment.runner import slowly
+from coterie.storage import cache
+from coterie.training.rounds import run
 from support import METHODS, cnn, federation, mlp, normed, task, whole_round, with_a_compiler
 
 aten = torch.ops.aten
@@ -91,7 +91,7 @@ def test_layers_may_be_torchs_in_float64(monkeypatch):
         return native.library(name, dtype, **sizes) if dtype == torch.float32 else None
 
     for kernels in ("native_conv", "native_pool", "native_pooled"):  # as on a GPU
-        monkeypatch.setattr(f"coterie.kernels.{kernels}.library", single)
+        monkeypatch.setattr(f"coterie.compiled.kernels.{kernels}.library", single)
     form = trained(1e-2, network=cnn)
     assert (form.way, form.why) == (PLAYED, "")
 
@@ -101,9 +101,9 @@ def test_layers_may_be_torchs_in_float64(monkeypatch):
 
 def spoilt_loop(change):
     """Loops, played by torch, whose first result is changed."""
-    original = play.Steps.__call__
+    original = replay.Steps.__call__
 
-    def call(self, held, rooms=play._NOWHERE):
+    def call(self, held, rooms=replay._NOWHERE):
         made = list(original(self, held, rooms))
         made[0] = change(held[self._begin[0]], made[0])
         return made
@@ -138,7 +138,7 @@ def one_client_frozen():
 
 
 def without_the_last_batch():
-    original = play.Steps.__init__
+    original = replay.Steps.__init__
 
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
@@ -148,7 +148,7 @@ def without_the_last_batch():
 
 
 def without_momentum():
-    original = play.Step.__init__
+    original = replay.Step.__init__
 
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
@@ -175,7 +175,7 @@ WRONG = [
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_recording_that_does_not_train_as_the_call_does_is_refused(wrong, lr, monkeypatch):
     where, broken = wrong()
-    monkeypatch.setattr(f"coterie.tape.play.{where}", broken)
+    monkeypatch.setattr(f"coterie.compiled.trace.replay.{where}", broken)
     form = trained(lr)
     assert form.way == WRITTEN
     assert "gives something else" in form.why
@@ -238,7 +238,7 @@ WRONG_CODE = {
 @pytest.mark.parametrize("wrong", WRONG_CODE)
 def test_compiled_steps_that_do_not_train_as_the_call_does_are_refused(wrong, lr, monkeypatch):
     where, broken = WRONG_CODE[wrong]()
-    monkeypatch.setattr(f"coterie.tape.native.{where}", broken)
+    monkeypatch.setattr(f"coterie.compiled.trace.machine.{where}", broken)
     form = trained(lr, compiled=True)
     assert form.way == PLAYED
     assert "gives something else" in form.why
@@ -291,7 +291,7 @@ def test_a_bug_of_the_recorder_is_seen(where, error, monkeypatch):
     def broken(*args, **kwargs):
         raise error("a bug")
 
-    monkeypatch.setattr(f"coterie.tape.play.{where}", broken)
+    monkeypatch.setattr(f"coterie.compiled.trace.replay.{where}", broken)
     with pytest.raises(error, match="a bug") as caught:
         trained(0.1)
     assert "engine.play = false" in caught.value.__notes__[0]
@@ -303,7 +303,7 @@ def test_a_bug_of_the_compiler_is_seen(error, monkeypatch):
     def broken(*args, **kwargs):
         raise error("a bug")
 
-    monkeypatch.setattr("coterie.tape.writer.Writer.body", broken)
+    monkeypatch.setattr("coterie.compiled.trace.writer.Writer.body", broken)
     with pytest.raises(error, match="a bug"):
         trained(0.1, compiled=True)
 
@@ -312,7 +312,7 @@ def test_a_failure_of_torch_in_a_recording_is_a_bug_too(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("sizes do not fit")
 
-    monkeypatch.setattr("coterie.tape.play.Tape.__call__", broken)
+    monkeypatch.setattr("coterie.compiled.trace.replay.Tape.__call__", broken)
     with pytest.raises(AssertionError, match=r"sizes do not fit.*engine.play = false"):
         trained(0.1)
 
@@ -356,10 +356,10 @@ def test_a_form_is_done_as_it_was_before():
 
 
 def test_a_form_that_was_forgotten_is_done_as_before_and_compared_once(monkeypatch):
-    monkeypatch.setattr("coterie.engines.player.KEPT", 1)
+    monkeypatch.setattr("coterie.compiled.executor.KEPT", 1)
     player, works, trials = Player(), [True], []
     monkeypatch.setattr(
-        "coterie.engines.player.Trial", lambda *given: trials.append(given) or Trial(*given)
+        "coterie.compiled.executor.Trial", lambda *given: trials.append(given) or Trial(*given)
     )
 
     def call(w):
@@ -392,7 +392,7 @@ def stopped(out, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("coterie.faults.at", stop)
+        patch.setattr("coterie.storage.faults.at", stop)
         with pytest.raises(KeyboardInterrupt):
             coterie.run(RUN, out=str(out))
     return out

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie import metrics
+from coterie.core import metrics
 
 FINDERS = ("fedfomo", "fedamp", "heurfedamp", "federico", "cfl", "ifca")
 SITES, GROUPS = 12, 3

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from coterie.alarms import raise_alarms
+from coterie.core.paired import Answers, of_counts, outcomes_of
 from coterie.errors import ConfigError
-from coterie.history import Log
-from coterie.judgement import Choice, conclude
-from coterie.mean_gain import mean_gain, more, of_one
-from coterie.paired import Answers, of_counts, outcomes_of
+from coterie.experiment.run_folder import collect
 from coterie.report import page, table
+from coterie.report.outcomes import Comparison, RunResult
 from coterie.report.verdict import client_sentence
-from coterie.results import Comparison, RunResult
-from coterie.store import collect
+from coterie.results.alarms import raise_alarms
+from coterie.results.history import Log
+from coterie.results.judgement import Choice, conclude
+from coterie.results.mean_gain import mean_gain, more, of_one
 from synthetic import comparison_of, mixture, record, roster, run_of
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "results" / "verdict.py"

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from coterie import tree
 from coterie.algorithms import waffle
 from coterie.algorithms.erosion import Erosion, erode, is_finite
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.waffle import Kept, Waffle, Work, calc_weights, schedule, smooth
+from coterie.core import tree
 from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.guard import Guard, screen
-from coterie.run import run
+from coterie.training.guard import Guard, screen
+from coterie.training.rounds import run
 from support import (
     RAGGED,
     RECIPE,

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import coterie
-from coterie import tree
+from coterie.core import tree
 from coterie.data.federation import Federation
 from coterie.engines import make_engine
-from coterie.run import run
+from coterie.training.rounds import run
 from support import METHODS, images, predictors, task
 
 # client: samples for training, validation and test; "" or what is special about them

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         options().error(f"found {', '.join(unknown)}; expected {', '.join(WORKLOADS)}")
     import torch
 
-    from coterie.bench import check
+    from coterie.commands.bench import check
     from coterie.errors import CoterieError
 
     try:

@@ -1,6 +1,6 @@
 """The three networks and their data in torch alone, for peers whose environment lacks coterie.
 
-``tests/test_peers.py`` holds them to ``coterie.models``: same shapes, same outputs.
+``tests/test_peers.py`` holds them to ``coterie.networks.registry``: same shapes, same outputs.
 """
 
 from typing import Any

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 
 import coterie
-from coterie.bench import Contestant, _contestant, _words
-from coterie.bench.plain import fastest
-from coterie.bench.steady import steady
-from coterie.bench.workloads import WORKLOADS
+from coterie.commands.bench import Contestant, _contestant, _words
+from coterie.commands.bench.plain import fastest
+from coterie.commands.bench.steady import steady
+from coterie.commands.bench.workloads import WORKLOADS
 
 WARM_UP = 2
 

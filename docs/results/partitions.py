@@ -11,7 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from coterie.data import DATASETS, PARTITIONS, Dataset, Federation, describe, emd, federate, load
+from coterie.data import (
+    DATASETS,
+    PARTITIONS,
+    Dataset,
+    Federation,
+    describe,
+    emd,
+    federate,
+    load,
+)
 from coterie.data.manifest import Row
 from coterie.errors import CoterieError
 

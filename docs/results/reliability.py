@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 import coterie
-from coterie import checkpoint, store
 from coterie.algorithms import ALGORITHMS, ALIASES
+from coterie.experiment import checkpoint, run_folder
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -83,7 +83,7 @@ class Kill(NamedTuple):
 def kill_somewhere(command: list[str], out: Path, rounds: int, after: float) -> bool:
     """Start a command and kill it so many seconds after so many rounds; False if it had ended."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    ready = out / store.ENVIRONMENT  # written anew when a run is resumed
+    ready = out / run_folder.ENVIRONMENT  # written anew when a run is resumed
     seen = ready.stat().st_mtime_ns if ready.exists() else None
     while process.poll() is None:
         if ready.exists() and ready.stat().st_mtime_ns != seen and logged(out) >= rounds:
@@ -96,7 +96,7 @@ def kill_somewhere(command: list[str], out: Path, rounds: int, after: float) -> 
 
 def logged(out: Path) -> int:
     """Rounds in the log."""
-    path = out / store.ROUNDS
+    path = out / run_folder.ROUNDS
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
@@ -199,7 +199,7 @@ def main() -> None:
     torch.set_num_threads(1)
     luck = random.Random(asked.seed)
     methods = [*ALGORITHMS, *ALIASES]
-    where = store.environment()
+    where = run_folder.environment()
     rows, total, wrong = [], 0, 0
     with tempfile.TemporaryDirectory() as folder:
         for i, method in enumerate(methods):

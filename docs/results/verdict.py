@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coterie import paired
-from coterie.judgement import Choice, Judgement, conclude
-from coterie.mean_gain import mean_gain
+from coterie.core import paired
+from coterie.results.judgement import Choice, Judgement, conclude
+from coterie.results.mean_gain import mean_gain
 
 ACCURACY, TRAINING, VALIDATION = 0.86, 0.9, 50
 DISCORDANT = 0.10

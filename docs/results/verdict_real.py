@@ -11,15 +11,15 @@ import itertools
 
 import numpy as np
 
-from coterie import paired
 from coterie.algorithms.local import Local
 from coterie.api import configure
-from coterie.assemble import assemble
+from coterie.core import paired
+from coterie.core.task import Recipe, Task
 from coterie.engines import make_engine
-from coterie.judgement import Choice, conclude
-from coterie.mean_gain import mean_gain
-from coterie.run import run
-from coterie.task import Recipe, Task
+from coterie.experiment.assemble import assemble
+from coterie.results.judgement import Choice, conclude
+from coterie.results.mean_gain import mean_gain
+from coterie.training.rounds import run
 
 PARTITIONS, SEEDS, ROUNDS = 10, 6, 20
 

@@ -15,11 +15,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api": ("run", "compare", "resume", "verify"),
-    "doctor": ("doctor",),
-    "results": ("RunResult", "Comparison"),
-    "config": ("Config", "load"),
-    "algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round"),
-    "client": ("Client",),
+    "commands.doctor": ("doctor",),
+    "report.outcomes": ("RunResult", "Comparison"),
+    "experiment.config.loading": ("Config", "load"),
+    "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round"),
+    "core.client": ("Client",),
     "errors": ("CoterieError", "ConfigError", "DataError", "EngineError", "StoreError"),
 }
 
@@ -47,13 +47,13 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from .algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round
     from .api import compare, resume, run, verify
-    from .client import Client
-    from .config import Config, load
-    from .doctor import doctor
+    from .commands.doctor import doctor
+    from .core.algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round
+    from .core.client import Client
     from .errors import ConfigError, CoterieError, DataError, EngineError, StoreError
-    from .results import Comparison, RunResult
+    from .experiment.config.loading import Config, load
+    from .report.outcomes import Comparison, RunResult
 
 
 def __getattr__(name: str) -> Any:

@@ -15,18 +15,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import __version__, comparison_folder, faults, files, interrupt, lock, store
-from .assemble import Assembly, assemble, check_methods
-from .comparison_folder import COMPARE
-from .config import canonical, config_hash, load
-from .drive import Progress, Watch, drive
+from . import __version__
+from .core.imports import Code, Given
 from .errors import ConfigError, StoreError, did_you_mean
-from .history import History
-from .imports import Code, Given
-from .leftover import Left, left
-from .methods import Method
-from .results import Comparison, RunResult
-from .schema import FLAGS, Config
+from .experiment import comparison_folder, interrupt, run_folder
+from .experiment.assemble import Assembly, assemble, check_methods
+from .experiment.comparison_folder import COMPARE
+from .experiment.config.loading import canonical, config_hash, load
+from .experiment.config.methods import Method
+from .experiment.config.schema import FLAGS, Config
+from .experiment.resume import Left, left
+from .experiment.runner import Progress, Watch, drive
+from .report.outcomes import Comparison, RunResult
+from .results.history import History
+from .storage import faults, files, lock
 
 Source = Config | Mapping[str, Any] | str | Path | None
 FIRST = ("local", "fedavg")  # what other methods are compared with has to be there before them
@@ -55,7 +57,7 @@ def run(source: Source = None, *, progress: Watch | None = None, **flags: Any) -
     out, assembly = _folder(config), assemble(config)
     if out is not None:
         comparison_folder.refuse_used(out)
-        store.refuse_used(out)
+        run_folder.refuse_used(out)
     with _held(out) as stop:
         return drive(assembly, method, config.run.seed, out, stop=stop, progress=progress)
 
@@ -110,10 +112,10 @@ def resume(
     path, allowed = files.folder_of(path, "RUN"), Code.of(code, installed=False)
     if (path / COMPARE).is_file():
         return compare(_asked(path, allowed), progress=progress)
-    if store.finished(path):
-        if store.untidy(path):
+    if run_folder.finished(path):
+        if run_folder.untidy(path):
             with lock.held(path):
-                store.tidy(path)
+                run_folder.tidy(path)
         return RunResult.read(path)
     if left(path) is None:
         raise StoreError(
@@ -165,8 +167,8 @@ def verify(path: str | Path) -> dict[str, list[str]]:
     No config is loaded for it, and hence no code that one names.
     """
     path = files.folder_of(path, "RUN")
-    if store.finished(path):
-        return {str(path): store.verify(path)}
+    if run_folder.finished(path):
+        return {str(path): run_folder.verify(path)}
     report = comparison_folder.verify(path)
     if not report:
         raise StoreError(
@@ -190,7 +192,7 @@ def _beside(path: Path) -> dict[str, History]:
     places = {name: home / name / path.resolve().name for name in FIRST}
     if not (home / COMPARE).is_file():
         return {}
-    return {name: RunResult.read(p).history for name, p in places.items() if store.finished(p)}
+    return {name: RunResult.read(p).history for name, p in places.items() if run_folder.finished(p)}
 
 
 def _turn(method: Method) -> int:
@@ -240,16 +242,16 @@ def _found(
         return None
     place = comparison_folder.place(out, method.label, seed)
     asked = config_hash(assembly.config.single(method, seed))
-    if store.finished(place):
+    if run_folder.finished(place):
         found = RunResult.read(place)
         same = found.data.config.get("hash") == asked
         if same and found.data.environment.get("coterie") == __version__:
-            store.refuse_other_data(place, assembly.federations[seed])
+            run_folder.refuse_other_data(place, assembly.federations[seed])
             return found
     unfinished = left(place)
     if unfinished is not None:
         unfinished.refuse_other(asked)
-        store.refuse_other_data(place, assembly.federations[seed])
+        run_folder.refuse_other_data(place, assembly.federations[seed])
         return unfinished
-    store.refuse_used(place)
+    run_folder.refuse_used(place)
     return None

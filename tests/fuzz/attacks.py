@@ -15,16 +15,17 @@ import numpy as np
 import torch
 
 import coterie
-from coterie import api, config
-from coterie.algorithm import round_of
+from coterie import api
 from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.fedavg import FedAvg, Update
+from coterie.core.algorithm import round_of
+from coterie.core.task import Recipe, Task
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
-from coterie.guard import Guard, Reply, admit, screen
-from coterie.models import MODELS
-from coterie.schema import Config
-from coterie.task import Recipe, Task
+from coterie.experiment.config import loading
+from coterie.experiment.config.schema import Config
+from coterie.networks.registry import MODELS
+from coterie.training.guard import Guard, Reply, admit, screen
 from fuzz.harness import Attack, Finding, damaged, strange
 
 SMALL: dict[str, Any] = {
@@ -74,7 +75,7 @@ def _changed(random: Random, inside: Path) -> dict[str, Any]:
 
 def configs(random: Random, inside: Path) -> None:
     """A config with strange values; what is accepted is run, if it is small."""
-    asked = config.load(_changed(random, inside))
+    asked = loading.load(_changed(random, inside))
     small = asked.run.rounds <= 3 and len(asked.seeds) <= 2 and asked.train.epochs <= 3
     if small and asked.data.name == "digits":
         coterie.run(asked)
@@ -87,7 +88,7 @@ def tomls(random: Random, inside: Path) -> None:
         text += f"[{table}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in fields.items())
     path = inside / "x.toml"
     path.write_bytes(damaged(random, text.encode()))
-    config.load(path)
+    loading.load(path)
 
 
 def tables(random: Random, inside: Path) -> None:

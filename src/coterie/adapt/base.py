@@ -10,12 +10,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ..algorithm import AnyAlgorithm, Mixture, Round, Wrapper
-from ..client import Client
-from ..mixing import mix, shares
-from ..names import Checked
-from ..task import Task
-from ..tree import Tree
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, Wrapper
+from ..core.client import Client
+from ..core.fields import Checked
+from ..core.mixing import mix, shares
+from ..core.task import Task
+from ..core.tree import Tree
 
 
 class Adaptation(Checked, ABC):

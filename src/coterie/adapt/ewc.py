@@ -30,12 +30,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import AnyAlgorithm, GlobalModel, Round, rows
-from ..client import Batch, Client
+from ..core.algorithm import AnyAlgorithm, GlobalModel, Round, rows
+from ..core.client import Batch, Client
+from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
+from ..core.task import Task
+from ..core.tree import Tree
 from ..errors import ConfigError
-from ..ranges import Auto, CountOrZero, NotNegative, Positive
-from ..task import Task
-from ..tree import Tree
 from .base import Adaptation
 from .fisher import Kind, Source, fisher
 

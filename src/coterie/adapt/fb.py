@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import AnyAlgorithm
-from ..client import Batch, Client, mean
-from ..model import FlatModel
-from ..ranges import CountOrZero, Positive
-from ..task import Task
-from ..tree import Tree
+from ..core.algorithm import AnyAlgorithm
+from ..core.client import Batch, Client, mean
+from ..core.flat import FlatModel
+from ..core.ranges import CountOrZero, Positive
+from ..core.task import Task
+from ..core.tree import Tree
 from .base import Adaptation
 
 

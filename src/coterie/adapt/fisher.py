@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..client import EVALUATION_BLOCK, Batch, Client
+from ..core.client import EVALUATION_BLOCK, Batch, Client
 
 Kind = Literal["empirical", "true", "batch_mean"]
 Source = Literal["auto", "server_aux", "client_train", "aggregate"]

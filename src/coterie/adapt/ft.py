@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..client import Client
-from ..ranges import CountOrZero, Positive
-from ..tree import Tree
+from ..core.client import Client
+from ..core.ranges import CountOrZero, Positive
+from ..core.tree import Tree
 from .base import Adaptation
 
 

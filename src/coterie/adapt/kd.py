@@ -28,10 +28,10 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from ..client import Batch, Client, Loss, mean
-from ..descent import bounded_gradient
-from ..ranges import CountOrZero, Positive, Share
-from ..tree import Tree
+from ..core.client import Batch, Client, Loss, mean
+from ..core.descent import bounded_gradient
+from ..core.ranges import CountOrZero, Positive, Share
+from ..core.tree import Tree
 from .base import Adaptation
 
 Form = Literal["hinton", "paper", "yu_code"]

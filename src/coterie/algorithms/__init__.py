@@ -1,6 +1,6 @@
 """Every method by the name a configuration uses."""
 
-from ..algorithm import AnyAlgorithm
+from ..core.algorithm import AnyAlgorithm
 from .apfl import APFL
 from .cfl import CFL
 from .ditto import Ditto

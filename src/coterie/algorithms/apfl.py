@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..algorithm import Algorithm, Mixture, Round, rows, single
-from ..client import Batch, Client, mean
-from ..ranges import NotNegative, Positive, Share
-from ..task import Task
-from ..tree import Tree
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.client import Batch, Client, mean
+from ..core.ranges import NotNegative, Positive, Share
+from ..core.task import Task
+from ..core.tree import Tree
 from .fedavg import Update, Weighting, average
 
 

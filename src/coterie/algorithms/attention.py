@@ -25,12 +25,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Mixture, Round, rows, single
-from ..client import Client
-from ..mixing import distances_between, mix, nobody_yet
-from ..table import Rows, updated
-from ..task import Task
-from ..tree import Tree
+from ..core.algorithm import Mixture, Round, rows, single
+from ..core.client import Client
+from ..core.mixing import distances_between, mix, nobody_yet
+from ..core.rows import Rows, updated
+from ..core.task import Task
+from ..core.tree import Tree
 from .fedprox import proximal
 
 PredictWith = Literal["own", "cloud", "both", "validation"]

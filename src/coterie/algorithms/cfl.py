@@ -40,14 +40,22 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, single
-from ..client import Client
+from ..core.algorithm import Algorithm, Mixture, Round, single
+from ..core.client import Client
+from ..core.mixing import (
+    cosines,
+    last_applied,
+    mix,
+    nobody_yet,
+    noted,
+    shares,
+    shares_within,
+)
+from ..core.ranges import Auto, Cosine, Count, CountOrZero, NotNegative
+from ..core.rows import Rows, updated
+from ..core.task import Task
+from ..core.tree import Bank
 from ..errors import ConfigError
-from ..mixing import cosines, last_applied, mix, nobody_yet, noted, shares, shares_within
-from ..ranges import Auto, Cosine, Count, CountOrZero, NotNegative
-from ..table import Rows, updated
-from ..task import Task
-from ..tree import Bank
 from .fedavg import Update, Weighting
 
 Linkage = Literal["single", "complete"]

@@ -20,10 +20,10 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round, check_pull, rows
-from ..client import Client
-from ..ranges import NotNegative, Positive
-from ..task import Task
+from ..core.algorithm import OwnModel, Round, check_pull, rows
+from ..core.client import Client
+from ..core.ranges import NotNegative, Positive
+from ..core.task import Task
 from .fedavg import Update, Weighting, average
 from .fedprox import proximal
 

@@ -28,13 +28,13 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows
-from ..client import Client
+from ..core.algorithm import Algorithm, Mixture, Round, rows
+from ..core.client import Client
+from ..core.mixing import mix
+from ..core.ranges import CountOrZero, MinLen, NotNegative
+from ..core.task import Task
+from ..core.tree import Bank
 from ..errors import ConfigError
-from ..mixing import mix
-from ..ranges import CountOrZero, MinLen, NotNegative
-from ..task import Task
-from ..tree import Bank
 
 Requesters = Annotated[tuple[CountOrZero, ...], MinLen(1)] | Literal["all"]
 

@@ -43,13 +43,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, check_pull
-from ..client import Client
+from ..core.algorithm import Algorithm, Mixture, Round, check_pull
+from ..core.client import Client
+from ..core.mixing import last_applied, off_diagonal, squared_distances
+from ..core.ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
+from ..core.task import Task
+from ..core.tree import Tree
 from ..errors import ConfigError
-from ..mixing import last_applied, off_diagonal, squared_distances
-from ..ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
-from ..task import Task
-from ..tree import Tree
 from .attention import (
     TINY,
     Cloud,

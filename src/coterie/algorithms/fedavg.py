@@ -14,11 +14,11 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from ..algorithm import GlobalModel, Round, rows
-from ..client import Client
-from ..mixing import mean_move, shares
-from ..ranges import Positive
-from ..task import Task
+from ..core.algorithm import GlobalModel, Round, rows
+from ..core.client import Client
+from ..core.mixing import mean_move, shares
+from ..core.ranges import Positive
+from ..core.task import Task
 
 Weighting = Literal["samples", "uniform"]
 

@@ -27,12 +27,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import GlobalModel, Round, rows
-from ..client import Client
-from ..data.common import Sharing
-from ..ranges import Positive, ShareBelowOne
-from ..task import Task
-from ..tree import Bank, Tree
+from ..core.algorithm import GlobalModel, Round, rows
+from ..core.client import Client
+from ..core.ranges import Positive, ShareBelowOne
+from ..core.task import Task
+from ..core.tree import Bank, Tree
+from ..data.shared import Sharing
 from .fedavg import Update, Weighting, average
 
 

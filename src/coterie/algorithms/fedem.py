@@ -30,12 +30,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows
-from ..client import Batch, Client, mean
+from ..core.algorithm import Algorithm, Mixture, Round, rows
+from ..core.client import Batch, Client, mean
+from ..core.mixing import mix, shares
+from ..core.ranges import CountOrZero, Few
+from ..core.task import Task
 from ..errors import ConfigError
-from ..mixing import mix, shares
-from ..ranges import CountOrZero, Few
-from ..task import Task
 from .fedavg import Weighting
 
 

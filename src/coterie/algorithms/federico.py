@@ -47,13 +47,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..algorithm import Algorithm, Mixture, Round, rows
-from ..client import Client
+from ..core.algorithm import Algorithm, Mixture, Round, rows
+from ..core.client import Client
+from ..core.mixing import count_larger, epsilon_greedy, mix
+from ..core.ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
+from ..core.task import Task
+from ..core.tree import Bank, Parcels, Tree, where
 from ..errors import ConfigError
-from ..mixing import count_larger, epsilon_greedy, mix
-from ..ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
-from ..task import Task
-from ..tree import Bank, Parcels, Tree, where
 
 UNUSED = 1e-6  # a model whose users' weights sum to less stays as it is
 

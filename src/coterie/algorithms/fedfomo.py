@@ -31,14 +31,14 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows, single
-from ..client import Client, mean
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.client import Client, mean
+from ..core.mixing import count_larger, epsilon_greedy
+from ..core.ranges import CountOrZero, NotNegative, Share
+from ..core.rows import Rows, updated
+from ..core.task import Task
+from ..core.tree import Bank, bank
 from ..errors import ConfigError
-from ..mixing import count_larger, epsilon_greedy
-from ..ranges import CountOrZero, NotNegative, Share
-from ..table import Rows, updated
-from ..task import Task
-from ..tree import Bank, bank
 
 Distance = Literal["l2", "l1", "sq_l2"]
 

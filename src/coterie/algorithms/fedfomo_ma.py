@@ -25,10 +25,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows, single
-from ..client import Client
-from ..task import Task
-from ..tree import Bank
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.client import Client
+from ..core.task import Task
+from ..core.tree import Bank
 from .fedfomo import FedFomo, fomo_weights, norm
 
 

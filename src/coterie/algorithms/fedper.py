@@ -21,9 +21,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows, single
-from ..client import Client
-from ..task import Task
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.client import Client
+from ..core.task import Task
 from .fedavg import Update, Weighting, average
 from .lgfedavg import Layers, Parts, parts
 

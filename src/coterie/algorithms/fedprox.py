@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ..algorithm import GlobalModel, Round, check_pull, rows
-from ..client import Client
-from ..ranges import NotNegative, Positive
-from ..task import Task
+from ..core.algorithm import GlobalModel, Round, check_pull, rows
+from ..core.client import Client
+from ..core.ranges import NotNegative, Positive
+from ..core.task import Task
 from .fedavg import Update, Weighting, average
 
 

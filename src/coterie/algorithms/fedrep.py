@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..client import Client
-from ..ranges import CountOrZero
+from ..core.client import Client
+from ..core.ranges import CountOrZero
 from .fedper import PersonalHead
 from .lgfedavg import Parts
 

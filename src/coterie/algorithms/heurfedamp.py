@@ -23,12 +23,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, check_pull
-from ..client import Client
-from ..mixing import cosines, last_applied
-from ..ranges import Auto, NotNegative, Share
-from ..task import Task
-from ..tree import Tree
+from ..core.algorithm import Algorithm, Mixture, Round, check_pull
+from ..core.client import Client
+from ..core.mixing import cosines, last_applied
+from ..core.ranges import Auto, NotNegative, Share
+from ..core.task import Task
+from ..core.tree import Tree
 from .attention import (
     Cloud,
     Own,

@@ -28,15 +28,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import draws
-from ..algorithm import Algorithm, Mixture, Round, single
-from ..client import Client
+from ..core import random
+from ..core.algorithm import Algorithm, Mixture, Round, single
+from ..core.client import Client
+from ..core.mixing import cosines, last_applied, nobody_yet, noted, shares_within
+from ..core.ranges import Auto, Few, NotNegative, Share
+from ..core.rows import Rows, updated
+from ..core.task import Task
+from ..core.tree import Bank
 from ..errors import ConfigError
-from ..mixing import cosines, last_applied, nobody_yet, noted, shares_within
-from ..ranges import Auto, Few, NotNegative, Share
-from ..table import Rows, updated
-from ..task import Task
-from ..tree import Bank
 from .cfl import merged
 from .fedavg import Update, Weighting, average
 
@@ -145,7 +145,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         trained = task.start[: task.model.parameters]
         place = torch.arange(len(trained), device=task.device)
         copies = torch.arange(k, device=task.device)[:, None]
-        noise = draws.normal(task.seed, "perturb", copies, place).to(task.dtype)
+        noise = random.normal(task.seed, "perturb", copies, place).to(task.dtype)
         noise = noise * self.perturb_scale * trained.square().mean().sqrt()
         theta = task.start.repeat(k, 1)
         theta[1:, : len(trained)] += noise[1:]

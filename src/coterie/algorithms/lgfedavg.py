@@ -24,12 +24,12 @@ from typing import Annotated, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows, single
-from ..client import Client
-from ..model import FlatModel
-from ..ranges import Auto, CountOrZero, MinLen
-from ..task import Task
-from ..tree import Bank
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.client import Client
+from ..core.flat import FlatModel
+from ..core.ranges import Auto, CountOrZero, MinLen
+from ..core.task import Task
+from ..core.tree import Bank
 from .fedavg import Update, Weighting, average
 
 Layers = CountOrZero | Annotated[tuple[str, ...], MinLen(1)]  # so many last ones, or names

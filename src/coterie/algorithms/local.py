@@ -21,10 +21,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows, single
-from ..client import Client
-from ..task import Task
-from ..tree import Tree
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.client import Client
+from ..core.task import Task
+from ..core.tree import Tree
 
 NO_LOSS = 1e30  # of a client that has not trained yet: above every loss, and a finite number
 

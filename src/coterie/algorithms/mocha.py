@@ -29,12 +29,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round, rows
-from ..client import Client
+from ..core.algorithm import OwnModel, Round, rows
+from ..core.client import Client
+from ..core.mixing import gram, mix
+from ..core.ranges import Count, NotNegative, Positive
+from ..core.task import Task
 from ..errors import ConfigError
-from ..mixing import gram, mix
-from ..ranges import Count, NotNegative, Positive
-from ..task import Task
 
 BLOCK = 4000  # of the code that P1 used
 

@@ -35,13 +35,13 @@ from torch import Tensor
 from ..adapt.ewc import Step, consolidate, require_aux, strength
 from ..adapt.fisher import Kind, Source, fisher
 from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, losses
-from ..algorithm import GlobalModel, Round, check_pull, rows
-from ..client import Batch, Client
+from ..core.algorithm import GlobalModel, Round, check_pull, rows
+from ..core.client import Batch, Client
+from ..core.mixing import mix, shares
+from ..core.ranges import Auto, NotNegative, Positive, Share
+from ..core.task import Task
+from ..core.tree import Tree
 from ..errors import ConfigError
-from ..mixing import mix, shares
-from ..ranges import Auto, NotNegative, Positive, Share
-from ..task import Task
-from ..tree import Tree
 from .fedavg import Update, Weighting, average
 from .fedprox import proximal
 

@@ -30,7 +30,7 @@ from typing import ClassVar
 from ..adapt.ewc import Step
 from ..adapt.fisher import Kind, Source
 from ..adapt.kd import Terms
-from ..ranges import Auto, NotNegative, Positive
+from ..core.ranges import Auto, NotNegative, Positive
 from .fedavg import Weighting
 from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
 

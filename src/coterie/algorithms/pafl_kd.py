@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..adapt.kd import DistillStep, Form, Terms
-from ..ranges import Positive, Share
+from ..core.ranges import Positive, Share
 from .fedavg import Weighting
 from .pafl import BIBTEX, PAPER, Checkpoint, Options, Personalising, Phase, halved
 

@@ -28,12 +28,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows, single
-from ..client import Batch, Client
-from ..descent import descend
-from ..ranges import Auto, CountOrZero, NotNegative, Positive
-from ..task import Task
-from ..tree import Tree
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.client import Batch, Client
+from ..core.descent import descend
+from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
+from ..core.task import Task
+from ..core.tree import Tree
 from .fedavg import Update, Weighting, average
 
 

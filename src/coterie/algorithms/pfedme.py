@@ -26,11 +26,11 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from ..algorithm import OwnModel, Round, rows
-from ..client import Batch, Client
+from ..core.algorithm import OwnModel, Round, rows
+from ..core.client import Batch, Client
+from ..core.ranges import Auto, Count, Positive
+from ..core.task import Task
 from ..errors import ConfigError
-from ..ranges import Auto, Count, Positive
-from ..task import Task
 from .fedavg import Update, Weighting, average
 from .fedprox import proximal
 

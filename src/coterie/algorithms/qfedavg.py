@@ -31,11 +31,11 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import GlobalModel, Round, rows
-from ..client import Client
-from ..mixing import mean_move, mix, shares
-from ..ranges import NotNegative, Positive
-from ..task import Task
+from ..core.algorithm import GlobalModel, Round, rows
+from ..core.client import Client
+from ..core.mixing import mean_move, mix, shares
+from ..core.ranges import NotNegative, Positive
+from ..core.task import Task
 from .fedavg import Weighting
 
 Step = Literal["normalised", "lipschitz"]

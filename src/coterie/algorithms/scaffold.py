@@ -22,12 +22,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithm import Algorithm, Mixture, Round, rows, single
-from ..client import Batch, Client
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.client import Batch, Client
+from ..core.ranges import Positive
+from ..core.task import Task
+from ..core.tree import Tree
 from ..errors import ConfigError
-from ..ranges import Positive
-from ..task import Task
-from ..tree import Tree
 
 Control = Literal["mean_gradient", "displacement", "full_gradient"]
 

@@ -23,11 +23,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..algorithm import GlobalModel, Round, rows
-from ..client import Client
-from ..mixing import mix, shares
-from ..ranges import Number, Positive
-from ..task import Task
+from ..core.algorithm import GlobalModel, Round, rows
+from ..core.client import Client
+from ..core.mixing import mix, shares
+from ..core.ranges import Number, Positive
+from ..core.task import Task
 from .fedavg import Weighting
 from .qfedavg import Measured, measured
 

@@ -2,9 +2,9 @@
 
 from .datasets import DATASETS, load
 from .federation import Dataset, Federation
-from .formats import FORMATS
 from .manifest import describe, emd, manifest, remarks
 from .partition import PARTITIONS, federate
+from .sources.formats import FORMATS
 
 __all__ = [
     "DATASETS",

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.fields import checked, fields
 from ..errors import ConfigError, did_you_mean
-from ..files import expanded
-from ..names import checked, fields
-from . import formats, locate, toys
+from ..storage.files import expanded
+from . import toys
 from .arrays import TEST, VALIDATION, Scale, scaled
 from .federation import Dataset
+from .sources import formats, locate
 
 
 class DatasetEntry(NamedTuple):

@@ -4,7 +4,7 @@ from html import escape
 
 import numpy as np
 
-from .deal import Floats
+from .assign import Floats
 from .federation import Federation
 from .manifest import Row, describe, emd, remarks
 

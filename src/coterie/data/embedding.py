@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import DataError
-from . import cache
+from . import dataset_cache
 from .arrays import TEST, Array, normalisation
 from .federation import Dataset
 
@@ -31,8 +31,8 @@ def embed(dataset: Dataset) -> tuple[Array, str]:
             f"{dataset.name}: only images with classes can be embedded here; give an embedding of "
             "your own with partition.embedding = 'file.npy'"
         )
-    name = cache.key(_RECIPE, _VERSION, dataset.x.numpy(), dataset.y.numpy())
-    made = cache.remember(f"embedding-{name}", lambda: train(dataset))
+    name = dataset_cache.key(_RECIPE, _VERSION, dataset.x.numpy(), dataset.y.numpy())
+    made = dataset_cache.remember(f"embedding-{name}", lambda: train(dataset))
     part = "training" if dataset.fixed is None else "test"
     return made["embedding"], f"{_RECIPE}, {part} accuracy {100 * float(made['accuracy']):.1f} %"
 
@@ -67,7 +67,7 @@ class Network(nn.Module):
         return scores
 
 
-def train(dataset: Dataset) -> cache.Arrays:
+def train(dataset: Dataset) -> dataset_cache.Arrays:
     """Train on the training part; embed everything."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.random.fork_rng():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .deal import Floats
+from .assign import Floats
 from .federation import Federation
 
 FAR = 1000.0  # times as far from everybody's middle as most numbers are

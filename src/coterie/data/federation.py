@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..draws import name_key
+from ..core.random import name_key
 from .fingerprint import Seal, fingerprint, seals
 
 Indices = tuple[Tensor, ...]  # a list of sample indices for every client

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .deal import Floats, Ints
+from .assign import Floats, Ints
 from .federation import Federation, Indices
 from .fingerprint import Seal
 

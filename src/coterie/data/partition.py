@@ -5,17 +5,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .. import draws
+from ..core import random
 from ..errors import ConfigError, DataError
-from .common import hold_aux
 from .federation import Dataset, Federation
 from .partitions.base import Partition
 from .partitions.dirichlet import Dirichlet, DirichletClusters
 from .partitions.groups import ConceptShift, LabelGroups
+from .partitions.label_lists import Waffle
 from .partitions.latent import Latent
 from .partitions.practical import PracticalGroups
 from .partitions.simple import IID, Natural, Pathological
-from .partitions.waffle import Waffle
+from .shared import hold_aux
 from .splits import three_ways
 from .standard import standardised
 
@@ -108,7 +108,7 @@ def shuffle_targets(federation: Federation, seed: int) -> Federation:
             "partition.foreign_targets: cannot be combined with concept shift, where clients give "
             "the same class different names"
         )
-    luck = draws.bits(seed, "foreign targets", torch.arange(len(federation)))
+    luck = random.bits(seed, "foreign targets", torch.arange(len(federation)))
     foreign = luck.argsort(stable=True)
     return replace(
         federation,

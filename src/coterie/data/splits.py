@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .. import draws
+from ..core import random
 from .arrays import VALIDATION
-from .deal import largest_remainder
+from .assign import largest_remainder
 from .federation import Dataset
 
 Ints = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ def take_share(dataset: Dataset, mine: Tensor, share: float, *words: int | str) 
     wanted = min(max(round(share * count), 1), count - 1) if share > 0 and count > 1 else 0
     if wanted == 0:
         return torch.zeros(len(mine), dtype=torch.bool)
-    luck = draws.uniform(*words, torch.arange(count)).numpy()
+    luck = random.uniform(*words, torch.arange(count)).numpy()
     kinds, cells, sizes = np.unique(
         _kinds(dataset, mine, block, count), return_inverse=True, return_counts=True
     )
@@ -97,7 +97,7 @@ def three_ways(
     times, test data is the latest and validation data the latest of the rest.
     """
     val_share, test_share = shares
-    key = draws.name_key(name)
+    key = random.name_key(name)
 
     def take(share: float, part: str) -> Tensor:
         if dataset.times is not None:

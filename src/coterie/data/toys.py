@@ -6,9 +6,9 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from .. import draws
+from ..core import random
+from ..core.ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
 from ..errors import ConfigError
-from ..ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
 from .arrays import normalisation
 from .federation import Dataset
 
@@ -50,16 +50,16 @@ def regression_groups(
     seed: of all draws
     """
     _check_size("regression_groups", clients * samples * features)
-    key = draws.derive(seed, "regression_groups")
+    key = random.derive(seed, "regression_groups")
     total = clients * samples
     owners = torch.arange(clients).repeat_interleave(samples)
     groups = torch.arange(clients) * 2 // clients
     place = torch.arange(total * features).view(total, features)
-    x = draws.normal(key, "x", place)
-    b = draws.normal(key, "b", torch.arange(features))
+    x = random.normal(key, "x", place)
+    b = random.normal(key, "b", torch.arange(features))
     b = b / b.norm()
     sign = 1.0 - 2.0 * groups[owners]
-    y = sign * (x @ b) + noise * draws.normal(key, "noise", torch.arange(total))
+    y = sign * (x @ b) + noise * random.normal(key, "noise", torch.arange(total))
     return Dataset(
         name="regression_groups",
         x=x.float(),
@@ -86,11 +86,11 @@ def sine(
     seed: of all draws
     """
     _check_size("sine", clients * samples)
-    key = draws.derive(seed, "sine")
+    key = random.derive(seed, "sine")
     owners = torch.arange(clients).repeat_interleave(samples)
     place = torch.arange(clients * samples)
-    x = (owners + draws.uniform(key, "x", place)) * (2 * math.pi / clients)
-    y = torch.sin(x) + noise * draws.normal(key, "noise", place)
+    x = (owners + random.uniform(key, "x", place)) * (2 * math.pi / clients)
+    y = torch.sin(x) + noise * random.normal(key, "noise", place)
     return Dataset(
         name="sine",
         x=x.float().unsqueeze(1),

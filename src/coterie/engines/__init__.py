@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from ..core.task import Task
 from ..errors import ConfigError, did_you_mean
-from ..task import Task
 from .base import Engine, Evaluation
 
 __all__ = ["ENGINES", "Engine", "Evaluation", "make_engine"]
@@ -33,7 +33,7 @@ def make_engine(
 ) -> Engine:
     """The engine of a configuration. ``auto`` measures; the others take what they are given.
 
-    ``play`` writes rounds down and plays them (``engines/player.py``), ``compiled`` puts C++ in the
+    ``play`` traces rounds and replays them (``compiled/executor.py``), ``compiled`` puts C++ in the
     place of their loops on a CPU; None does it where so many ``rounds`` repay it. ``before`` says
     how each form of a call (``Form.id``) was done before a run was stopped.
     """

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from .. import __version__
-from ..algorithm import round_of
 from ..algorithms.local import Local
-from ..cache import folder
+from ..compiled.kernels.native import compiler
+from ..core.algorithm import round_of
+from ..core.task import Task
 from ..errors import CoterieError
-from ..kernels.native import compiler
-from ..task import Task
+from ..storage.cache import folder
 from .base import MOST_THREADS, Engine
 from .loop import LoopEngine
 from .vmap import VmapEngine

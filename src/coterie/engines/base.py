@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import metrics, paired, tree
-from ..algorithm import AnyAlgorithm, Mixture, Round
-from ..client import EVALUATION_BLOCK, Shape
-from ..guard import Rejection
-from ..model import FlatModel
-from ..paired import Answers, Outcomes
-from ..task import Split, Task
-from ..tree import Tree
+from ..core import metrics, paired, tree
+from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.client import EVALUATION_BLOCK, Shape
+from ..core.flat import FlatModel
+from ..core.paired import Answers, Outcomes
+from ..core.task import Split, Task
+from ..core.tree import Tree
+from ..training.guard import Rejection
 
 Scores = NDArray[np.float64]
 DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from .. import tree
-from ..algorithm import AnyAlgorithm, Mixture, Round
-from ..client import Client, Clock
+from ..core import tree
+from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.client import Client, Clock
+from ..core.paired import Answers
+from ..core.task import Task
+from ..core.tree import Tree
 from ..errors import CoterieError, EngineError
-from ..guard import Reply, admit
-from ..paired import Answers
-from ..task import Task
-from ..tree import Tree
+from ..training.guard import Reply, admit
 from .base import (
     Evaluation,
     Form,

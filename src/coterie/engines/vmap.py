@@ -17,15 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from .. import tree
-from ..algorithm import AnyAlgorithm, Mixture, Round
-from ..client import Client, Clock
+from ..compiled.executor import Player
+from ..compiled.kernels import native
+from ..compiled.memory import keep_freed_memory, roomy
+from ..compiled.trace import Room
+from ..core import tree
+from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.client import Client, Clock
+from ..core.paired import Answers
+from ..core.task import Task, View
+from ..core.tree import Tree
 from ..errors import EngineError
-from ..kernels import native
-from ..paired import Answers
-from ..tape import Room
-from ..task import Task, View
-from ..tree import Tree
 from .base import (
     Evaluation,
     Form,
@@ -41,8 +43,6 @@ from .base import (
     shape_of,
     state_device,
 )
-from .heap import keep_freed_memory, roomy
-from .player import Player
 
 Chunk = list[int]  # positions among the round's clients
 

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from .. import paired, tree
-from ..algorithm import AnyAlgorithm, Round
-from ..guard import Reply
-from ..task import Task
-from ..tree import Bank, Tree
+from ..core import paired, tree
+from ..core.algorithm import AnyAlgorithm, Round
+from ..core.task import Task
+from ..core.tree import Bank, Tree
+from ..training.guard import Reply
 from .base import Evaluation, Form, Predicted, Replies
 from .loop import LoopEngine, together
 

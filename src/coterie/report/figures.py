@@ -9,15 +9,15 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from .. import metrics
-from ..history import History
-from ..judgement import LOCAL
-from ..metrics import Floats
+from ..core import metrics
+from ..core.metrics import Floats
+from ..results.history import History
+from ..results.judgement import LOCAL
 from . import words
 from .svg import Scale, apart, figure, polyline, tag, ticks
 
 if TYPE_CHECKING:
-    from ..results import Comparison
+    from .outcomes import Comparison
 
 WIDTH = 440.0
 RADII = (4.2, 3.2, 2.4, 1.7)  # of dots, the largest that hides none

@@ -6,7 +6,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from ..history import History
+from ..results.history import History
 from .svg import Scale, figure, png, polyline, tag
 
 NAMED_CELLS_UP_TO = 24  # clients; a larger matrix is drawn as an image without names

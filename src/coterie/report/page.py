@@ -10,13 +10,13 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from .. import files
-from ..judgement import LOCAL, Claim
+from ..results.judgement import LOCAL, Claim
+from ..storage import files
 from . import figures, matrices, words
 from .table import Table, notes, table, to_html
 
 if TYPE_CHECKING:
-    from ..results import Comparison
+    from .outcomes import Comparison
 
 
 class Card(NamedTuple):

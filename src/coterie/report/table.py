@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
 
-from ..judgement import LOCAL
+from ..results.judgement import LOCAL
 from . import words
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from ..results import Comparison, Row, RunResult
+    from .outcomes import Comparison, Row, RunResult
 
 
 class Column(NamedTuple):

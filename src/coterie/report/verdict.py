@@ -1,6 +1,6 @@
 """Is joining worth it? A plain answer for the federation, and one for each client.
 
-Every sentence that claims something rests on a test (:mod:`coterie.judgement`): "worth it", "worth
+Every sentence that claims something rests on a test (``results.judgement``): "worth it", "worth
 it for these clients" and "not worth it" are shown; what is not shown is said to be open, with what
 would tell.
 """
@@ -8,12 +8,12 @@ would tell.
 import math
 from typing import TYPE_CHECKING
 
-from ..judgement import LOCAL, ClientGain, Judgement
-from ..mean_gain import AT_MOST, more, more_samples
+from ..results.judgement import LOCAL, ClientGain, Judgement
+from ..results.mean_gain import AT_MOST, more, more_samples
 from . import words
 
 if TYPE_CHECKING:
-    from ..results import Comparison, Row
+    from .outcomes import Comparison, Row
 
 
 def verdict(comparison: "Comparison") -> str:

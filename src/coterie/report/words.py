@@ -2,7 +2,7 @@
 
 import math
 
-from ..metrics import OverSeeds
+from ..core.metrics import OverSeeds
 
 NONE = "—"
 POINTS = ("accuracy", "balanced_accuracy", "auc", "f1")  # metrics in percent

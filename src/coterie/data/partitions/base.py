@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 
+from ...core.fields import Checked
 from ...errors import ConfigError
-from ...names import Checked
-from ..deal import Parts, Plan, deal
+from ..assign import Parts, Plan, deal
 from ..federation import Dataset
 
 

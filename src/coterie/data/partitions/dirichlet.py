@@ -5,8 +5,8 @@ from typing import Annotated
 
 import numpy as np
 
-from ...ranges import LARGEST, Count, Interval, ShareAboveZero
-from ..deal import Floats, Ints, Plan, class_cells, client_names, generator, part_of
+from ...core.ranges import LARGEST, Count, Interval, ShareAboveZero
+from ..assign import Floats, Ints, Plan, class_cells, client_names, generator, part_of
 from ..federation import Dataset
 from .base import Partition
 from .groups import cut_classes

@@ -4,9 +4,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.ranges import Count, ShareAboveZero
 from ...errors import ConfigError
-from ...ranges import Count, ShareAboveZero
-from ..deal import Ints, Plan, class_cells, client_names, even, generator, one_cell, part_of
+from ..assign import (
+    Ints,
+    Plan,
+    class_cells,
+    client_names,
+    even,
+    generator,
+    one_cell,
+    part_of,
+)
 from ..federation import Dataset
 from .base import Partition, one_client_each
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ... import draws
-from ...archives import read_npz
+from ...core import random
+from ...core.ranges import Count
 from ...errors import DataError
-from ...files import expanded
-from ...ranges import Count
+from ...storage.archives import read_npz
+from ...storage.files import expanded
 from ..arrays import Array
-from ..deal import Ints, Plan, class_cells, client_names
+from ..assign import Ints, Plan, class_cells, client_names
 from ..embedding import embed
 from ..federation import Dataset
 from .base import Partition, one_client_each
@@ -87,7 +87,7 @@ def cluster(points: Array, clusters: int, components: int, seed: int) -> Ints:
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
 
-    state = draws.derive(seed, "latent") % 2**32
+    state = random.derive(seed, "latent") % 2**32
     kept = min(components, *points.shape)
     reduced = PCA(kept, random_state=state).fit_transform(points.astype(np.float64))
     means = KMeans(clusters, n_init=5, max_iter=100, random_state=state)

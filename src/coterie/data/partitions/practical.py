@@ -7,10 +7,10 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
+from ...core.fields import Checked
+from ...core.ranges import Count, CountOrZero, MinLen, ShareAboveZero
 from ...errors import ConfigError, DataError
-from ...names import Checked
-from ...ranges import Count, CountOrZero, MinLen, ShareAboveZero
-from ..deal import Ints, Plan, class_cells, client_names, even, largest_remainder
+from ..assign import Ints, Plan, class_cells, client_names, even, largest_remainder
 from ..federation import Dataset
 from .base import Partition, one_client_each
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...core.ranges import Count
 from ...errors import ConfigError, DataError
-from ...ranges import Count
-from ..deal import Ints, Plan, class_cells, client_names, even, generator, one_cell
+from ..assign import Ints, Plan, class_cells, client_names, even, generator, one_cell
 from ..federation import Dataset
 from .base import Partition
 

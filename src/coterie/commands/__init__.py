@@ -1,0 +1,1 @@
+"""The command line: what is typed, what is printed, and the benchmarks."""

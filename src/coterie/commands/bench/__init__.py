@@ -1,0 +1,174 @@
+"""How fast a round is: every engine against a plain PyTorch loop, as ratios in one run.
+
+Absolute times depend on the machine and on what else it does; a ratio measured in one process,
+engines and loop taking turns, depends on them much less.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+
+from ...core.task import Task
+from ...engines import Engine, make_engine
+from ...engines.base import DEVICE
+from ...errors import ConfigError, EngineError, did_you_mean
+from .ceiling import Bill, Machine, bill, machine
+from .plain import fastest
+from .steady import Steady, steady
+from .turns import FAILURES, Contestant, Lap, race, reason
+from .workloads import WORKLOADS, Workload
+
+ENGINES = ("auto", "vmap", "loop")
+PRECISIONS = ("float32", "tf32")
+
+
+class Result(NamedTuple):
+    """One engine on one workload; what could not be measured is None."""
+
+    workload: str
+    engine: str  # "plain" is the loop written in torch alone
+    seconds_per_round: float | None
+    speedup_over_loop: float | None  # over the plain loop
+    peak_mib: float | None  # that a round takes beyond what is held before it
+    share_of_ceiling: float | None  # the shortest possible time, over the time it took
+    precision: str
+    device: str
+    resolved: str  # what the engine chose
+    failed: str  # why, where it did
+    repeats: int  # rounds that the median is of
+    ms_per_step: float | None  # a step of all clients
+    gflop: float  # of a round
+    gbytes: float  # moved in a round at least
+    gemm_gflops: float  # of the machine, a second
+    copy_gbs: float  # of the machine, a second
+
+
+def measure(
+    names: list[str], device: str, precision: str, repeats: int, *, force: bool = False
+) -> Iterator[Result]:
+    """Results of some workloads, as each is done. A loaded machine is refused unless forced."""
+    for name in names:
+        if name not in WORKLOADS:
+            raise ConfigError(f"workload '{name}' is unknown; {did_you_mean(name, WORKLOADS)}")
+    check(device, precision, force=force)
+    chosen = [WORKLOADS[name] for name in names or WORKLOADS]
+    return _results(chosen, torch.device(device), precision, repeats)
+
+
+def check(device: str, precision: str, *, force: bool) -> None:
+    """Refuse what cannot be measured here, or not now."""
+    if precision not in PRECISIONS:
+        raise ConfigError(f"precision '{precision}' is unknown; expected float32 or tf32")
+    if precision == "tf32" and device == "cpu":
+        raise ConfigError("precision 'tf32' is a GPU's; found device 'cpu'; use float32")
+    if not re.fullmatch(DEVICE, device):
+        raise ConfigError(f"device '{device}' is unknown; expected cpu, cuda or cuda:N")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ConfigError(f"device '{device}': torch sees no CUDA device here; use cpu")
+    if not force:
+        _refuse_load()
+
+
+def _refuse_load() -> None:
+    """A second job on two cores slows a two-thread loop many times over, and us less."""
+    busy, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if busy > 0.6 * cores:
+        raise EngineError(
+            f"the machine is busy: load {busy:.1f} on {cores} cores; expected an idle one; wait "
+            "until other jobs end, or measure anyway with --force"
+        )
+
+
+def tell(line: str) -> None:
+    """Progress: what is under way."""
+    print(f"bench: {line}", file=sys.stderr, flush=True)
+
+
+def _results(
+    works: list[Workload], device: torch.device, precision: str, repeats: int
+) -> Iterator[Result]:
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    tell("the machine's rates")
+    here = machine(device, precision)
+    for work in works:
+        cost, laps = measured(work, device, repeats)
+        loop = laps["plain"].seconds
+        for name, lap in laps.items():
+            yield _result(work, name, lap, loop, cost, here)
+
+
+def _result(
+    work: Workload, name: str, lap: Lap, loop: float | None, cost: Bill, here: Machine
+) -> Result:
+    spent = lap.seconds
+    return Result(
+        workload=work.name,
+        engine=name,
+        seconds_per_round=spent,
+        speedup_over_loop=loop / spent if loop and spent else None,
+        peak_mib=lap.peak_mib,
+        share_of_ceiling=cost.seconds(here) / spent if spent else None,
+        precision=here.precision,
+        device=here.device,
+        resolved=lap.resolved,
+        failed=lap.failed,
+        repeats=lap.repeats,
+        ms_per_step=1e3 * spent / work.steps if spent else None,
+        gflop=cost.flops / 1e9,
+        gbytes=cost.bytes / 1e9,
+        gemm_gflops=here.gemm / 1e9,
+        copy_gbs=here.copy / 1e9,
+    )
+
+
+def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, dict[str, Lap]]:
+    """What a round of a workload costs, and how the plain loop and every engine fared."""
+    tell(f"{work.name}, {work.about}, {work.clients} x {work.samples}: setting up")
+    start, cores = steady(work.method, work.task(device)), torch.get_num_threads()
+    try:
+        plain, chosen = fastest(start, cores)
+        field = {"plain": Contestant(plain, chosen["threads"], _words(chosen))}
+        cost = bill(work, plain.clients)
+        failed = {}
+        for name in ENGINES:
+            torch.set_num_threads(cores)
+            tell(f"{work.name}: making engine '{name}'")
+            try:
+                field[name] = _contestant(name, start)
+            except FAILURES as error:
+                failed[name] = Lap(failed=reason(error))
+        laps = race(field, device, repeats, lambda line: tell(f"{work.name}: {line}"))
+        return cost, {**laps, **failed}
+    finally:
+        torch.set_num_threads(cores)
+
+
+def engine_of(name: str, task: Task) -> Engine:
+    """The engine of a name, as in a long run: every engine that is measured is made here."""
+    return make_engine(name, task, rounds=100)
+
+
+def _contestant(name: str, start: Steady) -> Contestant:
+    engine = engine_of(name, start.task)
+    return Contestant(_round_of(engine, start), engine.choice["threads"], _words(engine.choice))
+
+
+def _round_of(engine: Engine, start: Steady) -> Callable[[], None]:
+    """One round of the method without evaluation of its predictors."""
+    _, method, server, states, round = start
+
+    def once() -> None:
+        uploads, _ = engine.local(method, method.download(server, round), states, round)
+        method.aggregate(server, uploads, round)
+
+    return once
+
+
+def _words(choice: dict[str, object]) -> str:
+    told = (f"{key} {value}" for key, value in choice.items() if key not in ("compiler", "kernels"))
+    return ", ".join(told)

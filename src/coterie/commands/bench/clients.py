@@ -1,0 +1,89 @@
+"""Every client's module, optimiser and samples, as a plain PyTorch loop holds them."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
+
+from ...core.task import Task
+
+Minibatches = list[tuple[Tensor, Tensor]]
+Order = Callable[[int], Tensor]  # a client's samples in the order of this epoch
+
+BLOCK = {"cpu": 50, "cuda": 500}  # samples that are judged at once
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+
+
+class Clients:
+    """A module, an optimiser and the samples of every client."""
+
+    def __init__(self, task: Task, layout: str, order: Order | None = None) -> None:
+        self.task, self.order = task, order or self._shuffled
+        self.w = torch.empty(task.population, task.model.size, dtype=task.dtype, device=task.device)
+        self.modules = [self._module(row) for row in self.w]
+        self.rules = [
+            torch.optim.SGD(module.parameters(), lr=task.recipe.lr) for module in self.modules
+        ]
+        splits = {"train": task.federation.train, "val": task.federation.val}
+        self.data = {name: self._samples(parts, layout) for name, parts in splits.items()}
+
+    def _module(self, row: Tensor) -> nn.Module:
+        module = self.task.factory().to(self.task.device, self.task.dtype).train()
+        vector_to_parameters(row, module.parameters())
+        return module
+
+    def _samples(self, parts: tuple[Tensor, ...], layout: str) -> Minibatches:
+        task, form = self.task, LAYOUTS[layout]
+        places = [part.to(task.device) for part in parts]
+        return [
+            (task.x[at].to(task.dtype).contiguous(memory_format=form), task.y[at]) for at in places
+        ]
+
+    def _shuffled(self, i: int) -> Tensor:
+        return torch.randperm(len(self.data["train"][i][1]), device=self.task.device)
+
+    def minibatches(self, i: int) -> Minibatches:
+        """One epoch of a client."""
+        (x, y), order, batch = self.data["train"][i], self.order(i), self.task.recipe.batch
+        return list(zip(x[order].split(batch), y[order].split(batch), strict=True))
+
+    def load(self, i: int, model: Tensor) -> None:
+        """Put a model into the client's module."""
+        self.w[i] = model
+
+    def average(self) -> Tensor:
+        """The mean of all models, by samples."""
+        sizes = self.task.sizes.to(self.w.dtype)
+        return sizes / sizes.sum() @ self.w
+
+    def train(self, i: int, batches: Minibatches, correction: Tensor | None = None) -> None:
+        """SGD on the client's module, with something added to every gradient if given."""
+        module, rule = self.modules[i], self.rules[i]
+        added = [] if correction is None else self._shaped(module, correction)
+        for x, y in batches:
+            rule.zero_grad(set_to_none=True)
+            F.cross_entropy(module(x), y).backward()
+            if added:
+                met = [p.grad for p in module.parameters() if p.grad is not None]
+                torch._foreach_add_(met, added)
+            rule.step()
+
+    @staticmethod
+    def _shaped(module: nn.Module, vector: Tensor) -> list[Tensor]:
+        parameters = list(module.parameters())
+        parts = vector.split([p.numel() for p in parameters])
+        return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+
+    @torch.no_grad()
+    def loss(self, i: int, model: Tensor, split: str) -> Tensor:
+        """The mean loss of a model on one of the client's splits."""
+        self.load(i, model)
+        x, y = self.data[split][i]
+        block = BLOCK[self.task.device.type]
+        losses = [
+            F.cross_entropy(self.modules[i](a), b, reduction="sum")
+            for a, b in zip(x.split(block), y.split(block), strict=True)
+        ]
+        return torch.stack(losses).sum() / len(y)

@@ -1,0 +1,251 @@
+"""The yardstick: what a careful person writes in plain PyTorch, one client after another.
+
+A module and a ``torch.optim.SGD`` a client, tensors in memory, no DataLoader. Making it slower than
+it could be is a defect: what is tried and helps is here. Module i keeps its parameters in row i of
+one matrix, so that loading and averaging models are single operations; an epoch's samples are
+gathered at once; splits are judged in blocks that suit the caches; memory layout and threads are
+whichever are faster.
+
+Choosing whose models to fetch is given, not computed: it costs nothing beside the rest. The
+server's half of WAFFLE is the method's own, for it is the same operations on the same rows.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+
+from ...algorithms.fedavg import FedAvg
+from ...algorithms.federico import UNUSED, FedeRiCo
+from ...algorithms.fedfomo import FedFomo
+from ...algorithms.waffle import Waffle, Work
+from ...core.algorithm import AnyAlgorithm
+from .clients import LAYOUTS, Clients, Minibatches, Order
+from .clipped import ClippedFedAvg
+from .steady import Steady
+
+TRIED, TRIED_SECONDS = 5, 2.0  # ways take turns so often and so long; their best steps count
+
+
+class Plain(ABC):
+    """One method's round. Calling it gives the models that the round leaves behind."""
+
+    def __init__(self, start: Steady, clients: Clients) -> None:
+        self.start, self.clients = start, clients
+        self.received = start.method.download(start.server, start.round)
+
+    @abstractmethod
+    def client(self, i: int) -> None:
+        """Everything that one client computes."""
+
+    @abstractmethod
+    def finish(self) -> Tensor:
+        """What is left to the server."""
+
+    def __call__(self) -> Tensor:
+        """The whole round."""
+        for i in range(self.start.task.population):
+            self.client(i)
+        return self.finish()
+
+
+class PlainFedAvg(Plain):
+    """Train the global model on every client, and average."""
+
+    def client(self, i: int) -> None:
+        """An epoch from the global model."""
+        self.clients.load(i, self.received[i])
+        self.clients.train(i, self.clients.minibatches(i))
+
+    def finish(self) -> Tensor:
+        """The average by samples."""
+        return self.clients.average()
+
+
+class PlainClipped(Plain):
+    """The same with the gradients of single samples, by ``torch.func``."""
+
+    def client(self, i: int) -> None:
+        """An epoch of clipped steps from the global model."""
+        self.clients.load(i, self.received[i])
+        module, rule = self.clients.modules[i], self.clients.rules[i]
+        named = {name: p.detach() for name, p in module.named_parameters()}
+        parameters = list(module.parameters())
+
+        def loss(named: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(functional_call(module, named, (x[None],)), y[None])
+
+        each = vmap(grad(loss), (None, 0, 0))
+        for x, y in self.clients.minibatches(i):
+            for p, g in zip(parameters, self._clipped(each(named, x, y), len(y)), strict=True):
+                p.grad = g
+            rule.step()
+
+    def _clipped(self, found: dict[str, Tensor], count: int) -> Iterator[Tensor]:
+        rows = [g.flatten(1) for g in found.values()]
+        lengths = torch.stack([row.norm(dim=1) for row in rows]).norm(dim=0)
+        clip = self.start.method.clip  # type: ignore[attr-defined]
+        scale = clip / lengths.clamp(min=clip) / count
+        for g, row in zip(found.values(), rows, strict=True):
+            yield (scale @ row).view(g.shape[1:])
+
+    def finish(self) -> Tensor:
+        """The average by samples."""
+        return self.clients.average()
+
+
+class PlainFedFomo(Plain):
+    """Weigh the received models on validation data, mix, train."""
+
+    def client(self, i: int) -> None:
+        """What one client does with its own model and those it is sent."""
+        theta, old, affinity, _ = (part[i] for part in self.start.states)
+        models = torch.cat([theta[None], self.received.models[self.received.slot[i]]])
+        base = self.clients.loss(i, old, "val")
+        losses = torch.stack([self.clients.loss(i, model, "val") for model in models])
+        apart = models - old
+        raw = (base - losses) / apart.norm(dim=1)
+        positive = raw.clamp(min=0)
+        shares = positive / positive.sum().clamp(min=torch.finfo(raw.dtype).tiny)
+        owners = torch.cat([torch.tensor([i], device=raw.device), self.received.owner[i]])
+        affinity.index_add(0, owners, raw).argsort(descending=True)
+        self.clients.load(i, old + shares @ apart)
+        self.clients.train(i, self.clients.minibatches(i))
+
+    def finish(self) -> Tensor:
+        """Everybody's model."""
+        return self.clients.w
+
+
+class PlainFedeRiCo(Plain):
+    """Weigh the models in sight by their likelihood, and train all of them."""
+
+    @cached_property
+    def models(self) -> Tensor:
+        """Everybody's model ``[K, P]``."""
+        found: Tensor = self.received.own.vectors.squeeze(1)
+        return found
+
+    @cached_property
+    def sight(self) -> Tensor:
+        """Whose models each client looks at ``[K, 1 + M]``, its own first."""
+        everybody = torch.arange(len(self.models), device=self.models.device)
+        return torch.cat([everybody[:, None], self.received.peers.owner], 1)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """What is returned to every owner ``[K, P]``."""
+        return torch.zeros_like(self.models)
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """The weights on every model together ``[K]``."""
+        return self.models.new_zeros(len(self.models))
+
+    def client(self, i: int) -> None:
+        """Losses, weights, and an epoch for every model in sight."""
+        sight, batches = self.sight[i], self.clients.minibatches(i)
+        losses = [self.clients.loss(i, self.models[b], "train") for b in sight.tolist()]
+        weights = self._weights(i, torch.stack(losses) * len(self.clients.data["train"][i][1]))
+        for b, weight in zip(sight.tolist(), weights, strict=True):
+            self.clients.load(i, self.models[b])
+            self.clients.train(i, batches)
+            self.total[b] += weight * (self.models[b] - self.clients.w[i])
+        self.mass[sight] += weights
+
+    def _weights(self, i: int, losses: Tensor) -> Tensor:
+        last, tracked, seen, _, _ = (part[i] for part in self.start.states)
+        sight, beta = self.sight[i], self.start.method.beta  # type: ignore[attr-defined]
+        last = last.index_copy(0, sight, losses.to(last.dtype))
+        tracked = (1 - beta) * torch.where(seen, tracked, last) + beta * last
+        known = seen.index_fill(0, sight, True)
+        weights = torch.where(known, -tracked, -torch.inf).softmax(0)
+        return weights[sight].to(losses.dtype)
+
+    def finish(self) -> Tensor:
+        """Owners move by what was returned to them."""
+        moved = self.models - self.total / self.mass.clamp(min=1)[:, None]
+        moved = torch.where(self.mass[:, None] > UNUSED, moved, self.models)
+        self.total.zero_()
+        self.mass.zero_()
+        return moved
+
+
+class PlainWaffle(Plain):
+    """SCAFFOLD's client step for every requester, its control by the displacement."""
+
+    @cached_property
+    def change(self) -> Work:
+        """What everybody sends ``[K, R, P]``."""
+        dy, dc = (torch.empty(self.start.states.c.shape).to(self.clients.w) for _ in range(2))
+        return Work(dy, dc, torch.ones(dy.shape[:2], dtype=torch.bool, device=dy.device))
+
+    def client(self, i: int) -> None:
+        """An epoch for every requester, each on the same minibatches."""
+        own, batches = self.start.states.c, self.clients.minibatches(i)
+        rate = self.start.task.recipe.lr * len(batches)
+        for r, (x, c) in enumerate(zip(self.received.x[i], self.received.c[i], strict=True)):
+            correction = c - own[i, r]
+            self.clients.load(i, x)
+            self.clients.train(i, batches, correction)
+            dy = self.clients.w[i] - x
+            self.change.dy[i, r] = dy
+            self.change.dc[i, r] = -dy / rate - c
+
+    def finish(self) -> Tensor:
+        """Every requester's model."""
+        method, server, round = self.start.method, self.start.server, self.start.round
+        found: Tensor = method.aggregate(server, self.change, round).x
+        return found
+
+
+PLAIN: dict[type[AnyAlgorithm], type[Plain]] = {
+    FedAvg: PlainFedAvg,
+    ClippedFedAvg: PlainClipped,
+    FedFomo: PlainFedFomo,
+    FedeRiCo: PlainFedeRiCo,
+    Waffle: PlainWaffle,
+}
+
+
+def plain_round(start: Steady, layout: str, order: Order | None = None) -> Plain:
+    """The method's round in plain PyTorch."""
+    return PLAIN[type(start.method)](start, Clients(start.task, layout, order))
+
+
+def fastest(start: Steady, cores: int) -> tuple[Plain, dict[str, Any]]:
+    """The round in the memory layout and with the threads that train fastest, and which they are.
+
+    Each way takes steps of one client, in turns: a machine's speed changes meanwhile.
+    """
+    images = start.task.x.dim() == 4
+    rounds = {name: plain_round(start, name) for name in (LAYOUTS if images else ("contiguous",))}
+    ways = list(product(rounds, sorted({1, cores})))
+    first = {name: plain.clients.minibatches(0)[:1] for name, plain in rounds.items()}
+    for plain in rounds.values():
+        plain.clients.load(0, start.task.start)
+    spent: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
+    began, turns = time.perf_counter(), 0
+    while turns <= TRIED or time.perf_counter() - began < TRIED_SECONDS:
+        for name, threads in ways:
+            spent[name, threads].append(_step(rounds[name].clients, first[name], threads))
+        turns += 1
+    layout, threads = min(ways, key=lambda way: min(spent[way][1:]))  # the first warms up
+    return rounds[layout], {"layout": layout, "threads": threads}
+
+
+def _step(clients: Clients, batches: Minibatches, threads: int) -> float:
+    """Seconds that one client trains."""
+    torch.set_num_threads(threads)
+    began = time.perf_counter()
+    clients.train(0, batches)
+    if clients.w.is_cuda:
+        torch.cuda.synchronize(clients.w.device)
+    return time.perf_counter() - began

@@ -1,0 +1,107 @@
+"""What is timed: one round of a method, one local epoch of SGD, on data made up here."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from ...algorithms.fedavg import FedAvg
+from ...algorithms.federico import FedeRiCo
+from ...algorithms.fedfomo import FedFomo
+from ...algorithms.waffle import Waffle
+from ...core.algorithm import AnyAlgorithm
+from ...core.task import Recipe, Task
+from ...data.federation import Dataset, Federation
+from ...networks import registry
+from .clipped import ClippedFedAvg
+
+CLASSES, FEW = 10, 10
+
+
+class Workload(NamedTuple):
+    """A method on clients × samples, a network and a batch size.
+
+    ``trains`` and ``judges`` say what one client does in a round: how many models it trains for an
+    epoch, and how many it evaluates on its ``judged_on`` split.
+    """
+
+    name: str
+    about: str
+    method: AnyAlgorithm
+    model: str
+    options: dict[str, Any]
+    shape: tuple[int, ...]
+    clients: int
+    samples: int  # a client trains on so many, and validates on a fifth as many
+    batch: int
+    trains: int = 1
+    judges: int = 0
+    judged_on: str = "val"
+    holders: int | None = None  # clients whose samples are their own; the others hold the same
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of a client for each model it trains."""
+        return -(-self.samples // self.batch)
+
+    @property
+    def judged(self) -> int:
+        """Samples of a client that one evaluation sees."""
+        return self.samples if self.judged_on == "train" else _fifth(self.samples)
+
+    def task(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Task:
+        """The workload as a task."""
+        federation = _federation(self)
+        factory: Callable[[], nn.Module] = registry.factory(
+            self.model, federation.dataset, **self.options
+        )
+        recipe = Recipe(lr=0.01, batch=self.batch)
+        return Task(federation, factory, recipe, device=device, dtype=dtype)
+
+
+def _federation(work: Workload) -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    holders = work.holders or work.clients
+    total = holders * work.samples
+    x = torch.randn(total, *work.shape, generator=generator)
+    data = Dataset(work.name, x, torch.arange(total) % CLASSES, CLASSES)
+    own = torch.arange(total).split(work.samples)
+    parts = tuple(own[i % holders] for i in range(work.clients))
+    val = tuple(part[: _fifth(work.samples)] for part in parts)
+    test = tuple(part[:FEW] for part in parts)
+    names = tuple(f"client-{i}" for i in range(work.clients))
+    return Federation(data, "even", names, parts, val, test)
+
+
+def _fifth(samples: int) -> int:
+    return -(-samples // 5)
+
+
+GREY, COLOUR = (1, 28, 28), (3, 32, 32)
+MLP: dict[str, Any] = {"hidden": (200,)}
+UNPADDED: dict[str, Any] = {"padding": 0}
+GROUPED: dict[str, Any] = {"norm": "group"}
+
+# fmt: off
+WORKLOADS = {
+    work.name: work
+    for work in (
+        Workload("W1", "FedAvg, MLP 784-200-10", FedAvg(), "mlp", MLP, GREY, 100, 100, 10),
+        Workload("W2", "FedAvg, LeNet-5", FedAvg(), "lenet5", {}, GREY, 100, 100, 10),
+        Workload("W3", "FedAvg, its paper's CNN", FedAvg(), "fedavg_cnn", {}, GREY, 20, 500, 50),
+        Workload("W4", "FedFomo with 5 downloads, LeNet-5", FedFomo(downloads=5), "lenet5", {},
+                 GREY, 20, 500, 10, judges=7),  # 5 received, its own, and that before training
+        Workload("W5", "FedAvg, its paper's CNN unpadded on colour", FedAvg(), "fedavg_cnn",
+                 UNPADDED, COLOUR, 100, 640, 64),
+        Workload("W6", "FedAvg, ResNet-18 with group norm", FedAvg(), "resnet18", GROUPED, COLOUR,
+                 8, 500, 50),
+        Workload("W7", "FedeRiCo with 3 downloads, its paper's CNN", FedeRiCo(downloads=3),
+                 "p2_cnn", {}, COLOUR, 8, 500, 50, trains=4, judges=4, judged_on="train"),
+        Workload("W8", "WAFFLE for all, LeNet-5", Waffle(requesters="all"), "lenet5", {}, GREY,
+                 10, 500, 32, trains=10),
+        Workload("W9", "FedAvg with clipped samples, LeNet-5", ClippedFedAvg(), "lenet5", {}, GREY,
+                 100, 100, 10),
+    )
+}
+# fmt: on

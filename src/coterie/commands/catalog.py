@@ -1,0 +1,165 @@
+"""What ``coterie list`` and ``coterie show`` print, read from the code itself."""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from ..adapt import ADAPTATIONS
+from ..algorithms import ALGORITHMS, ALIASES
+from ..api import configure
+from ..core.fields import REQUIRED, Field, fields, summary
+from ..data.datasets import DATASETS
+from ..data.federation import Federation
+from ..data.partition import PARTITIONS
+from ..errors import ConfigError, did_you_mean, printable
+from ..experiment.assemble import assemble
+from ..networks.registry import MODELS
+
+WIDTH = 100
+BARS = " ▁▂▃▄▅▆▇█"
+MOST = 60  # clients drawn
+
+
+class Entry(NamedTuple):
+    """Something a config can name."""
+
+    about: str  # one line
+    text: str  # all of it
+    fields: tuple[Field, ...]
+    paper: str = ""
+    bibtex: str = ""
+
+
+def _method(kind: type[Any]) -> Entry:
+    text = inspect.getdoc(inspect.getmodule(kind)) or inspect.getdoc(kind) or ""
+    return Entry(summary(kind), text, fields(kind), kind.paper, kind.bibtex)
+
+
+def _alias(name: str) -> Entry:
+    base, adapt = ALIASES[name]
+    entry, adapted = _method(ALGORITHMS[base]), ADAPTATIONS[adapt]
+    about = f"{base}, then {summary(adapted)[0].lower()}{summary(adapted)[1:]}"
+    return entry._replace(about=about)
+
+
+def _plain(owner: Callable[..., Any]) -> Entry:
+    return Entry(summary(owner), _prose(owner), fields(owner))
+
+
+def _prose(owner: object) -> str:
+    """A docstring without its list of fields, which is shown as a table."""
+    kept = []
+    for line in (inspect.getdoc(owner) or "").partition("\nFields:")[0].splitlines():
+        if line.partition(":")[0].strip() not in {f.name for f in fields(owner)}:  # type: ignore[arg-type]
+            kept.append(line)
+    return "\n".join(kept).strip()
+
+
+TABLES: dict[str, tuple[Iterable[str], Callable[[str], Entry]]] = {
+    "methods": (
+        (*ALGORITHMS, *ALIASES),
+        lambda name: _alias(name) if name in ALIASES else _method(ALGORITHMS[name]),
+    ),
+    "datasets": (
+        DATASETS,
+        lambda name: _plain(DATASETS[name].loader)._replace(about=DATASETS[name].about),
+    ),
+    "partitions": (PARTITIONS, lambda name: _plain(PARTITIONS[name])),
+    "models": (MODELS, lambda name: _plain(MODELS[name])),
+    "adaptations": (ADAPTATIONS, lambda name: _plain(ADAPTATIONS[name])),
+}
+
+
+def listing(kind: str) -> str:
+    """The names of a kind, each with a line about it."""
+    names, entry = _table(kind)
+    width = max(map(len, names))
+    return "\n".join(f"{name:<{width}}  {entry(name).about}" for name in names)
+
+
+def _table(kind: str) -> tuple[list[str], Callable[[str], Entry]]:
+    plural = kind if kind in TABLES else f"{kind}s"
+    if plural not in TABLES:
+        raise ConfigError(f"there is nothing called '{kind}' to list; {did_you_mean(kind, TABLES)}")
+    names, entry = TABLES[plural]
+    return list(names), entry
+
+
+def explanation(words: list[str]) -> str:
+    """What a name stands for; a kind before it chooses where two kinds share a name."""
+    kinds = list(TABLES) if len(words) == 1 else [words[0]]
+    name = words[-1]
+    found = [entry(name) for names, entry in map(_table, kinds) if name in names]
+    if not found or len(words) > 2:
+        known = [each for kind in kinds for each in _table(kind)[0]]
+        raise ConfigError(f"nothing is called '{' '.join(words)}'; {did_you_mean(name, known)}")
+    return "\n\n".join(_explained(name, entry) for entry in found)
+
+
+def _explained(name: str, entry: Entry) -> str:
+    parts = [f"{name}: {entry.about}"]
+    if entry.text.rstrip(".") != entry.about:
+        parts.append(entry.text)
+    if entry.fields:
+        parts.append("fields\n" + "\n".join(map(_field_text, entry.fields)))
+    if entry.paper:
+        parts.append("paper\n" + textwrap.fill(entry.paper, WIDTH, **_indent(2)))
+    if entry.bibtex:
+        parts.append(entry.bibtex)
+    return "\n\n".join(parts)
+
+
+def _field_text(field: Field) -> str:
+    default = "must be given" if field.default is REQUIRED else f"default {_value(field.default)}"
+    head = f"  {field.name} ({field.kind}; {default})"
+    if not field.meaning:
+        return head
+    return head + "\n" + textwrap.fill(field.meaning, WIDTH, **_indent(6))
+
+
+def _indent(by: int) -> dict[str, Any]:
+    return {"initial_indent": " " * by, "subsequent_indent": " " * by}
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(list(value)) if isinstance(value, tuple) else repr(value)
+
+
+def drawing(flags: dict[str, Any]) -> str:
+    """A partition of a dataset, a line a client: sizes, and how much it has of each class."""
+    config = configure({}, **flags)
+    return drawn(assemble(config).federations[config.run.seed])
+
+
+def drawn(federation: Federation) -> str:
+    """Every client's split sizes, group, and a bar for each class relative to the largest."""
+    data = federation.dataset
+    counts = [
+        [int((data.y[own] == c).sum()) for c in range(data.classes)] for own in federation.train
+    ]
+    most = max((n for row in counts for n in row), default=0)
+    names = [printable(name)[:20] for name in federation.clients]
+    width = max(6, *map(len, names))
+    lines = [f"{'client':<{width}}  group  train    val   test  " + ("classes" if most else "")]
+    for i, name in enumerate(names[:MOST]):
+        sizes = (len(split[i]) for split in (federation.train, federation.val, federation.test))
+        group = "—" if federation.groups is None else str(int(federation.groups[i]))
+        bars = "".join(_bar(n, most) for n in counts[i])
+        row = " ".join(f"{n:6,}" for n in sizes)
+        lines.append(f"{name:<{width}}  {group:>5} {row}  {bars}".rstrip())
+    if len(names) > MOST:
+        lines.append(f"… and {len(names) - MOST} more")
+    note = "\nclients of other groups name the classes in another order" * (
+        federation.relabel is not None
+    )
+    return "\n".join([*lines, "", f"{federation.partition}, {federation.fingerprint}{note}"])
+
+
+def _bar(count: int, most: int) -> str:
+    """An eighth of a block at least, where there is anything at all."""
+    return BARS[0] if not count else BARS[max(1, round(count / most * (len(BARS) - 1)))]

@@ -1,0 +1,306 @@
+"""The commands. Results go to stdout, progress and faults to stderr.
+
+Nothing heavy is imported before a command needs it: ``coterie --help`` is to be quick.
+"""
+
+import inspect
+import re
+import sys
+import tomllib
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..errors import (
+    ConfigError,
+    CoterieError,
+    CoterieWarning,
+    StoppedError,
+    printable,
+    printable_lines,
+)
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# name: (type, help); every option overrides the field of the config in brackets.
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "data": (str | None, "dataset, or a file of data [data.name]"),
+    "partition": (str | None, "how the data is divided among clients [partition.name]"),
+    "clients": (int | None, "number of clients [partition.clients]"),
+    "model": (str | None, "network [model.name]"),
+    "method": (str | None, "the one method of a run [algorithm.name]"),
+    "methods": (str | None, "the methods of a comparison, with commas between [run.methods]"),
+    "rounds": (int | None, "communication rounds [run.rounds]"),
+    "participation": (float | None, "share of clients in a round [run.participation]"),
+    "seed": (int | None, "what all randomness is derived from [run.seed]"),
+    "seeds": (str | None, "how many seeds, or a list as in 0,1,2 [run.seeds]"),
+    "epochs": (int | None, "passes over a client's data in a round [train.epochs]"),
+    "batch": (int | None, "samples a step [train.batch]"),
+    "lr": (float | None, "learning rate [train.lr]"),
+    "engine": (str | None, "auto, vmap, loop or wire [engine.name]"),
+    "device": (str | None, "cpu, cuda or cuda:N [engine.device]"),
+    "adapt": (str | None, "what a client does to its finished model: none or ft [adapt.name]"),
+    "out": (str | None, "folder for the results [run.out]"),
+}
+CODE = typer.Option(
+    "--code",
+    metavar="DIR",
+    help="a folder with a module that the config names as package.module:Class",
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; anything refused is one message and exit code 2.
+
+    A run that was asked to stop ends with 128 and the signal's number, as shells have it.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", CoterieWarning)
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            app(args=arguments, prog_name="coterie")
+    except StoppedError as stopped:
+        print(f"coterie: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + stopped.number) from None
+    except CoterieError as error:
+        print(f"coterie: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"coterie: warning: {printable_lines(message)}", file=sys.stderr)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Personalised federated learning in which every client finds its right collaborators."""
+
+
+Command = Callable[[str | None, dict[str, Any]], None]
+
+
+def configured(command: Command) -> Callable[..., None]:
+    """A command that takes a config file and the options that override it."""
+    argument = typer.Argument(
+        help="TOML file; without it, a small built-in example", metavar="CONFIG"
+    )
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(
+            "config", keyword, default=None, annotation=Annotated[str | None, argument]
+        )
+    ]
+    for name, (kind, meaning) in OPTIONS.items():
+        option = typer.Option(help=meaning, show_default=False)
+        hint: Any = Annotated[kind, option]
+        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=hint))
+    setting = typer.Option(
+        "--set", metavar="FIELD=VALUE", help="any field, as in train.momentum=0.9"
+    )
+    for name, repeated in (("set", setting), ("code", CODE)):
+        hint = Annotated[list[str] | None, repeated]
+        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=hint))
+
+    def wrapped(**given: Any) -> None:
+        config = given.pop("config")
+        try:
+            command(config, flags(given))
+        except KeyboardInterrupt:
+            print("coterie: interrupted; finished runs are kept", file=sys.stderr)
+            raise SystemExit(130) from None
+
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
+
+
+def flags(given: dict[str, Any]) -> dict[str, Any]:
+    """Options as :func:`coterie.api.configure` takes them: lists split, values read as TOML."""
+    found = {name: value for name, value in given.items() if value is not None and name != "set"}
+    if "methods" in found:
+        found["methods"] = [name.strip() for name in found["methods"].split(",") if name.strip()]
+    if "seeds" in found:
+        found["seeds"] = _seeds(found["seeds"])
+    found["set"] = dict(map(_setting, given.get("set") or []))
+    return found
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise ConfigError(f"run.seeds: found '{text}'; expected a number, or 0,1,2")
+    return numbers if "," in text else numbers[0]
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """``train.lr=0.1`` as a dotted name and a value in TOML's syntax; a bare word is a text."""
+    field, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or "." not in field:
+        raise ConfigError(f"--set {text}: expected FIELD=VALUE, as in train.momentum=0.9")
+    if re.fullmatch(r"[A-Za-z_][\w.:/-]*", value) and value not in ("true", "false", "nan", "inf"):
+        return field, value
+    try:
+        return field, tomllib.loads(f"value = {value}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise ConfigError(
+            f"--set {text[:60]}: '{value[:60]}' is no TOML value; expected a number, true, false, "
+            "a quoted text or a [list]"
+        ) from None
+
+
+@app.command()
+@configured
+def compare(config: str | None, given: dict[str, Any]) -> None:
+    """Run several methods on the same clients, beside training alone, and say what is worth it."""
+    from .. import api
+    from .console import default_out, progress_on_stderr, show_comparison
+
+    asked = default_out(api.configure(config, **given))
+    with progress_on_stderr(len(asked.methods()) * len(asked.seeds), asked.run.rounds) as watch:
+        show_comparison(api.compare(asked, progress=watch))
+
+
+@app.command()
+@configured
+def run(config: str | None, given: dict[str, Any]) -> None:
+    """Run one method."""
+    from .. import api
+    from .console import default_out, progress_on_stderr, show
+
+    asked = default_out(api.configure(config, **given))
+    with progress_on_stderr(1, asked.run.rounds) as watch:
+        result = api.run(asked, progress=watch)
+    show(result)
+
+
+@app.command()
+def resume(
+    folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+    code: Annotated[list[str] | None, CODE] = None,
+) -> None:
+    """Continue a run or a comparison that was stopped or killed, to the same result.
+
+    The folder may be somebody else's: code that it names is run only from the folders given by
+    --code, or from installed packages with --code installed.
+    """
+    from .. import api
+    from ..report.outcomes import Comparison
+    from .console import progress_on_stderr, show, show_comparison
+
+    runs, rounds = api.expected(folder, code)
+    with progress_on_stderr(runs, rounds) as watch:
+        found = api.resume(folder, progress=watch, code=code)
+    if isinstance(found, Comparison):
+        show_comparison(found)
+    else:
+        show(found)
+
+
+@app.command()
+def verify(
+    folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+) -> None:
+    """Check that every file of a run is as it was written and gives the digest."""
+    from .. import api
+
+    report = api.verify(folder)
+    for place, wrong in report.items():
+        for line in (f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong):
+            print(printable(line))
+    if any(report.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+@configured
+def doctor(config: str | None, given: dict[str, Any]) -> None:
+    """Check a config and its data before any training: counts, memory, time."""
+    from .console import show
+    from .doctor import doctor as diagnose
+
+    show(diagnose(config, **given))
+
+
+@app.command(name="list")
+def list_names(
+    what: Annotated[str, typer.Argument(help="methods, datasets, partitions or models")],
+) -> None:
+    """List the names a config can use."""
+    from .catalog import listing
+
+    print(listing(what))
+
+
+@app.command()
+def show(
+    names: Annotated[
+        list[str], typer.Argument(help="a name, or a kind and a name", metavar="[KIND] NAME")
+    ],
+    data: Annotated[str | None, typer.Option(help="draw a partition of this dataset")] = None,
+    clients: Annotated[int | None, typer.Option(help="number of clients to draw")] = None,
+    seed: Annotated[int, typer.Option(help="seed of the partition to draw")] = 0,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
+) -> None:
+    """Explain a method, dataset, partition or model: what it does, its fields, its paper."""
+    from .catalog import drawing, explanation
+
+    print(explanation(names))
+    if data is not None:
+        given = {"data": data, "partition": names[-1], "clients": clients, "seed": seed}
+        print("\n" + printable_lines(drawing({**flags({"set": settings}), **given})))
+
+
+@app.command()
+def bench(
+    workloads: Annotated[list[str] | None, typer.Argument(help="which ones; all of them")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    repeats: Annotated[int, typer.Option(help="rounds of each, after two to warm up", min=1)] = 5,
+    precision: Annotated[str, typer.Option(help="float32, or tf32 on a GPU")] = "float32",
+    scale: Annotated[
+        bool, typer.Option("--scale", help="instead: a round of 10 to 1,000 clients")
+    ] = False,
+    population: Annotated[
+        bool, typer.Option("--population", help="instead: 100 clients of 100 to 10,000")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="a list of objects")] = False,
+    force: Annotated[bool, typer.Option("--force", help="even on a busy machine")] = False,
+) -> None:
+    """Time a round of every engine against a plain PyTorch loop, as ratios in one run.
+
+    A workload whose rounds are long is timed in fewer of them, three at least.
+    """
+    from . import bench as timing
+    from .bench import growth, printing
+
+    if scale and population:
+        raise ConfigError("--scale and --population: found both; give one of them")
+    if scale:
+        printing.show_costs(growth.scale(device, repeats, force=force), as_json=as_json)
+    elif population:
+        printing.show_costs(growth.population(device, repeats, force=force), as_json=as_json)
+    else:
+        results = timing.measure(workloads or [], device, precision, repeats, force=force)
+        printing.show_results(results, as_json=as_json)

@@ -1,0 +1,197 @@
+"""A look at an experiment before it costs anything: data, clients, memory, time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..api import Source, configure
+from ..compiled.kernels import native
+from ..core import tree
+from ..core.algorithm import round_of
+from ..core.buffers import governed
+from ..core.task import Task
+from ..data.duplicates import Duplicates, duplicates, shared_units
+from ..data.extremes import extremes
+from ..data.federation import Federation
+from ..engines import auto
+from ..engines.vmap import VmapEngine
+from ..errors import printable
+from ..experiment.assemble import Assembly, assemble, task_of
+from ..experiment.config.methods import Method
+from ..results.history import Roster
+
+MANY = 8  # clients named one by one in a warning
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What would be run, and what about it deserves a second look."""
+
+    facts: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        width = max(len(name) for name, _ in self.facts)
+        lines = [f"{name:<{width}}  {text}" for name, text in self.facts]
+        return "\n".join(map(printable, [*lines, *(f"warning: {w}" for w in self.warnings)]))
+
+
+def doctor(source: Source = None, **flags: object) -> Diagnosis:
+    """Check a config and its data without training; a few steps are timed for the estimate."""
+    config = configure(source, **flags)
+    methods, assembly = config.methods(), assemble(config)
+    seed = config.seeds[0]
+    task = task_of(assembly, methods[-1].build(), seed)
+    roster = Roster.of(task.federation)
+    costs, engine = _cost_facts(assembly, task, methods)
+    repeated = duplicates(task.federation)
+    inside, across = sum(repeated.across_splits.values()), repeated.across_clients
+    counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
+    facts = [*_data_facts(assembly, task, roster), counts, *costs]
+    slow = [line for method in methods for line in _slower(assembly, method, engine)]
+    made = task.federation
+    warnings = (*_warnings(assembly, roster), *_repeated(made, repeated), *_out_of_scale(made))
+    return Diagnosis(tuple(facts), (*warnings, *slow))
+
+
+def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[str, str]]:
+    config, federation = assembly.config, task.federation
+    data = federation.dataset
+    kind = f"{data.classes} classes" if data.classes else "regression"
+    shape = "x".join(map(str, data.x.shape[1:]))
+    shape += " (tokens)" if data.x.dtype == torch.int64 else ""
+    splits = (("train", roster.n_train), ("val", roster.n_val), ("test", roster.n_test))
+    facts = [
+        ("data", f"{data.name}: {len(data.x):,} samples of shape {shape}, {kind}"),
+        ("partition", f"{federation.partition}, fingerprint {roster.fingerprint}"),
+        ("clients", str(len(roster))),
+        *((f"{name} samples", f"{_range(n)}, {n.sum():,} in all") for name, n in splits),
+    ]
+    if data.classes:
+        counts = [len(data.y[own].unique()) for own in federation.train]
+        facts.append(("classes", _range(np.array(counts))))
+    if federation.units is not None:
+        units = [len(federation.units[own].unique()) for own in federation.train]
+        facts.append(("training units", _range(np.array(units))))
+    if data.times is not None:
+        facts.append(("splits", "by time: train, then validation, then test"))
+    if roster.groups is not None:
+        facts.append(("hidden groups", str(len(np.unique(roster.groups)))))
+    model = f"{config.model.name}, {task.model.parameters:,} parameters"
+    facts.append(("model", model))
+    if task.model.whole > task.model.parameters:
+        facts.append(("batch-norm buffers", config.train.buffers))
+    return [*facts, ("metric", config.run.metric)]
+
+
+def _range(sizes: NDArray[np.int64]) -> str:
+    least, most = sizes.min(), sizes.max()
+    return f"{most} a client" if least == most else f"{least} to {most} a client"
+
+
+def _cost_facts(
+    assembly: Assembly, task: Task, methods: tuple[Method, ...]
+) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    """What it costs, and the engine that would run it."""
+    run, engine = assembly.config.run, assembly.config.engine
+    how = auto.repaid(task, run.rounds, play=engine.play, compiled=engine.compiled)
+    tries = auto.tries_of(task, run.rounds, engine.chunk)
+    found = auto.measure(task, how, tries, engine.memory_mib, engine.threads)
+    together = found.get("chunk", 1)
+    held = task.population * task.model.size * task.start.element_size() * 4
+    mib = (auto.footprint(task) * together + held) / 2**20
+    turns = run.rounds * len(methods) * len(assembly.config.seeds)
+    seconds = found["seconds"] / auto.PROBE_STEPS * auto.steps(task) * run.participation * turns
+    names = ", ".join(method.label for method in methods)
+    facts = [
+        ("methods", names),
+        (
+            "runs",
+            f"{len(methods)} methods x {len(assembly.config.seeds)} seeds, {run.rounds} rounds",
+        ),
+        ("fastest engine", f"{found['engine']}, {together} clients at a time"),
+        ("C++ compiler", native.version() or "none: training loops run in torch, which is slower"),
+        ("memory", f"about {mib:,.0f} MiB beside the data"),
+        ("training time", f"about {_duration(seconds)}, without evaluation"),
+    ]
+    return facts, {**found, **how._asdict()}
+
+
+def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
+    """What of a method's local work cannot be played or compiled as it would be, and why."""
+    if engine["engine"] != "vmap" or not engine["play"]:
+        return []
+    algorithm = method.build()
+    task = task_of(assembly, algorithm, assembly.config.seeds[0])
+    algorithm = governed(algorithm, task)
+    task.recipe = replace(task.recipe, steps=auto.PROBE_STEPS)
+    able = (task.sizes > 0).nonzero().flatten()[: engine["chunk"]]
+    round = round_of(task, 0, assembly.config.run.rounds, able)
+    server, states = algorithm.init(task)
+    made = VmapEngine(task, chunk=len(able), play=True, compiled=engine["compiled"])
+    made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
+    slow = [form for form in made.forms if form.why]
+    return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _repeated(federation: Federation, repeated: Duplicates) -> list[str]:
+    """Samples and units that occur where they would make scores too good."""
+    found = []
+    if repeated.across_splits:
+        number, who = sum(repeated.across_splits.values()), list(repeated.across_splits)
+        found.append(
+            f"{number} samples are in more than one of train, validation and test data of a "
+            f"client: {_some(who)}"
+        )
+    if repeated.across_clients:
+        found.append(
+            f"{repeated.across_clients} samples are held by more than one client: "
+            f"{_some(list(repeated.holders))}"
+        )
+    units = shared_units(federation)
+    if units:
+        found.append(
+            f"{len(units)} units are named at more than one client and taken for different ones "
+            f"there: {_some(units)}; if they are the same, one client may train on what tests "
+            "another"
+        )
+    return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:MANY]) + (" …" if len(names) > MANY else "")
+
+
+def _out_of_scale(federation: Federation) -> list[str]:
+    """Which client has numbers in which column that cannot be in the others' unit."""
+    found = extremes(federation)
+    said = [
+        f"client '{one.client}': column '{one.column}' holds {one.value:g}, where all clients "
+        f"together are around {one.middle:g} (typically {one.usual:g} away); check its unit and "
+        "its digits"
+        for one in found[:MANY]
+    ]
+    more = len(found) - len(said)
+    return [*said, f"{more} more columns of clients are out of scale"] if more else said
+
+
+def _warnings(assembly: Assembly, roster: Roster) -> list[str]:
+    kinds: dict[str, list[str]] = {}
+    for name, lack in roster.weak.items():
+        kinds.setdefault(lack, []).append(name)
+    found = []
+    for lack, names in kinds.items():
+        found.append(f"{len(names)} of {len(roster)} clients have {lack}: {_some(names)}")
+    if assembly.config.run.participation * len(roster) < 1:
+        found.append("participation is below one client a round; one takes part")
+    return found

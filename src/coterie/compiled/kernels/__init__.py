@@ -1,0 +1,100 @@
+"""Layers for many clients at once, where torch's own are slow for that.
+
+Under ``vmap`` a convolution with a weight for each client becomes one grouped convolution, which
+libraries compute far below what the machine can do, max pooling remembers 64-bit places, and the
+gradient of group norm is taken apart. :class:`ManyClients` puts others in their place while a round
+is recorded (``compiled.trace``); the reference never sees them. They give the same numbers to
+rounding.
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from . import pooled  # noqa: F401  # defines operations
+from .conv import convolve
+from .norm import group_norm
+from .pool import max_pool
+
+Pair = tuple[int, int]
+
+
+class ManyClients(TorchFunctionMode):
+    """While it is entered, plain convolutions, max pools and group norms are ours."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Ours where it fits, else torch's."""
+        kwargs = kwargs or {}
+        ours = _OURS.get(function)
+        result = ours(*args, **kwargs) if ours is not None else None
+        return function(*args, **kwargs) if result is None else result
+
+
+def _conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    if isinstance(padding, str) or groups != 1 or _pair(dilation) != (1, 1) or x.dim() != 4:
+        return None
+    out = convolve(x, weight, _pair(stride), _pair(padding))
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _max_pool2d(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Tensor | None:
+    size = _pair(kernel_size)
+    if return_indices or x.dim() != 4 or size[0] < 2:
+        return None
+    if stride not in (None, [], ()) and _pair(stride) != size:
+        return None
+    if size[0] != size[1] or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1) or ceil_mode:
+        return None
+    return max_pool(x, size[0])
+
+
+def _adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor | None:
+    if output_size is None or _pair(output_size) != (1, 1):
+        return None
+    return x.mean((-2, -1), keepdim=True)  # torch's own cannot be mapped where channels come last
+
+
+def _group_norm(
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    if weight is None or bias is None or x.dim() != 4 or x.is_cuda:
+        return None
+    return group_norm(x, num_groups, weight, bias, eps)
+
+
+def _pair(value: Any) -> Pair:
+    if isinstance(value, int):
+        return value, value
+    return (value[0], value[-1])
+
+
+_OURS: dict[Any, Any] = {
+    F.conv2d: _conv2d,
+    F.max_pool2d: _max_pool2d,
+    F.adaptive_avg_pool2d: _adaptive_avg_pool2d,
+    F.group_norm: _group_norm,
+}

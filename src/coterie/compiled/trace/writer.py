@@ -1,0 +1,272 @@
+"""Writing a loop's steps as C++ for one client: every size and stride is known.
+
+What operations do to shapes and strides is asked of torch itself, with tensors on the ``meta``
+device. How an operation is written stands in ``pointwise`` and ``operations``; one that is not
+known there is an :class:`UnknownError`, and torch plays the steps.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ...errors import CompilerError
+from ..kernels.native import REALS
+from .rewrite import VIEWS, item
+
+aten = torch.ops.aten
+
+KINDS = {
+    **REALS,
+    torch.int64: "int64_t",
+    torch.int32: "int32_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "bool",
+}
+_ALIGNED = 64
+
+
+class UnknownError(CompilerError):
+    """Something that is not written in C++ here."""
+
+
+@dataclass
+class Memory:
+    """A stretch of memory: where it is, and from which to which statement it is needed."""
+
+    name: str
+    size: int  # bytes
+    kind: torch.dtype
+    first: int
+    last: int = 0
+    given: bool = False  # by the caller; or else it lies in the room for what is made here
+
+
+@dataclass
+class Value:
+    """A tensor: memory, and how it lies there."""
+
+    memory: Memory
+    form: Tensor  # on the meta device
+
+    def at(self, form: Tensor, places: Sequence[str]) -> str:
+        """An entry, by its place in each dimension of a form of this value."""
+        steps = [f"{i} * {s}" for i, s in zip(places, form.stride(), strict=True) if s and i != "0"]
+        return f"{self.memory.name}[{' + '.join([str(form.storage_offset()), *steps])}]"
+
+    @property
+    def pointer(self) -> str:
+        """Where its first entry lies."""
+        return f"({self.memory.name} + {self.form.storage_offset()})"
+
+
+@dataclass
+class Writer:
+    """Statements, and the memory they need."""
+
+    real: torch.dtype  # the kind of number that products and convolutions are of
+    before: list[str] = field(default_factory=list)  # what is the same in every step
+    steps: list[str] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
+    always: set[str] = field(default_factory=set)  # names of memory that is needed throughout
+    _hoisting: bool = False
+
+    def body(self, graph: fx.Graph, ins: Sequence[Value], fixed: Sequence[Value]) -> list[Value]:
+        """The statements of one body; gives its outputs.
+
+        ``ins`` are its inputs, ``fixed`` its constants; what depends on neither the number of the
+        step nor what is carried is done once.
+        """
+        held: dict[fx.Node, Any] = {}
+        given, constants, settled = iter(ins), iter(fixed), set[fx.Node]()
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                held[node] = next(given)
+                if held[node].memory.given:
+                    settled.add(node)
+            elif node.op == "get_attr":
+                held[node] = next(constants)
+                settled.add(node)
+            elif node.op == "output":
+                outs: list[Value] = [held[n] for n in node.args[0]]
+                return outs
+            else:
+                still = settled.issuperset(node.all_input_nodes)
+                self._hoisting = still
+                held[node] = self._node(node, held)
+                if still:
+                    settled.add(node)
+        raise UnknownError("a graph without an output")
+
+    def _node(self, node: fx.Node, held: dict[fx.Node, Any]) -> Any:
+        args: Any = fx.map_arg(node.args, lambda n: held[n])
+        kwargs: Any = fx.map_arg(dict(node.kwargs), lambda n: held[n])
+        target: Any = node.target
+        if target is item:
+            return args[0][args[1]]
+        if target in VIEWS:
+            return self._view(target, args, kwargs)
+        if target not in OPERATIONS:
+            raise UnknownError(str(target))
+        return OPERATIONS[target](self, target, args, kwargs)
+
+    # ---- statements and memory ---------------------------------------------------------------
+
+    def say(self, statement: str, *used: Value) -> None:
+        """One more statement, which reads or writes these values."""
+        (self.before if self._hoisting else self.steps).append(statement)
+        for value in used:
+            value.memory.last = len(self.steps)
+            if self._hoisting:
+                self.always.add(value.memory.name)
+
+    def room(self, form: Tensor) -> Value:
+        """Memory for a tensor of this form."""
+        if form.dtype not in KINDS:
+            raise UnknownError(str(form.dtype))
+        extent = sum((n - 1) * s for n, s in zip(form.shape, form.stride(), strict=True)) + 1
+        size = max(extent, 1) * form.element_size()
+        made = Memory(f"t{len(self.memories)}", size, form.dtype, len(self.steps))
+        self.memories.append(made)
+        if self._hoisting:
+            self.always.add(made.name)
+        start = torch.empty_strided(form.shape, form.stride(), dtype=form.dtype, device="meta")
+        return Value(made, start)
+
+    def copy(self, into: Value, value: Value) -> None:
+        """All entries."""
+        self._hoisting = False
+        self.loops([into, value], lambda to, at: f"{to} = {at};")
+
+    def apart(self, into: Value, value: Value) -> list[str]:
+        """The same, as statements that belong to no step."""
+        kept, self.steps = self.steps, []
+        self.copy(into, value)
+        made, self.steps = self.steps, kept
+        return made
+
+    # ---- operations --------------------------------------------------------------------------
+
+    def _view(self, target: Any, args: Any, kwargs: Any) -> Value:
+        value, *rest = args
+        if target is aten.reshape.default:
+            try:
+                return Value(value.memory, value.form.view(*rest))
+            except RuntimeError:
+                copied = self.contiguous(value)
+                return Value(copied.memory, copied.form.view(*rest))
+        return Value(value.memory, formed(target, (value.form, *rest), kwargs))
+
+    def contiguous(self, value: Value) -> Value:
+        """The value without gaps, in the order of its dimensions."""
+        if value.form.is_contiguous():
+            return value
+        form = torch.empty(value.form.shape, dtype=value.form.dtype, device="meta")
+        out = self.room(form)
+        self.loops([out, value], lambda to, at: f"{to} = {at};")
+        return out
+
+    def loops(
+        self,
+        values: Sequence[Value],
+        inner: Callable[..., str],
+        order: Sequence[int] | None = None,
+    ) -> None:
+        """A statement for every entry of the first value, given the entries of all.
+
+        Without an order of its dimensions the statements must not depend on each other.
+        """
+        shape = values[0].form.shape
+        forms = [value.form.expand(shape) for value in values]
+        if order is None:
+            strides = forms[0].stride()
+            order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
+        order = [d for d in order if shape[d] != 1]
+        lines, places = [], ["0"] * len(shape)
+        for d in order:
+            places[d] = f"i{d}"
+            lines.append(f"for (ptrdiff_t i{d} = 0; i{d} < {shape[d]}; i{d}++)")
+        entries = [value.at(form, places) for value, form in zip(values, forms, strict=True)]
+        if shape.numel():
+            self.say("\n".join([*lines, f"{{ {inner(*entries)} }}"]), *values)
+
+
+Handler = Callable[[Writer, Any, Any, Any], Any]  # of a target of torch.ops, args and kwargs
+OPERATIONS: dict[Any, Handler] = {}
+
+
+def handles(*targets: Any) -> Callable[[Handler], Handler]:
+    """Registers what writes these operations."""
+
+    def register(handler: Handler) -> Handler:
+        OPERATIONS.update(dict.fromkeys(targets, handler))
+        return handler
+
+    return register
+
+
+def asked(target: Any, args: Any, kwargs: Any) -> Tensor:
+    """What torch says about the form of a result."""
+    forms = torch.utils._pytree.tree_map_only(Value, lambda value: value.form, (args, kwargs))
+    args, kwargs = forms
+    if "device" in kwargs:
+        kwargs = {**kwargs, "device": "meta"}
+    kwargs = {k: v for k, v in kwargs.items() if k != "pin_memory"}
+    if target._schema.is_mutable:
+        args = (torch.empty_like(args[0]), *args[1:])
+    return formed(target, args, kwargs)
+
+
+def formed(target: Any, args: Any, kwargs: Any) -> Tensor:
+    """The form of a result, for arguments on the meta device."""
+    try:
+        result: Tensor = target(*args, **kwargs)
+    except (
+        RuntimeError
+    ) as error:  # for one client the forms do not fit: the step is of another kind
+        raise UnknownError(f"{target}: {error}") from error
+    return result
+
+
+def literal(value: Any, kind: torch.dtype) -> str:
+    """A number of this kind."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if not isinstance(value, int | float):
+        raise UnknownError(f"the argument {value!r}")
+    value = float(value) if kind.is_floating_point else value
+    if isinstance(value, float) and not math.isfinite(value):
+        special = '__builtin_nan("")' if math.isnan(value) else "__builtin_inf()"
+        return f"({'-' if value < 0 else ''}({KINDS[kind]}){special})"
+    return f"(({KINDS[kind]}){value!r}{'' if kind.is_floating_point else 'LL'})"
+
+
+def laid_out(memories: Iterable[Memory], always: set[str]) -> tuple[dict[str, int], int]:
+    """Where each memory begins in a common room, and how large that is.
+
+    Memory that is not needed any more is given to what comes later.
+    """
+    places: dict[str, int] = {}
+    busy: list[tuple[int, int, Memory]] = []  # begin, end, whose
+    most = 0
+    for memory in sorted(memories, key=lambda m: (m.name not in always, m.first)):
+        size = -(-memory.size // _ALIGNED) * _ALIGNED
+        taken = sorted(
+            (begin, end)
+            for begin, end, other in busy
+            if memory.name in always
+            or other.name in always
+            or (other.first < memory.last and memory.first < other.last)
+        )
+        begin = 0
+        for start, end in taken:
+            if start - begin >= size:
+                break
+            begin = max(begin, end)
+        places[memory.name] = begin
+        busy.append((begin, begin + size, memory))
+        most = max(most, begin + size)
+    return places, most

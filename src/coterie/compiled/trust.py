@@ -1,0 +1,320 @@
+"""Whether a recording gives what its call gives, judged by what the call changes.
+
+A round at a small learning rate moves a model by less than a thousandth of its length, so a
+recording is compared by *changes*: what a tensor of the result has beyond the nearest tensor that
+the call was given, for each client and each layer of a model vector, other results as a whole.
+
+The comparison is made in float64 (``tape.InDouble``), where rounding is far below every change. The
+clients then stand in other places, and all numbers are a little different from those that were
+recorded: whatever was taken for the same in every round, and is not, shows. A recording that passes
+is played in float32 too, and may there differ by what rounding does to the call. Compiled steps may
+differ by what rounding did to the recording; where that hides more than a part of one step, they
+are compiled and compared in float64 as well.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import tree
+from ..core.tree import Bank, Tree
+from ..errors import MismatchError
+from .trace import InDouble, doubled
+
+Call = Callable[..., Tree]
+_SHAKE = 0.01  # how much the numbers of a call are changed for the comparison
+_EXACTLY = 1e-6  # of a change: what float64 may be off
+_AT_MOST = 1e-3  # of a change: what is never allowed in float64
+_NOTHING = 1e-12  # of a vector: a change that is none
+_CONSTANTS = 1e-7  # float32 constants in a recording are off by so much
+_ROUNDING = 1e-6  # a share that is little more than float32's rounding
+_TIMES = 4  # as much as the call itself shows
+_STORED = 2 * torch.finfo(torch.float32).eps  # rounding of a vector that is moved many times
+_OF_A_STEP = 0.1  # what must be seen of one step among many
+_NOISE = 65_537  # draws that take turns: a prime, so that rows of a tensor get different ones
+_FEW = 3  # clients that a call is made for
+_CANDIDATES = 64  # tensors of the input, at most, that a result is compared with
+
+
+class Off(NamedTuple):
+    """How far one tensor of a result is off, for each layer and client ``[layers, rows]``."""
+
+    far: Tensor
+    change: Tensor  # how far it is from the nearest input
+    length: Tensor  # its own norm
+    layered: bool  # a model vector, layer by layer
+    what: str
+
+
+class Trial:
+    """A call on numbers of its own, and what it gives in float64.
+
+    The call is made for few clients. Recordings are played for as many as they were made for: the
+    same few, each in several places.
+    """
+
+    def __init__(self, call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> None:
+        self._call, self._layers = call, tuple(layers)
+        self._places = _places(len(next(tree.leaves(inputs))))
+        few = tree.map_leaves(lambda leaf: leaf[: int(self._places.max()) + 1], inputs)
+        self._few = shaken(few, _SHAKE)
+        floats = [leaf for leaf in tensors(inputs) if leaf.is_floating_point()]
+        self.single = any(leaf.dtype != torch.float64 for leaf in floats)
+        self._exact = doubled(self._few)
+        self._many = self._spread(self._exact)
+        self._expected = tensors(self._spread(self._in_double(call, self._exact)))
+        self._changes = [self._change(leaf) for leaf in self._expected]
+        self._rounded: list[Off] | None = None
+
+    def recorded(self, play: Call) -> None:
+        """Refuse a recording that does not give what the call gives."""
+        self.exact(play)
+        if self.single:
+            self._rounded = self._only_rounded(play)
+
+    def exact(self, play: Call) -> None:
+        """Refuse what does not give the call's own result in float64."""
+        found = self._off(self._played_in_double(play))
+        if all(map(_exactly, found)):
+            return
+        again = self._off(self._spread(self._in_double(self._call, self._exact)))
+        if not all(map(_exactly, again)):
+            raise MismatchError("the same call gives something else every time")
+        nudged = shaken(self._exact, _CONSTANTS)
+        own = self._off(self._spread(self._in_double(self._call, nudged)))
+        for off, mine in zip(found, own, strict=True):
+            allowed = torch.minimum(_TIMES * mine.far, _AT_MOST * off.change)
+            _refuse(off, torch.maximum(allowed, _exact_bound(off)))
+
+    def _only_rounded(self, play: Call) -> list[Off]:
+        """Refuse what differs from the call by more than rounding, in the call's own precision."""
+        found = self._off(self._played(play))
+        bounds = [_AT_MOST * off.change for off in found]
+        for roughly in (self._nudged, self._as_written):
+            if not _all_within(found, bounds):
+                own = [_rounding(off) for off in roughly(play)]
+                bounds = [torch.maximum(*pair) for pair in zip(bounds, own, strict=True)]
+        for off, bound in zip(found, bounds, strict=True):
+            _refuse(off, bound)
+        return found
+
+    def compiled(self, play: Call, steps: int) -> bool:
+        """Refuse what differs by more than the recording; whether that shows a part of a step."""
+        if self._rounded is None:
+            self.exact(play)
+            return True
+        found, bounds = self._off(self._played(play)), list(map(_rounding, self._rounded))
+        for off, bound in zip(found, bounds, strict=True):
+            _refuse(off, bound)
+        seen = _OF_A_STEP / max(steps, 10)
+        pairs = zip(found, bounds, strict=True)
+        return all(_shows(off, bound, seen) for off, bound in pairs if off.layered)
+
+    def captured(self, replay: Call, play: Call) -> None:
+        """Refuse a CUDA graph that differs from its recording by more than rounding.
+
+        Both in the precision of the run, which may be tf32: a graph cannot be in another.
+        """
+        given = self._spread(self._few)
+        bounds = map(_rounding, self._off(play(*given)))
+        for off, bound in zip(self._off(replay(*given)), bounds, strict=True):
+            _refuse(off, bound)
+
+    def _nudged(self, play: Call) -> list[Off]:
+        """What a change that is little more than rounding makes of the result."""
+        return self._off(self._in_double(play, shaken(self._many, _ROUNDING)))
+
+    def _as_written(self, play: Call) -> list[Off]:
+        """What rounding makes of the call itself."""
+        with full_precision():
+            return self._off(self._spread(self._call(*self._few)))
+
+    def _played(self, play: Call) -> Tree:
+        with full_precision():
+            return play(*self._spread(self._few))
+
+    def _played_in_double(self, play: Call) -> Tree:
+        try:
+            return self._in_double(play, self._many)
+        except RuntimeError as error:
+            if not self.single:
+                raise
+            self._played(play)  # what fails in the call's own precision too is raised here
+            raise MismatchError(f"it cannot be played in float64: {error}") from error
+
+    def _spread(self, few: Tree) -> Tree:
+        return tree.take(few, self._places)
+
+    def _in_double(self, call: Call, inputs: tuple[Tree, ...]) -> Tree:
+        if not self.single:
+            return call(*inputs)
+        with full_precision(), InDouble():
+            return call(*inputs)
+
+    def _off(self, result: Tree) -> list[Off]:
+        pairs = zip(tensors(result), self._expected, self._changes, strict=True)
+        return [self._one(at, *pair) for at, pair in enumerate(pairs)]
+
+    def _one(self, at: int, found: Tensor, expected: Tensor, change: Tensor) -> Off:
+        what = f"result {at}, {tuple(expected.shape)} of {expected.dtype},"
+        if not expected.is_floating_point():
+            far = (found != expected).double().mean().view(1, 1)  # the share that is not equal
+            return Off(far, torch.zeros_like(far), torch.zeros_like(far), False, what)
+        difference = found.double() - expected
+        both = (found == expected) | (found.isnan() & expected.isnan())
+        difference = torch.where(both, 0.0, difference).nan_to_num(nan=torch.inf)
+        length = self._norms(expected.nan_to_num(0.0, 0.0, 0.0))
+        return Off(self._norms(difference), change, length, self._cut(expected) is not None, what)
+
+    def _change(self, leaf: Tensor) -> Tensor:
+        """How far a result is from the nearest tensor of the input, or from zero."""
+        if not leaf.is_floating_point():
+            return leaf.new_zeros(1, 1, dtype=torch.float64)
+        leaf = leaf.nan_to_num(0.0, 0.0, 0.0)
+        nearest = self._norms(leaf)
+        for other in _alike(leaf, self._many, self._cut(leaf) is not None):
+            nearest = torch.minimum(nearest, self._norms(leaf - other.nan_to_num(0.0, 0.0, 0.0)))
+        return nearest
+
+    def _norms(self, leaf: Tensor) -> Tensor:
+        """Norms ``[layers, rows]``; a tensor that is no model is one layer with a row a client."""
+        cut = self._cut(leaf)
+        parts: Sequence[Tensor] = (leaf.reshape(len(leaf), -1),)
+        if cut is not None:
+            parts = leaf.reshape(-1, leaf.shape[-1]).split(cut, 1)
+        return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts])
+
+    def _cut(self, leaf: Tensor) -> list[int] | None:
+        """The sizes of a model's layers; None for a tensor that is no model."""
+        ends = list(accumulate(self._layers))
+        if leaf.dim() < 2 or leaf.shape[-1] not in ends:
+            return None
+        return list(self._layers[: ends.index(leaf.shape[-1]) + 1])
+
+
+def _places(count: int) -> Tensor:
+    """Which of a few clients stands in each of so many places: the first are turned around."""
+    few = min(count, _FEW)
+    luck = torch.randint(few, (count,), generator=torch.Generator().manual_seed(0))
+    luck[:few] = torch.arange(few).flip(0)
+    return luck
+
+
+def _alike(leaf: Tensor, inputs: Tree, model: bool) -> Iterator[Tensor]:
+    """Tensors of the input that a result may have begun as; one of several models at a time."""
+    left = _CANDIDATES
+    for given in _rows(inputs):
+        if not given.is_floating_point() or not left:
+            continue
+        if given.shape == leaf.shape:
+            left -= 1
+            yield given
+        if model and len(given) == len(leaf) and given.dim() > 1:
+            if given.shape[-1] != leaf.shape[-1] or given.dim() == leaf.dim() == 2:
+                continue
+            models = given.reshape(len(given), -1, given.shape[-1]).unbind(1)
+            for one in models[:left]:
+                left -= 1
+                yield one.view(len(one), *[1] * (leaf.dim() - 2), -1).expand(leaf.shape)
+
+
+def _rows(value: Any) -> Iterator[Tensor]:
+    """Every tensor with a row a client; of a Bank each client's models, one slot at a time."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Bank):
+        for slot in value.slot.flatten(1).unbind(1)[:_CANDIDATES]:
+            yield value.models[slot.clamp(min=0)]
+    else:
+        for part in value:
+            yield from _rows(part)
+
+
+def _exact_bound(off: Off) -> Tensor:
+    whole = off.length.square().sum(0, keepdim=True).sqrt()
+    return _EXACTLY * off.change + _NOTHING * whole
+
+
+def _exactly(off: Off) -> bool:
+    return bool((off.far <= _exact_bound(off)).all())
+
+
+def _rounding(own: Off) -> Tensor:
+    """What rounding may do: what it did here, to this layer or to the whole vector it is part of.
+
+    A layer of few entries may have been lucky.
+    """
+    far, change = (part.square().sum(0).sqrt() for part in (own.far, own.change))
+    share = (far / change.clamp(min=1e-300)).max()
+    spread = torch.where(own.change > 0, share * own.change, 0.0)
+    return _TIMES * torch.stack([own.far, spread, _STORED * own.length]).amax(0)
+
+
+def _all_within(found: Sequence[Off], bounds: Sequence[Tensor]) -> bool:
+    return all(bool((o.far <= b).all()) for o, b in zip(found, bounds, strict=True))
+
+
+def _shows(off: Off, bound: Tensor, share: float) -> bool:
+    """Whether a bound is smaller than such a share of every change, of layers that change."""
+    whole = off.length.square().sum(0, keepdim=True).sqrt()
+    still = off.change <= _NOTHING * whole
+    return bool((still | (bound <= share * off.change)).all())
+
+
+def _refuse(off: Off, bound: Tensor) -> None:
+    inside = off.far <= bound
+    if bool(inside.all()):
+        return
+    layer, row = (int(i) for i in (~inside).nonzero()[0])
+    far, most, change = (float(part[layer, row]) for part in (off.far, bound, off.change))
+    where = f" layer {layer}," if off.layered else ""
+    raise MismatchError(
+        f"on other numbers it gives something else: {off.what}{where} row {row} changes by "
+        f"{change:.2g} and is off by {far:.2g}, expected at most {most:.2g}"
+    )
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Without tf32: differences of losses are compared, which it rounds away."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Every tensor, a Bank's table too."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [leaf for part in value for leaf in tensors(part)]
+
+
+def rebuilt(like: Any, leaves: Iterator[Tensor]) -> Any:
+    """The structure of ``like`` with these tensors."""
+    if isinstance(like, Tensor):
+        return next(leaves)
+    parts = [rebuilt(part, leaves) for part in like]
+    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+
+
+def shaken(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
+    """The same inputs with every number that is not whole changed by about such a share."""
+    noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def one(at: int, leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf
+        factors, times = 1 + share * noise.roll(at), -(-leaf.numel() // _NOISE)
+        return leaf * factors.to(leaf).repeat(times)[: leaf.numel()].view(leaf.shape)
+
+    leaves = (one(at, leaf) for at, leaf in enumerate(tensors(inputs)))
+    changed: tuple[Tree, ...] = rebuilt(inputs, leaves)
+    return changed

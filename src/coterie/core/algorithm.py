@@ -1,0 +1,287 @@
+"""A method is two halves and a message each way.
+
+    server ──download──▶ row i ──▶ local(client_i, row_i, state_i) ──▶ upload_i, state_i'
+       ▲                                                                   │
+       └──────────────── aggregate(server, uploads, round) ◀───────────────┘
+    prediction:  predictor(client_i, served_i, state_i) ──▶ Mixture
+
+``local`` and ``predictor`` are written for ONE client and are the only code that sees data.
+``download``, ``serve`` and ``aggregate`` work on stacked rows, one a client of the round, and never
+see data. Nothing changes its arguments. A concrete method is a frozen dataclass whose fields are
+its hyper-parameters.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..data.shared import Sharing
+from ..errors import ConfigError
+from . import random
+from .client import Client, of_server
+from .fields import Checked
+from .task import Recipe, Task
+from .tree import Tree
+
+Server = TypeVar("Server")
+Down = TypeVar("Down")
+Up = TypeVar("Up")
+State = TypeVar("State")
+
+
+class Round(NamedTuple):
+    """One communication round as the server sees it."""
+
+    index: int  # type: ignore[assignment]  # counts from 0
+    horizon: int  # rounds of the whole run
+    clients: Tensor  # [m] who takes part
+    population: int
+    seed: int
+    lr: float  # the clients' learning rate in this round
+    keys: Tensor  # [population] a number for each client, from its name
+    parameters: int  # how many entries of a model's vector are trained; buffers follow
+    recipe: Recipe  # how the clients train
+    aux: Client | None = None  # the server's own samples, where it holds any
+    sent_to: Tensor | None = None  # [n] who was sent a message, where not all of them replied
+
+    @property
+    def asked(self) -> Tensor:
+        """Who was sent this round's message, whether they replied or not."""
+        return self.clients if self.sent_to is None else self.sent_to
+
+    def draw(self, purpose: str, *clients: Tensor, count: int | None = None) -> Tensor:
+        """Uniform draws derived from (seed, round, purpose, clients), broadcast over clients.
+
+        ``count`` asks for so many of each, in a last dimension.
+        """
+        words = [self.keys[c] for c in clients]
+        if count is not None:
+            words = [word.unsqueeze(-1) for word in words]
+            words.append(torch.arange(count, device=self.keys.device))
+        return random.uniform(self.seed, purpose, self.index, *words)
+
+    def trainable(self, models: Tensor) -> Tensor:
+        """The part of the models that distances and angles are taken of: no buffers."""
+        return models[..., : self.parameters]
+
+
+def round_of(task: Task, index: int, horizon: int, clients: Tensor) -> Round:
+    """A round of this task for some clients."""
+    return Round(
+        index=index,
+        horizon=horizon,
+        clients=clients,
+        population=task.population,
+        seed=task.seed,
+        lr=task.recipe.rate(index),
+        keys=task.keys,
+        parameters=task.model.parameters,
+        recipe=task.recipe,
+        aux=of_server(task, index, horizon),
+    )
+
+
+class Mixture(NamedTuple):
+    """What predicts: ``p(y|x) = Σ_r weights[r] · softmax(h(models[r], x))``.
+
+    A client whose weights are all zero has no predictor and is left out of the metrics.
+    """
+
+    weights: Tensor  # [r]
+    models: Tensor  # [r, P]
+
+
+def single(w: Tensor) -> Mixture:
+    """A predictor that is one model."""
+    return Mixture(w.new_ones(1), w.unsqueeze(0))
+
+
+class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
+    """What every method defines. See the module's docstring for how the parts meet."""
+
+    title: ClassVar[str] = ""  # as its paper writes it, where the class name is not that
+    paper: ClassVar[str] = ""
+    bibtex: ClassVar[str] = ""
+
+    @property
+    def uses_validation(self) -> bool:
+        """Whether clients weigh models on validation data: ``merge_val`` then leaves it alone."""
+        return False
+
+    @property
+    def everybody(self) -> bool:
+        """Whether all clients take part in every round, whatever the run samples."""
+        return False
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """What raw samples leave the clients; None where none do.
+
+        An engine on a network refuses a method that shares any unless every site consents.
+        """
+        return None
+
+    @property
+    def models_change_hands(self) -> bool:
+        """Whether a model ends with whoever uses it most, not with who began it.
+
+        Then only ``A Aᵀ`` (who uses the same models) tells who works with whom, not ``A``.
+        """
+        return False
+
+    def chapter(self, index: int, horizon: int) -> Hashable | None:
+        """What a client's code reads off ``client.round`` and ``client.horizon`` in this round.
+
+        Rounds of one chapter do the same operations, so that one of them may be recorded for all.
+        None declares nothing: a call that asks which round it is, is then never recorded.
+        """
+        return None
+
+    def check(self, task: Task, rounds: int) -> None:
+        """Refuse fields that do not fit this task or a run of so many rounds, before round 0."""
+
+    @abstractmethod
+    def init(self, task: Task) -> tuple[Server, State]:
+        """The server before round 0 and a row of state for every client ``[K, ...]``."""
+
+    @abstractmethod
+    def download(self, server: Server, round: Round) -> Down:
+        """What each client of the round receives, a row a client."""
+
+    @abstractmethod
+    def local(self, client: Client, received: Down, state: State) -> tuple[Up, State]:
+        """One client's round."""
+
+    @abstractmethod
+    def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
+        """The server after the round; ``round.clients`` are those who replied."""
+
+    @abstractmethod
+    def serve(self, server: Server, round: Round) -> Tree:
+        """What each client receives only to predict with."""
+
+    @abstractmethod
+    def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
+        """One client's deployed model."""
+
+    def collaboration(self, server: Server, states: State, round: Round) -> Tensor | None:
+        """Who draws on whom ``[K, K]``, for people to look at; None where nobody chooses.
+
+        Called after the round. Row i holds the weights with which client i's model was made in the
+        last round it took part in: what was applied, not what the next exchange would apply.
+        """
+        return None
+
+    def observed(self, server: Server) -> dict[str, Any]:
+        """What the last round's participants reported for the record: plain values by name."""
+        return {}
+
+
+AnyAlgorithm = Algorithm[Any, Any, Any, Any]
+
+
+def check_run(algorithm: AnyAlgorithm, task: Task, rounds: int) -> None:
+    """Refuse, before round 0, a run that could not train in its last round."""
+    recipe, least = task.recipe, torch.finfo(task.dtype).tiny
+    if recipe.rate(0) > 0 and recipe.rate(rounds - 1) < least:
+        raise ConfigError(
+            f"train.decay: found {recipe.decay}, which takes the learning rate from {recipe.lr} to "
+            f"{recipe.rate(rounds - 1):g} in {rounds} rounds; expected a rate of at least "
+            f"{least:.0e} to the end: raise decay, or set train.floor"
+        )
+    algorithm.check(task, rounds)
+
+
+def check_pull(task: Task, rounds: int, field: str, strength: float) -> None:
+    """Refuse an explicit gradient step on ``(strength/2)‖w − anchor‖²`` that overshoots.
+
+    Heavy-ball steps of rate η and momentum β do so from ``η · strength = 2 (1 + β)`` on, in the
+    round with the largest η. Adam's steps have another length.
+    """
+    recipe = task.recipe
+    lr, limit = max(recipe.rate(0), recipe.rate(rounds - 1)), 2 * (1 + recipe.momentum)
+    if recipe.optimizer == "sgd" and lr * strength >= limit:
+        raise ConfigError(
+            f"{field}: found a pull of {strength:g}, times a learning rate of {lr:g}: "
+            f"{lr * strength:g}; expected below {limit:g}, from where on steps overshoot and grow; "
+            f"lower {field.rpartition('.')[2]} or train.lr"
+        )
+
+
+class GlobalModel(Algorithm[Server, Down, Up, State]):
+    """A method whose predictor is one model that the server sends to everybody."""
+
+    @abstractmethod
+    def model(self, server: Server) -> Tensor:
+        """The global model ``[P]``."""
+
+    def serve(self, server: Server, round: Round) -> Tensor:
+        """The newest global model."""
+        return self.model(server).expand(len(round.clients), -1)
+
+    def predictor(self, client: Client, served: Tensor, state: State) -> Mixture:
+        """The global model as it is."""
+        return single(served)
+
+
+class OwnModel(Algorithm[Server, Down, Up, State]):
+    """A method whose predictor is a model that the client keeps."""
+
+    @abstractmethod
+    def model(self, state: State) -> Tensor:
+        """The client's own model ``[P]``."""
+
+    def serve(self, server: Server, round: Round) -> Tree:
+        """Nothing: the client has what it needs."""
+        return ()
+
+    def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
+        """The client's own model."""
+        return single(self.model(state))
+
+
+@dataclass(frozen=True)
+class Wrapper(Algorithm[Server, Down, Up, State]):
+    """A method with something added around it; what it needs of a run, it needs as before."""
+
+    algorithm: AnyAlgorithm
+
+    def __post_init__(self) -> None:
+        """Nothing is left to check: what is wrapped was checked when it was made."""
+
+    def check(self, task: Task, rounds: int) -> None:
+        """As the method."""
+        self.algorithm.check(task, rounds)
+
+    @property
+    def uses_validation(self) -> bool:
+        """As the method."""
+        return self.algorithm.uses_validation
+
+    @property
+    def everybody(self) -> bool:
+        """As the method."""
+        return self.algorithm.everybody
+
+    @property
+    def models_change_hands(self) -> bool:
+        """As the method."""
+        return self.algorithm.models_change_hands
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """As the method."""
+        return self.algorithm.sharing
+
+    def chapter(self, index: int, horizon: int) -> Hashable | None:
+        """As the method."""
+        return self.algorithm.chapter(index, horizon)
+
+
+def rows(value: Tensor, count: int) -> Tensor:
+    """The same value for ``count`` clients, without copies."""
+    return torch.as_tensor(value).expand(count, *value.shape)

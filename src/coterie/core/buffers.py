@@ -1,0 +1,130 @@
+"""Whose batch-norm statistics a client's models have (``train.buffers``, spec 1.2).
+
+``average`` is no code at all: buffers stand behind the parameters in a model's vector and are mixed
+with them. Under the other two policies a method sees vectors of parameters only, and any method is
+wrapped so that statistics go their own way:
+
+    local     client i keeps s_i; its training moves s_i; every model it meets is used with s_i
+    server    s goes down to everybody; training moves a copy to s_i; s ← Σ_i p_i s_i by samples
+
+Notes:
+    A client has one set of statistics, whatever it trains: where it trains two models in turn, the
+    one after the other moves them. A method that trains several side by side is refused.
+    Somebody else's model, too, is judged with the client's own statistics: those of its owner do
+    not travel.
+    Local trains alone, so that its statistics are each client's own under every policy.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..adapt import Adapted
+from ..algorithms.erosion import Erosion
+from ..algorithms.fedem import FedEM
+from ..algorithms.federico import FedeRiCo
+from ..algorithms.local import Local
+from ..algorithms.waffle import Waffle
+from ..errors import ConfigError
+from .algorithm import AnyAlgorithm, Mixture, Round, Wrapper, rows
+from .client import Client, Statistics
+from .mixing import mix, shares
+from .task import Task
+from .tree import Tree
+
+POLICIES = ("average", "local", "server")
+SEVERAL = (Erosion, FedEM, FedeRiCo, Waffle)
+Policy = Literal["local", "server"]
+
+
+class Beside(NamedTuple):
+    """Something of the method, and the statistics that go with it; () where none do."""
+
+    method: Tree
+    buffers: Tree
+
+
+class Report(NamedTuple):
+    """What a participant's training made of the server's statistics."""
+
+    buffers: Tensor  # [b]
+    size: Tensor  # []
+
+
+@dataclass(frozen=True)
+class Apart(Wrapper[Beside, Beside, Beside, Beside]):
+    """Any method, with batch-norm statistics that are no part of its models."""
+
+    policy: Policy
+
+    def init(self, task: Task) -> tuple[Beside, Beside]:
+        """As the method; everybody's statistics start as the network's."""
+        server, states = self.algorithm.init(task)
+        if self.policy == "server":
+            return Beside(server, task.statistics), Beside(states, ())
+        return Beside(server, ()), Beside(states, rows(task.statistics, task.population))
+
+    def download(self, server: Beside, round: Round) -> Beside:
+        """As the method, and the server's statistics."""
+        return Beside(self.algorithm.download(server.method, round), self._sent(server, round))
+
+    def local(self, client: Client, received: Beside, state: Beside) -> tuple[Beside, Beside]:
+        """As the method; its training moves the statistics."""
+        mine = self._held(received, state)
+        upload, kept = self.algorithm.local(client.holding(mine), received.method, state.method)
+        if self.policy == "server":
+            return Beside(upload, Report(mine.buffers, client.size)), Beside(kept, ())
+        return Beside(upload, ()), Beside(kept, mine.buffers)
+
+    def aggregate(self, server: Beside, uploads: Beside, round: Round) -> Beside:
+        """As the method; statistics are averaged by sample counts."""
+        buffers: Tree = ()
+        if self.policy == "server":
+            buffers = mix(shares(uploads.buffers.size), uploads.buffers.buffers)
+        return Beside(self.algorithm.aggregate(server.method, uploads.method, round), buffers)
+
+    def serve(self, server: Beside, round: Round) -> Beside:
+        """As the method, and the server's newest statistics."""
+        return Beside(self.algorithm.serve(server.method, round), self._sent(server, round))
+
+    def predictor(self, client: Client, served: Beside, state: Beside) -> Mixture:
+        """The method's predictor, its models with the statistics; an adaptation moves a copy."""
+        mine = self._held(served, state)
+        holding = client.holding(mine)
+        weights, models = self.algorithm.predictor(holding, served.method, state.method)
+        return Mixture(weights, torch.cat([models, rows(mine.buffers, len(models))], 1))
+
+    def collaboration(self, server: Beside, states: Beside, round: Round) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.collaboration(server.method, states.method, round)
+
+    def observed(self, server: Beside) -> dict[str, Any]:
+        """As the method."""
+        return self.algorithm.observed(server.method)
+
+    def _held(self, message: Beside, state: Beside) -> Statistics:
+        return Statistics(message.buffers if self.policy == "server" else state.buffers)
+
+    def _sent(self, server: Beside, round: Round) -> Any:
+        return rows(server.buffers, len(round.clients)) if self.policy == "server" else ()
+
+
+def governed(algorithm: AnyAlgorithm, task: Task) -> AnyAlgorithm:
+    """The method under the task's policy: itself where buffers are averaged or there are none."""
+    policy = task.recipe.buffers
+    if policy not in POLICIES:
+        raise ConfigError(
+            f"train.buffers: '{policy}' is unknown; expected one of {', '.join(POLICIES)}"
+        )
+    if not task.model.apart or isinstance(algorithm, Apart):
+        return algorithm
+    plain = algorithm.algorithm if isinstance(algorithm, Adapted) else algorithm
+    if isinstance(plain, SEVERAL):
+        raise ConfigError(
+            f"train.buffers: {type(plain).__name__} trains several models on each client, and one "
+            f"set of batch-norm statistics cannot serve them all; found '{policy}', use 'average', "
+            "or a network with another norm (norm = 'group')"
+        )
+    return Apart(algorithm, "local" if policy == "local" or isinstance(plain, Local) else "server")

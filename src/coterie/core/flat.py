@@ -1,0 +1,234 @@
+"""A model is a vector: an ``nn.Module`` as a function of one flat parameter vector."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..errors import ConfigError, did_you_mean
+from . import random
+
+
+class Slot(NamedTuple):
+    """Where one parameter lives in the vector."""
+
+    name: str
+    start: int
+    shape: torch.Size
+
+    @property
+    def stop(self) -> int:
+        """The position after its last entry."""
+        return self.start + self.shape.numel()
+
+
+class FlatModel:
+    """``FlatModel(module)(w, x)`` computes the module's output with the parameters in ``w``.
+
+    The vector holds the trainable parameters, each once (tied weights share a slot), in the
+    module's own order, and behind them the floating-point buffers (batch-norm statistics): mixing
+    models then mixes their buffers with the same weights. ``parameters`` counts the first part;
+    distances, gradients and optimisers see nothing else. Frozen parameters stay with the module.
+    A tied weight belongs to the last module that uses it: an output layer that shares the weight
+    of an embedding owns it.
+
+    ``apart`` leaves the buffers out of the vector that methods see (``size``); what is called and
+    refreshed is always a ``whole`` vector, with them. ``coupled`` says that in training the samples
+    of a batch depend on each other. ``nn.Dropout`` draws its masks from the ``stream`` of a call.
+
+    >>> model = FlatModel(nn.Linear(2, 1))
+    >>> model.size
+    3
+    >>> model(torch.tensor([1.0, 2.0, 0.5]), torch.tensor([[10.0, 1.0]])).item()
+    12.5
+    """
+
+    def __init__(
+        self, module: nn.Module, *, apart: bool = False, dropout: float | None = None
+    ) -> None:
+        trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise ConfigError(
+                "the model has no trainable parameter; expected at least one with requires_grad"
+            )
+        buffers = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
+        slots = _slots([*trainable, *buffers])
+        self._slots, self._buffers = slots, {name for name, _ in buffers}
+        self._names = _all_names(module)
+        self.whole, self.parameters = slots[-1].stop, sum(p.numel() for _, p in trainable)
+        self.apart = apart and bool(buffers)
+        self.slots = slots[: len(trainable)] if apart else slots
+        self.size = self.slots[-1].stop
+        self.coupled = _couples(module)
+        self.module = module.eval()
+        self._training = copy.deepcopy(module).train()
+        self._masks = _masked(self._training, dropout)
+        self.random = any(mask.rate > 0 for mask in self._masks)
+
+    def __call__(
+        self, w: Tensor, x: Tensor, *, training: bool = False, stream: Tensor | None = None
+    ) -> Tensor:
+        """The module's output at ``w``, in evaluation mode unless it is trained."""
+        named = self._named(w)
+        for name in self._buffers:  # batch norm has no gradient in them, and writes into them
+            named[name] = named[name].detach().clone() if training else named[name].detach()
+        return self._call(named, x, training, stream)
+
+    def refreshed(self, w: Tensor, x: Tensor, stream: Tensor | None = None) -> Tensor:
+        """``w`` with the buffers that a training pass over ``x`` leaves behind."""
+        if self.whole == self.parameters:
+            return w
+        named = {name: value.detach().clone() for name, value in self._named(w).items()}
+        with torch.no_grad():
+            self._call(named, x, True, stream)
+        return torch.cat([named[s.name].reshape(-1) for s in self._slots])
+
+    def _named(self, w: Tensor) -> dict[str, Tensor]:
+        # one split, not a slice a slot: its gradient is one concatenation instead of a sum of
+        # vectors that are zero but for a slot
+        stop = self._slots[-1].stop
+        parts = (w if len(w) == stop else w[:stop]).split([s.shape.numel() for s in self._slots])
+        return {s.name: part.view(s.shape) for s, part in zip(self._slots, parts, strict=True)}
+
+    def _call(
+        self, named: dict[str, Tensor], x: Tensor, training: bool, stream: Tensor | None
+    ) -> Tensor:
+        module = self._training if training else self.module
+        if training and self._buffers:  # batch norm writes into its buffers
+            named = {**named, **_counters(module)}
+        for mask in self._masks:
+            mask.begin(stream)
+        output: Tensor = functional_call(module, named, (x,))
+        return output
+
+    def statistics(self, module: nn.Module) -> Tensor:
+        """The buffers of another instance of the same module, as a copy."""
+        named = dict(module.named_buffers())
+        found = [named[s.name].detach().reshape(-1) for s in self._slots if s.name in named]
+        return torch.cat(found) if found else torch.zeros(0)
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The vector of another instance of the same module, as a copy."""
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        return torch.cat([named[s.name].detach().reshape(-1) for s in self.slots])
+
+    def positions(self, modules: Iterable[str]) -> Tensor:
+        """The vector's positions that belong to the named submodules or parameters."""
+        found = []
+        for name in modules:
+            mine = [s for s in self.slots if self._inside(s, name)]
+            if not mine:
+                raise ConfigError(
+                    f"the model has no layer '{name}'; {did_you_mean(name, self.layers())}"
+                )
+            found += [torch.arange(s.start, s.stop) for s in mine]
+        return torch.cat(found).unique() if found else torch.arange(0)
+
+    def _inside(self, slot: Slot, name: str) -> bool:
+        """Whether a module or parameter of this name has the slot; a tied weight has several."""
+        return any(f"{known}.".startswith(f"{name}.") for known in self._names[slot.name])
+
+    def owner(self, slot: Slot) -> str:
+        """The module that a slot belongs to; of a tied weight, the last one that uses it."""
+        return self._names[slot.name][-1].rpartition(".")[0]
+
+    def ordered(self) -> list[Slot]:
+        """The slots in the order of the modules they belong to, from input to output."""
+        order = {name: place for place, name in enumerate(n for n, _ in _tensors(self.module))}
+        return sorted(self.slots, key=lambda slot: order[self._names[slot.name][-1]])
+
+    def layers(self) -> list[str]:
+        """The names of the modules that own parameters or buffers, from input to output."""
+        return list(dict.fromkeys(self.owner(slot) for slot in self.ordered()))
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and buffer under every name it has, module by module."""
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        yield from part.named_parameters(prefix, recurse=False)
+        yield from part.named_buffers(prefix, recurse=False)
+
+
+def _all_names(module: nn.Module) -> dict[str, list[str]]:
+    """Every name of each parameter and buffer, by its first name."""
+    first: dict[int, str] = {}
+    names: dict[str, list[str]] = {}
+    for name, tensor in _tensors(module):
+        names.setdefault(first.setdefault(id(tensor), name), []).append(name)
+    return names
+
+
+def _slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
+    slots, start = [], 0
+    for name, value in named:
+        slots.append(Slot(name, start, value.shape))
+        start += value.numel()
+    return tuple(slots)
+
+
+class _Mask(nn.Module):
+    """``nn.Dropout`` in training, whose masks are derived and not drawn from torch's generator."""
+
+    def __init__(self, rate: float, number: int) -> None:
+        super().__init__()
+        self.rate, self.number = rate, number
+        self.begin(None)
+
+    def begin(self, stream: Tensor | None) -> None:
+        """What the next pass draws from; a layer that is used twice in it draws twice."""
+        self.stream, self.uses = stream, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Entries are zero at the rate; the others grow, so that the mean stays."""
+        if not self.rate:
+            return x
+        if self.stream is None:
+            raise ValueError("a training pass through dropout needs a stream to draw from")
+        places = torch.arange(x.numel(), device=x.device).view(x.shape)
+        luck = random.uniform(self.stream, self.number, self.uses, places)
+        self.uses += 1
+        return x * (luck >= self.rate).to(x.dtype) / (1 - self.rate)
+
+
+def _masked(module: nn.Module, rate: float | None) -> list[_Mask]:
+    """Put masks in the place of ``nn.Dropout``, at their own rates or at one for all."""
+    found: list[_Mask] = []
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Dropout:
+                found.append(_Mask(child.p if rate is None else rate, len(found)))
+                setattr(parent, name, found[-1])
+    if rate and not found:
+        raise ConfigError(
+            f"train.dropout: found {rate:g}, but the model has no nn.Dropout layer; leave it out, "
+            "or name a model that has one (char_lstm, word_lstm, or your own)"
+        )
+    return found
+
+
+def _couples(module: nn.Module) -> bool:
+    """Whether there is batch norm; a kind of it that cannot be told by a vector is refused."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    for norm in norms:
+        if not norm.track_running_stats or norm.momentum is None:
+            raise ConfigError(
+                f"the model has {norm}; expected running statistics with a momentum: without them "
+                "a prediction depends on the samples beside it or on a count of batches"
+            )
+    return bool(norms)
+
+
+def _counters(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the integer buffers, which a training pass would count up in place."""
+    return {n: b.clone() for n, b in module.named_buffers() if not b.is_floating_point()}
+
+
+def build(factory: Callable[[], nn.Module], *words: int | str) -> nn.Module:
+    """A module whose initialisation is derived from words; the caller's random state is kept."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(random.derive(*words))
+        return factory()

@@ -1,0 +1,137 @@
+"""Which code a config may name, and the import of it.
+
+A config names code outside this package as ``package.module:Class``. Importing a module runs it, so
+the module is looked for in allowed places only, without running anything: in the folders that the
+user named (``--code DIR``, ``code=`` in Python) and, for a config that the user wrote, among the
+installed packages (the interpreter's ``site-packages``). The current directory, the config's own
+folder and PYTHONPATH are never searched, and the standard library is never named.
+
+A folder of results may come from somebody else. The code that its config names is imported only
+where the user allows it: ``--code DIR``, or ``--code installed`` for an installed package.
+"""
+
+import importlib
+import importlib.util
+import os
+import re
+import site
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+
+INSTALLED = "installed"  # as --code: any installed package
+Given = str | Path | Iterable[str | Path] | None  # the parameter ``code`` of the Python functions
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+
+
+@dataclass(frozen=True)
+class Code:
+    """Where code that a config names may come from; by default from nowhere."""
+
+    folders: tuple[Path, ...] = ()
+    installed: bool = False
+
+    @classmethod
+    def of(cls, given: Given, *, installed: bool) -> "Code":
+        """The places that the user named, and installed packages where they need no naming."""
+        named = [given] if isinstance(given, str | Path) else list(given or ())
+        folders = [Path(each) for each in named if each != INSTALLED]
+        for folder in folders:
+            if "\0" in str(folder) or not folder.is_dir():
+                raise ConfigError(
+                    f"--code: '{folder}' is no folder; expected the folder that holds the module, "
+                    f"or the word '{INSTALLED}'"
+                )
+        found = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+        return cls(found, installed or INSTALLED in named)
+
+    @property
+    def places(self) -> list[str]:
+        """The folders that are searched."""
+        return [*(_site_folders() if self.installed else ()), *map(str, self.folders)]
+
+
+INSTALLED_ONLY = Code(installed=True)
+
+
+def _site_folders() -> list[str]:
+    """Where this interpreter has its installed packages."""
+    return [
+        *site.getsitepackages(),
+        *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
+    ]
+
+
+def imported(name: str, kind: type[Any], where: str, code: Code) -> type[Any]:
+    """The subclass of ``kind`` that ``package.module:Class`` names; nothing else is ever called."""
+    module, _, attribute = name.partition(":")
+    if not _NAME.fullmatch(name) or "__main__" in module.split("."):
+        raise ConfigError(f"{where}: found '{name}'; expected package.module:Class")
+    _check_place(name, module.partition(".")[0], where, code)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{where}: '{name}' cannot be imported ({error}); expected package.module:Class"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise ConfigError(
+            f"{where}: '{name}' is {found!r}; expected a class that extends "
+            f"{kind.__module__}.{kind.__qualname__}"
+        )
+    return found
+
+
+def _check_place(name: str, top: str, where: str, code: Code) -> None:
+    """Refuse a module that does not lie where code may come from; nothing is run to find out."""
+    if top in sys.stdlib_module_names:
+        raise ConfigError(
+            f"{where}: '{name}' is in Python's standard library, or has the name of one of its "
+            "modules; expected a module of your own with another name, or an installed package"
+        )
+    importlib.invalidate_caches()
+    allowed = PathFinder.find_spec(top, code.places) if code.places else None
+    if allowed is None:
+        raise ConfigError(f"{where}: {_not_found(name, code)}")
+    sys.path += [str(folder) for folder in code.folders if str(folder) not in sys.path]
+    try:
+        first = importlib.util.find_spec(top)
+    except ValueError:  # a module without a specification is loaded under this name
+        first = None
+    expected = _locations(allowed, top, code.places)
+    found = [] if first is None else _locations(first, top, sys.path)
+    if found != expected:
+        raise ConfigError(
+            f"{where}: '{name}' would be imported from {', '.join(found) or 'elsewhere'}; expected "
+            f"{', '.join(expected)}; rename the module: another one has its name"
+        )
+
+
+def _not_found(name: str, code: Code) -> str:
+    if not code.installed and not code.folders:
+        return (
+            f"the code '{name}', which this folder of results names, is not run, because whoever "
+            "wrote the folder chose it; if you trust it, say where it is: --code DIR for a folder "
+            f"with the module, --code {INSTALLED} for an installed package"
+        )
+    places = [INSTALLED + " packages"] if code.installed else []
+    looked = " and ".join([*places, *map(str, code.folders)])
+    return (
+        f"'{name}' cannot be imported (looked in {looked}; the current directory is not searched); "
+        "expected package.module:Class; name the folder of its module by --code DIR"
+    )
+
+
+def _locations(spec: ModuleSpec, top: str, places: Iterable[str]) -> list[str]:
+    """The file that a module is read from, or all folders that together are a package without one.
+
+    A specification lists the folders of such a package anew, by ``sys.path``, whenever it is asked.
+    """
+    folders = [Path(place, top) for place in places if Path(place, top).is_dir()]
+    found = [os.path.realpath(each) for each in ([spec.origin] if spec.origin else folders)]
+    return list(dict.fromkeys(found))

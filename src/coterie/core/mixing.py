@@ -1,0 +1,156 @@
+"""Rows of models and the weights between them: what servers of many methods share."""
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .rows import Rows, Table, dense, updated
+
+_COLUMNS = 1 << 16  # columns converted to float64 at once
+_CACHED = 1 << 18  # numbers that a CPU's cache holds
+
+
+def shares(sizes: Tensor, weighting: str = "samples") -> Tensor:
+    """Aggregation weights p of whoever replied, float64, summing to one.
+
+    ``samples`` weighs by training samples, ``uniform`` counts everybody once.
+    """
+    if weighting == "uniform":
+        sizes = torch.ones_like(sizes)
+    elif weighting != "samples":
+        raise ConfigError(f"weighting '{weighting}' is unknown; expected 'samples' or 'uniform'")
+    sizes = sizes.to(torch.float64)
+    return sizes / sizes.sum()
+
+
+def shares_within(groups: Tensor, sizes: Tensor, weighting: str = "samples") -> Tensor:
+    """The weights ``[m, m]`` with which the members of each group are averaged.
+
+    >>> shares_within(torch.tensor([0, 1, 0]), torch.tensor([30, 5, 10]))
+    tensor([[0.7500, 0.0000, 0.2500],
+            [0.0000, 1.0000, 0.0000],
+            [0.7500, 0.0000, 0.2500]], dtype=torch.float64)
+    """
+    together = (groups[:, None] == groups) * shares(sizes, weighting)
+    return together / together.sum(1, keepdim=True)
+
+
+def nobody_yet(like: Tensor, population: int) -> Tensor:
+    """The weights ``[K, K]`` that were applied before the first round: rows of zeros."""
+    return like.new_zeros(1).expand(population, population)
+
+
+def noted(applied: Rows, clients: Tensor, weights: Tensor) -> Table:
+    """Applied weights with those of a round: ``weights [m, m]`` between its clients."""
+    rows = torch.zeros(len(clients), len(applied), dtype=applied[:0].dtype, device=clients.device)
+    return updated(applied, clients, rows.index_copy(1, clients, weights.to(rows.dtype)))
+
+
+def last_applied(applied: Rows) -> Tensor:
+    """The weights ``[K, K]`` of everybody's last round; who has had none stands alone."""
+    A = dense(applied)
+    return A + torch.diag((A.sum(1) == 0).to(A.dtype))
+
+
+def mix(weights: Tensor, models: Tensor) -> Tensor:
+    """``A @ W`` in the models' precision; a vector of weights gives one model."""
+    return weights.to(models.dtype) @ models
+
+
+def mean_move(weights: Tensor, models: Tensor, w: Tensor) -> Tensor:
+    """``Σ p_i (w_i − w)``, exactly zero where nobody moved, without a copy of all models."""
+    columns = len(w) if models.is_cuda else max(1, _CACHED // max(1, len(models)))
+    room = models.new_empty(len(models), min(columns, len(w)))
+    parts = zip(models.split(columns, 1), w.split(columns), strict=True)
+    moves = (torch.sub(block, start, out=room[:, : len(start)]) for block, start in parts)
+    return torch.cat([mix(weights, move) for move in moves])
+
+
+def gram(W: Tensor) -> Tensor:
+    """All dot products between rows ``[m, m]``, in float64, without an m² × P intermediate."""
+    total = W.new_zeros(len(W), len(W), dtype=torch.float64)
+    for block in W.split(_COLUMNS, dim=1):
+        wide = block.to(torch.float64)
+        total += wide @ wide.T
+    return total
+
+
+def squared_distances(W: Tensor) -> Tensor:
+    """``‖w_i − w_j‖²`` for all pairs, float64, zero on the diagonal.
+
+    Rows are centred first: models are close to each other and far from zero.
+    """
+    products = gram(W - W.mean(0, keepdim=True))
+    square = products.diagonal()
+    distances = (square[:, None] + square[None, :] - 2 * products).clamp(min=0)
+    return distances.fill_diagonal_(0)
+
+
+def distances_between(V: Tensor, W: Tensor) -> Tensor:
+    """``‖v_i − w_j‖²`` for all rows of two tables, float64, zero where no more than rounding.
+
+    Rows should be near zero.
+    """
+    total = V.new_zeros(len(V), len(W), dtype=torch.float64)
+    square_v, square_w = total[:, :1], total[:1]
+    for v, w in zip(V.split(_COLUMNS, 1), W.split(_COLUMNS, 1), strict=True):
+        v, w = v.to(torch.float64), w.to(torch.float64)
+        square_v = square_v + (v**2).sum(1, keepdim=True)
+        square_w = square_w + (w**2).sum(1)
+        total = total + v @ w.T
+    squares = square_v + square_w
+    distances = squares - 2 * total
+    return torch.where(distances > 1e-13 * squares, distances, 0.0)
+
+
+def cosines(W: Tensor) -> Tensor:
+    """``cos(w_i, w_j)`` for all pairs, float64; 0 where a row is zero."""
+    products = gram(W)
+    norm = products.diagonal().clamp(min=0).sqrt()
+    scale = norm[:, None] * norm[None, :]
+    return torch.where(scale > 0, products / scale.clamp(min=1e-300), 0.0).clamp(-1, 1)
+
+
+def off_diagonal(A: Tensor) -> Tensor:
+    """All entries but the diagonal, as one vector."""
+    return A[~torch.eye(len(A), dtype=torch.bool, device=A.device)]
+
+
+def count_larger(scores: Tensor) -> Tensor:
+    """How many of the scores ``[n]`` are larger than each, int32, without comparing all pairs.
+
+    >>> count_larger(torch.tensor([0.5, 2.0, 0.5, 1.0]))
+    tensor([2, 0, 2, 1], dtype=torch.int32)
+    """
+    ordered, order = scores.sort(descending=True)
+    place = torch.arange(len(scores), dtype=torch.int32, device=scores.device)
+    smaller = torch.cat([place[:1] > 0, ordered[1:] != ordered[:-1]])  # than the one before
+    first = torch.where(smaller, place, 0).cummax(0).values  # the first of its equals
+    return torch.zeros_like(first).scatter(0, order, first)
+
+
+def epsilon_greedy(scores: Tensor, explore: Tensor, ties: Tensor, count: int) -> Tensor:
+    """Indices ``[m, count]`` of the candidates chosen in every row, -1 where none is left.
+
+    Slot by slot: where ``explore[m, count]`` holds, the not yet chosen candidate with the largest
+    random number in ``ties[m, n]``, otherwise the one with the largest score, equal scores in
+    random order. A score of ``-inf`` marks what is no candidate.
+    """
+    open_, chosen = scores > -torch.inf, []
+    by_chance = ties.masked_fill(~open_, -1)
+    order = ties.argsort(1)  # sorting a shuffled row stably breaks ties at random
+    ranked = torch.empty_like(order).scatter_(
+        1, order.gather(1, scores.gather(1, order).argsort(dim=1, stable=True)), _counted(scores)
+    )
+    by_score = ranked.masked_fill(~open_, -1).to(ties.dtype)
+    for slot in range(count):
+        left = open_.any(1)
+        value = torch.where(explore[:, slot, None], by_chance, by_score)
+        pick = value.masked_fill(~open_, -1).argmax(1)
+        chosen.append(torch.where(left, pick, -1))
+        open_ = open_.scatter(1, pick[:, None], False)
+    return torch.stack(chosen, 1) if chosen else scores.new_zeros(len(scores), 0, dtype=torch.int64)
+
+
+def _counted(scores: Tensor) -> Tensor:
+    return torch.arange(scores.shape[1], device=scores.device).expand(scores.shape).contiguous()

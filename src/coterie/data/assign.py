@@ -1,0 +1,154 @@
+"""Dealing samples to clients: what all partitions have in common.
+
+A partition says what kind of sample each one is (its *cell*: a class, a cluster, an owner) and how
+many of each cell every client gets. Dealing then shuffles each cell once and hands out consecutive
+blocks, so no sample can be given twice and nothing can loop.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..core import random
+from ..errors import DataError
+from .arrays import TEST
+from .federation import Dataset, Indices
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Plan(NamedTuple):
+    """Who shall get how many of what."""
+
+    clients: tuple[str, ...]
+    cells: Ints  # [N] the kind of every sample
+    names: tuple[str, ...]  # of the cells
+    counts: Callable[[Ints, bool], Ints]  # (supply [cells], is it the test part) -> [K, cells]
+    groups: Ints | None = None  # [K]
+    relabel: Ints | None = None  # [K, classes]
+    note: str = ""
+
+
+class Parts(NamedTuple):
+    """Who got what, before validation data is set apart."""
+
+    clients: tuple[str, ...]
+    pool: Indices  # what the client may learn from
+    test: Indices | None  # from the source's own test part, where it has one
+    groups: Tensor | None = None
+    relabel: Tensor | None = None
+    note: str = ""
+
+
+def client_names(count: int) -> tuple[str, ...]:
+    """Names for clients that have none."""
+    return tuple(f"client{i}" for i in range(count))
+
+
+def generator(*words: int | str) -> np.random.Generator:
+    """numpy's generator for draws that :mod:`coterie.core.random` does not offer (Dirichlet)."""
+    return np.random.default_rng(random.derive(*words))
+
+
+def even(total: int, parts: int) -> Ints:
+    """A total cut into parts that differ by at most one, the larger ones first.
+
+    >>> even(10, 4).tolist()
+    [3, 3, 2, 2]
+    """
+    return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
+
+
+def part_of(supply: Ints, fraction: float) -> Ints:
+    """A fraction of every cell, rounded down."""
+    return np.asarray(np.floor(fraction * supply + 1e-9), np.int64)
+
+
+def largest_remainder(total: int, shares: Floats, ties: Floats | None = None) -> Ints:
+    """A whole-number quota for every share, adding up to the total.
+
+    Equal remainders are served in the order of ``ties`` (smallest first), else as they stand.
+
+    >>> largest_remainder(5, np.array([0.5, 0.25, 0.25])).tolist()
+    [3, 1, 1]
+    """
+    exact = total * shares / shares.sum()
+    quota: Ints = np.floor(exact + 1e-9).astype(np.int64)
+    order = np.lexsort(
+        (np.zeros(len(shares)) if ties is None else ties, np.round(quota - exact, 9))
+    )
+    quota[order[: total - int(quota.sum())]] += 1
+    return quota
+
+
+def deal(dataset: Dataset, plan: Plan, seed: int) -> Parts:
+    """Carry a plan out, on the training part and on the source's test part where it has one."""
+    is_test = np.zeros(len(dataset.y), bool)
+    if dataset.fixed is not None:
+        is_test = (dataset.fixed == TEST).numpy()
+    pool = np.flatnonzero(~is_test)
+    if len(plan.clients) > len(pool):
+        raise DataError(
+            f"{dataset.name}: {len(plan.clients)} clients but only {len(pool)} training samples; "
+            "ask for fewer clients"
+        )
+    return Parts(
+        clients=plan.clients,
+        pool=_hand_out(plan, pool, False, seed),
+        test=_hand_out(plan, np.flatnonzero(is_test), True, seed) if is_test.any() else None,
+        groups=_tensor(plan.groups),
+        relabel=_tensor(plan.relabel),
+        note=plan.note,
+    )
+
+
+def _tensor(values: Ints | None) -> Tensor | None:
+    return None if values is None else torch.from_numpy(values.astype(np.int64))
+
+
+def _hand_out(plan: Plan, pool: Ints, test: bool, seed: int) -> Indices:
+    cells = plan.cells[pool]
+    supply = np.bincount(cells, minlength=len(plan.names))
+    counts = plan.counts(supply, test)
+    _check_supply(plan, counts, supply, "test" if test else "training")
+    order = random.bits(seed, "deal", int(test), torch.arange(len(pool))).argsort().numpy()
+    by_cell = order[np.argsort(cells[order], kind="stable")]
+    start = np.cumsum(supply) - supply
+    ends = start + np.cumsum(counts, axis=0)  # [K, cells]
+    held = [
+        np.concatenate([by_cell[b - n : b] for b, n in zip(*row, strict=True) if n])
+        if row[1].any()
+        else by_cell[:0]
+        for row in zip(ends, counts, strict=True)
+    ]
+    return tuple(torch.from_numpy(np.sort(pool[mine])) for mine in held)
+
+
+def _check_supply(plan: Plan, counts: Ints, supply: Ints, part: str) -> None:
+    demand = counts.sum(axis=0)
+    for cell in np.flatnonzero(demand > supply):
+        raise DataError(
+            f"{plan.names[cell]}: the partition asks for {demand[cell]} {part} samples but there "
+            f"are {supply[cell]}; ask for fewer clients or samples a client"
+        )
+
+
+def class_cells(dataset: Dataset, partition: str) -> tuple[Ints, tuple[str, ...]]:
+    """The class of every sample as its cell; refuses regression data."""
+    if dataset.regression:
+        raise DataError(
+            f"{dataset.name} has real-valued targets and partition '{partition}' deals classes; "
+            "use iid or natural"
+        )
+    names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
+    return dataset.y.numpy(), tuple(f"class {name}" for name in names)
+
+
+def one_cell(dataset: Dataset) -> tuple[Ints, tuple[str, ...]]:
+    """All samples alike."""
+    return np.zeros(len(dataset.y), np.int64), ("all",)

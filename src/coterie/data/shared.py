@@ -1,0 +1,105 @@
+"""Data that is no client's alone: what the server holds, and what all clients train on.
+
+Both are drawn from names and sample numbers, so that listing clients in another order changes
+nothing.
+"""
+
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import random
+from ..errors import ConfigError
+from .federation import Federation, Indices
+
+
+class Sharing(NamedTuple):
+    """What raw samples a method wants all clients to train on."""
+
+    pool: Literal["from_clients", "held_out"]
+    share: float  # of the training data
+
+
+class Pool(NamedTuple):
+    """Training samples that everybody is given."""
+
+    samples: Tensor  # [n] in the order of their numbers
+    owner: Tensor  # [n] the client they come from
+    train: Indices  # what each client has for itself
+
+
+def hold_aux(federation: Federation, share: float, seed: int) -> Federation:
+    """The federation with a share of its test data handed to the server (spec 3.3).
+
+    Handed samples are in nobody's test data any more. A client that would be left without any keeps
+    its own.
+    """
+    if not 0 <= share < 1:
+        raise ConfigError(f"data.aux: found {share}, expected a share from 0 to below 1")
+    samples = torch.cat(federation.test).unique()
+    count = int(share * len(samples) + 0.5)
+    if count == 0:
+        return federation
+    taken = samples[random.bits(seed, "aux", samples).argsort(stable=True)[:count]]
+    for mine in federation.test:
+        if bool(torch.isin(mine, taken).all()):
+            taken = taken[~torch.isin(taken, mine)]
+    gone = [torch.isin(mine, taken) for mine in federation.test]
+    pairs = list(zip(federation.test, gone, strict=True))
+    test = tuple(mine[~out] for mine, out in pairs)
+    return replace(federation, test=test, aux=tuple(mine[out] for mine, out in pairs))
+
+
+def form_pool(federation: Federation, sharing: Sharing, seed: int) -> Pool:
+    """The samples that clients share: of training data only, never of validation or test data.
+
+    ``from_clients`` copies the same share of every client's samples; ``held_out`` takes equally
+    many of every class away from the clients (all there are of a class that has too few).
+    """
+    if not 0 <= sharing.share < 1:
+        raise ConfigError(
+            f"algorithm.share: found {sharing.share}, expected a share from 0 to below 1"
+        )
+    train = federation.train
+    owner = torch.cat([torch.full((len(own),), i) for i, own in enumerate(train)])
+    samples = torch.cat(train)
+    held_out = sharing.pool == "held_out"
+    chosen = (
+        _balanced(federation, samples, owner, sharing.share, seed)
+        if held_out
+        else torch.cat(_from_each(federation, sharing.share, seed))
+    )
+    samples, owner = samples[chosen], owner[chosen]
+    order = samples.argsort(stable=True)
+    if held_out:
+        train = tuple(own[~torch.isin(own, samples)] for own in train)
+    return Pool(samples[order], owner[order], train)
+
+
+def _from_each(federation: Federation, share: float, seed: int) -> list[Tensor]:
+    """A mask over each client's training samples."""
+    masks = []
+    for key, own in zip(federation.keys, federation.train, strict=True):
+        luck = random.bits(seed, "pool", key, torch.arange(len(own)))
+        masks.append(luck.argsort(stable=True).argsort() < int(share * len(own) + 0.5))
+    return masks
+
+
+def _balanced(
+    federation: Federation, samples: Tensor, owner: Tensor, share: float, seed: int
+) -> Tensor:
+    """A mask over all training samples, equally many of every class as its owners read it."""
+    classes = max(1, federation.dataset.classes)
+    kind = torch.zeros_like(samples)
+    if not federation.dataset.regression:
+        kind = federation.dataset.y[samples]
+        kind = kind if federation.relabel is None else federation.relabel[owner, kind]
+    quota = int(share * len(samples) / classes + 0.5)
+    luck = random.bits(seed, "pool", samples)
+    chosen = torch.zeros(len(samples), dtype=torch.bool)
+    for c in range(classes):
+        mine = (kind == c).nonzero().flatten()
+        chosen[mine[luck[mine].argsort(stable=True)[:quota]]] = True
+    return chosen

@@ -1,0 +1,72 @@
+"""Columns of a table that say how rows are divided: the unit of each row, and its time."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ...errors import DataError
+from . import columns
+from .sheets import Sheet
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def units(sheet: Sheet, name: str, owners: Ints | None) -> tuple[Ints, tuple[str, ...]]:
+    """The unit of every row and the name of every unit, in order of first appearance.
+
+    The same name at two clients is two units: sites often number their patients from 1.
+    """
+    written = columns.texts(columns.column(sheet, name, "unit"))
+    whose = [0] * len(written) if owners is None else owners.tolist()
+    number: dict[tuple[int, str], int] = {}
+    found = [number.setdefault(pair, len(number)) for pair in zip(whose, written, strict=True)]
+    return np.array(found, np.int64), tuple(unit for _, unit in number)
+
+
+def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, parts: Ints) -> None:
+    """Refuse a split column that gives rows of one unit to two parts."""
+    first = np.zeros(of_rows.max() + 1, np.int64)
+    first[of_rows[::-1]] = parts[::-1]  # the part of the unit's first row
+    for row in np.flatnonzero(parts != first[of_rows]):
+        value = columns.texts(sheet.table.column(unit).slice(int(row), 1))[0]
+        raise DataError(
+            f"{sheet.where(int(row))}: unit '{value}' (column '{unit}', data.unit) is in two parts "
+            f"of column '{split}' (data.split); rows of one unit must be in one part"
+        )
+
+
+def times(sheet: Sheet, name: str) -> Floats:
+    """A column of numbers or ISO dates as numbers that grow with time."""
+    found = columns.column(sheet, name, "time")
+    text = pa.types.is_string(found.type)
+    if not text or pc.all(pc.match_substring_regex(found, columns.NUMBER)).as_py():
+        numbers = np.array(found.cast(pa.float64()).to_numpy(), np.float64)
+        for at in np.flatnonzero(~np.isfinite(numbers)):
+            raise DataError(
+                f"{sheet.where(int(at))}: column '{name}' (data.time) is {numbers[at]}; expected "
+                "a finite number"
+            )
+        return numbers
+    moments = [_moment(sheet, name, row, text) for row, text in enumerate(found.to_pylist())]
+    zoned = [moment.tzinfo is not None for moment in moments]
+    if any(zoned) and not all(zoned):
+        row = zoned.index(not zoned[0])
+        raise DataError(
+            f"{sheet.where(row)}: column '{name}' (data.time) has times with and without a time "
+            "zone; write all of them one way"
+        )
+    return np.array([m.replace(tzinfo=m.tzinfo or UTC).timestamp() for m in moments])
+
+
+def _moment(sheet: Sheet, name: str, row: int, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise DataError(
+            f"{sheet.where(row)}: found '{text}' in column '{name}' (data.time); expected numbers "
+            "in every row, or dates in every row as 2026-05-31 or 2026-05-31T14:30"
+        ) from None

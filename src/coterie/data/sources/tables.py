@@ -1,0 +1,188 @@
+"""Tables of sites: a CSV or parquet file with a client column, or a folder of files a client."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...errors import ConfigError, DataError, did_you_mean
+from ..arrays import TEST, TRAIN, VALIDATION, labels
+from ..federation import Dataset
+from . import columns, roles
+from .sheets import SUFFIXES, Sheet, read_sheet
+
+FEWEST_ROWS = 10
+TASKS = ("auto", "classification", "regression")
+
+_PARTS = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "val": VALIDATION,
+    "valid": VALIDATION,
+    "validation": VALIDATION,
+    "dev": VALIDATION,
+    "test": TEST,
+    "testing": TEST,
+}
+
+
+def read_table(
+    path: Path,
+    *,
+    name: str = "",
+    client: str | None = None,
+    target: str | None = None,
+    split: str | None = None,
+    unit: str | None = None,
+    time: str | None = None,
+    task: str = "auto",
+    categories: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    delimiter: str | None = None,
+    encoding: str = "utf-8",
+) -> Dataset:
+    """A table as a dataset.
+
+    Args:
+        path: a CSV, TSV or parquet file, or a folder with one a client.
+        name: what to call the dataset; the file's name by default.
+        client: the column that says whose row it is; in a folder, the file's name says so.
+        target: the column to predict.
+        split: a column with train, val or test; without it shares are drawn.
+        unit: a column such as the patient's number; rows of one unit are never cut apart.
+        time: a column of numbers or ISO dates; each client's test data is then its latest rows,
+            validation data the latest of the rest.
+        task: classification, regression, or auto to judge by the target column.
+        categories: number columns to be taken as categories.
+        drop: columns to leave out.
+        delimiter: what separates the cells of a CSV file.
+        encoding: of a CSV file.
+    """
+    if task not in TASKS:
+        raise ConfigError(f"data.task: found '{task}'; {did_you_mean(task, TASKS)}")
+    if time is not None and split is not None:
+        raise ConfigError(
+            f"data.time, data.split: found '{time}' and '{split}'; both divide a client's rows: "
+            "name one of them"
+        )
+    sheet = read_sheet(
+        _files(path), delimiter, encoding, list(drop), () if time is None else (time,)
+    )
+    if target is None:
+        known = ", ".join(sheet.table.column_names)
+        raise ConfigError(f"data.target: name the column to predict; {path.name} has: {known}")
+    _check_rows(path, sheet)
+    owners, owner_names = _owners(sheet, client, is_folder=path.is_dir())
+    y, class_names = labels(path.name, columns.targets(sheet, target, task))
+    used = {"client": client, "target": target, "split": split, "unit": unit, "time": time}
+    _refuse_two_roles(used)
+    inputs = [column for column in sheet.table.column_names if column not in used.values()]
+    found = columns.features(sheet, inputs, list(categories))
+    return Dataset(
+        name=name or path.stem,
+        x=torch.from_numpy(found.x),
+        y=y,
+        classes=len(class_names),
+        owners=None if owners is None else torch.from_numpy(owners),
+        owner_names=owner_names,
+        class_names=class_names,
+        numeric=torch.from_numpy(found.numeric),
+        feature_names=found.names,
+        **_divided(sheet, split, unit, time, owners),
+    )
+
+
+def _divided(
+    sheet: Sheet,
+    split: str | None,
+    unit: str | None,
+    time: str | None,
+    owners: npt.NDArray[np.int64] | None,
+) -> dict[str, Any]:
+    """What a dataset knows of how each client's rows are to be divided."""
+    found: dict[str, Any] = {}
+    if split is not None:
+        found["fixed"] = _parts(sheet, split)
+    if unit is not None:
+        units, found["unit_names"] = roles.units(sheet, unit, owners)
+        found["units"] = torch.from_numpy(units)
+        if split is not None:
+            roles.refuse_divided(sheet, unit, split, units, found["fixed"].numpy())
+    if time is not None:
+        found["times"] = torch.from_numpy(roles.times(sheet, time))
+    return found
+
+
+def _refuse_two_roles(roles_of: dict[str, str | None]) -> None:
+    """Refuse a column that is named for two things."""
+    named: dict[str, str] = {}
+    for role, column in roles_of.items():
+        if column is not None and named.setdefault(column, role) != role:
+            raise ConfigError(
+                f"data.{role}: column '{column}' is data.{named[column]} already; name another "
+                "column, or leave one of the two out"
+            )
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    found = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    if not found:
+        raise DataError(f"{path}: found no {', '.join(SUFFIXES)} files")
+    return found
+
+
+def _check_rows(path: Path, sheet: Sheet) -> None:
+    if sheet.table.num_rows < FEWEST_ROWS:
+        raise DataError(
+            f"{path}: found {sheet.table.num_rows} rows; at least {FEWEST_ROWS} are needed to "
+            "train, validate and test anything"
+        )
+
+
+def _owners(
+    sheet: Sheet, client: str | None, *, is_folder: bool
+) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+    """Whose row each is, and the names of all in order of first appearance."""
+    if client is not None:
+        names = columns.texts(columns.column(sheet, client, "client"))
+    elif is_folder:
+        names = [f.stem for f, n in zip(sheet.files, sheet.rows, strict=True) for _ in range(n)]
+        _refuse_alike([file.stem for file in sheet.files])
+    else:
+        return None, ()
+    distinct = list(dict.fromkeys(names))
+    _refuse_alike(distinct)
+    number = {name: i for i, name in enumerate(distinct)}
+    return np.array([number[name] for name in names], np.int64), tuple(distinct)
+
+
+def _refuse_alike(names: list[str]) -> None:
+    """Refuse names that differ only in case or blanks: most likely one client, misspelt."""
+    seen: dict[str, str] = {}
+    for name in names:
+        plain = " ".join(name.casefold().split())
+        if plain in seen:
+            raise DataError(
+                f"duplicate client names '{seen[plain]}' and '{name}'; spell a client one way, and "
+                "give different clients different names"
+            )
+        seen[plain] = name
+
+
+def _parts(sheet: Sheet, split: str) -> torch.Tensor:
+    words = columns.texts(columns.column(sheet, split, "split"))
+    for row, word in enumerate(words):
+        if word.lower() not in _PARTS:
+            raise DataError(
+                f"{sheet.where(row)}: found '{word}' in column '{split}' (data.split); expected "
+                "train, val or test"
+            )
+    parts = torch.tensor([_PARTS[word.lower()] for word in words], dtype=torch.int8)
+    if not bool((parts == TRAIN).any()):
+        raise DataError(f"column '{split}' (data.split) marks no row as train")
+    return parts

@@ -1,0 +1,205 @@
+"""From a config to what runs: data, federations, network, recipe, engine.
+
+Everything that can be refused is refused here, before a folder is made.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from ..core.algorithm import AnyAlgorithm, check_run
+from ..core.fields import AUTO
+from ..core.flat import build
+from ..core.task import Recipe, Task
+from ..data.arrays import AUTO_SCALE
+from ..data.datasets import load as load_data
+from ..data.federation import Dataset, Federation
+from ..data.partition import PARTITIONS, federate
+from ..data.shared import Sharing
+from ..engines import Engine, make_engine
+from ..errors import ConfigError
+from ..networks import registry
+from .config.checks import model_options, partition_options
+from .config.methods import Method
+from .config.schema import Config, Named
+
+CLASS_METRICS = ("accuracy", "balanced_accuracy", "auc", "f1")
+VALUE_METRICS = ("rmse", "r2")
+
+
+class Assembly(NamedTuple):
+    """A config whose names are all resolved, and what they stand for."""
+
+    config: Config
+    federations: dict[int, Federation]  # by seed
+    factory: Callable[[], nn.Module]
+
+
+def assemble(config: Config) -> Assembly:
+    """Read the data, divide it for every seed and build the network once, to see that all fits."""
+    _check_device(config.engine.device)
+    dataset = load_data(config.data.name, scale=config.data.scale, **config.data.options)
+    config = _settled(config, dataset)
+    _check_clients(config.partition.options.get("clients") or 1, dataset)
+    partition = PARTITIONS[config.partition.name](**config.partition.options)
+    federations = {
+        seed: federate(
+            dataset,
+            partition,
+            val=config.data.val,
+            test=config.data.test,
+            aux=config.data.aux,
+            seed=seed,
+            foreign_targets=config.partition.foreign_targets,
+        )
+        for seed in config.seeds
+    }
+    for federation in federations.values():
+        _check_sizes(federation)
+        dataset = federation.dataset  # a table is complete only now
+    build = registry.builder(config.model.name, config.code)
+    factory = registry.factory(build, dataset, **config.model.options)
+    if config.train.precision == "bf16":
+        factory = registry.in_bfloat16(factory, torch.device(config.engine.device).type)
+    _check_model(factory, dataset, config.model.name)
+    return Assembly(config, federations, factory)
+
+
+def task_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Task:
+    """The task of one run; ``merge_val`` concerns methods that never read validation data."""
+    train = assembly.config.train
+    own = train.model_dump(exclude={"precision", "merge_val"})
+    return Task(
+        assembly.federations[seed],
+        assembly.factory,
+        Recipe(**own),
+        seed=seed,
+        device=assembly.config.engine.device,
+        dtype=torch.float64 if train.precision == "float64" else torch.float32,
+        merge_val=train.merge_val and not algorithm.uses_validation,
+        sharing=algorithm.sharing,
+    )
+
+
+def check_methods(assembly: Assembly, methods: Iterable[Method]) -> None:
+    """Refuse, before anything is trained, a method that could not finish its run."""
+    config, tasks = assembly.config, dict[tuple[bool, Sharing | None], Task]()
+    for algorithm in (method.build() for method in methods):
+        needs = algorithm.uses_validation, algorithm.sharing  # all that tasks differ in
+        if needs not in tasks:
+            tasks[needs] = task_of(assembly, algorithm, config.seeds[0])
+        check_run(algorithm, tasks[needs], config.run.rounds)
+
+
+def engine_of(config: Config, task: Task, before: Mapping[str, str] | None = None) -> Engine:
+    """The engine a config asks for, with the process set to its threads and precision.
+
+    ``before`` says how an interrupted run did each form of a call (``engines.base.Form``).
+    """
+    asked = config.engine
+    loose = config.train.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = loose
+    torch.backends.cudnn.allow_tf32 = loose
+    return make_engine(
+        asked.name,
+        task,
+        chunk=asked.chunk,
+        memory_mib=asked.memory_mib,
+        state=asked.state,
+        threads=asked.threads,
+        play=asked.play,
+        compiled=asked.compiled,
+        rounds=config.run.rounds,
+        before=before,
+    )
+
+
+def _settled(config: Config, dataset: Dataset) -> Config:
+    """Every "auto" that the data decides replaced by what it stands for."""
+    partition, model = config.partition, config.model
+    if partition.name == AUTO:
+        owned = dataset.owners is not None
+        if owned and partition.options:
+            raise ConfigError(
+                f"partition.clients: {dataset.name} comes with its own clients, so their number "
+                "cannot be chosen; leave it out or name a partition"
+            )
+        partition = partition.model_copy(update={"name": "natural" if owned else "iid"})
+        partition = partition.model_copy(update={"options": partition_options(partition)})
+    if model.name == AUTO:
+        model = Named(name=registry.default(dataset))
+        model = model.model_copy(update={"options": model_options(model, config.code)})
+    run = config.run.model_copy(update={"metric": _metric(config.run.metric, dataset)})
+    data = config.data
+    if data.scale == AUTO and dataset.x.dtype == torch.uint8:  # images
+        data = data.model_copy(update={"scale": AUTO_SCALE})
+    update = {"data": data, "partition": partition, "model": model, "run": run}
+    return config.model_copy(update=update)
+
+
+def _metric(metric: str, dataset: Dataset) -> str:
+    fit = VALUE_METRICS if dataset.regression else CLASS_METRICS
+    if metric == AUTO:
+        return fit[0]
+    if metric not in fit:
+        kind = "numbers" if dataset.regression else f"{dataset.classes} classes"
+        raise ConfigError(
+            f"run.metric: '{metric}' does not fit {dataset.name}, whose targets are {kind}; "
+            f"expected one of {', '.join(fit)}"
+        )
+    return metric
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = torch.device(device).index or 0
+    if index >= count:
+        raise ConfigError(
+            f"engine.device: found '{device}', but torch sees {count} CUDA devices here; "
+            "use cpu, or install a torch build for this machine's GPU"
+        )
+
+
+def _check_clients(clients: int, dataset: Dataset) -> None:
+    """Before the partition tries: a table of a billion clients would not fit in memory."""
+    if clients > len(dataset.x):
+        raise ConfigError(
+            f"partition.clients: found {clients}, but {dataset.name} has only {len(dataset.x):,} "
+            "samples; expected at most a client a sample"
+        )
+
+
+def _check_sizes(federation: Federation) -> None:
+    """Somebody must have data to train on, and somebody data to be judged on."""
+    for name, split in (("training", federation.train), ("test", federation.test)):
+        if not any(len(part) for part in split):
+            raise ConfigError(
+                f"partition: no client has any {name} data ({federation.partition} of "
+                f"{federation.dataset.name}); use fewer clients, or change data.test and data.val"
+            )
+
+
+def _check_model(factory: Callable[[], nn.Module], dataset: Dataset, name: str) -> None:
+    """One sample through a fresh network: a shape that does not fit is found here."""
+    sample = dataset.x[:1]
+    try:
+        module = build(factory, 0, "check").eval()
+        if sample.dtype != torch.int64:
+            sample = sample.to(next(module.parameters()).dtype)
+        with torch.no_grad():
+            shape = tuple(module(sample).shape)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(
+            f"model.name: '{name}' fails on a sample of shape {list(dataset.x.shape[1:])} of "
+            f"{dataset.name}: {error}; expected a network for such samples"
+        ) from error
+    wanted = (1, dataset.classes or 1)
+    if shape != wanted:
+        raise ConfigError(
+            f"model.name: '{name}' gives an output of shape {list(shape)} for one sample; expected "
+            f"{list(wanted)}, a score for each class or one value"
+        )

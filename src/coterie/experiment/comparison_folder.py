@@ -1,0 +1,106 @@
+"""The folder of a comparison: where its runs lie, its manifest, and the check of both.
+
+compare.json                  what was asked for
+comparison.json, report.html  the table, the verdict, the page
+METHOD/seed-N/                a run each
+MANIFEST.json                 sha256 and size of the files above and of each run's own manifest;
+                              written last, so a comparison without it is unfinished
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import StoreError
+from ..storage import files, lock
+from . import run_folder
+
+COMPARE, COMPARISON, REPORT = "compare.json", "comparison.json", "report.html"
+FILES = (COMPARE, COMPARISON, REPORT)
+_PLACE = re.compile(r"[^\W\d]\w*/seed-\d+")
+
+
+def place(out: Path, label: str, seed: int) -> Path:
+    """The folder of one run; a link on the way to it is refused."""
+    for part in (out / label, out / label / f"seed-{seed}"):
+        _refuse_link(part)
+    return out / label / f"seed-{seed}"
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise StoreError(
+            f"{path}: is a link; expected a folder of this comparison; nothing was changed; copy "
+            "the run into its place, or choose another folder with --out"
+        )
+
+
+def refuse_links(out: Path) -> None:
+    """Refuse links among the files of a comparison."""
+    files.refuse_links(out, (*FILES, files.MANIFEST, lock.NAME))
+
+
+def refuse_used(out: Path) -> None:
+    """Refuse to put a run where a comparison is."""
+    refuse_links(out)
+    if (out / COMPARE).exists():
+        raise StoreError(
+            f"{out}: holds a comparison; expected a folder without one; nothing was overwritten; "
+            "choose another folder with --out"
+        )
+
+
+def refuse_run(out: Path) -> None:
+    """Refuse to put a comparison where a run is; a comparison of before is continued."""
+    refuse_links(out)
+    if not (out / COMPARE).exists() or (out / run_folder.CONFIG).exists():
+        run_folder.refuse_used(out)
+
+
+def unseal(out: Path) -> None:
+    """Remove the manifest before anything changes."""
+    with files.writing(out):
+        (out / files.MANIFEST).unlink(missing_ok=True)
+
+
+def seal(out: Path, runs: Iterable[Path]) -> None:
+    """Write the manifest of a comparison whose files and runs are all there."""
+    listing = {name: files.describe(out / name) for name in FILES}
+    manifests = [run / files.MANIFEST for run in runs]
+    listing |= {path.relative_to(out).as_posix(): files.describe(path) for path in manifests}
+    files.write_json(out / files.MANIFEST, {"files": listing})
+
+
+def verify(out: Path) -> dict[str, list[str]]:
+    """What is wrong in a comparison and each of its runs; empty lists where all is as written."""
+    refuse_links(out)
+    places = sorted(found for found in out.glob("*/seed-*") if found.is_dir())
+    for found in places:
+        _refuse_link(found.parent)
+        _refuse_link(found)
+    report = {
+        str(found): run_folder.verify(found) if run_folder.finished(found) else ["is not finished"]
+        for found in places
+    }
+    ours = any((out / name).exists() for name in (*FILES, files.MANIFEST))
+    return {**report, str(out): _faults(out)} if ours else report
+
+
+def _faults(out: Path) -> list[str]:
+    """What differs from the manifest of a comparison, a sentence each."""
+    if not (out / files.MANIFEST).is_file():
+        return [f"has no {files.MANIFEST}: it is not finished; 'coterie resume' finishes it"]
+    manifest = files.read_json(out / files.MANIFEST)
+    promised = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(promised, dict) or not {*FILES} <= promised.keys():
+        return [f"{files.MANIFEST} does not list {', '.join(FILES)}"]
+    wrong = []
+    for name, entry in promised.items():
+        run, _, last = name.rpartition("/")
+        if name not in FILES and not (_PLACE.fullmatch(run) and last == files.MANIFEST):
+            wrong.append(f"{files.MANIFEST} lists {name}, which is no file of a comparison")
+        elif not (out / name).is_file():
+            wrong.append(f"{name} is missing")
+        elif files.described(out / name) != entry:
+            wrong.append(f"{name} has changed since the comparison was finished")
+    return wrong

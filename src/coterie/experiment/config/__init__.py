@@ -1,0 +1,1 @@
+"""A config's tables, their limits, and what the names in them stand for."""

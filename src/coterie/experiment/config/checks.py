@@ -1,0 +1,171 @@
+"""The checks of a config: its form, then every name in it and the fields of what it names."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...core.fields import AUTO, checked, fields
+from ...core.imports import Code
+from ...errors import ConfigError, did_you_mean
+from .methods import NONE, algorithm_class, without_adaptation
+from .schema import METHODS, Algorithms, Config, Fields, Named, Table
+
+MOST_SHOWN = 500  # characters of a value that a message repeats
+
+
+def validated(formed: Table) -> Config:
+    """The config of well-formed tables; pydantic's first complaint in our words."""
+    try:
+        return Config.model_validate_json(json.dumps(formed, default=str))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        raise _unknown(path)
+    wanted = first["msg"].removeprefix("Input should be ").replace("an object", "a table")
+    if first["type"] == "string_pattern_mismatch":  # only the device has one
+        wanted = "cpu, cuda or cuda:N"
+    elif first["type"].startswith(("greater_than", "less_than")):
+        wanted = f"a number {wanted}"
+    found = repr(first["input"])
+    found = found if len(found) <= MOST_SHOWN else f"{found[:MOST_SHOWN]}…"
+    raise ConfigError(f"{'.'.join(path) or 'config'}: found {found}; expected {wanted}")
+
+
+def _unknown(path: list[str]) -> ConfigError:
+    """A table or a field that does not exist."""
+    if len(path) == 1:
+        known = did_you_mean(path[0], Config.model_fields)
+        return ConfigError(f"{path[0]}: there is no such table; {known}")
+    table = type(getattr(Config(), path[0]))
+    known = did_you_mean(path[-1], table.model_fields)
+    return ConfigError(f"{'.'.join(path)}: [{path[0]}] has no such field; {known}")
+
+
+def with_names(config: Config) -> Config:
+    """Data, partition and model looked up; their fields checked and filled in."""
+    found = {
+        "data": _data_options(config),
+        "partition": partition_options(config.partition),
+        "model": model_options(config.model, config.code),
+    }
+    tables = {
+        table: getattr(config, table).model_copy(update={"options": options})
+        for table, options in found.items()
+    }
+    return config.model_copy(update=tables)
+
+
+def _data_options(config: Config) -> Fields:
+    """Options of data made here, filled in; those of files are for their readers to check."""
+    from ...data.datasets import DATASETS
+    from ...data.sources.locate import SOURCES
+
+    name, options = config.data.name, config.data.options
+    if name in SOURCES:
+        return options
+    if name in DATASETS:
+        return checked(options, fields(DATASETS[name].loader), "data", name)
+    if not Path(name).exists():
+        known = did_you_mean(name, DATASETS)
+        raise ConfigError(f"data.name: no dataset and no file is called '{name}'; {known}")
+    return options
+
+
+def partition_options(partition: Named) -> Fields:
+    """The partition's parameters; "auto" may be told a number of clients and no more."""
+    from ...data.partition import PARTITIONS
+
+    name, options = partition.name, partition.options
+    if name == AUTO:
+        found = checked(options, fields(PARTITIONS["iid"]), "partition", name)
+        return {key: found[key] for key in options}
+    kind = _known(name, PARTITIONS, "partition")
+    found = checked(options, fields(kind), "partition", name)
+    kind(**found)
+    return found
+
+
+def model_options(model: Named, code: Code) -> Fields:
+    """A network's options; "auto" has none."""
+    from ...networks.registry import MODELS, builder
+
+    name, options = model.name, model.options
+    if name == AUTO:
+        return checked(options, (), "model", name)
+    own = builder(name, code) if ":" in name else _known(name, MODELS, "model")
+    return checked(options, fields(own), "model", name)
+
+
+def with_methods(config: Config, loose: Fields) -> Config:
+    """Every method that is named or told something, with its fields checked and filled in.
+
+    ``loose`` are the fields that stand in ``[algorithm]`` itself: they are of the method it names.
+    """
+    own, told = config.algorithm.name, dict(config.algorithm.named)
+    places = {name: f"algorithm.{name}" for name in told}
+    if own is not None:
+        places.setdefault(own, "algorithm")
+        told[own] = {**told.get(own, {}), **loose}
+    elif config.run.methods is None:
+        places = dict.fromkeys(METHODS, "run.methods") | places
+    places = dict.fromkeys(config.run.methods or (), "run.methods") | places
+    named = {name: _method_fields(name, told, places[name], config.code) for name in places}
+    adapt = _adaptation(config.adapt, list(named))
+    update = {"algorithm": Algorithms(name=own, named=named), "adapt": adapt}
+    config = config.model_copy(update=update)
+    for method in (config.method(), *config.methods()):
+        method.build()  # a method may refuse a combination of its fields
+    _check_lists(config)
+    return config
+
+
+def _check_lists(config: Config) -> None:
+    """Seeds and methods that a comparison can tell apart."""
+    seeds, names = config.run.seeds, config.run.methods
+    twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    if twice:
+        raise ConfigError(f"run.seeds: {twice[0]} stands there twice; name each seed once")
+    if names is not None and not names:
+        raise ConfigError("run.methods: found an empty list; name at least one method")
+    labels: dict[str, Any] = {}
+    for method in map(config.method, names or ()):
+        if labels.setdefault(method.label, method.algorithm) is not method.algorithm:
+            raise ConfigError(
+                f"run.methods: two classes would both be called '{method.label}'; rename one"
+            )
+
+
+def _method_fields(name: str, told: Mapping[str, Fields], where: str, code: Code) -> Fields:
+    """A method's fields; one that only adapts another is told what the other is told."""
+    kind = algorithm_class(name, code, "algorithm.name" if where == "algorithm" else where)
+    given = told.get(name, told.get(without_adaptation(name)[0], {}))
+    table = "algorithm" if where == "algorithm" else f"algorithm.{name}"
+    return checked(given, fields(kind), table, kind.__name__)
+
+
+def _adaptation(adapt: Named, methods: list[str]) -> Named:
+    """The adaptation's fields; where only a method's own name asks for one, they are of that."""
+    from ...adapt import ADAPTATIONS
+
+    used = {without_adaptation(name)[1] for name in methods} - {NONE}
+    if adapt.name != NONE:
+        kind = _known(adapt.name, {NONE: None, **ADAPTATIONS}, "adapt")
+    elif not adapt.options:
+        return adapt
+    elif len(used) == 1:
+        kind = ADAPTATIONS[used.pop()]
+    else:
+        field = next(iter(adapt.options))
+        raise ConfigError(f"adapt.{field}: nothing is adapted here; set adapt.name as well")
+    return Named(name=adapt.name, options=checked(adapt.options, fields(kind), "adapt", adapt.name))
+
+
+def _known(name: str, table: Mapping[str, Any], where: str) -> Any:
+    if name not in table:
+        known = did_you_mean(name, [AUTO, *table] if where != "adapt" else table)
+        raise ConfigError(f"{where}.name: there is no {where} '{name}'; {known}")
+    return table[name]

@@ -1,0 +1,210 @@
+"""TOML in; validated, canonical and hashed out.
+
+A config has the tables ``[data] [partition] [model] [train] [algorithm] [adapt] [engine] [guard]
+[run]``, all of them optional. Tables with a ``name`` take the other fields from what the name
+stands for: ``[algorithm] name = "fedfomo"`` takes FedFomo's fields. In a comparison a method's
+fields stand in a table of its own, ``[algorithm.fedfomo]``. Relative paths are relative to the
+file.
+
+Everything is checked here, before any data is read; the first fault is raised as a ConfigError.
+"""
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+from ...core.fields import AUTO
+from ...core.imports import Code, Given
+from ...errors import ConfigError, CoterieError
+from ...storage.files import expanded
+from .checks import validated, with_methods, with_names
+from .methods import NONE
+from .schema import DEMO, Config, Fields, Table
+
+__all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
+
+ALL = "all"  # as run.methods: every method there is
+MOST_SEEDS = 10_000  # each is a run of every method
+WRITTEN = ("resolved", "asked", "hash")  # what a run adds to its config.json
+# The tables of a name: its default, and the fields that are the table's own.
+NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}
+OWN = {"data": ("name", "val", "test", "aux", "scale"), "partition": ("name", "foreign_targets")}
+
+
+def load(
+    source: str | Path | Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    code: Given | Code = None,
+) -> Config:
+    """A config from a file, from tables, or the built-in default; overrides have dotted names.
+
+    ``code`` are folders in which the code that the config names may lie; installed packages need no
+    naming, except for a ``.json`` file: that is what a run writes, and it may be somebody else's.
+
+    >>> load({"train": {"lr": 0.5}}, {"run.rounds": 3}).run.rounds
+    3
+    """
+    changes = dict(overrides or {})
+    tables, prefix = DEMO, ""
+    if not isinstance(code, Code):
+        code = Code.of(code, installed=not str(source).endswith(".json"))
+    if isinstance(source, Mapping):
+        tables = dict(source)
+    elif source is not None:
+        prefix = f"{source}: "
+        tables = _anchored(read(Path(source)), Path(source).resolve().parent)
+    elif "data.name" in changes:  # the built-in partition is of the built-in data
+        tables = {}
+    try:
+        return _resolved(tables, changes, code)
+    except RecursionError:
+        raise ConfigError(
+            f"{prefix}the tables are nested too deeply; expected two levels"
+        ) from None
+    except CoterieError as error:
+        told = str(error).partition(":")[0] in changes  # then the file is not to blame
+        raise type(error)(f"{'' if told else prefix}{error}") from None
+
+
+def read(path: Path) -> Table:
+    """The tables of a TOML file, or of the ``config.json`` of a run."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; expected a config in TOML") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); expected UTF-8 text") from None
+    try:
+        if path.suffix != ".json":
+            return tomllib.loads(text)
+        tables: Table = json.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{path}: is nested too deeply; expected two levels") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{path}: holds a {type(tables).__name__}; expected tables")
+    return {key: table for key, table in tables.items() if key not in WRITTEN}
+
+
+def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
+    """The tables with dotted names set; neither argument is changed."""
+    merged: Table = dict(tables)
+    for dotted, value in changes.items():
+        *path, last = dotted.split(".")
+        at = merged
+        for part in path:
+            if not isinstance(at.get(part, {}), Mapping):
+                raise ConfigError(f"{dotted}: '{part}' is a value; expected a table to set it in")
+            at[part] = dict(at.get(part, {}))
+            at = at[part]
+        at[last] = value
+    return merged
+
+
+def canonical(config: Config) -> Table:
+    """The config as tables again: every default filled in, fit to be loaded once more."""
+    tables = config.model_dump(mode="json", exclude_none=True)
+    for table in ("data", *NAMED):
+        tables[table] |= tables[table].pop("options")
+    tables["algorithm"] |= tables["algorithm"].pop("named")
+    return tables
+
+
+def config_hash(config: Config) -> str:
+    """The sha256 of the canonical config; where and how often results are saved does not matter."""
+    tables = canonical(config)
+    for field in ("out", "checkpoint_every"):
+        tables["run"].pop(field, None)
+    text = json.dumps(tables, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
+    """Relative paths of a file made relative to it: its output folder, and data that exists."""
+    made = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tables.items()}
+    for table, field in (("run", "out"), ("data", "path"), ("data", "name")):
+        value = made[table].get(field) if isinstance(made.get(table), dict) else None
+        if isinstance(value, str) and (field != "name" or (folder / value).exists()):
+            made[table][field] = str(folder / expanded(value))
+    return made
+
+
+def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
+    """Checked tables: first their form, then every name and its fields."""
+    merged = merge(tables, changes)
+    for path, value in _values(merged, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{path}: found {value}; expected a finite number")
+        if isinstance(value, date | time):
+            raise ConfigError(
+                f"{path}: found the date or time {value}; expected a number, true, false, a list "
+                "or a text in quotes"
+            )
+    if "privacy" in merged:
+        raise ConfigError("privacy: this table is reserved and cannot be used yet; leave it out")
+    loose = _loose(merged.get("algorithm"))
+    return with_methods(with_names(validated(_formed(merged)).with_code(code)), loose)
+
+
+def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every number, text, date or truth value and its dotted place."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _values(part, f"{path}.{key}".removeprefix("."))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _values(part, path)
+    else:
+        yield path, value
+
+
+def _formed(tables: Table) -> Table:
+    """The tables in the schema's form: what belongs to a name apart, seeds as a list."""
+    formed = dict(tables)
+    for table in ("data", *NAMED):
+        given = tables.get(table, {})
+        if isinstance(given, Mapping):
+            own = OWN.get(table, ("name",))
+            fixed = {key: value for key, value in given.items() if key in own}
+            rest = {key: value for key, value in given.items() if key not in own}
+            name = {"name": NAMED[table]} if table in NAMED else {}
+            formed[table] = {**name, **fixed, "options": rest}
+    given = tables.get("algorithm", {})
+    if isinstance(given, Mapping):
+        named = {key: value for key, value in given.items() if isinstance(value, Mapping)}
+        name = {"name": given["name"]} if "name" in given else {}
+        formed["algorithm"] = {**name, "named": named}
+    run = tables.get("run", {})
+    if isinstance(run, Mapping) and run.get("methods") in (ALL, [ALL]):
+        from ...algorithms import ALGORITHMS, ALIASES
+
+        run = formed["run"] = {**run, "methods": [*ALGORITHMS, *ALIASES]}
+    if isinstance(run, Mapping) and type(run.get("seeds")) is int:
+        first = run.get("seed", 0)
+        if not 1 <= run["seeds"] <= MOST_SEEDS:
+            raise ConfigError(
+                f"run.seeds: found {run['seeds']}; expected from 1 to {MOST_SEEDS:,}, or a list"
+            )
+        seeds = [first + i for i in range(run["seeds"])] if type(first) is int else []
+        formed["run"] = {**run, "seeds": seeds}
+    return formed
+
+
+def _loose(algorithm: Any) -> Fields:
+    """The fields that stand in ``[algorithm]`` itself: they are of the method it names."""
+    if not isinstance(algorithm, Mapping):
+        return {}
+    loose = {k: v for k, v in algorithm.items() if k != "name" and not isinstance(v, Mapping)}
+    if loose and "name" not in algorithm:
+        field = next(iter(loose))
+        raise ConfigError(
+            f"algorithm.{field}: no method is named here; name it by algorithm.name or --method, "
+            f"or write the field into a table of the method, as in [algorithm.fedfomo] {field}"
+        )
+    return loose

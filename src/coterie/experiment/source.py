@@ -1,0 +1,68 @@
+"""Which code of coterie runs here: a fingerprint of its files, and the commit where there is one.
+
+Nothing is run to find out. git would read the configuration of whatever repository it finds, and
+that can name programs; so the commit is read from git's own files, and only where coterie itself
+lies in a checkout (``CHECKOUT/src/coterie``), never from the current directory.
+"""
+
+import functools
+import hashlib
+import re
+from pathlib import Path
+
+HOME = Path(__file__).parents[1]
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_REF = re.compile(r"refs(/[\w-][\w.+@-]*)+")
+_MOST = 1 << 22  # bytes that are read of one of git's files
+
+
+@functools.cache
+def fingerprint() -> str:
+    """A hash of coterie's own code: a version number does not change with every edit."""
+    total = hashlib.sha256()
+    for path in sorted(HOME.rglob("*.py")):
+        total.update(path.relative_to(HOME).as_posix().encode() + path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def commit(home: Path = HOME) -> str | None:
+    """The commit that is checked out where coterie lies; None where that is no checkout.
+
+    Files may differ from it: :func:`fingerprint` tells.
+    """
+    checkout = home.parent.parent
+    if home != checkout / "src" / "coterie":
+        return None
+    git = _git_folder(checkout)
+    head = _text(git / "HEAD")
+    name = head.removeprefix("ref: ")
+    if name == head:
+        return head if _COMMIT.fullmatch(head) else None
+    if not _REF.fullmatch(name):
+        return None
+    shared = (git / (_text(git / "commondir") or ".")).resolve()  # branches of a worktree
+    found = _text(git / name) or _text(shared / name) or _packed(shared, name)
+    return found if _COMMIT.fullmatch(found) else None
+
+
+def _git_folder(checkout: Path) -> Path:
+    """The folder ``.git``, or in a worktree the one that the file ``.git`` names."""
+    plain = checkout / ".git"
+    return plain if plain.is_dir() else checkout / _text(plain).removeprefix("gitdir: ")
+
+
+def _packed(git: Path, name: str) -> str:
+    """A branch that git has packed with others into one file."""
+    lines = (line.partition(" ") for line in _text(git / "packed-refs").splitlines())
+    return next((value for value, _, key in lines if key == name), "")
+
+
+def _text(path: Path) -> str:
+    """A short text file; nothing where there is none."""
+    try:
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            return file.read(_MOST).decode().strip()
+    except (OSError, ValueError):
+        return ""

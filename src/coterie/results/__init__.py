@@ -1,0 +1,1 @@
+"""What runs show: histories, alarms, paired gains, whether joining is worth it."""

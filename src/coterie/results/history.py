@@ -1,0 +1,292 @@
+"""What a run leaves behind, as plain arrays: who took part, every score, every matrix.
+
+A :class:`Log` takes the records of a run one by one and becomes a :class:`History`; reading a run's
+folder gives the same history. Everything after it (summaries, alarms, tables, figures) is a
+function of histories, so a run in memory and a run on disk are judged by the same code.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core import metrics
+from ..core.metrics import Floats
+from ..core.paired import Outcomes
+from ..errors import StoreError
+
+if TYPE_CHECKING:
+    from ..data.federation import Federation
+    from ..training.rounds import Record
+
+Line = dict[str, Any]  # one round, as a line of rounds.jsonl
+Scores = dict[str, Floats]  # for each name of SCORES, a number a client [K]
+Matrix = NDArray[np.float32]  # [K, K]
+Packed = Any  # a Matrix, or a scipy.sparse.csr_array of one
+
+SCORES = ("test", "val", "test_loss", "val_loss")
+SPARSE_FROM = 500  # clients; from there on a matrix is held by its non-zero entries
+
+
+def pack(A: Any) -> Packed:
+    """A matrix as it is held and stored: float32, sparse where there are many clients."""
+    small = A.astype(np.float32)
+    if A.shape[0] < SPARSE_FROM:
+        return small
+    from scipy.sparse import csr_array
+
+    return csr_array(small)
+
+
+def dense(matrix: Packed) -> Matrix:
+    """All entries of a packed matrix."""
+    entries: Matrix = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+    return entries
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """The clients of a federation, without their data."""
+
+    clients: tuple[str, ...]
+    n_train: NDArray[np.int64]  # [K]
+    n_val: NDArray[np.int64]
+    n_test: NDArray[np.int64]
+    groups: NDArray[np.int64] | None  # [K] the hidden truth where it is known
+    fingerprint: str
+    weak: Mapping[str, str]  # client: what it lacks to be judged
+    targets: NDArray[np.int64] | None = None  # [K] the group of whose data judges, if another's
+
+    @classmethod
+    def of(cls, federation: "Federation") -> "Roster":
+        """Who is in this federation."""
+        splits = federation.train, federation.val, federation.test
+        train, val, test = (np.array([len(part) for part in split]) for split in splits)
+        groups, targets = (
+            None if found is None else found.numpy().astype(np.int64)
+            for found in (federation.groups, federation.target_groups)
+        )
+        weak = {
+            name: lack
+            for i, name in enumerate(federation.clients)
+            if (lack := _lack(federation, i))
+        }
+        sizes = train, val, test
+        targets = None if federation.foreign is None else targets
+        return cls(federation.clients, *sizes, groups, federation.fingerprint, weak, targets)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def truth(self, swaps: bool) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+        """The groups of a matrix's columns and of its rows; None where they are not known.
+
+        A row of ``A`` should rely on clients whose own data is of the group that judges it. A row
+        of ``A Aᵀ`` compares two clients by the models they use, so both count by what judges them.
+        """
+        wanted = self.groups if self.targets is None else self.targets
+        return (wanted if swaps else self.groups), wanted
+
+    @property
+    def without_validation(self) -> list[str]:
+        """The clients that have no validation data of their own: no round is chosen by them."""
+        return [self.clients[i] for i in np.flatnonzero(self.n_val == 0)]
+
+
+def _lack(federation: "Federation", i: int) -> str | None:
+    """What a client lacks to train and to be judged; None where it has enough."""
+    own, data = federation.train[i], federation.dataset
+    if len(own) < 2:
+        return "one training sample" if len(own) else "no training samples"
+    for name, split in (("test", federation.test[i]), ("validation", federation.val[i])):
+        if len(split) == 0:
+            return f"no {name} data"
+    if not data.regression and bool((data.y[own] == data.y[own[0]]).all()):
+        return "one class only"
+    if bool((data.x[own] == data.x[own[0]]).all()):
+        return "constant features"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """One run: a line a round, and in evaluated rounds a number a client."""
+
+    method: str
+    seed: int
+    metric: str
+    roster: Roster
+    lines: tuple[Line, ...]
+    rounds: NDArray[np.int64]  # [R] the evaluated ones
+    test: Floats  # [R, K], NaN where a client has no such data
+    val: Floats
+    test_loss: Floats
+    val_loss: Floats
+    matrix_rounds: tuple[int, ...] = ()
+    matrices: tuple[Packed, ...] = ()  # one for each of these rounds
+    swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
+    merge_val: bool = False  # validation data was trained on: no round is chosen by it
+    outcomes: Outcomes | None = None  # of the last round; older runs did not keep them
+
+    @property
+    def last(self) -> Floats:
+        """Every client's test score at the end ``[K]``."""
+        scores: Floats = self.test[-1]
+        return scores
+
+    @property
+    def weights(self) -> Matrix | None:
+        """The last collaboration matrix in which anybody draws on another ``[K, K]``.
+
+        A method may fall silent when it has nothing more to gain (FedFomo does); what it found
+        before is then what counts. None for methods that have no such matrix.
+        """
+        for packed in reversed(self.matrices):
+            if metrics.any_others(packed):
+                return dense(packed)
+        return dense(self.matrices[-1]) if self.matrices else None
+
+
+@dataclass
+class Log:
+    """Takes a run's records as they come."""
+
+    method: str
+    seed: int
+    metric: str
+    roster: Roster
+    swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
+    merge_val: bool = False  # validation data was trained on: no round is chosen by it
+    lines: list[Line] = field(default_factory=list)
+    evaluated: list[tuple[int, Scores]] = field(default_factory=list)
+    matrices: list[tuple[int, Packed]] = field(default_factory=list)
+    outcomes: Outcomes | None = None
+
+    def append(self, record: "Record") -> Line:
+        """Note one round and return its line."""
+        line = _line(record, self.roster, self.swaps)
+        if record.evaluation is not None:
+            scores = {name: getattr(record.evaluation, name) for name in SCORES}
+            self.evaluated.append((record.index, scores))
+            self.outcomes = record.outcomes
+        if record.collaboration is not None:
+            self.matrices.append((record.index, pack(record.collaboration)))
+        self.lines.append(line)
+        return line
+
+    def history(self) -> History:
+        """All that was noted so far."""
+        if not self.evaluated:
+            raise StoreError(
+                f"{self.method}: no round has been evaluated; expected the last one at least"
+            )
+        rounds = np.array([index for index, _ in self.evaluated], dtype=np.int64)
+        scores = {
+            name: np.array([scores[name] for _, scores in self.evaluated], dtype=np.float64)
+            for name in SCORES
+        }
+        return History(
+            self.method,
+            self.seed,
+            self.metric,
+            self.roster,
+            tuple(self.lines),
+            rounds,
+            **scores,
+            matrix_rounds=tuple(index for index, _ in self.matrices),
+            matrices=tuple(matrix for _, matrix in self.matrices),
+            swaps=self.swaps,
+            merge_val=self.merge_val,
+            outcomes=self.outcomes,
+        )
+
+
+def _name(roster: Roster, client: int) -> str:
+    """A client's name; a forged one has none."""
+    return roster.clients[client] if 0 <= client < len(roster) else f"#{client}"
+
+
+def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
+    line: Line = {
+        "round": record.index,
+        "clients": list(record.clients),
+        "bytes_down": record.traffic.down,
+        "bytes_up": record.traffic.up,
+        "bytes_serve": record.traffic.serve,
+        "seconds": record.seconds,
+        "rejected": [
+            {"client": _name(roster, r.client), "reason": r.reason} for r in record.rejected
+        ],
+    }
+    line.update(record.observed)
+    if record.evaluation is not None:
+        for name in SCORES:
+            line[name] = float(metrics.mean_known(getattr(record.evaluation, name)))
+    if record.collaboration is not None:
+        A = record.collaboration
+        kin = metrics.kinship(A, swaps)
+        line["in_group_weight"] = metrics.in_group_weight(kin, *roster.truth(swaps))
+        line["off_diagonal"] = metrics.off_diagonal(A, record.clients)
+    return line
+
+
+def summarise(
+    history: History, digest: str | None = None, local: History | None = None
+) -> dict[str, Any]:
+    """The numbers of ``summary.json``; those relative to Local are None where it is not given."""
+    metric, roster = history.metric, history.roster
+    prefix = "accuracy" if metric == "accuracy" else "score"
+    spread = metrics.spread(history.last, roster.n_test, metric)
+    means = metrics.mean_known(history.test)
+    by_val = None if history.merge_val else metrics.best_round(history.val, metric)
+    by_test = metrics.best_round(history.test, metric)
+    gained = None if local is None else metrics.gains(history.last, local.last, metric)
+    kin, truth = metrics.add_up(history.matrices, history.swaps), roster.truth(history.swaps)
+    lines = history.lines
+    return {
+        "method": history.method,
+        "rounds": len(lines),
+        "seed": history.seed,
+        "metric": metric,
+        f"{prefix}_last": spread.mean,
+        f"{prefix}_best_by_validation": None if by_val is None else float(means[by_val]),
+        "round_best_by_validation": None if by_val is None else int(history.rounds[by_val]),
+        "bmta": None if by_test is None else float(means[by_test]),
+        "best_of_rounds": float(metrics.mean_known(metrics.best_of_rounds(history.test, metric))),
+        "round_best_on_test": None if by_test is None else int(history.rounds[by_test]),
+        "weighted_mean": spread.weighted_mean,
+        "worst_tenth": spread.worst_tenth,
+        "best_tenth": spread.best_tenth,
+        "variance": spread.variance,
+        "variance_worst_tenth": spread.variance_worst,
+        "variance_best_tenth": spread.variance_best,
+        "relative_to_local": None if gained is None else float(metrics.mean_known(gained)),
+        "worse_than_local": None if gained is None else metrics.count_worse(gained),
+        "in_group_weight": None if kin is None else metrics.in_group_weight(kin, *truth),
+        "weight_recovery_auc": None if kin is None else metrics.weight_recovery(dense(kin), *truth),
+        "in_group_weight_of": "A A^T" if history.swaps else "A",
+        "clients": len(roster),
+        "clients_scored": spread.scored,
+        "clients_without_test": spread.unscored,
+        "clients_without_validation": roster.without_validation,
+        "merge_val": history.merge_val,
+        "weak_clients": dict(roster.weak),
+        "bytes_up": sum(line["bytes_up"] for line in lines),
+        "bytes_down": sum(line["bytes_down"] for line in lines),
+        "bytes_serve": sum(line["bytes_serve"] for line in lines),
+        "seconds": sum(line["seconds"] for line in lines),
+        "digest": digest,
+        "partition_fingerprint": roster.fingerprint,
+        "alarms": [],
+        "rejected": dict(Counter(r["reason"] for line in lines for r in line["rejected"])),
+    }
+
+
+def last_score(summary: Mapping[str, Any]) -> float:
+    """The mean at the end, under whichever name the metric gives it."""
+    value = summary.get("accuracy_last", summary.get("score_last"))
+    return math.nan if value is None else float(value)

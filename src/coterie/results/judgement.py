@@ -1,0 +1,211 @@
+"""What a comparison shows: which method it recommends, for whom it is better than training alone.
+
+Three kinds of claim are made, each of them tested:
+
+    a client       its two predictors of this run (of these seeds) are not equally good on data like
+                   its test data; Holm's correction over all clients and methods, in which the
+                   clients of the method that validation data chose have half of the weight
+    all clients    the mean gain of clients like these is not zero; Holm's correction over all
+                   methods, however the recommended one was chosen: validation data comes from the
+                   same clients, so that a choice by it favours what suits these clients by chance
+
+The method with the best mean on validation data is recommended; where there is no such data that
+was not trained on, the best on test data. That is a choice and no claim.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from ..core import metrics
+from ..core.metrics import Floats, higher_is_better
+from ..core.paired import LEVEL, Answers, Gain, Pair, client_gain, holm
+from .history import History
+from .mean_gain import MeanGain, mean_gain, of_one, widened
+
+if TYPE_CHECKING:
+    from ..report.outcomes import Comparison
+
+LOCAL = "local"
+Claim = Literal["better", "worse", "unclear"]
+
+
+class ClientGain(NamedTuple):
+    """What one client gains by one method over its own local model."""
+
+    client: str
+    method: str
+    gain: Gain
+    p: float  # corrected over all clients and methods
+    tests: float  # how many it was corrected for, of equal weight
+
+    @property
+    def claim(self) -> Claim:
+        """What is shown."""
+        return claim(self.gain.gain, self.p)
+
+
+class Judgement(NamedTuple):
+    """One method against training alone."""
+
+    method: str
+    overall: MeanGain  # its interval is corrected for the number of methods looked at
+    p: float  # of the mean gain, corrected alike
+    tried: int  # that number
+    clients: tuple[ClientGain, ...]  # those it serves and that can be judged
+
+    @property
+    def claim(self) -> Claim:
+        """What is shown of the mean over clients."""
+        return claim(self.overall.gain, self.p)
+
+    def shown(self, wanted: Claim) -> list[str]:
+        """The clients of which this is shown."""
+        return [client.client for client in self.clients if client.claim == wanted]
+
+
+class Choice(NamedTuple):
+    """The method that is recommended."""
+
+    method: str
+    on: Literal["validation", "test", "nothing"]  # what decided; nothing where there was only one
+    tried: int  # methods it was chosen among
+
+
+def claim(gain: float, p: float) -> Claim:
+    """What a gain and its corrected p show."""
+    return "unclear" if p >= LEVEL or gain == 0 else "better" if gain > 0 else "worse"
+
+
+# ---- the choice ----------------------------------------------------------------------------------
+
+
+def served(comparison: "Comparison", method: str) -> frozenset[int]:
+    """The clients that have a predictor of a method and test data, with any seed."""
+    known = ~np.isnan(comparison.gains(method)).all(0)
+    return frozenset(np.flatnonzero(known).tolist())
+
+
+def compared(comparison: "Comparison") -> list[str]:
+    """The methods beside Local whose means can be compared: they serve the same clients.
+
+    Those that serve the most are taken, and of several such groups the first.
+    """
+    whom = {m: served(comparison, m) for m in comparison.methods if m != LOCAL}
+    most = max(whom.values(), key=len, default=frozenset[int]())
+    return [method for method, clients in whom.items() if clients == most and most]
+
+
+def choose(comparison: "Comparison") -> Choice | None:
+    """The method of the best mean in the last round on validation data, else on test data."""
+    rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
+    if len(among) < 2:
+        return Choice(among[0], "nothing", 1) if among else None
+    sign = 1.0 if higher_is_better(comparison.metric) else -1.0
+    validated = {method: sign * rows[method].validation.mean for method in among}
+    known = not any(math.isnan(value) for value in validated.values())
+    means = validated if known else {m: sign * rows[m].mean.mean for m in among}
+    return Choice(max(among, key=means.__getitem__), "validation" if known else "test", len(among))
+
+
+def best_on_test(comparison: "Comparison") -> str:
+    """The best mean in the last round, Local's being taken over the clients the others serve.
+
+    Local is the best of equals.
+    """
+    rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
+    alone = rows[among[0]].alone.mean if among else rows[LOCAL].mean.mean
+    means = {LOCAL: alone, **{method: rows[method].mean.mean for method in among}}
+    sign = 1.0 if higher_is_better(comparison.metric) else -1.0
+    known = {method: sign * mean for method, mean in means.items() if not math.isnan(mean)}
+    return max(known, key=known.__getitem__, default=LOCAL)
+
+
+def validation_scores(history: History, served: Floats) -> Floats:
+    """The last scores on validation data that is a client's own and was not trained on ``[K]``."""
+    unseen = (history.roster.n_val > 0) & (not history.merge_val) & ~np.isnan(served)
+    return np.where(unseen, history.val[-1], np.nan)
+
+
+# ---- the tests -----------------------------------------------------------------------------------
+
+
+def judge(comparison: "Comparison") -> dict[str, Judgement] | None:
+    """Every method beside Local that has clients to judge; None where runs lack their outcomes."""
+    if any(run.history.outcomes is None for run in comparison.runs):
+        return None
+    answers = {
+        (run.method, run.seed): list(run.history.outcomes.clients())
+        for run in comparison.runs
+        if run.history.outcomes is not None
+    }
+    found = {m: _gains(comparison, m, answers) for m in comparison.methods if m != LOCAL}
+    return conclude(found, comparison.choice)
+
+
+Found = tuple[dict[str, Gain], MeanGain | None]  # of one method: each client's, and their mean
+
+
+def conclude(found: Mapping[str, Found], choice: Choice | None) -> dict[str, Judgement]:
+    """What all tests together show, each corrected for the others."""
+    ahead = None if choice is None or choice.on == "test" else choice.method
+    clients = _clients({method: own for method, (own, _) in found.items() if own}, ahead)
+    overall = {method: mean for method, (_, mean) in found.items() if mean is not None}
+    tried, several = len(overall), holm([mean.p for mean in overall.values()])
+    return {
+        method: Judgement(method, widened(mean, tried), p, tried, clients.get(method, ()))
+        for (method, mean), p in zip(overall.items(), several, strict=True)
+    }
+
+
+def _clients(
+    found: Mapping[str, Mapping[str, Gain]], ahead: str | None
+) -> dict[str, tuple[ClientGain, ...]]:
+    """Every client's test of every method; ``ahead`` is the method with half of the weight."""
+    weight = {
+        method: (1.0 if method == ahead or ahead not in found else 1.0 / (len(found) - 1))
+        / len(own)
+        for method, own in found.items()
+    }
+    tests = [(method, name, gain) for method, own in found.items() for name, gain in own.items()]
+    p = holm([gain.p for _, _, gain in tests], [weight[method] for method, _, _ in tests])
+    total = sum(weight[method] for method, _, _ in tests)
+    made = [
+        ClientGain(name, method, gain, corrected, total / weight[method])
+        for (method, name, gain), corrected in zip(tests, p, strict=True)
+    ]
+    return {method: tuple(one for one in made if one.method == method) for method in found}
+
+
+def _gains(
+    comparison: "Comparison", method: str, answers: Mapping[tuple[str, int], Sequence[Answers]]
+) -> Found:
+    """Each client's gain over all seeds, and the mean over clients."""
+    runs, metric = comparison.of_method(method), comparison.metric
+    known = ~np.isnan(comparison.gains(method))  # [S, K]
+    names = runs[0].history.roster.clients
+    pairs: list[list[Pair]] = [[] for _ in names]
+    shape = known.shape
+    gains, variances = np.full(shape, math.nan), np.full(shape, math.nan)
+    for s, run in enumerate(runs):
+        ours, theirs = answers[method, run.seed], answers[LOCAL, run.seed]
+        for k in np.flatnonzero(known[s]).tolist():
+            pairs[k].append((ours[k], theirs[k]))
+            found = client_gain(metric, pairs[k][-1:])
+            if found is not None:
+                gains[s, k], variances[s, k] = found.gain, found.variance
+    own = {
+        name: gain
+        for name, pair in zip(names, pairs, strict=True)
+        if pair and (gain := client_gain(metric, pair)) is not None
+    }
+    if len(own) == 1:
+        return own, of_one(next(iter(own.values())))
+    return own, mean_gain(gains, variances)
+
+
+def served_mean(scores: Floats, served: Floats) -> float:
+    """The mean score over the clients that another method serves."""
+    return float(metrics.mean_known(np.where(np.isnan(served), np.nan, scores)))

@@ -1,0 +1,240 @@
+"""Files that are either whole or absent, and a list that proves it.
+
+Everything a run leaves is written beside its place, flushed to disk and renamed into it. Nothing
+is ever a pickle. A folder of results may come from somebody else: links and special files in it
+are refused, so that whatever is read, written or removed lies in the folder itself.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError, StoreError, printable
+
+MANIFEST = "MANIFEST.json"
+TEMPORARY = re.compile(r"\.(.+)\.tmp")  # a write that a kill has cut short, and what it was to be
+
+
+# ---- paths ---------------------------------------------------------------------------------------
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with ``~`` replaced by the home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"'{path}': found '~', but this user has no home folder; write the whole path, or set "
+            "the variable HOME"
+        ) from None
+
+
+def folder_of(name: str | Path, where: str) -> Path:
+    """The path of a folder, which need not exist; a name that no folder can have is refused."""
+    path = Path(name)
+    try:
+        if not str(name).strip() or printable(name) != str(name):
+            raise ValueError("it is empty or has control characters")
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        shown = f"{str(name)[:60]!r}{' …' * (len(str(name)) > 60)}"
+        raise ConfigError(
+            f"{where}: found {shown} ({reason}); expected the name of a folder"
+        ) from None
+    return path
+
+
+def refuse_links(folder: Path, names: Iterable[str], depth: int = 2) -> None:
+    """Refuse links and special files among these names of a folder, and in the folders they are.
+
+    ``depth`` is how many folders may lie in one another.
+    """
+    for name in names:
+        path = folder / name
+        try:
+            mode = path.lstat().st_mode
+            inside = [each.name for each in path.iterdir()] if stat.S_ISDIR(mode) else []
+        except OSError:
+            continue  # whoever needs it says that it is not there
+        if stat.S_ISDIR(mode) and depth > 0:
+            refuse_links(path, inside, depth - 1)
+        elif not stat.S_ISREG(mode):
+            kind = "a link" if stat.S_ISLNK(mode) else "no plain file"
+            raise StoreError(
+                f"{path}: is {kind}; expected a file or folder as coterie writes it; nothing was "
+                "read or changed; copy what it stands for into its place, or leave this folder be"
+            )
+
+
+def remove(folder: Path, form: re.Pattern[str]) -> None:
+    """Remove what has a name of this form from a folder, and the folder if nothing else is in it.
+
+    Links are not followed. What cannot be removed stays.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if form.fullmatch(entry.name):
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    entry.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+def flush_to_disk(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power cut."""
+    if path.is_dir() and os.name != "posix":
+        return  # only POSIX can flush a folder
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary path to write to; it becomes ``path`` in one step, or leaves no trace."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with writing(path):
+            temporary.unlink(missing_ok=True)  # a link that somebody put there
+            yield temporary
+            flush_to_disk(temporary)
+            temporary.replace(path)
+            flush_to_disk(path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say it clearly when the disk says no."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be written ({error.strerror or error}); what was written before is "
+            "intact; free some space and use 'coterie resume', or choose another folder with --out"
+        ) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole."""
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON knows it: NaN becomes null, infinities the texts "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {str(key): plain(part) for key, part in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """Strict JSON text."""
+    return json.dumps(plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file whole."""
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise StoreError(f"{path}: missing; expected a finished run's folder") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path}: cannot be read ({error}); expected JSON text") from error
+
+
+def read_start(path: Path, size: int | None) -> bytes:
+    """The first bytes of a file, or all of them."""
+    try:
+        with path.open("rb") as file:
+            return file.read(-1 if size is None else size)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def shorten(path: Path, size: int) -> None:
+    """Drop what a file has beyond its first ``size`` bytes."""
+    with writing(path):
+        os.truncate(path, size)
+        flush_to_disk(path)
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Size and sha256 of a file."""
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+
+
+def described(path: Path) -> dict[str, Any]:
+    """The same, for somebody who has asked whether the file is as it was written."""
+    try:
+        return describe(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: cannot be read ({error.strerror or error}), so nothing can be said about it; "
+            "expected a file that this user may read"
+        ) from error
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def list_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """Name, size and sha256 of every plain file of a folder but the manifest itself."""
+    return {
+        path.name: described(path)
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name != MANIFEST and not path.name.startswith(".")
+    }
+
+
+def faults(folder: Path) -> list[str]:
+    """What differs from the manifest, one sentence a file; empty when the folder can be trusted."""
+    manifest = read_json(folder / MANIFEST)
+    promised = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(promised, dict):
+        return [f"{MANIFEST} lists no files; expected the one the run was finished with"]
+    found = list_files(folder)
+    wrong = [f"{name} is missing" for name in promised if name not in found]
+    for name in promised.keys() & found.keys():
+        if promised[name] != found[name]:
+            wrong.append(f"{name} has changed since the run was finished")
+    return sorted(wrong)

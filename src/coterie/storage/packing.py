@@ -1,0 +1,92 @@
+"""Arrays as safetensors, written block by block: a file may be larger than the memory."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.rows import Shelf, Table
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+BLOCK = 1 << 26  # bytes written at once
+
+
+class Some(NamedTuple):
+    """Some rows of an array, in this order."""
+
+    rows: Tensor | Table | Shelf
+    ids: Tensor  # [n]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, rows: Tensor | Table | Shelf, ids: Tensor) -> "Some":
+        """The rows of some clients; those of the others are not looked at."""
+        like = rows[ids[:0].to(rows.device)]
+        return cls(rows, ids, (len(ids), *like.shape[1:]), like.dtype)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def blocks(self) -> Iterator[Tensor]:
+        """The rows, a part after the other."""
+        a_row = max(1, torch.Size(self.shape[1:]).numel() * self.dtype.itemsize)
+        for ids in self.ids.split(max(1, BLOCK // a_row)):
+            yield self.rows[ids.to(self.rows.device)]
+
+
+Array = Tensor | Some
+
+
+def size_of(array: Array) -> int:
+    """Bytes of an array."""
+    return array.size if isinstance(array, Some) else array.numel() * array.element_size()
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """Write a new file, flush it, and say how large it is and what its sha256 is."""
+    total, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        for part in _bytes(arrays):
+            file.write(part)
+            total.update(part)
+            size += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "sha256": total.hexdigest()}
+
+
+def _bytes(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
+    # wide numbers first, so that every array begins at a multiple of its item
+    order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    header, end = {}, 0
+    for name in order:
+        begin, end = end, end + size_of(arrays[name])
+        kind, shape = DTYPES[arrays[name].dtype], list(arrays[name].shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in order:
+        array = arrays[name]
+        for block in array.blocks() if isinstance(array, Some) else [array]:
+            flat = block.detach().cpu().contiguous().reshape(-1)
+            yield flat.view(torch.uint8).numpy().data

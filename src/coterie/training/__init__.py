@@ -1,0 +1,1 @@
+"""The round loop, the guard in front of aggregation, and where clients' states wait."""
