@@ -43,11 +43,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, check_pull
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, check_pull
 from ..core.client import Client
 from ..core.mixing import last_applied, off_diagonal, squared_distances
+from ..core.problem import Problem
 from ..core.ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
-from ..core.task import Task
 from ..core.tree import Tree
 from ..errors import ConfigError
 from .attention import (
@@ -232,13 +232,13 @@ class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
             )
 
     @property
-    def uses_validation(self) -> bool:
-        """Where clients choose between their two models on it."""
-        return self.predict_with == "validation"
+    def traits(self) -> Traits:
+        """Clients may choose between their two models by validation data."""
+        return Traits(uses_validation=self.predict_with == "validation")
 
-    def init(self, task: Task) -> tuple[Uploads, Own]:
+    def init(self, problem: Problem) -> tuple[Uploads, Own]:
         """The common start."""
-        return start_together(task, measured=self.sigma == "auto")
+        return start_together(problem, measured=self.sigma == "auto")
 
     # ---- the server ------------------------------------------------------------------------
 
@@ -318,16 +318,16 @@ class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
         everybody = torch.arange(round.population, device=round.clients.device)
         return mixed(server, round.clients, everybody, self._weigh(server, round))
 
-    def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
+    def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
         """The weights with which everybody's last u_i was formed."""
         return last_applied(server.applied)
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots, in any round of the schedule."""
         for index in range(rounds + 1):  # the last models are served after the last round
-            self._alpha(index, task.recipe.rate(index))
+            self._alpha(index, problem.recipe.rate(index))
         if self.lam is None or self.alpha == "auto":
-            check_pull(task, rounds, "fedamp.prox", self.prox)
+            check_pull(problem, rounds, "fedamp.prox", self.prox)
 
     # ---- one client ------------------------------------------------------------------------
 

@@ -23,11 +23,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, check_pull
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, check_pull
 from ..core.client import Client
 from ..core.mixing import cosines, last_applied
+from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Share
-from ..core.task import Task
 from ..core.tree import Tree
 from .attention import (
     Cloud,
@@ -90,13 +90,13 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
     bibtex: ClassVar[str] = FedAMP.bibtex
 
     @property
-    def uses_validation(self) -> bool:
-        """Where clients choose between their two models on it."""
-        return self.predict_with == "validation"
+    def traits(self) -> Traits:
+        """Clients may choose between their two models by validation data."""
+        return Traits(uses_validation=self.predict_with == "validation")
 
-    def init(self, task: Task) -> tuple[Uploads, Own]:
+    def init(self, problem: Problem) -> tuple[Uploads, Own]:
         """The common start."""
-        return start_together(task, measured=self.sigma == "auto")
+        return start_together(problem, measured=self.sigma == "auto")
 
     # ---- the server ------------------------------------------------------------------------
 
@@ -139,13 +139,13 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
         everybody = torch.arange(round.population, device=round.clients.device)
         return mixed(server, round.clients, everybody, self._weigh(server, round))
 
-    def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
+    def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
         """The weights with which everybody's last u_i was formed."""
         return last_applied(server.applied)
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots."""
-        check_pull(task, rounds, "heurfedamp.prox", self.prox)
+        check_pull(problem, rounds, "heurfedamp.prox", self.prox)
 
     # ---- one client ------------------------------------------------------------------------
 
