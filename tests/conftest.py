@@ -1,9 +1,12 @@
 """Tests use one thread each: two workers share two cores, and results do not depend on it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from support import OPEN, WORKER
 
 torch.set_num_threads(1)
 
@@ -12,3 +15,18 @@ torch.set_num_threads(1)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's cache."""
     monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _closed_engines() -> Iterator[None]:
+    """Engines of a test end with it: some have processes."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _closed_worker() -> Iterator[None]:
+    """The wire engine's process ends with the session."""
+    yield
+    WORKER.close()

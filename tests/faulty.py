@@ -18,37 +18,58 @@ BAD = 2  # the client that misbehaves
 Spoil = Callable[[Tree, Tensor], Tree]  # (upload, whether this is the client) -> upload
 
 
-def with_value(value: float) -> Spoil:
+# Classes and functions of this module, not closures: the wire engine's process imports them.
+
+
+@dataclass(frozen=True)
+class WithValue:
     """One number of every floating array replaced."""
 
-    def spoil(upload: Tree, bad: Tensor) -> Tree:
+    value: float
+
+    def __call__(self, upload: Tree, bad: Tensor) -> Tree:
         def one(leaf: Tensor) -> Tensor:
             if not leaf.is_floating_point():
                 return leaf
             first = torch.arange(leaf.numel(), device=leaf.device).view(leaf.shape) == 0
-            return torch.where(bad & first, value, leaf)
+            return torch.where(bad & first, self.value, leaf)
 
         return map_leaves(one, upload)
 
-    return spoil
 
-
-def scaled(factor: float) -> Spoil:
+@dataclass(frozen=True)
+class Scaled:
     """Every number multiplied."""
-    return lambda upload, bad: map_leaves(
-        lambda leaf: torch.where(bad, factor * leaf, leaf) if leaf.is_floating_point() else leaf,
-        upload,
-    )
+
+    factor: float
+
+    def __call__(self, upload: Tree, bad: Tensor) -> Tree:
+        def one(leaf: Tensor) -> Tensor:
+            return torch.where(bad, self.factor * leaf, leaf) if leaf.is_floating_point() else leaf
+
+        return map_leaves(one, upload)
 
 
-def claiming(samples: float, everybody: bool = False) -> Spoil:
+@dataclass(frozen=True)
+class Claiming:
     """Another sample count."""
 
-    def spoil(upload: Tree, bad: Tensor) -> Tree:
-        claim = torch.full_like(upload.size, samples)
-        return upload._replace(size=torch.where(bad | everybody, claim, upload.size))
+    samples: float
+    everybody: bool = False
 
-    return spoil
+    def __call__(self, upload: Tree, bad: Tensor) -> Tree:
+        claim = torch.full_like(upload.size, self.samples)
+        return upload._replace(size=torch.where(bad | self.everybody, claim, upload.size))
+
+
+@dataclass(frozen=True)
+class Misshapen:
+    """An update of another layout, by its name in MISSHAPEN."""
+
+    name: str
+
+    def __call__(self, upload: Tree, bad: Tensor) -> Tree:
+        return MISSHAPEN[self.name][0](upload)
 
 
 class More(NamedTuple):
@@ -121,7 +142,7 @@ class Poisonous(FedAvg):
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> Any:
         upload, after = super().local(client, received, state)
-        return with_value(float("nan"))(upload, client.id == BAD), after
+        return WithValue(float("nan"))(upload, client.id == BAD), after
 
 
 assert fields(Poisonous) == fields(FedAvg)

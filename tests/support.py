@@ -18,6 +18,7 @@ from coterie.core.tree import row
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
 from coterie.engines import make_backend, make_engine
+from coterie.engines.wire import WireEngine, Worker
 from coterie.training.rounds import Record, train
 
 with_a_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")
@@ -31,6 +32,8 @@ METHODS: dict[str, Callable[[], AnyAlgorithm]] = {
     },
 }
 
+OPEN: list[Any] = []  # engines of this test
+WORKER = Worker()
 RAGGED = (31, 17, 24, 9, 40)  # no two alike, one shorter than a batch of 10
 RECIPE = Recipe(lr=0.1, epochs=2, batch=10, momentum=0.5, weight_decay=1e-3)
 
@@ -107,8 +110,15 @@ def task(
 
 
 def engine_of(name: str, on: Simulation, **options: Any) -> Any:
-    """An engine for a simulation."""
-    return make_engine(name, on.problem, on.shards, **options)
+    """An engine for a simulation; it is closed when the test ends."""
+    if name == "wire":
+        made: Any = WireEngine(
+            on.shards, worker=WORKER
+        )  # one process for all tests: it starts slowly
+    else:
+        made = make_engine(name, on.problem, on.shards, **options)
+    OPEN.append(made)
+    return made
 
 
 def backend_of(name: str, on: Simulation, **options: Any) -> Any:
@@ -126,7 +136,7 @@ def last(
 ) -> Record:
     """The last record of a run."""
     options.setdefault("participation", 0.5)
-    made = make_engine(engine, on.problem, on.shards, chunk=chunk)
+    made = engine_of(engine, on, chunk=chunk)
     *_, record = train(algorithm, on.problem, made, rounds, **options)
     return record
 

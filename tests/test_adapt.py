@@ -327,13 +327,13 @@ def test_the_clients_average_is_of_the_model_before_the_round():
 def test_a_server_without_samples_says_what_to_set():
     algorithm = Adapted(FedAvg(), ElasticWeights(fisher_data="server_aux"))
     with pytest.raises(ConfigError, match=r"data\.aux"):
-        algorithm.check(task(algorithm), 10)
+        algorithm.check(task(algorithm).problem, 10)
 
 
 def test_a_server_cannot_look_at_models_it_does_not_have():
     algorithm = Adapted(FedAMP(), ElasticWeights(fisher_data="server_aux"))
     with pytest.raises(ConfigError, match="one model for all"):
-        algorithm.check(task(algorithm, federated=with_aux()), 10)
+        algorithm.check(task(algorithm, federated=with_aux()).problem, 10)
 
 
 def test_auto_takes_what_is_there():
@@ -385,7 +385,7 @@ def test_nobody_loses_its_last_test_sample():
 def test_no_share_is_no_change():
     some = federation()
     assert hold_aux(some, 0.0, seed=0) is some
-    assert of_server(task(FedAvg(), federated=some), 0, 1) is None
+    assert of_server(task(FedAvg(), federated=some).problem, 0, 1) is None
     with pytest.raises(ConfigError, match=r"data\.aux: found 1"):
         hold_aux(some, 1.0, seed=0)
 

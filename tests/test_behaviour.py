@@ -19,7 +19,7 @@ from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.data.simulation import simulate
 from coterie.training.rounds import train
-from support import assert_close, engine_of, one_client, whole_round
+from support import assert_close, backend_of, engine_of, one_client, whole_round
 
 STEPS = Recipe(lr=0.1, epochs=1, batch=10)
 WHOLE = Recipe(lr=0.1, epochs=1, batch=100)  # one step on all data
@@ -209,7 +209,7 @@ def test_federico_weighs_twins_alike():
     assert_close(alone[0], alone[1])
     round = whole_round(on)
     received = method.download(server._replace(models=alone), round)
-    _, after = engine_of("loop", on).local(method, received, states, round)
+    _, after = backend_of("loop", on).local(method, received, states, round)
     assert_close(after.weights[:, 0], after.weights[:, 1])
     assert (after.weights[:, 0] - after.weights[:, 2]).abs().max() > 1e-3
 

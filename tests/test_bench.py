@@ -21,7 +21,7 @@ from coterie.commands.bench.workloads import WORKLOADS, Workload
 from coterie.commands.cli import main
 from coterie.engines import make_engine
 from coterie.errors import ConfigError, EngineError
-from support import assert_close, engine_of, one_client
+from support import assert_close, backend_of, one_client
 
 CPU = torch.device("cpu")
 FIELDS = {
@@ -51,7 +51,7 @@ def tiny(name: str) -> Workload:
 
 
 def started(work: Workload, dtype: torch.dtype = torch.float64) -> Steady:
-    return steady(work.method, work.task(CPU, dtype))
+    return steady(work.method, work.simulation(CPU, dtype))
 
 
 # ---- the workloads -----------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_workloads_are_those_that_were_agreed(name):
         samples,
         batch,
     )
-    few = work._replace(clients=1, samples=2).task(CPU)
+    few = work._replace(clients=1, samples=2).simulation(CPU).problem
     assert few.model.parameters == parameters
     assert (few.recipe.optimizer, few.recipe.epochs, few.recipe.momentum) == ("sgd", 1, 0)
 
@@ -100,14 +100,14 @@ def test_in_a_steady_round_everybody_receives_all_the_models_it_asks_for():
 
 
 def same_batches(start: Steady):
-    return lambda i: one_client(start.task, i, start.round.index)._orders[0]
+    return lambda i: one_client(start.on, i, start.round.index)._batches.orders[0]
 
 
 def models_left(start: Steady, engine: str) -> Tensor:
     """The models after a round of the method on an engine."""
     method, round = start.method, start.round
     received = method.download(start.server, round)
-    made = make_engine(engine, start.task)
+    made = backend_of(engine, start.on)
     uploads, _ = made.local(method, received, start.states, round)
     if isinstance(method, FedFomo):
         return uploads.theta
@@ -131,7 +131,7 @@ def test_the_plain_control_is_the_methods():
     plain = plain_round(start, "contiguous", same_batches(start))
     plain()
     received = start.method.download(start.server, start.round)
-    engine = make_engine("loop", start.task)
+    engine = backend_of("loop", start.on)
     uploads, _ = engine.local(start.method, received, start.states, start.round)
     assert_close(plain.change.dc, uploads.dc, 1e-9)
 
@@ -160,8 +160,8 @@ def test_plain_and_method_see_as_many_samples_as_the_table_says(name):
     for module in plain.clients.modules:
         seen(module, theirs)
     plain()
-    engine = make_engine("loop", start.task)
-    for module in (start.task.model.module, start.task.model._training):
+    engine = backend_of("loop", start.on)
+    for module in (start.on.problem.model.module, start.on.problem.model._training):
         seen(module, ours)
     received = start.method.download(start.server, start.round)
     engine.local(start.method, received, start.states, start.round)
@@ -175,7 +175,7 @@ def test_the_plain_loop_takes_as_many_steps_as_the_method():
     for i, rule in enumerate(plain.clients.rules):
         rule.register_step_post_hook(lambda *_, i=i: steps.update([i]))
     plain()
-    count = start.task.recipe.count(13)
+    count = start.on.recipe.count(13)
     assert count == tiny("W2").steps
     assert steps == Counter(dict.fromkeys(range(3), count))
 
@@ -195,8 +195,8 @@ def test_the_way_that_trains_fastest_is_taken(layout, monkeypatch):
 
 def test_clipped_samples_move_the_model_by_their_clipped_mean():
     start = started(tiny("W9"))
-    client = one_client(start.task, 0)
-    batch, w = client.batch(0), start.task.start
+    client = one_client(start.on, 0)
+    batch, w = client.batch(0), start.on.start
     total = torch.zeros_like(w)
     for k in range(len(batch.y)):
         alone = batch._replace(x=batch.x[k : k + 1], y=batch.y[k : k + 1])
@@ -207,11 +207,11 @@ def test_clipped_samples_move_the_model_by_their_clipped_mean():
 
 def test_padding_counts_for_nothing_in_a_clipped_mean():
     start = started(tiny("W9"))
-    client = one_client(start.task, 0)
+    client = one_client(start.on, 0)
     batch = client.batch(0)
     masked = batch._replace(mask=torch.tensor([1.0, 1, 1, 0, 0], dtype=torch.float64))
     short = batch._replace(x=batch.x[:3], y=batch.y[:3], position=batch.position[:3])
-    method, w = ClippedFedAvg(), start.task.start
+    method, w = ClippedFedAvg(), start.on.start
     assert_close(method.gradient(client, w, masked), method.gradient(client, w, short))
 
 
@@ -245,7 +245,7 @@ def test_evaluations_are_on_the_bill():
     clients = plain_round(started(work), "contiguous").clients
     whole, training = (ceiling.bill(w, clients) for w in (work, work._replace(judges=0)))
     assert whole.flops > training.flops
-    extra = ceiling.numbers_moved(work._replace(trains=0, judges=1), clients.task)
+    extra = ceiling.numbers_moved(work._replace(trains=0, judges=1), clients.on)
     assert whole.bytes - training.bytes == work.clients * 7 * 8 * extra
 
 
@@ -287,12 +287,12 @@ def main_ends(arguments: list[str], code: int = 0) -> None:
 
 
 def test_an_engine_that_fails_says_why_and_the_others_go_on(quick, monkeypatch, capsys):
-    def made(name, task):
+    def made(name, on):
         if name == "vmap":
             raise EngineError("no such thing here")
-        return engine_of("loop", task)
+        return backend_of("loop", on)
 
-    monkeypatch.setattr(bench, "engine_of", made)
+    monkeypatch.setattr(bench, "backend_of", made)
     main_ends(["bench", "W1", "--force", "--repeats", "1"])
     out, _ = capsys.readouterr()
     lines = {line.split()[1]: line for line in out.splitlines()[2:]}
@@ -373,8 +373,12 @@ def test_what_cannot_be_measured_is_refused(names, device, precision, message):
 # ---- growth ------------------------------------------------------------------------------------
 
 
+def looping(_name, problem, shards, **_options):
+    return make_engine("loop", problem, shards)
+
+
 def test_scale_and_population_report_a_row_for_every_size(monkeypatch, capsys):
-    monkeypatch.setattr(growth, "engine_of", lambda name, task: engine_of("loop", task))
+    monkeypatch.setattr(growth, "make_engine", looping)
     monkeypatch.setattr(growth, "LENET", growth.LENET._replace(samples=4, batch=4))
     rows = list(growth.scale("cpu", 1, (2, 3), force=True))
     assert [(r.registered, r.clients) for r in rows] == [(2, 2), (3, 3)]
@@ -388,12 +392,12 @@ def test_scale_and_population_report_a_row_for_every_size(monkeypatch, capsys):
 def test_growth_times_no_evaluation(monkeypatch):
     engines = []
 
-    def made(name, task):
-        engines.append(engine_of("loop", task))
-        engines[-1].predict = lambda *_: pytest.fail("evaluated")
+    def made(*arguments, **options):
+        engines.append(looping(*arguments, **options))
+        engines[-1].evaluate = lambda *_: pytest.fail("evaluated")
         return engines[-1]
 
-    monkeypatch.setattr(growth, "engine_of", made)
+    monkeypatch.setattr(growth, "make_engine", made)
     monkeypatch.setattr(growth, "LENET", growth.LENET._replace(samples=4, batch=4))
     list(growth.scale("cpu", 2, (2,), force=True))
     assert len(engines) == 1

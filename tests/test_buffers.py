@@ -27,6 +27,7 @@ from support import (
     METHODS,
     RECIPE,
     assert_close,
+    backend_of,
     engine_of,
     federation,
     last,
@@ -76,10 +77,10 @@ def test_every_method_runs_with_batch_norm_averaged(name):
 def test_vmap_never_pads_a_batch_of_batch_norm():
     on = normed_task(FedAvg())
     sizes = on.shards.splits["train"].sizes
-    chunks = engine_of("vmap", on, chunk=5).chunks(list(range(5)))
+    chunks = backend_of("vmap", on, chunk=5).chunks(list(range(5)))
     assert sorted(len(chunk) for chunk in chunks) == [1, 2, 2]
     assert all(len({sizes[i] for i in chunk}) == 1 for chunk in chunks)
-    assert len(engine_of("vmap", task(FedAvg()), chunk=5).chunks(list(range(5)))) == 1
+    assert len(backend_of("vmap", task(FedAvg()), chunk=5).chunks(list(range(5)))) == 1
 
 
 def test_a_batch_of_one_sample_is_no_step():
@@ -227,7 +228,9 @@ def test_a_server_that_judges_models_needs_them_whole():
 def test_a_network_without_buffers_is_not_wrapped():
     on = task(FedAvg(), recipe=replace(RECIPE, buffers="local"))
     assert isinstance(last(FedAvg(), on).server, torch.Tensor)
-    assert isinstance(Apart(FedAvg(), "local").init(normed_task(FedAvg(), "local"))[0], tuple)
+    assert isinstance(
+        Apart(FedAvg(), "local").init(normed_task(FedAvg(), "local").problem)[0], tuple
+    )
 
 
 def test_the_policy_stands_in_the_header(tmp_path):

@@ -17,7 +17,16 @@ from coterie.data.simulation import simulate
 from coterie.errors import ConfigError
 from coterie.networks.registry import factory
 from coterie.training.rounds import train
-from support import assert_close, engine_of, federation, last, predictors, task, whole_round
+from support import (
+    assert_close,
+    backend_of,
+    engine_of,
+    federation,
+    last,
+    predictors,
+    task,
+    whole_round,
+)
 
 
 def random_similarity(n, seed):
@@ -316,7 +325,7 @@ def test_validation_chooses_on_the_way():
     on = task(method, federated=federation(sizes=(20,) * 6))
     bank = method.serve(server, whole_round(on))
     assert bank.slot[0].tolist() == [int(server.member[0]), 0, -1]
-    mixture = engine_of("vmap", on).predict(method, bank, (), whole_round(on), "accuracy")[1]
+    mixture = backend_of("vmap", on).predict(method, bank, (), whole_round(on), "accuracy")[1]
     for i in range(6):
         path = server.models[[int(server.member[i]), 0]]
         assert any(torch.equal(mixture.models[i, 0], w) for w in path)

@@ -114,7 +114,8 @@ def test_a_client_without_validation_borrows_its_training_data():
     assert_close(
         client.loss(on.problem.start, "val"), client.loss(on.problem.start, "train"), 1e-12
     )
-    assert on.borrowed_validation == [0]
+    assert not on.problem.counts.validated[0]
+    assert on.problem.counts.val[0] == on.problem.counts.train[0]
 
 
 def test_the_rate_decays_to_its_floor():

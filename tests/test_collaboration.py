@@ -18,9 +18,17 @@ from coterie.algorithms.ifca import IFCA
 from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.rows import dense
-from coterie.engines import make_engine
 from coterie.training.rounds import train
-from support import METHODS, RECIPE, assert_close, engine_of, federation, task, whole_round
+from support import (
+    METHODS,
+    RECIPE,
+    assert_close,
+    backend_of,
+    engine_of,
+    federation,
+    task,
+    whole_round,
+)
 
 SIZES = (31, 17, 24, 9, 40, 22)
 ATTRIBUTED = {"fedem"}  # clients weigh components there: the matrix says who uses the same ones
@@ -138,9 +146,9 @@ def plays(method, still, rounds=5):
         here = at_rest if still and index == rounds - 1 else on
         chosen = torch.randperm(6, generator=torch.Generator().manual_seed(index))[:4].sort().values
         asked = torch.arange(6) if method.traits.everybody else chosen
-        round = round_of(here, index, rounds, asked)
+        round = round_of(here.problem, index, rounds, asked)
         received = method.download(server, round)
-        engine = make_engine("loop", here)
+        engine = backend_of("loop", here)
         uploads, new = engine.local(method, received, tree.take(states, asked), round)
         replied = torch.arange(len(asked)) != index % len(asked)
         narrow = round._replace(clients=asked[replied], sent_to=asked)

@@ -21,6 +21,7 @@ from support import (
     METHODS,
     RECIPE,
     assert_close,
+    backend_of,
     cnn,
     engine_of,
     federation,
@@ -219,7 +220,7 @@ def test_listing_clients_in_another_order_changes_nothing(name):
 def test_inputs_are_left_unchanged(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
-    engine = engine_of("loop", on)
+    engine = backend_of("loop", on)
     server, states = algorithm.init(on.problem)
     for index in range(2):
         round = whole_round(on, index)
@@ -262,7 +263,7 @@ def keeps_state(name):
 def test_a_lost_state_shows(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
-    engine = engine_of("loop", on)
+    engine = backend_of("loop", on)
     server, fresh = algorithm.init(on.problem)
     states = fresh
     for index in range(2):

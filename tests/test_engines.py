@@ -1,6 +1,7 @@
 """What engines promise beside the contract: memory, host state, errors, and what auto chose."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
 from coterie.compiled.memory import roomy
+from coterie.core import tree
 from coterie.core.tree import Bank, count_bytes, row
 from coterie.engines import ENGINES, auto
 from coterie.engines.codec import Message, decode, encode, vocabulary
+from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import ConfigError, EngineError
 from coterie.training.rounds import participants, train
@@ -30,7 +33,7 @@ def test_auto_chooses_remembers_and_says_so(monkeypatch):
 
 
 def test_auto_times_what_is_played_and_not_its_recording():
-    engine = VmapBackend(task(Local()), chunk=5)
+    engine = VmapBackend(*task(Local())[:2], chunk=5)
     one, known, taken = auto._Candidate(engine, {}, 1, 5), [], iter([60.0, 20.0, 30.0])
     timed = one._timed
 
@@ -73,7 +76,7 @@ def test_auto_tries_larger_chunks_as_long_as_they_are_faster(
 ):
     made = []
 
-    def batched(_task, _how, sizes, *_):
+    def batched(_problem, _shards, _how, sizes, *_):
         for size in sizes:
             made.append(size)
             yield Timed(seconds[size], engine="vmap", chunk=size)
@@ -83,7 +86,7 @@ def test_auto_tries_larger_chunks_as_long_as_they_are_faster(
     monkeypatch.setattr(auto, "_loop", lambda *_: loop)
     monkeypatch.setattr(auto, "_batched", batched)
     tries = auto.Tries(tuple(seconds), 50)
-    found = auto.measure(task(Local()), auto.How(True, False), tries, None, None)
+    found = auto.measure(*task(Local())[:2], auto.How(True, False), tries, None, None)
     assert found.get("chunk") == chosen
     assert found["seconds"] == seconds.get(chosen, alone)
     assert len(made) == tried
@@ -92,13 +95,15 @@ def test_auto_tries_larger_chunks_as_long_as_they_are_faster(
 def test_what_auto_tries_is_small_beside_the_run():
     on = task(Local())
     everything = auto.CHUNKS["cpu"]
-    assert auto.tries_of(on, 1, None) == (everything, everything[0])
-    assert auto.tries_of(on, 10**6, None) == (everything, everything[-1])
-    assert auto.tries_of(on, 1, 7) == ((7,), 7)
+    assert auto.tries_of(on.problem, on.shards, 1, None) == (everything, everything[0])
+    assert auto.tries_of(on.problem, on.shards, 10**6, None) == (everything, everything[-1])
+    assert auto.tries_of(on.problem, on.shards, 1, 7) == ((7,), 7)
     for rounds in (10, 100, 1000):
-        most = auto.tries_of(on, rounds, None).most
+        most = auto.tries_of(on.problem, on.shards, rounds, None).most
         assert most in everything
-        assert most == everything[0] or auto._A_TRY * most <= 0.02 * rounds * auto.steps(on)
+        assert most == everything[0] or auto._A_TRY * most <= 0.02 * rounds * auto.steps(
+            on.problem, on.shards
+        )
 
 
 @pytest.mark.parametrize(
@@ -106,7 +111,7 @@ def test_what_auto_tries_is_small_beside_the_run():
     [(1e-4, 1, [1, 5, 10, 20, 50]), (100.0, 1, [1]), (100.0, 10, [1, 5, 10])],
 )
 def test_what_auto_tries_beyond_takes_but_a_moment(monkeypatch, seconds, most, tried):
-    def batched(_task, _how, sizes, *_):
+    def batched(_problem, _shards, _how, sizes, *_):
         assert sizes == tried
         return iter([Timed(seconds, engine="vmap", chunk=size) for size in sizes])
 
@@ -115,7 +120,7 @@ def test_what_auto_tries_beyond_takes_but_a_moment(monkeypatch, seconds, most, t
     monkeypatch.setattr(auto, "_loop", lambda *_: loop)
     monkeypatch.setattr(auto, "_batched", batched)
     tries = auto.Tries((1, 5, 10, 20, 50), most)
-    found = auto.measure(task(Local()), auto.How(True, False), tries, None, None)
+    found = auto.measure(*task(Local())[:2], auto.How(True, False), tries, None, None)
     assert found == {"engine": "loop", "seconds": seconds}
 
 
@@ -131,7 +136,9 @@ def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(VmapBackend, "local", fail)
-    found = auto.measure(task(Local()), auto.How(False, False), auto.Tries((1, 5), 5), None, None)
+    found = auto.measure(
+        *task(Local())[:2], auto.How(False, False), auto.Tries((1, 5), 5), None, None
+    )
     assert found["engine"] == "loop"
 
 
@@ -186,7 +193,7 @@ def test_auto_falls_back_to_the_loop_where_vmap_cannot():
 
 def test_chunks_fit_the_memory_budget():
     on = task(Local())
-    one = auto.footprint(on)
+    one = auto.footprint(on.problem)
     assert engine_of("vmap", on, memory_mib=1).choice["chunk"] == max(1, min(20, 2**20 // one))
     assert engine_of("vmap", on, chunk=3).choice["chunk"] == 3
 
@@ -196,7 +203,9 @@ def test_state_may_stay_in_host_memory(engine):
     method = FedFomo()
     on = task(method)
     *_, record = train(method, on.problem, engine_of(engine, on, state="host"), 3)
-    assert engine_of(engine, on, state="host").state_device == torch.device("cpu")
+    made = engine_of(engine, on, state="host")
+    list(train(Local(), on.problem, made, 1))
+    assert all(leaf.device.type == "cpu" for leaf in tree.leaves(made.snapshot()))
     assert_close(predictors(record).models, predictors(last(method, on, participation=1.0)).models)
 
 
@@ -229,14 +238,15 @@ def test_participation_is_uniform_exact_and_skips_the_empty():
     on = task(FedAvg())
     counts = torch.zeros(5)
     for index in range(2000):
-        chosen = participants(FedAvg(), on, index, 0.5)
+        chosen = participants(FedAvg(), on.problem, index, 0.5)
         assert len(chosen.unique()) == 2
         counts[chosen] += 1
     assert (counts - 800).abs().max() < 80
-    on.problem.sizes = torch.tensor([3, 0, 3, 3, 3])
-    assert participants(FedAvg(), on, 0, 1.0).tolist() == [0, 2, 3, 4]
-    assert len(participants(FedAvg(), on, 0, 0.01)) == 1
-    assert len(participants(Local(budget="full"), on, 0, 0.01)) == 4
+    counts = on.problem.counts._replace(train=(3, 0, 3, 3, 3))
+    some = replace(on.problem, counts=counts)
+    assert participants(FedAvg(), some, 0, 1.0).tolist() == [0, 2, 3, 4]
+    assert len(participants(FedAvg(), some, 0, 0.01)) == 1
+    assert len(participants(Local(budget="full"), some, 0, 0.01)) == 4
 
 
 def test_bytes_are_what_the_messages_weigh():
@@ -282,7 +292,7 @@ def test_chunks_are_alike_and_the_same_for_every_thread(clients, chunk, threads)
 
 def test_auto_tries_no_chunk_twice():
     on = task(Local(), federated=federation((5,) * 12))
-    found = auto._batched(on, auto.How(True, False), [1, 5, 10, 20, 50], None, 2)
+    found = auto._batched(on.problem, on.shards, auto.How(True, False), [1, 5, 10, 20, 50], None, 2)
     assert [(one.choice["chunk"], len(one._able)) for one in found] == [(1, 2), (5, 6), (10, 12)]
 
 
@@ -293,7 +303,8 @@ def test_the_number_of_threads_changes_no_bit(name):
     one, two = (VmapBackend(on.problem, on.shards, chunk=2, threads=threads) for threads in (1, 2))
     assert one.chunks([0, 1, 2, 3, 4]) == two.chunks([0, 1, 2, 3, 4])
     models = [
-        predictors(list(train(method, on.problem, engine, 2))[-1]).models for engine in (one, two)
+        predictors(list(train(method, on.problem, Simulator(backend), 2))[-1]).models
+        for backend in (one, two)
     ]
     assert torch.equal(*models)
 

@@ -28,7 +28,15 @@ from coterie.core.rows import dense
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.errors import ConfigError
-from support import assert_close, engine_of, federation, last, one_client, task, whole_round
+from support import (
+    assert_close,
+    backend_of,
+    federation,
+    last,
+    one_client,
+    task,
+    whole_round,
+)
 
 matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
     lambda shape: arrays(float, shape, elements=st.floats(-1e100, 1e100))
@@ -292,7 +300,7 @@ def amp_round(method, on, server, states, index, clients=None):
     clients = torch.arange(on.problem.population) if clients is None else torch.tensor(clients)
     round = round_of(on.problem, index, 10, clients)
     received = method.download(server, round)
-    engine = engine_of("loop", on)
+    engine = backend_of("loop", on)
     uploads, after = engine.local(method, received, tree.take(states, clients), round)
     states = tree.map_leaves(lambda old, new: old.index_copy(0, clients, new), states, after)
     return method.aggregate(server, uploads, round), states, uploads

@@ -73,7 +73,7 @@ def test_the_order_of_clients_does_not_matter(sharing):
 def test_everybody_trains_on_own_and_pool_once(kind, merge):
     method, parts = FedAvgData(share=0.2, pool=kind), federation()
     on = task(method, federated=parts, merge=merge)
-    pool = on.pool
+    pool = form_pool(parts, method.traits.sharing, 0)
     for i in range(on.problem.population):
         client = one_client(on, i)
         (block,) = client.blocks("train")
@@ -104,7 +104,8 @@ def method_row(server):
 def test_the_pool_is_sent_once_to_everybody(kind):
     method = FedAvgData(share=0.2, pool=kind)
     on = task(method)
-    n, (owner, _) = len(on.pool.samples), on.shared
+    owner = on.problem.pool.owner
+    n = len(owner)
     a_sample = 36 * 4 + 8 + 8  # float32 pixels, the label, the giver
     a_model, met = on.problem.model.size * 8, set()
     for record in train(method, on.problem, engine_of("wire", on), 4, participation=0.5):
@@ -120,7 +121,7 @@ def test_what_is_sent_are_the_samples():
     method = FedAvgData(share=0.2)
     on = task(method)
     server, _ = method.init(on.problem)
-    pool = on.pool
+    pool = form_pool(on.federation, method.traits.sharing, 0)
     x = server.samples[:, : 36 * 4].contiguous().view(torch.float32).view(-1, 1, 6, 6)
     y = server.samples[:, 36 * 4 :].contiguous().view(torch.int64).flatten()
     data = on.federation.dataset

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from coterie.algorithms.fedem import FedEM, Own, responsibilities
 from coterie.core.recipe import Recipe
 from coterie.errors import ConfigError
-from support import assert_close, engine_of, last, one_client, predictors, task, whole_round
+from support import (
+    assert_close,
+    backend_of,
+    last,
+    one_client,
+    predictors,
+    task,
+    whole_round,
+)
 
 
 def slow_responsibilities(pi, losses):
@@ -126,7 +134,7 @@ def test_components_are_averaged_one_by_one_by_size():
     on = task(method)
     server, states = method.init(on.problem)
     round = whole_round(on)
-    uploads, _ = engine_of("loop", on).local(method, method.download(server, round), states, round)
+    uploads, _ = backend_of("loop", on).local(method, method.download(server, round), states, round)
     p = uploads.size.double() / uploads.size.sum()
     for m in range(2):
         slow = sum(p[i] * uploads.models[i, m] for i in range(5))

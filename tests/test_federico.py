@@ -18,6 +18,7 @@ from support import (
     RAGGED,
     RECIPE,
     assert_close,
+    backend_of,
     engine_of,
     federation,
     last,
@@ -55,7 +56,7 @@ def one_round(method, on, server=None, states=None, index=0):
         server, states = method.init(on.problem)
     round = whole_round(on, index)
     received = method.download(server, round)
-    replies, after = engine_of("loop", on).local(method, received, states, round)
+    replies, after = backend_of("loop", on).local(method, received, states, round)
     return received, replies, after, method.aggregate(server, replies, round)
 
 
@@ -342,7 +343,7 @@ def test_a_model_that_nobody_uses_stays():
     on = task(method, recipe=recipe)
     server, states = method.init(on.problem)
     round = whole_round(on)
-    replies, _ = engine_of("loop", on).local(method, method.download(server, round), states, round)
+    replies, _ = backend_of("loop", on).local(method, method.download(server, round), states, round)
     nobodys = replies._replace(weight=torch.where(replies.owner == 3, 0.0, replies.weight))
     new = method.aggregate(server, nobodys, round)
     assert torch.equal(new.models[3], server.models[3])

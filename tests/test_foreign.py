@@ -38,14 +38,14 @@ def test_nothing_of_the_target_is_trained_on(merge, sharing):
     task = simulate(made, linear, Recipe(), merge_val=merge, sharing=sharing)
     same = simulate(own, linear, Recipe(), merge_val=merge, sharing=sharing)
     for i, j in enumerate(made.foreign.tolist()):
-        assert indices(task.shards.splits["train"], i) == indices(same.splits["train"], i)
+        assert indices(task.shards.splits["train"], i) == indices(same.shards.splits["train"], i)
         assert indices(task.shards.splits["val"], i) == set(own.val[j].tolist())
         assert indices(task.shards.splits["test"], i) == set(own.test[j].tolist())
         if merge and i != j:
             assert indices(task.shards.splits["train"], i) >= set(own.val[i].tolist())
         assert not indices(task.shards.splits["train"], i) & indices(task.shards.splits["test"], i)
-    assert task.problem.sizes.tolist() == same.sizes.tolist()
-    assert sorted(task.aux.tolist()) == sorted(same.aux.tolist())
+    assert task.problem.sizes.tolist() == same.problem.sizes.tolist()
+    assert sorted(task.problem.aux.y.tolist()) == sorted(same.problem.aux.y.tolist())
 
 
 def test_the_owner_of_judging_data_is_known():

@@ -39,6 +39,7 @@ from coterie.training.rounds import train
 from support import (
     METHODS,
     assert_close,
+    backend_of,
     engine_of,
     federation,
     last,
@@ -175,7 +176,7 @@ def test_the_regulariser_bends_the_second_step(from_method):
 def test_training_one_client_touches_nobody_else(name, engine):
     algorithm = METHODS[name]()
     on = task(algorithm)
-    made = engine_of(engine, on)
+    made = backend_of(engine, on)
     server, states = algorithm.init(on.problem)
     states = tree.map_leaves(torch.clone, states)
     for index in range(2):
@@ -229,10 +230,9 @@ def test_training_touches_no_test_data(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
     on.shards.splits["test"] = Forbidden()
-    on.federation = replace(on.federation, test=Forbidden())
     with pytest.raises(AssertionError, match="touched"):
         on.shards.splits["test"].rows([0])
-    engine = engine_of("loop", on)
+    engine = backend_of("loop", on)
     server, states = algorithm.init(on.problem)
     for index in range(2):
         round = whole_round(on, index)

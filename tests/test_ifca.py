@@ -15,14 +15,23 @@ from coterie.data.simulation import simulate
 from coterie.errors import ConfigError
 from coterie.networks.registry import factory
 from coterie.training.rounds import train
-from support import assert_close, engine_of, last, one_client, predictors, task, whole_round
+from support import (
+    assert_close,
+    backend_of,
+    engine_of,
+    last,
+    one_client,
+    predictors,
+    task,
+    whole_round,
+)
 
 GIVEN = IFCA(k=3, start="redraw", draws=1)
 
 
 def first_round(method, server, on, index=1):
     round = whole_round(on, index)
-    engine = engine_of("vmap", on)
+    engine = backend_of("vmap", on)
     uploads, _ = engine.local(method, method.download(server, round), (), round)
     return uploads, method.aggregate(server, uploads, round)
 

@@ -132,7 +132,9 @@ def test_the_servers_diagonal_is_taken_anew_in_every_round():
         if record.index + 1 < 2:
             assert sent.fisher == ()
         else:
-            expected = fisher(of_server(on, record.index + 1, 4), record.server.theta, "empirical")
+            expected = fisher(
+                of_server(on.problem, record.index + 1, 4), record.server.theta, "empirical"
+            )
             assert torch.equal(sent.fisher[0], expected)
 
 

@@ -18,6 +18,7 @@ from coterie.training.rounds import train
 from support import (
     RECIPE,
     assert_close,
+    backend_of,
     engine_of,
     last,
     mlp,
@@ -67,7 +68,7 @@ def test_an_unknown_layer_is_refused_by_name():
 )
 def test_only_the_shared_part_travels(method, travels):
     on = task(method)
-    engine = engine_of("vmap", on)
+    engine = backend_of("vmap", on)
     server, states = method.init(on.problem)
     round = whole_round(on)
     received = method.download(server, round)
@@ -97,7 +98,7 @@ def test_lgfedavg_averages_uniformly():
     on = task(method)
     server, states = method.init(on.problem)
     round = whole_round(on)
-    uploads, _ = engine_of("loop", on).local(method, method.download(server, round), states, round)
+    uploads, _ = backend_of("loop", on).local(method, method.download(server, round), states, round)
     assert_close(method.aggregate(server, uploads, round).upper, uploads.upper.mean(0), 1e-12)
 
 

@@ -362,7 +362,7 @@ def test_options_of_a_file_are_checked_before_it_is_read(given, tmp_path):
 @pytest.mark.parametrize("lr", [0.01, 0.2, 1.0])
 def test_no_default_is_refused(name, lr):
     method = ALGORITHMS[name]()
-    check_run(method, task(method, federated=SMALL, recipe=replace(BRIEF, lr=lr)), 500)
+    check_run(method, task(method, federated=SMALL, recipe=replace(BRIEF, lr=lr)).problem, 500)
 
 
 LATER = {
@@ -399,7 +399,7 @@ def test_a_pull_may_be_as_strong_as_the_rate_allows():
         for factor, fine in ((0.99, True), (1.01, False)):
             method = FedProx(mu=factor * limit / recipe.lr)
             on = task(method, federated=SMALL, recipe=recipe)
-            assert fits(lambda m=method, t=on: m.check(t, 10), "fedprox.mu: found") == fine
+            assert fits(lambda m=method, t=on: m.check(t.problem, 10), "fedprox.mu: found") == fine
             x, speed = 1.0, 0.0
             for _ in range(4000):
                 speed = momentum * speed + method.mu * x
@@ -409,15 +409,17 @@ def test_a_pull_may_be_as_strong_as_the_rate_allows():
 
 def test_adam_has_no_such_bound():
     method = FedProx(mu=100.0)
-    method.check(task(method, federated=SMALL, recipe=replace(BRIEF, optimizer="adam")), 10)
+    method.check(task(method, federated=SMALL, recipe=replace(BRIEF, optimizer="adam")).problem, 10)
 
 
 def test_a_learning_rate_that_reaches_zero_is_refused():
     method, fading = FedAvg(), replace(BRIEF, decay=1e-5)
     with pytest.raises(ConfigError, match=r"train\.decay: found 1e-05"):
-        check_run(method, task(method, federated=SMALL, recipe=fading), 100)
-    check_run(method, task(method, federated=SMALL, recipe=fading), 10)
-    check_run(method, task(method, federated=SMALL, recipe=replace(fading, floor=1e-3)), 100)
+        check_run(method, task(method, federated=SMALL, recipe=fading).problem, 100)
+    check_run(method, task(method, federated=SMALL, recipe=fading).problem, 10)
+    check_run(
+        method, task(method, federated=SMALL, recipe=replace(fading, floor=1e-3)).problem, 100
+    )
 
 
 # ---- from the command line -----------------------------------------------------------------------

@@ -12,6 +12,7 @@ from coterie.algorithms.local import Local
 from coterie.core.augment import PADDING, crop_flip
 from coterie.core.client import shortened
 from coterie.core.recipe import Recipe
+from coterie.core.shards import Scaling
 from coterie.errors import ConfigError
 from support import RECIPE, assert_close, cnn, last, mlp, one_client, predictors, task
 
@@ -131,18 +132,17 @@ def test_every_image_moves_by_itself_and_anew_in_every_step():
 
 def test_the_frame_is_black_before_scaling():
     on = task(LOCAL, cnn, recipe=replace(RECIPE, augment="crop_flip"))
-    on.scaled, on.scale, on.shift = True, on.scale * 2, on.shift + 3.0
-    x = one_client(on, 0).batch(0).x
+    two, three = torch.tensor(2.0).double(), torch.tensor(3.0).double()
+    shards = replace(on.shards, scaling=Scaling(two, three))
+    x = one_client(on._replace(shards=shards), 0).batch(0).x
     assert (x == 3.0).any()
     assert not (x == 0.0).any()
 
 
 def test_what_is_no_image_is_not_cropped():
     on = task(LOCAL)
-    on.shards.x = on.shards.x.flatten(1)
-    on.problem.recipe = replace(RECIPE, augment="crop_flip")
     with pytest.raises(ConfigError, match=r"train\.augment.*shape \[36\]; use 'none'"):
-        on._check()
+        replace(on.problem, shape=torch.Size([36]), recipe=replace(RECIPE, augment="crop_flip"))
 
 
 # ---- class weights -----------------------------------------------------------------------------
@@ -163,9 +163,8 @@ def test_balanced_weights_are_those_of_scikit_learn_and_of_the_clients_own_label
 
 def test_numbers_have_no_class_weights():
     on = task(LOCAL)
-    on.problem.regression, on.problem.recipe = True, replace(RECIPE, class_weights="balanced")
     with pytest.raises(ConfigError, match=r"train\.class_weights.*use 'none'"):
-        on._check()
+        replace(on.problem, classes=0, recipe=replace(RECIPE, class_weights="balanced"))
 
 
 # ---- dropout -----------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ from coterie.algorithms.local import Local
 from coterie.core.recipe import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
-from coterie.engines import make_engine
 from coterie.errors import EngineError
 from coterie.networks import registry
-from support import assert_close, last, predictors
+from support import assert_close, engine_of, last, predictors
 
 TEXTS = {"anna": "abcabcabc" * 30, "ben": "cbacbacba" * 20, "cleo": "aabbcc" * 25}
 
@@ -53,8 +52,8 @@ def test_texts_a_client_run_end_to_end(corpus, engine):
 @pytest.mark.parametrize("name", ["char_lstm", "word_lstm"])
 def test_vmap_refuses_recurrent_layers(name):
     with pytest.raises(EngineError, match=r"LSTM layers; use engine\.name = 'loop'"):
-        make_engine("vmap", sentences(name))
-    assert make_engine("auto", sentences(name), threads=1).choice["engine"] == "loop"
+        engine_of("vmap", sentences(name))
+    assert engine_of("auto", sentences(name), threads=1).choice["engine"] == "loop"
 
 
 def test_an_operation_that_cannot_be_batched_says_what_to_do():
@@ -79,13 +78,13 @@ def test_an_operation_that_cannot_be_batched_says_what_to_do():
 def test_word_lstm_has_the_dropout_of_the_paper_in_training_only():
     on, dry = sentences(), sentences(dropout=0.0)
     assert on.problem.model.random
-    assert not dry.model.random
-    assert not sentences("char_lstm").model.random
+    assert not dry.problem.model.random
+    assert not sentences("char_lstm").problem.model.random
     wet, plain, again = (predictors(last(Local(), t, "loop")).models for t in (on, dry, on))
     assert torch.equal(wet, again)
     assert (wet - plain).abs().max() > 1e-4
     x = on.shards.inputs(torch.arange(4))
-    assert_close(on.problem.model(on.problem.start, x), dry.model(dry.start, x))
+    assert_close(on.problem.model(on.problem.start, x), dry.problem.model(dry.problem.start, x))
 
 
 def test_engines_agree_on_recurrent_dropout():

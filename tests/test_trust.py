@@ -20,6 +20,7 @@ from coterie.compiled.trace.writer import OPERATIONS
 from coterie.compiled.trust import Trial
 from coterie.core.recipe import Recipe
 from coterie.engines.base import COMPILED, PLAYED, WRITTEN, Form
+from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import EngineError, MismatchError, StoreError
 from coterie.experiment.runner import slowly
@@ -250,7 +251,7 @@ def test_every_method_is_played_in_float32(name):
     recipe = Recipe(lr=1e-3, epochs=2, batch=10)
     on = task(method, mlp, federation((17, 17, 24)), recipe, dtype=torch.float32)
     engine = VmapBackend(on.problem, on.shards, chunk=3)
-    for _ in train(method, on.problem, engine, 1):
+    for _ in train(method, on.problem, Simulator(engine), 1):
         pass
     assert {(form.way, form.why) for form in engine._player.forms} == {(PLAYED, "")}
 

@@ -22,6 +22,7 @@ from support import (
     RAGGED,
     RECIPE,
     assert_close,
+    backend_of,
     engine_of,
     federation,
     last,
@@ -121,7 +122,7 @@ def test_a_round_equals_a_slow_loop(distance):
     on = task(method)
     server, states = method.init(on.problem)
     round = whole_round(on, horizon=5)
-    uploads, _ = engine_of("loop", on).local(method, method.download(server, round), states, round)
+    uploads, _ = backend_of("loop", on).local(method, method.download(server, round), states, round)
     new = method.aggregate(server, uploads, round)
     for k, me in enumerate((1, 3)):
         sent = uploads.dc if distance == "gradient" else uploads.dy  # all controls begin at 0
@@ -193,7 +194,7 @@ def replies(method, on, index=0):
     server, states = method.init(on.problem)
     round = whole_round(on, index)
     received = method.download(server, round)
-    uploads, _ = engine_of("vmap", on).local(method, received, states, round)
+    uploads, _ = backend_of("vmap", on).local(method, received, states, round)
     return server, uploads, round
 
 
@@ -346,7 +347,7 @@ def test_who_did_not_ask_has_no_predictor(kind):
 @pytest.mark.parametrize("kind", [Waffle, Erosion])
 def test_wrong_requesters_are_refused(kind, wrong):
     with pytest.raises(ConfigError, match="requesters"):
-        kind(requesters=wrong).check(task(kind()), 10)
+        kind(requesters=wrong).check(task(kind()).problem, 10)
 
 
 def test_everybody_takes_part():
@@ -381,8 +382,8 @@ def test_an_agent_without_weight_is_not_corrected():
     received = method.download(server, whole_round(on))
     assert torch.equal(received.c[3, 0], server.controls[3, 0])
     assert torch.equal(received.c[3, 1], server.c[1])
-    for engine in ("loop", "vmap", "wire"):
-        work, _ = engine_of(engine, on).local(method, received, states, whole_round(on))
+    for engine in ("loop", "vmap"):
+        work, _ = backend_of(engine, on).local(method, received, states, whole_round(on))
         plain = one_client(on, 3).train(on.problem.start) - on.problem.start
         assert_close(work.dy[3, 0], plain)
         assert (work.dy[3, 1] - plain).abs().max() > 1e-3
@@ -400,7 +401,7 @@ def test_the_control_of_an_agent_without_weight_does_not_feed_on_itself():
     for factor in (1.0, 1000.0):
         larger = server._replace(controls=factor * server.controls)
         received = method.download(larger, whole_round(on))
-        engine = engine_of("vmap", on)
+        engine = backend_of("vmap", on)
         found.append(engine.local(method, received, Kept(factor * states.c), whole_round(on))[1].c)
     assert_close(found[0][1:], found[1][1:])
 
@@ -423,10 +424,10 @@ def diverging(method, on, k, agent):
     wrong = tree.map_leaves(torch.clone, received)
     (wrong.x if isinstance(method, Waffle) else wrong)[agent, k] = torch.inf
     made = {}
-    for engine in ("loop", "vmap", "wire"):
-        found, kept = engine_of(engine, on).local(method, wrong, states, round)
+    for engine in ("loop", "vmap"):
+        found, kept = backend_of(engine, on).local(method, wrong, states, round)
         made[engine] = found, kept
-    clean, _ = engine_of("loop", on).local(method, received, states, round)
+    clean, _ = backend_of("loop", on).local(method, received, states, round)
     return server, clean, made, round
 
 
@@ -462,7 +463,7 @@ def test_the_control_of_a_diverged_copy_is_reset():
     received = method.download(server, round)
     received = received._replace(x=received.x.clone())
     received.x[4, 1] = torch.inf
-    work, kept = engine_of("vmap", on).local(method, received, states, round)
+    work, kept = backend_of("vmap", on).local(method, received, states, round)
     new = method.aggregate(server, work, round)
     assert (kept.c[4, 1] == 0).all()
     assert torch.equal(new.controls, kept.c)

@@ -72,7 +72,7 @@ def test_a_run_with_weak_clients_finishes_as_the_spec_says(name, engine):
 
 def test_without_validation_data_training_data_takes_its_place():
     on = task(METHODS["fedfomo"](), federated=weak_federation(), merge=False)
-    assert on.borrowed_validation == [list(WEAK).index(n) for n in ("single", "no validation")][1:]
+    assert not on.problem.counts.validated[list(WEAK).index("no validation")]
     assert on.shards.splits["val"].sizes[6] == 14
 
 

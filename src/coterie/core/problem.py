@@ -102,6 +102,11 @@ class Problem:
         return torch.tensor(self.counts.train, device=self.device)
 
     @cached_property
+    def able(self) -> Tensor:
+        """The clients that have training data ``[n]``."""
+        return self.sizes.nonzero().flatten()
+
+    @cached_property
     def validated(self) -> Tensor:
         """Whose validation data is its own and not trained on ``[K]``."""
         return torch.tensor(self.counts.validated, device=self.device)

@@ -33,7 +33,7 @@ from .codec import Message, Types, decode, digest, encode, vocabulary
 from .loop import together
 from .simulator import joined
 from .site import SHARD, STATE, write_shard
-from .worker import FAILED, Setup, place, receive, send
+from .worker import FAILED, SETUP, Setup, place, receive, send
 
 
 class Worker:
@@ -44,15 +44,22 @@ class Worker:
         self._setup: bytes | None = None
 
     def set_up(self, setup: Setup) -> None:
-        """What the process is told before its first request."""
-        self.close()
+        """What the process is told before the first request of a run."""
         self._setup = pickle.dumps(setup)
+        if self._process is not None:
+            self._tell(_open(self._process.stdin))
+
+    def _tell(self, requests: IO[bytes]) -> None:
+        if self._setup is None:
+            raise EngineError("a worker was asked before it was set up")
+        send(requests, SETUP)
+        send(requests, self._setup)
 
     def ask(self, client: int, data: bytes) -> bytes | None:
         """The reply of a client; None where its process ended before it answered."""
         try:
             requests, replies = self._pipes()
-            send(requests, client.to_bytes(8, "little"))
+            send(requests, str(client).encode())
             send(requests, data)
             reply = receive(replies)
         except (OSError, EOFError):
@@ -65,12 +72,10 @@ class Worker:
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         """Where a running process reads requests and writes replies."""
         if self._process is None:
-            if self._setup is None:
-                raise EngineError("a worker was asked before it was set up")
             command = [sys.executable, "-P", "-m", worker.__name__]
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
-            send(_open(self._process.stdin), self._setup)
+            self._tell(_open(self._process.stdin))
         return _open(self._process.stdin), _open(self._process.stdout)
 
     def close(self) -> None:
@@ -93,14 +98,15 @@ def _open(stream: IO[bytes] | None) -> IO[bytes]:
 class WireEngine:
     """Every client behind a process boundary.
 
-    The clients' files lie in a folder of ``scratch``, or where temporary files go, and are removed
-    by :meth:`close`.
+    The clients' files lie where temporary files go, and are removed by :meth:`close`. A ``worker``
+    that is given serves several engines in turn, and its owner ends it.
     """
 
-    def __init__(self, shards: Shards, *, scratch: Path | None = None) -> None:
-        self._shards, self._worker = shards, Worker()
+    def __init__(self, shards: Shards, *, worker: Worker | None = None) -> None:
+        self._shards, self._lent = shards, worker is not None
+        self._worker = worker or Worker()
         self._threads = torch.get_num_threads()
-        self._home = Path(tempfile.mkdtemp(prefix=".sites-", dir=scratch))
+        self._home = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
         self._held: list[str] = []  # the sha256 of every client's state
         self._offered: dict[int, tuple[str, Tree]] = {}  # client: its new state's, what it shows
         self._shown: list[Tree] = []
@@ -203,7 +209,8 @@ class WireEngine:
 
     def close(self) -> None:
         """End the process and remove the clients' files."""
-        self._worker.close()
+        if not self._lent:
+            self._worker.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
     def _state(self, client: int) -> Tree:

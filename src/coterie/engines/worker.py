@@ -20,11 +20,12 @@ from .codec import LENGTH
 from .site import Site
 
 ANSWERED, FAILED = b"\x00", b"\x01"
+SETUP = b"setup"  # in the place of a client's number
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What a worker is told before its first request."""
+    """What a worker is told before the first request of a run."""
 
     path: list[str]  # where Python finds modules
     threads: int
@@ -60,24 +61,25 @@ def main() -> None:
     """Answer requests until the input ends."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a method prints must not end up among the replies
-    setup = pickle.loads(receive(requests))
-    sys.path[:] = setup.path
-    torch.set_num_threads(setup.threads)
-    problem, algorithm = pickle.loads(setup.pickled)
+    home = Path()
+    told: tuple[Problem, AnyAlgorithm] | None = None
     while True:
         try:
-            client = int.from_bytes(receive(requests), "little")
-            data = receive(requests)
+            to, data = receive(requests), receive(requests)
         except EOFError:
             return
-        send(replies, _answer(Path(setup.home), client, problem, algorithm, data))
+        if to == SETUP:
+            setup = pickle.loads(data)
+            sys.path[:] = setup.path
+            torch.set_num_threads(setup.threads)
+            home, told = Path(setup.home), pickle.loads(setup.pickled)
+        elif told is not None:
+            send(replies, _answer(home, int(to), told, data))
 
 
-def _answer(
-    home: Path, client: int, problem: Problem, algorithm: AnyAlgorithm, data: bytes
-) -> bytes:
+def _answer(home: Path, client: int, told: tuple[Problem, AnyAlgorithm], data: bytes) -> bytes:
     try:
-        return ANSWERED + Site(place(home, client), client, problem, algorithm).answer(data)
+        return ANSWERED + Site(place(home, client), client, *told).answer(data)
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         return FAILED + f"{error}\n\n{trace}".encode()

@@ -132,7 +132,7 @@ def participants(
     algorithm: AnyAlgorithm, problem: Problem, index: int, participation: float
 ) -> Tensor:
     """Who takes part: uniform without replacement among those who have data (spec 1.5)."""
-    able = (problem.sizes > 0).nonzero().flatten()
+    able = problem.able
     if algorithm.traits.everybody or participation >= 1.0:
         return able
     count = max(1, math.floor(participation * len(able) + 1e-9))
