@@ -175,7 +175,7 @@ def test_the_plain_loop_takes_as_many_steps_as_the_method():
     for i, rule in enumerate(plain.clients.rules):
         rule.register_step_post_hook(lambda *_, i=i: steps.update([i]))
     plain()
-    count = start.on.recipe.count(13)
+    count = start.on.problem.recipe.count(13)
     assert count == tiny("W2").steps
     assert steps == Counter(dict.fromkeys(range(3), count))
 
@@ -196,7 +196,7 @@ def test_the_way_that_trains_fastest_is_taken(layout, monkeypatch):
 def test_clipped_samples_move_the_model_by_their_clipped_mean():
     start = started(tiny("W9"))
     client = one_client(start.on, 0)
-    batch, w = client.batch(0), start.on.start
+    batch, w = client.batch(0), start.on.problem.start
     total = torch.zeros_like(w)
     for k in range(len(batch.y)):
         alone = batch._replace(x=batch.x[k : k + 1], y=batch.y[k : k + 1])
@@ -211,7 +211,7 @@ def test_padding_counts_for_nothing_in_a_clipped_mean():
     batch = client.batch(0)
     masked = batch._replace(mask=torch.tensor([1.0, 1, 1, 0, 0], dtype=torch.float64))
     short = batch._replace(x=batch.x[:3], y=batch.y[:3], position=batch.position[:3])
-    method, w = ClippedFedAvg(), start.on.start
+    method, w = ClippedFedAvg(), start.on.problem.start
     assert_close(method.gradient(client, w, masked), method.gradient(client, w, short))
 
 

@@ -385,7 +385,7 @@ def test_who_has_nothing_to_be_judged_on_has_no_score():
     few = federation(sizes=(31, 17))
     empty = torch.zeros(0, dtype=torch.int64)
     on = task(ALGORITHMS["fedavg"](), federated=replace(few, test=(few.test[0], empty)))
-    scores, losses = judge(on, "accuracy", [0, 1], "test", torch.rand(2, 7, 3))
+    scores, losses = judge(on.shards, "accuracy", [0, 1], "test", torch.rand(2, 7, 3))
     assert np.isnan([scores[1], losses[1]]).all()
     assert np.isfinite([scores[0], losses[0]]).all()
 
