@@ -32,6 +32,7 @@ from coterie.core.task import Recipe, Task
 from coterie.engines import make_engine
 from coterie.engines.base import judge
 from coterie.experiment import artifacts, checkpoint
+from coterie.results import collaboration
 from coterie.storage import files, packing
 from coterie.training.rounds import Begin, run
 from coterie.training.states import in_files, in_memory, put, shelve
@@ -422,14 +423,15 @@ def test_a_sparse_matrix_says_what_the_dense_one_says(swaps):
     varied = generator.random((12, 12)) * (generator.random((12, 12)) < 0.4) - 0.1
     for A in (varied, np.eye(12), np.full((12, 12), 1 / 12), np.zeros((12, 12))):
         sparse = csr_array(A)
-        assert metrics.any_others(A) == metrics.any_others(sparse)
-        assert metrics.off_diagonal(A, clients) == metrics.off_diagonal(sparse, clients)
+        assert collaboration.any_others(A) == collaboration.any_others(sparse)
+        assert collaboration.off_diagonal(A, clients) == collaboration.off_diagonal(sparse, clients)
         found, expected = (
-            metrics.in_group_weight(metrics.kinship(M, swaps), groups) for M in (sparse, A)
+            collaboration.in_group_weight(collaboration.kinship(M, swaps), groups)
+            for M in (sparse, A)
         )
         assert found == pytest.approx(expected)
-    assert metrics.any_others(varied)
-    assert not metrics.any_others(np.eye(12))
+    assert collaboration.any_others(varied)
+    assert not collaboration.any_others(np.eye(12))
 
 
 def test_many_clients_matrix_is_never_copied_whole(monkeypatch):

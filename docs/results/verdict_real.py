@@ -14,7 +14,7 @@ import numpy as np
 from coterie.algorithms.local import Local
 from coterie.api import configure
 from coterie.core import paired
-from coterie.core.task import Recipe, Task
+from coterie.core.task import Task
 from coterie.engines import make_engine
 from coterie.experiment.assemble import assemble
 from coterie.results.judgement import Choice, conclude
@@ -28,7 +28,7 @@ def trained(partition: int) -> list[list[paired.Answers]]:
     """The answers of every client's local model, for each seed of training."""
     config = configure(None, seed=partition)
     assembly = assemble(config)
-    recipe = Recipe(**config.train.model_dump(exclude={"precision", "merge_val"}))
+    recipe = config.train.recipe()
     found = []
     for seed in range(SEEDS):
         task = Task(assembly.federations[partition], assembly.factory, recipe, seed=1000 + seed)

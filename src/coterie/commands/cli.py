@@ -22,6 +22,7 @@ from ..errors import (
     printable,
     printable_lines,
 )
+from ..experiment.config.options import OPTIONS
 
 app = typer.Typer(
     add_completion=False,
@@ -31,26 +32,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# name: (type, help); every option overrides the field of the config in brackets.
-OPTIONS: dict[str, tuple[Any, str]] = {
-    "data": (str | None, "dataset, or a file of data [data.name]"),
-    "partition": (str | None, "how the data is divided among clients [partition.name]"),
-    "clients": (int | None, "number of clients [partition.clients]"),
-    "model": (str | None, "network [model.name]"),
-    "method": (str | None, "the one method of a run [algorithm.name]"),
-    "methods": (str | None, "the methods of a comparison, with commas between [run.methods]"),
-    "rounds": (int | None, "communication rounds [run.rounds]"),
-    "participation": (float | None, "share of clients in a round [run.participation]"),
-    "seed": (int | None, "what all randomness is derived from [run.seed]"),
-    "seeds": (str | None, "how many seeds, or a list as in 0,1,2 [run.seeds]"),
-    "epochs": (int | None, "passes over a client's data in a round [train.epochs]"),
-    "batch": (int | None, "samples a step [train.batch]"),
-    "lr": (float | None, "learning rate [train.lr]"),
-    "engine": (str | None, "auto, vmap, loop or wire [engine.name]"),
-    "device": (str | None, "cpu, cuda or cuda:N [engine.device]"),
-    "adapt": (str | None, "what a client does to its finished model: none or ft [adapt.name]"),
-    "out": (str | None, "folder for the results [run.out]"),
-}
 CODE = typer.Option(
     "--code",
     metavar="DIR",
@@ -109,10 +90,10 @@ def configured(command: Command) -> Callable[..., None]:
             "config", keyword, default=None, annotation=Annotated[str | None, argument]
         )
     ]
-    for name, (kind, meaning) in OPTIONS.items():
-        option = typer.Option(help=meaning, show_default=False)
-        hint: Any = Annotated[kind, option]
-        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=hint))
+    for row in OPTIONS.values():
+        option = typer.Option(help=f"{row.help} [{row.field}]", show_default=False)
+        hint: Any = Annotated[row.type | None, option]
+        parameters.append(inspect.Parameter(row.name, keyword, default=None, annotation=hint))
     setting = typer.Option(
         "--set", metavar="FIELD=VALUE", help="any field, as in train.momentum=0.9"
     )
@@ -246,7 +227,12 @@ def doctor(config: str | None, given: dict[str, Any]) -> None:
 
 @app.command(name="list")
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, datasets, partitions or models")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="methods, datasets, partitions, models, adaptations, engines or metrics"
+        ),
+    ],
 ) -> None:
     """List the names a config can use."""
     from .catalog import listing
@@ -264,7 +250,7 @@ def show(
     seed: Annotated[int, typer.Option(help="seed of the partition to draw")] = 0,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
 ) -> None:
-    """Explain a method, dataset, partition or model: what it does, its fields, its paper."""
+    """Explain a name of any kind that can be listed: what it does, its fields, its paper."""
     from .catalog import drawing, explanation
 
     print(explanation(names))

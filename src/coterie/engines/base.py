@@ -189,7 +189,7 @@ def answers(task: Task, metric: str, ids: list[int], predicted: Tensor) -> dict[
     values, targets = predicted, _targets(task, ids, split.samples)
     if task.regression:
         values, targets = task.in_units(values), task.in_units(targets)
-    elif metric == "auc":
+    elif metrics.METRICS[metric].probabilities:
         values = predicted.float()
     else:
         values = torch.where(predicted.isfinite().all(-1), predicted.argmax(-1), -1)

@@ -12,7 +12,8 @@ from torch import nn
 from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.fields import AUTO
 from ..core.flat import build
-from ..core.task import Recipe, Task
+from ..core.metrics import metrics_for
+from ..core.task import Task
 from ..data.arrays import AUTO_SCALE
 from ..data.datasets import load as load_data
 from ..data.federation import Dataset, Federation
@@ -24,9 +25,6 @@ from ..networks import registry
 from .config.checks import model_options, partition_options
 from .config.methods import Method
 from .config.schema import Config, Named
-
-CLASS_METRICS = ("accuracy", "balanced_accuracy", "auc", "f1")
-VALUE_METRICS = ("rmse", "r2")
 
 
 class Assembly(NamedTuple):
@@ -70,11 +68,10 @@ def assemble(config: Config) -> Assembly:
 def task_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Task:
     """The task of one run; ``merge_val`` concerns methods that never read validation data."""
     train = assembly.config.train
-    own = train.model_dump(exclude={"precision", "merge_val"})
     return Task(
         assembly.federations[seed],
         assembly.factory,
-        Recipe(**own),
+        train.recipe(),
         seed=seed,
         device=assembly.config.engine.device,
         dtype=torch.float64 if train.precision == "float64" else torch.float32,
@@ -140,7 +137,7 @@ def _settled(config: Config, dataset: Dataset) -> Config:
 
 
 def _metric(metric: str, dataset: Dataset) -> str:
-    fit = VALUE_METRICS if dataset.regression else CLASS_METRICS
+    fit = metrics_for("numbers" if dataset.regression else "classes")
     if metric == AUTO:
         return fit[0]
     if metric not in fit:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Round
+from ..core.ranges import AtLeastOne, Positive
 from ..core.tree import Bank, Tree
 
 REASONS = {
@@ -68,8 +69,8 @@ class Guard:
     """
 
     on: bool = True
-    norm: float | None = None
-    bound: float | None = 100.0
+    norm: Positive | None = None
+    bound: AtLeastOne | None = 100.0
 
 
 class Reply(NamedTuple):
