@@ -27,7 +27,7 @@ from coterie.algorithms.local import Local
 from coterie.core import metrics, tree
 from coterie.core.algorithm import Mixture, round_of
 from coterie.core.mixing import count_larger
-from coterie.core.rows import Shelf, Table
+from coterie.core.rows import RowTable, StateStore
 from coterie.core.task import Recipe, Task
 from coterie.engines import make_engine
 from coterie.engines.base import judge
@@ -192,7 +192,7 @@ def test_fedamp_takes_distances_once_an_exchange(monkeypatch):
 
 def test_a_table_is_a_value():
     base = torch.arange(12.0).view(4, 3)
-    first = Table(base)
+    first = RowTable(base)
     one = first.updated(torch.tensor([1, 3]), torch.ones(2, 3))
     other = first.updated(torch.tensor([3]), torch.full((1, 3), 7.0))
     both = one.updated(torch.tensor([0]), torch.zeros(1, 3))
@@ -209,7 +209,7 @@ def test_a_table_is_a_value():
 
 def test_a_table_does_not_keep_what_it_was_given():
     given = torch.ones(1, 3)
-    table = Table(torch.zeros(2, 3)).updated(torch.tensor([1]), given)
+    table = RowTable(torch.zeros(2, 3)).updated(torch.tensor([1]), given)
     given += 1
     assert torch.equal(table.dense()[1], torch.ones(3))
 
@@ -220,7 +220,7 @@ ROOMS = {"memory": lambda folder: in_memory(CPU), "files": in_files}
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_shelf_reads_as_a_tensor_that_was_written(room, tmp_path):
     start = torch.arange(5.0).expand(6, 5)
-    shelf, plain = Shelf(start, ROOMS[room](tmp_path)), start.clone()
+    shelf, plain = StateStore(start, ROOMS[room](tmp_path)), start.clone()
     for ids in ([4, 1], [1, 5], []):
         rows = torch.rand(len(ids), 5)
         shelf.write(torch.tensor(ids, dtype=torch.int64), rows)
@@ -234,9 +234,9 @@ def test_a_shelf_reads_as_a_tensor_that_was_written(room, tmp_path):
 
 def test_a_shelf_begins_with_rows_of_their_own():
     own = torch.rand(3, 2)
-    assert torch.equal(Shelf(own, in_memory(CPU)).dense(), own)
-    table = Table(own[:1].expand(3, 2)).updated(torch.tensor([2]), own[2:])
-    shelf = Shelf(table, in_memory(CPU))
+    assert torch.equal(StateStore(own, in_memory(CPU)).dense(), own)
+    table = RowTable(own[:1].expand(3, 2)).updated(torch.tensor([2]), own[2:])
+    shelf = StateStore(table, in_memory(CPU))
     assert shelf.written.tolist() == [2]
     assert torch.equal(shelf.dense(), own[[0, 0, 2]])
 

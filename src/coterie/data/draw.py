@@ -6,7 +6,7 @@ import numpy as np
 
 from .assign import Floats
 from .federation import Federation
-from .manifest import Row, describe, emd, remarks
+from .manifest import ClientRow, describe, emd, remarks
 
 _SHADES = " ░▒▓█"
 _ROW, _CELL, _LEFT, _TOP = 16, 16, 150, 40  # pixels
@@ -26,7 +26,7 @@ def as_text(federation: Federation) -> str:
     return "\n".join([*lines, *remarks(federation)])
 
 
-def _line(row: Row, width: int) -> str:
+def _line(row: ClientRow, width: int) -> str:
     group = "-" if row.group is None else str(row.group)
     sizes = f"{row.train:>6} {row.val:>6} {row.test:>6}"
     return f"{row.client:<{width}}  {group:>5} {sizes}  {shades(row.classes)}"
@@ -70,7 +70,7 @@ def _shares(counts: Floats) -> Floats:
     return np.asarray(counts / counts.max(axis=0, initial=1.0))
 
 
-def _svg_row(i: int, row: Row, share: Floats) -> str:
+def _svg_row(i: int, row: ClientRow, share: Floats) -> str:
     y = _TOP + _ROW * i
     group = "" if row.group is None else f" (group {row.group})"
     cells = "".join(

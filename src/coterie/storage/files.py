@@ -109,6 +109,13 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def install(made: Path, path: Path) -> None:
+    """Give a finished file or folder its name in one step; both survive a power cut."""
+    flush_to_disk(made)
+    made.replace(path)
+    flush_to_disk(path.parent)
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A temporary path to write to; it becomes ``path`` in one step, or leaves no trace."""
@@ -117,9 +124,7 @@ def whole(path: Path) -> Iterator[Path]:
         with writing(path):
             temporary.unlink(missing_ok=True)  # a link that somebody put there
             yield temporary
-            flush_to_disk(temporary)
-            temporary.replace(path)
-            flush_to_disk(path.parent)
+            install(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.rows import Room, Shelf
+from ..core.rows import Allocate, StateStore
 from ..core.tree import Tree
 
 
-def in_memory(device: torch.device) -> Room:
-    """Room in the memory of a device."""
+def in_memory(device: torch.device) -> Allocate:
+    """Allocate in the memory of a device."""
 
     def room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -22,8 +22,8 @@ def in_memory(device: torch.device) -> Room:
     return room
 
 
-def in_files(folder: Path | None = None) -> Room:
-    """Room in files of a folder. They have no names, and are gone when the process is."""
+def in_files(folder: Path | None = None) -> Allocate:
+    """Allocate in files of a folder. They have no names, and are gone when the process is."""
 
     def room(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = torch.Size(shape).numel()
@@ -40,9 +40,9 @@ def in_files(folder: Path | None = None) -> Room:
     return room
 
 
-def shelve(states: Tree, room: Room) -> Tree:
+def shelve(states: Tree, room: Allocate) -> Tree:
     """States on shelves of their own."""
-    return tree.walk(lambda rows: Shelf(rows, room), states)
+    return tree.walk(lambda rows: StateStore(rows, room), states)
 
 
 def put(states: Tree, ids: Tensor, rows: Tree) -> None:
@@ -52,7 +52,7 @@ def put(states: Tree, ids: Tensor, rows: Tree) -> None:
 
 def opened(states: Tree) -> Any:
     """States as a reader sees them: an array is put together when it is asked for."""
-    if isinstance(states, Shelf):
+    if isinstance(states, StateStore):
         return states.dense()
     return _Opened(states) if hasattr(states, "_fields") else tuple(map(opened, states))
 
