@@ -35,7 +35,6 @@ from ..core.client import Batch, Client, mean
 from ..core.mixing import mix, shares
 from ..core.ranges import CountOrZero, Few
 from ..core.task import Task
-from ..errors import ConfigError
 from .fedavg import Weighting
 
 
@@ -92,8 +91,6 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     def init(self, task: Task) -> tuple[Tensor, Own]:
         """Different components, equal shares."""
         M = self.components
-        if M < 1:
-            raise ConfigError(f"fedem: components is {M}; expected at least 1")
         pi = torch.full((M,), 1 / M, dtype=task.dtype, device=task.device)
         return task.starts(M), Own(rows(pi, task.population))
 
