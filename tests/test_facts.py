@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.commands import catalog, cli
+from coterie.commands import arguments, catalog, cli
 from coterie.core import metrics, tree
 from coterie.core.metrics import METRICS
 from coterie.core.ranges import OneOf, fitted, in_words
@@ -154,8 +154,8 @@ def test_every_option_sets_a_field_that_exists():
 
 
 def test_the_commands_have_the_options_of_python_and_say_what_they_set():
-    given = cli.configured(lambda config, flags: None).__annotations__
-    own = inspect.signature(cli.configured(lambda config, flags: None)).parameters
+    given = arguments.configured(lambda config, flags: None).__annotations__
+    own = inspect.signature(arguments.configured(lambda config, flags: None)).parameters
     assert set(own) - {"config", "set", "code"} == set(OPTIONS)
     for option in OPTIONS.values():
         kind, said = typing.get_args(given[option.name])

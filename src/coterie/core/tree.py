@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .rows import Rows, RowTable, StateStore, dense
+from .rows import Rows, dense
 
 Tree = Any  # a Tensor, a Bank, or a (named) tuple of trees; () is the empty message
-Leaf = Tensor | RowTable | StateStore  # the last two only in what is kept: messages are tensors
 
 
 class Bank(NamedTuple):

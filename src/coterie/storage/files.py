@@ -20,7 +20,6 @@ from typing import Any
 from ..errors import ConfigError, StoreError, printable
 
 MANIFEST = "MANIFEST.json"
-TEMPORARY = re.compile(r"\.(.+)\.tmp")  # a write that a kill has cut short, and what it was to be
 
 
 # ---- paths ---------------------------------------------------------------------------------------
