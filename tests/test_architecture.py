@@ -98,7 +98,6 @@ LARGE = {
     "core/client": 530,
     "core/paired": 270,
     "core/task": 350,
-    "data/sources/tables:read_table": 47,
     "engines/auto": 310,
     "engines/vmap": 350,
     "experiment/artifacts": 270,

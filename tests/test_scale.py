@@ -27,7 +27,7 @@ from coterie.algorithms.local import Local
 from coterie.core import metrics, tree
 from coterie.core.algorithm import Mixture, round_of
 from coterie.core.mixing import count_larger
-from coterie.core.rows import RowTable, StateStore
+from coterie.core.rows import RowTable, StateRows
 from coterie.core.task import Recipe, Task
 from coterie.engines import make_engine
 from coterie.engines.base import judge
@@ -220,7 +220,7 @@ ROOMS = {"memory": lambda folder: in_memory(CPU), "files": in_files}
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_shelf_reads_as_a_tensor_that_was_written(room, tmp_path):
     start = torch.arange(5.0).expand(6, 5)
-    shelf, plain = StateStore(start, ROOMS[room](tmp_path)), start.clone()
+    shelf, plain = StateRows(start, ROOMS[room](tmp_path)), start.clone()
     for ids in ([4, 1], [1, 5], []):
         rows = torch.rand(len(ids), 5)
         shelf.write(torch.tensor(ids, dtype=torch.int64), rows)
@@ -234,9 +234,9 @@ def test_a_shelf_reads_as_a_tensor_that_was_written(room, tmp_path):
 
 def test_a_shelf_begins_with_rows_of_their_own():
     own = torch.rand(3, 2)
-    assert torch.equal(StateStore(own, in_memory(CPU)).dense(), own)
+    assert torch.equal(StateRows(own, in_memory(CPU)).dense(), own)
     table = RowTable(own[:1].expand(3, 2)).updated(torch.tensor([2]), own[2:])
-    shelf = StateStore(table, in_memory(CPU))
+    shelf = StateRows(table, in_memory(CPU))
     assert shelf.written.tolist() == [2]
     assert torch.equal(shelf.dense(), own[[0, 0, 2]])
 

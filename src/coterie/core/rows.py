@@ -1,7 +1,7 @@
 """One row for every client of a large population, at the cost of the rows that a round touches.
 
 A population may have ten thousand clients and a round a hundred. A :class:`RowTable` is a value: a
-method's server replaces it and shares the rows that did not change. A :class:`StateStore` holds the
+method's server replaces it and shares the rows that did not change. A :class:`StateRows` holds the
 clients' states between rounds in memory that is written in place.
 """
 
@@ -68,7 +68,7 @@ class RowTable:
 Rows = Tensor | RowTable
 
 
-class StateStore:
+class StateRows:
     """One array of the clients' states ``[K, ...]``, written in place.
 
     A client whose row has not been written has its row of ``begin``. Where all rows of ``begin``
@@ -133,6 +133,6 @@ def updated(rows: Rows, at: Tensor, values: Tensor) -> RowTable:
     return (rows if isinstance(rows, RowTable) else RowTable(rows)).updated(at, values)
 
 
-def dense(rows: Tensor | RowTable | StateStore) -> Tensor:
+def dense(rows: Tensor | RowTable | StateRows) -> Tensor:
     """Rows as one tensor."""
     return rows if isinstance(rows, Tensor) else rows.dense()

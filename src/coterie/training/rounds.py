@@ -15,7 +15,7 @@ from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
 from ..core.algorithm import rows as rows_of
 from ..core.buffers import governed
 from ..core.paired import Outcomes
-from ..core.rows import Allocate, StateStore
+from ..core.rows import Allocate, StateRows
 from ..core.task import Task
 from ..core.tree import Tree
 from ..engines.base import Engine, Evaluation
@@ -226,7 +226,7 @@ class Predictors:
     def __init__(self, room: Allocate, wanted: bool) -> None:
         self._room, self.wanted = room, wanted
         self._weights: list[Tensor] = []
-        self._models: StateStore | None = None
+        self._models: StateRows | None = None
         self.mixture: Mixture | None = None
 
     def add(self, mixture: Mixture, round: Round) -> None:
@@ -237,7 +237,7 @@ class Predictors:
             self.mixture = mixture
             return
         if self._models is None:
-            self._models = StateStore(rows_of(mixture.models[0], round.population), self._room)
+            self._models = StateRows(rows_of(mixture.models[0], round.population), self._room)
         first, models, at = self._models.begin[0], mixture.models, round.clients.cpu()
         other = torch.stack([~(model == first).all() for model in models])
         self._models.write(at[other], models[other])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.rows import Allocate, StateStore
+from ..core.rows import Allocate, StateRows
 from ..core.tree import Tree
 
 
@@ -42,7 +42,7 @@ def in_files(folder: Path | None = None) -> Allocate:
 
 def shelve(states: Tree, room: Allocate) -> Tree:
     """States on shelves of their own."""
-    return tree.walk(lambda rows: StateStore(rows, room), states)
+    return tree.walk(lambda rows: StateRows(rows, room), states)
 
 
 def put(states: Tree, ids: Tensor, rows: Tree) -> None:
@@ -52,7 +52,7 @@ def put(states: Tree, ids: Tensor, rows: Tree) -> None:
 
 def opened(states: Tree) -> Any:
     """States as a reader sees them: an array is put together when it is asked for."""
-    if isinstance(states, StateStore):
+    if isinstance(states, StateRows):
         return states.dense()
     return _Opened(states) if hasattr(states, "_fields") else tuple(map(opened, states))
 
