@@ -37,7 +37,7 @@ BESIDE = {("algorithms", "adapt")}
 FLAT = 4  # modules beside the rooms, at most
 STEMS = {"__init__", "base"}  # may occur in every room
 LINES = 250  # of a file
-BODY = 40  # lines of a function without its docstring
+BODY = 40  # lines of a function's body without its docstring
 
 # What others are mending; remove a line here when its last import, name or call is gone.
 PENDING = {
@@ -86,8 +86,7 @@ LARGE = {
     "api": 260,
     "commands/bench/plain": 260,
     "compiled/executor": 320,
-    "compiled/kernels/triton_conv:_convolve": 51,  # one GPU program each
-    "compiled/kernels/triton_conv:_to_filters": 41,
+    "compiled/kernels/triton_conv:_convolve": 42,  # one GPU program
     "compiled/trace/operations": 430,
     "compiled/trace/record": 340,
     "compiled/trace/replay": 270,
@@ -103,15 +102,14 @@ LARGE = {
     "experiment/artifacts": 270,
     "experiment/checkpoint": 310,
     "experiment/run_folder": 450,
-    "experiment/runner:drive": 65,
+    "experiment/runner:drive": 54,
     "report/outcomes": 350,
-    "report/outcomes:_row": 50,
+    "report/outcomes:_row": 49,
     "report/table": 290,
     "results/history": 300,
-    "results/history:summarise": 53,
+    "results/history:summarise": 50,
     "training/guard": 380,
     "training/rounds": 270,
-    "training/rounds:run": 48,
 }
 
 
@@ -293,10 +291,9 @@ def sizes() -> dict[str, int]:
 
 
 def length(node: ast.FunctionDef) -> int:
-    """Lines of a function, decorators and docstring left out."""
-    first = node.body[0]
-    said = first.end_lineno - first.lineno + 1 if ast.get_docstring(node) is not None else 0
-    return node.end_lineno - node.lineno + 1 - said
+    """Lines of a function's body, its docstring left out."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return node.end_lineno - body[0].lineno + 1 if body else 0
 
 
 # ---- the laws ----------------------------------------------------------------------------------
