@@ -68,7 +68,7 @@ def placed(part: Markup, x: float, y: float, head: str = "") -> Markup:
 
 def swaps(history: History) -> bool:
     """Whether models change hands: then A Aᵀ tells who works with whom, and A does not."""
-    return ALGORITHMS[history.method]().models_change_hands
+    return ALGORITHMS[history.method]().traits.models_change_hands
 
 
 def maps(history: History, left: float) -> list[Markup]:

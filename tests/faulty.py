@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.algorithms.fedavg import FedAvg, Update
 from coterie.core.algorithm import Mixture, Round, Wrapper
 from coterie.core.client import Client
-from coterie.core.task import Task
+from coterie.core.problem import Problem
 from coterie.core.tree import Tree, map_leaves
 
 BAD = 2  # the client that misbehaves
@@ -86,8 +86,8 @@ class Spoilt(Wrapper[Any, Any, Any, Any]):
     spoil: Spoil
     apart: bool = False
 
-    def init(self, task: Task) -> tuple[Tree, Tree]:
-        return self.algorithm.init(task)
+    def init(self, problem: Problem) -> tuple[Tree, Tree]:
+        return self.algorithm.init(problem)
 
     def download(self, server: Tree, round: Round) -> Tree:
         return self.algorithm.download(server, round)
@@ -108,8 +108,11 @@ class Spoilt(Wrapper[Any, Any, Any, Any]):
     def predictor(self, client: Client, served: Tree, state: Tree) -> Mixture:
         return self.algorithm.predictor(client, served, state)
 
-    def collaboration(self, server: Tree, states: Tree, round: Round) -> Tensor | None:
-        return self.algorithm.collaboration(server, states, round)
+    def shown(self, state: Tree) -> Tree:
+        return self.algorithm.shown(state)
+
+    def collaboration(self, server: Tree, shown: Tree, round: Round) -> Tensor | None:
+        return self.algorithm.collaboration(server, shown, round)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.compiled.kernels.native import compiler
 from coterie.core.algorithm import AnyAlgorithm, Mixture, round_of
+from coterie.core.batches import shape_of, views
 from coterie.core.client import Client, Clock
-from coterie.core.task import Recipe, Task
+from coterie.core.recipe import Recipe
 from coterie.core.tree import row
 from coterie.data.federation import Dataset, Federation
-from coterie.engines import make_engine
-from coterie.engines.base import shape_of
-from coterie.training.rounds import Record, run
+from coterie.data.simulation import Simulation, simulate
+from coterie.engines import make_backend, make_engine
+from coterie.training.rounds import Record, train
 
 with_a_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")
 
@@ -92,22 +93,32 @@ def task(
     recipe: Recipe = RECIPE,
     merge: bool | None = None,
     **options: Any,
-) -> Task:
-    """A float64 task on the ragged federation; ``merge`` overrides what the method asks for."""
+) -> Simulation:
+    """The ragged federation in float64; ``merge`` overrides what the method asks for."""
     options.setdefault("dtype", torch.float64)
-    return Task(
+    return simulate(
         federation() if federated is None else federated,
         factory,
         recipe,
-        merge_val=not algorithm.uses_validation if merge is None else merge,
-        sharing=algorithm.sharing,
+        merge_val=not algorithm.traits.uses_validation if merge is None else merge,
+        sharing=algorithm.traits.sharing,
         **options,
     )
 
 
+def engine_of(name: str, on: Simulation, **options: Any) -> Any:
+    """An engine for a simulation."""
+    return make_engine(name, on.problem, on.shards, **options)
+
+
+def backend_of(name: str, on: Simulation, **options: Any) -> Any:
+    """What computes the client half of a simulation."""
+    return make_backend(name, on.problem, on.shards, **options)
+
+
 def last(
     algorithm: AnyAlgorithm,
-    on: Task,
+    on: Simulation,
     engine: str = "vmap",
     rounds: int = 3,
     chunk: int | None = None,
@@ -115,8 +126,8 @@ def last(
 ) -> Record:
     """The last record of a run."""
     options.setdefault("participation", 0.5)
-    made = make_engine(engine, on, chunk=chunk)
-    *_, record = run(algorithm, on, made, rounds, **options)
+    made = make_engine(engine, on.problem, on.shards, chunk=chunk)
+    *_, record = train(algorithm, on.problem, made, rounds, **options)
     return record
 
 
@@ -125,14 +136,15 @@ def predictors(record: Record) -> Mixture:
     return record.mixture
 
 
-def one_client(on: Task, client: int, round_index: int = 0) -> Client:
+def one_client(on: Simulation, client: int, round_index: int = 0) -> Client:
     """One client as the reference engine makes it."""
-    view = row(on.views([client], round_index), 0)
-    return Client(on, view, shape_of(on, [client], batched=False), Clock(round_index, 10))
+    view = row(views(on.problem, on.shards, [client], round_index), 0)
+    shape = shape_of(on.shards, [client], batched=False)
+    return Client(on.problem, on.shards, view, shape, Clock(round_index, 10))
 
 
-def whole_round(on: Task, index: int = 0, horizon: int = 10) -> Any:
-    return round_of(on, index, horizon, torch.arange(on.population))
+def whole_round(on: Simulation, index: int = 0, horizon: int = 10) -> Any:
+    return round_of(on.problem, index, horizon, torch.arange(on.problem.population))
 
 
 def assert_close(found: Tensor, expected: Tensor, tolerance: float = 1e-9) -> None:

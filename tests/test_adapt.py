@@ -27,7 +27,7 @@ from coterie.algorithms.scaffold import Scaffold
 from coterie.core.client import of_server
 from coterie.core.descent import step_share
 from coterie.core.flat import FlatModel
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.shared import hold_aux
 from coterie.errors import ConfigError
@@ -112,29 +112,29 @@ def test_any_method_can_be_adapted(method, name):
 @pytest.mark.parametrize("network", [mlp, normed])
 def test_frozen_tensors_stay_bit_for_bit(network):
     on = task(FedAvg(), network)
-    w = one_client(on, 0).train(on.start)
+    w = one_client(on, 0).train(on.problem.start)
     found = FreezeBase().adapt(one_client(on, 4), w)
-    head = torch.zeros(on.model.size, dtype=torch.bool)
-    head[on.model.positions([top_layer(on.model)])] = True
+    head = torch.zeros(on.problem.model.size, dtype=torch.bool)
+    head[on.problem.model.positions([top_layer(on.problem.model)])] = True
     assert torch.equal(found[~head], w[~head])
     assert (found[head] != w[head]).any()
 
 
 def test_batch_norm_statistics_go_on_where_asked():
     on = task(FedAvg(), normed)
-    free = FreezeBase(freeze_bn_stats=False).adapt(one_client(on, 0), on.start)
-    statistics = slice(on.model.parameters, None)
-    assert (free[statistics] != on.start[statistics]).any()
-    everything = FreezeBase(fb_trainable=("1", "2", "4")).adapt(one_client(on, 0), on.start)
-    assert torch.equal(everything, FineTune().adapt(one_client(on, 0), on.start))
+    free = FreezeBase(freeze_bn_stats=False).adapt(one_client(on, 0), on.problem.start)
+    statistics = slice(on.problem.model.parameters, None)
+    assert (free[statistics] != on.problem.start[statistics]).any()
+    everything = FreezeBase(fb_trainable=("1", "2", "4")).adapt(one_client(on, 0), on.problem.start)
+    assert torch.equal(everything, FineTune().adapt(one_client(on, 0), on.problem.start))
 
 
 def test_frozen_statistics_are_those_the_head_learns_on():
     on = task(FedAvg(), normed, recipe=Recipe(lr=0.1, epochs=1, batch=100))
     client = one_client(on, 0)
-    w = client.train(on.start)
+    w = client.train(on.problem.start)
     found = FreezeBase().adapt(client, w)
-    head = on.model.positions(["4"])
+    head = on.problem.model.positions(["4"])
     gradient = client.gradient(w, "train")  # evaluation mode, all samples in one batch
     assert_close(found[head], (w - 0.1 * gradient)[head], 1e-12)
 
@@ -149,7 +149,7 @@ def test_the_top_layer_is_where_the_last_parameter_is():
 def test_an_unknown_layer_is_named():
     on = task(FedAvg())
     with pytest.raises(ConfigError, match="no layer 'fc'"):
-        FreezeBase(fb_trainable=("fc",)).adapt(one_client(on, 0), on.start)
+        FreezeBase(fb_trainable=("fc",)).adapt(one_client(on, 0), on.problem.start)
 
 
 # ---- the Fisher diagonal -------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def test_an_unknown_layer_is_named():
 def slow_gradient(on, w, x, y):
     """One backward pass of torch's own autograd."""
     v = w.clone().requires_grad_()
-    F.cross_entropy(on.model(v, x), y).backward()
-    return v.grad[: on.model.parameters]
+    F.cross_entropy(on.problem.model(v, x), y).backward()
+    return v.grad[: on.problem.model.parameters]
 
 
 @pytest.mark.parametrize("network", [mlp, normed])
@@ -167,8 +167,8 @@ def slow_gradient(on, w, x, y):
 def test_fisher_against_a_slow_loop(kind, network):
     on = task(FedAvg(), network)
     client = one_client(on, 4)
-    w = client.train(on.start)
-    total, count = torch.zeros(on.model.parameters, dtype=torch.float64), 0
+    w = client.train(on.problem.start)
+    total, count = torch.zeros(on.problem.model.parameters, dtype=torch.float64), 0
     (block,) = client.blocks("train")
     y = drawn(client, w, block, 0) if kind == "true" else block.y
     for i in range(0, len(y), 10 if kind == "batch_mean" else 1):
@@ -187,7 +187,7 @@ def test_fisher_adds_up_over_disjoint_data(kind):
     parts, total = federation(), 0
     on = task(FedAvg(), federated=parts, merge=False)
     for i in range(len(parts)):
-        total = total + int(on.sizes[i]) * fisher(one_client(on, i), on.start, kind)
+        total = total + int(on.problem.sizes[i]) * fisher(one_client(on, i), on.problem.start, kind)
     # all samples at one client, labelled as their owners read them
     y = parts.dataset.y.clone()
     for own, relabel in zip(parts.train, parts.relabel, strict=True):
@@ -196,19 +196,19 @@ def test_fisher_adds_up_over_disjoint_data(kind):
     data = replace(parts.dataset, y=y)
     one = Federation(data, "", ("all",), everything, nothing, nothing)
     together = task(FedAvg(), federated=one)
-    whole = fisher(one_client(together, 0), on.start, kind)
+    whole = fisher(one_client(together, 0), on.problem.start, kind)
     assert_close(len(everything[0]) * whole, total, 1e-10)
 
 
 def test_labels_are_drawn_from_the_model():
     on = task(FedAvg())
-    w = 3 * on.start  # not too sure, not too unsure
+    w = 3 * on.problem.start  # not too sure, not too unsure
     (block,) = one_client(on, 0).blocks("train")
     counts = torch.zeros(len(block.y), 3)
     for round_index in range(400):
         client = one_client(on, 0, round_index)
         counts += F.one_hot(drawn(client, w, block, 0), 3)
-    expected = on.model(w, block.x).softmax(-1)
+    expected = on.problem.model(w, block.x).softmax(-1)
     assert (counts / 400 - expected).abs().max() < 0.1
     assert (expected - 1 / 3).abs().max() > 0.2  # uniform labels would be noticed
 
@@ -216,8 +216,8 @@ def test_labels_are_drawn_from_the_model():
 def test_drawn_values_of_a_regression_have_variance_one():
     on = straight_lines()
     (block,) = one_client(on, 0).blocks("train")
-    draws = [drawn(one_client(on, 0, r), on.start, block, 0) for r in range(500)]
-    noise = torch.stack(draws) - on.model(on.start, block.x).squeeze(-1)
+    draws = [drawn(one_client(on, 0, r), on.problem.start, block, 0) for r in range(500)]
+    noise = torch.stack(draws) - on.problem.model(on.problem.start, block.x).squeeze(-1)
     assert float(noise.std()) == pytest.approx(1, abs=0.05)
     assert float(noise.mean()) == pytest.approx(0, abs=0.1)
 
@@ -241,7 +241,7 @@ def straight_lines(recipe=Recipe(lr=0.5, epochs=1, batch=10)):  # noqa: B008
 def test_minimiser_of_a_quadratic(step):
     on = straight_lines(Recipe(lr=0.5, epochs=400, batch=10))
     G, M = torch.tensor([3.0, 3.0, 3.0]).double(), torch.tensor([0.5, 0.0, 2.0]).double()
-    found = consolidate(one_client(on, 0), on.start, G, M, 1.0, step)
+    found = consolidate(one_client(on, 0), on.problem.start, G, M, 1.0, step)
     expected = (CURVATURE * TARGET + M * G) / (CURVATURE + M)
     assert_close(found, expected, 1e-8)
 
@@ -262,7 +262,7 @@ def test_explicit_and_implicit_steps_agree_to_first_order():
 
     def apart(lr):
         on = straight_lines(Recipe(lr=lr, epochs=1, batch=10))
-        start = on.start + 1.0
+        start = on.problem.start + 1.0
         steps = (
             consolidate(one_client(on, 0), start, G, M, 1.0, s) for s in ("explicit", "implicit")
         )
@@ -273,8 +273,8 @@ def test_explicit_and_implicit_steps_agree_to_first_order():
 
 def test_auto_is_explicit_where_that_is_stable():
     on = task(FedAvg())
-    client, M = one_client(on, 4), torch.full((on.model.parameters,), 1.0).double()
-    G = one_client(on, 0).train(on.start)
+    client, M = one_client(on, 4), torch.full((on.problem.model.parameters,), 1.0).double()
+    G = one_client(on, 0).train(on.problem.start)
     steps = [consolidate(client, G, G, M, 5.0, step) for step in ("auto", "explicit", "implicit")]
     assert torch.equal(steps[0], steps[1])  # ηλM = 0.5
     assert not torch.equal(steps[0], steps[2])
@@ -284,39 +284,43 @@ def test_auto_is_explicit_where_that_is_stable():
 
 def test_a_fisher_of_ones_is_a_proximal_term():
     on = task(FedAvg())
-    client, ones = one_client(on, 4), torch.ones(on.model.parameters, dtype=torch.float64)
-    near = consolidate(client, on.start, on.start, ones, 0.7, "explicit")
-    assert_close(near, client.train(on.start, penalty=lambda w: proximal(w, on.start, 0.7)), 1e-12)
+    client, ones = one_client(on, 4), torch.ones(on.problem.model.parameters, dtype=torch.float64)
+    near = consolidate(client, on.problem.start, on.problem.start, ones, 0.7, "explicit")
+    assert_close(
+        near,
+        client.train(on.problem.start, penalty=lambda w: proximal(w, on.problem.start, 0.7)),
+        1e-12,
+    )
 
 
 def test_a_fisher_of_zeros_is_fine_tuning():
     on = task(FedAvg())
-    client, zeros = one_client(on, 4), torch.zeros(on.model.parameters, dtype=torch.float64)
+    client, zeros = one_client(on, 4), torch.zeros(on.problem.model.parameters, dtype=torch.float64)
     for step in ("explicit", "implicit"):
-        found = consolidate(client, on.start, on.start, zeros, 5000.0, step)
-        assert torch.equal(found, client.train(on.start))
+        found = consolidate(client, on.problem.start, on.problem.start, zeros, 5000.0, step)
+        assert torch.equal(found, client.train(on.problem.start))
 
 
 def test_the_servers_fisher_is_of_the_samples_it_holds():
     federated = with_aux()
     algorithm = Adapted(FedAvg(), ElasticWeights(fisher_data="server_aux"))
     on = task(algorithm, federated=federated)
-    server, _ = algorithm.init(on)
+    server, _ = algorithm.init(on.problem)
     total, count = 0, 0
     for held, relabel in zip(federated.aux, federated.relabel, strict=True):
         for sample in held:
-            x, y = on.inputs(sample[None]), relabel[federated.dataset.y[sample]][None]
-            total, count = total + slow_gradient(on, on.start, x, y) ** 2, count + 1
+            x, y = on.shards.inputs(sample[None]), relabel[federated.dataset.y[sample]][None]
+            total, count = total + slow_gradient(on, on.problem.start, x, y) ** 2, count + 1
     served = algorithm.serve(server, whole_round(on))
-    assert_close(served.extra, (total / count).expand(on.population, -1), 1e-10)
+    assert_close(served.extra, (total / count).expand(on.problem.population, -1), 1e-10)
 
 
 def test_the_clients_average_is_of_the_model_before_the_round():
     algorithm = Adapted(FedAvg(), ElasticWeights(fisher_data="aggregate"))
     on = task(algorithm)
     record = last(algorithm, on, rounds=1, participation=1.0)
-    each = torch.stack([fisher(one_client(on, i), on.start, "empirical") for i in range(5)])
-    expected = on.sizes.double() @ each / on.sizes.sum()
+    each = torch.stack([fisher(one_client(on, i), on.problem.start, "empirical") for i in range(5)])
+    expected = on.problem.sizes.double() @ each / on.problem.sizes.sum()
     assert_close(record.server.extra, expected, 1e-10)
 
 
@@ -429,8 +433,8 @@ def test_hot_divergence_pulls_logits_together():
 def test_labels_alone_in_the_papers_form_are_a_faster_fine_tuning():
     on = task(FedAvg(), recipe=PLAIN)
     client = one_client(on, 4)
-    found = Distill(alpha=1.0, kd_form="paper", tau=3.0, lr=0.01).adapt(client, on.start)
-    assert_close(found, FineTune(lr=0.09).adapt(client, on.start), 1e-10)
+    found = Distill(alpha=1.0, kd_form="paper", tau=3.0, lr=0.01).adapt(client, on.problem.start)
+    assert_close(found, FineTune(lr=0.09).adapt(client, on.problem.start), 1e-10)
 
 
 def test_distillation_of_a_regression_is_half_the_squared_difference():
@@ -450,7 +454,7 @@ def test_the_automatic_strength_has_no_scale(kind, scale):
     """Whatever unit the Fisher diagonal has: the largest pull is one whole step, ηλM = 1."""
     on = task(FedAvg())
     client = one_client(on, 4)
-    M = fisher(client, on.start, kind)
+    M = fisher(client, on.problem.start, kind)
     lam = strength(client, scale * M, "auto")
     assert_close(client.lr * lam * scale * M, M / M.max(), 1e-12)
     assert float(strength(client, 0 * M, "auto")) == 0.0
@@ -464,8 +468,8 @@ def test_ewc_by_default_still_learns(kind):
 
     def gain(adaptation):
         client = one_client(on, 4)
-        before = client.loss(on.start, "train")
-        return float(before - client.loss(adaptation.adapt(client, on.start), "train"))
+        before = client.loss(on.problem.start, "train")
+        return float(before - client.loss(adaptation.adapt(client, on.problem.start), "train"))
 
     free = gain(FineTune())
     assert gain(ElasticWeights(fisher_kind=kind)) > 0.4 * free
@@ -490,7 +494,7 @@ def test_a_bounded_step_never_raises_the_distillation_loss(form, lr):
     """One batch, one step from a student that has left its teacher: the loss falls at any rate."""
     on = task(FedAvg(), recipe=Recipe(lr=lr, epochs=1, batch=100))
     client, terms = one_client(on, 4), Terms(6.0, 0.95, form)
-    G = one_client(on, 0).tuned(lr=0.1).train(3 * on.start)
+    G = one_client(on, 0).tuned(lr=0.1).train(3 * on.problem.start)
     start = client.tuned(lr=0.1).train(G)
 
     def loss(w, batch):
@@ -505,7 +509,9 @@ def test_a_bounded_step_never_raises_the_distillation_loss(form, lr):
 
 def test_steps_that_do_not_overshoot_are_the_papers():
     on = task(FedAvg(), recipe=Recipe(lr=1e-3, epochs=2, batch=10))
-    found = [Distill(kd_step=s).adapt(one_client(on, 4), on.start) for s in ("bounded", "full")]
+    found = [
+        Distill(kd_step=s).adapt(one_client(on, 4), on.problem.start) for s in ("bounded", "full")
+    ]
     assert torch.equal(*found)
 
 

@@ -8,18 +8,17 @@ from hypothesis import strategies as st
 from coterie.algorithms.apfl import APFL, Own, slopes
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.core.client import mean
-from coterie.core.task import Recipe
-from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import RECIPE, assert_close, last, one_client, predictors, task
+from coterie.core.losses import mean
+from coterie.core.recipe import Recipe
+from coterie.training.rounds import train
+from support import RECIPE, assert_close, engine_of, last, one_client, predictors, task
 
 PLAIN = Recipe(lr=0.1, epochs=1, batch=10)
 
 
 def drawn(on, seed):
     generator = torch.Generator().manual_seed(seed)
-    return on.start + 0.3 * torch.randn(len(on.start), generator=generator).double()
+    return on.problem.start + 0.3 * torch.randn(len(on.problem.start), generator=generator).double()
 
 
 def test_slopes_match_autograd():
@@ -85,8 +84,20 @@ def test_a_round_equals_its_equations():
 def test_the_shared_model_is_fedavgs_bit_for_bit(mix):
     method = APFL(mix=mix)
     for found, other in zip(
-        run(method, (on := task(method)), make_engine("loop", on), 3, participation=0.5),
-        run(FedAvg(), (on := task(FedAvg())), make_engine("loop", on), 3, participation=0.5),
+        train(
+            method,
+            (on := task(method)).problem,
+            engine_of("loop", on),
+            3,
+            participation=0.5,
+        ),
+        train(
+            FedAvg(),
+            (on := task(FedAvg())).problem,
+            engine_of("loop", on),
+            3,
+            participation=0.5,
+        ),
         strict=True,
     ):
         assert torch.equal(found.server, other.server)
@@ -96,7 +107,10 @@ def test_the_shared_model_is_fedavgs_bit_for_bit(mix):
 def test_alpha_moves_and_stays_between_0_and_1(mix):
     method = APFL(alpha_lr=3.0, mix=mix)
     on = task(method)
-    alphas = [record.states.alpha.clone() for record in run(method, on, make_engine("vmap", on), 6)]
+    alphas = [
+        record.states.alpha.clone()
+        for record in train(method, on.problem, engine_of("vmap", on), 6)
+    ]
     values = torch.stack(alphas)
     assert ((values >= 0) & (values <= 1)).all()
     assert (values[0] == 0.5).all()  # both models start at the same point

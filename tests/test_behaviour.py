@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from coterie.algorithms import ALGORITHMS
-from coterie.core.task import Recipe, Task
+from coterie.core.recipe import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
-from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import assert_close, one_client, whole_round
+from coterie.data.simulation import simulate
+from coterie.training.rounds import train
+from support import assert_close, engine_of, one_client, whole_round
 
 STEPS = Recipe(lr=0.1, epochs=1, batch=10)
 WHOLE = Recipe(lr=0.1, epochs=1, batch=100)  # one step on all data
@@ -33,7 +33,7 @@ def linear(features):
 def task_of(method, dataset, recipe=STEPS, seed=0, federated=None):
     if federated is None:
         federated = federate(dataset, PARTITIONS["natural"](), seed=seed)
-    return Task(
+    return simulate(
         federated,
         linear(dataset.x.shape[1]),
         recipe,
@@ -45,7 +45,7 @@ def task_of(method, dataset, recipe=STEPS, seed=0, federated=None):
 
 def records(method, dataset, rounds=20, **options):
     on = task_of(method, dataset, **options)
-    return list(run(method, on, make_engine("vmap", on), rounds, metric="rmse"))
+    return list(train(method, on.problem, engine_of("vmap", on), rounds, metric="rmse"))
 
 
 def common(record):
@@ -204,12 +204,12 @@ def test_twins_get_the_same_weight(name):
 def test_federico_weighs_twins_alike():
     method = ALGORITHMS["federico"](downloads=7, loss_reduction="mean")
     on = task_of(method, GROUPS[0], WHOLE, federated=with_a_twin())
-    server, states = method.init(on)
-    alone = torch.stack([one_client(on, i).train(on.start) for i in range(8)])
+    server, states = method.init(on.problem)
+    alone = torch.stack([one_client(on, i).train(on.problem.start) for i in range(8)])
     assert_close(alone[0], alone[1])
     round = whole_round(on)
     received = method.download(server._replace(models=alone), round)
-    _, after = make_engine("loop", on).local(method, received, states, round)
+    _, after = engine_of("loop", on).local(method, received, states, round)
     assert_close(after.weights[:, 0], after.weights[:, 1])
     assert (after.weights[:, 0] - after.weights[:, 2]).abs().max() > 1e-3
 

@@ -21,7 +21,7 @@ from coterie.commands.bench.workloads import WORKLOADS, Workload
 from coterie.commands.cli import main
 from coterie.engines import make_engine
 from coterie.errors import ConfigError, EngineError
-from support import assert_close, one_client
+from support import assert_close, engine_of, one_client
 
 CPU = torch.device("cpu")
 FIELDS = {
@@ -290,7 +290,7 @@ def test_an_engine_that_fails_says_why_and_the_others_go_on(quick, monkeypatch, 
     def made(name, task):
         if name == "vmap":
             raise EngineError("no such thing here")
-        return make_engine("loop", task)
+        return engine_of("loop", task)
 
     monkeypatch.setattr(bench, "engine_of", made)
     main_ends(["bench", "W1", "--force", "--repeats", "1"])
@@ -374,7 +374,7 @@ def test_what_cannot_be_measured_is_refused(names, device, precision, message):
 
 
 def test_scale_and_population_report_a_row_for_every_size(monkeypatch, capsys):
-    monkeypatch.setattr(growth, "engine_of", lambda name, task: make_engine("loop", task))
+    monkeypatch.setattr(growth, "engine_of", lambda name, task: engine_of("loop", task))
     monkeypatch.setattr(growth, "LENET", growth.LENET._replace(samples=4, batch=4))
     rows = list(growth.scale("cpu", 1, (2, 3), force=True))
     assert [(r.registered, r.clients) for r in rows] == [(2, 2), (3, 3)]
@@ -389,7 +389,7 @@ def test_growth_times_no_evaluation(monkeypatch):
     engines = []
 
     def made(name, task):
-        engines.append(make_engine("loop", task))
+        engines.append(engine_of("loop", task))
         engines[-1].predict = lambda *_: pytest.fail("evaluated")
         return engines[-1]
 

@@ -21,13 +21,13 @@ from coterie.algorithms.scaffold import Scaffold
 from coterie.commands.doctor import doctor
 from coterie.core.buffers import Apart
 from coterie.core.flat import FlatModel
-from coterie.engines import make_engine
 from coterie.errors import ConfigError, EngineError
-from coterie.training.rounds import run
+from coterie.training.rounds import train
 from support import (
     METHODS,
     RECIPE,
     assert_close,
+    engine_of,
     federation,
     last,
     normed,
@@ -75,11 +75,11 @@ def test_every_method_runs_with_batch_norm_averaged(name):
 
 def test_vmap_never_pads_a_batch_of_batch_norm():
     on = normed_task(FedAvg())
-    sizes = on.splits["train"].sizes
-    chunks = make_engine("vmap", on, chunk=5).chunks(list(range(5)))
+    sizes = on.shards.splits["train"].sizes
+    chunks = engine_of("vmap", on, chunk=5).chunks(list(range(5)))
     assert sorted(len(chunk) for chunk in chunks) == [1, 2, 2]
     assert all(len({sizes[i] for i in chunk}) == 1 for chunk in chunks)
-    assert len(make_engine("vmap", task(FedAvg()), chunk=5).chunks(list(range(5)))) == 1
+    assert len(engine_of("vmap", task(FedAvg()), chunk=5).chunks(list(range(5)))) == 1
 
 
 def test_a_batch_of_one_sample_is_no_step():
@@ -89,7 +89,7 @@ def test_a_batch_of_one_sample_is_no_step():
     assert [int(one_client(on, i).steps) for i in (0, 1)] == [6, 6]
     assert int(one_client(task(Local(), federated=federation((25, 24))), 0).steps) == 8
     other_order = one_client(on, 0, 1)
-    assert other_order.train(on.start).isfinite().all()
+    assert other_order.train(on.problem.start).isfinite().all()
 
 
 def test_a_fixed_number_of_steps_skips_batches_of_one_sample():
@@ -103,7 +103,7 @@ def test_a_client_of_one_sample_does_not_train():
     on = task(Local(), normed, federation((1, 20)), RECIPE, merge=False)
     client = one_client(on, 0)
     assert int(client.steps) == 0
-    assert torch.equal(client.train(on.start), on.start)
+    assert torch.equal(client.train(on.problem.start), on.problem.start)
 
 
 def test_batches_of_one_are_refused():
@@ -142,9 +142,9 @@ def test_local_buffers_differ_where_parameters_are_shared():
 
 def test_local_buffers_are_those_of_the_clients_own_training():
     method, on = FedAvg(), normed_task(FedAvg(), "local")
-    engine = make_engine("loop", on)
-    mine, params = on.statistics.expand(5, -1), on.start
-    for record in run(method, on, engine, 2):
+    engine = engine_of("loop", on)
+    mine, params = on.problem.statistics.expand(5, -1), on.problem.start
+    for record in train(method, on.problem, engine, 2):
         whole = [torch.cat([params, mine[i]]) for i in range(5)]
         averaged = normed_task(FedAvg())  # its vectors are whole
         ends = [one_client(averaged, i, record.index).train(w) for i, w in enumerate(whole)]
@@ -155,7 +155,7 @@ def test_local_buffers_are_those_of_the_clients_own_training():
 
 def test_local_buffers_do_not_travel():
     on = normed_task(FedAvg(), "local")
-    model = 8 * on.model.parameters
+    model = 8 * on.problem.model.parameters
     traffic = last(FedAvg(), on, participation=1.0).traffic
     assert (traffic.down, traffic.up, traffic.serve) == (5 * model, 5 * (model + 8), 5 * model)
 
@@ -179,8 +179,8 @@ def test_server_buffers_are_one_set_for_every_model(method):
 
 def test_absent_clients_keep_their_buffers():
     on = normed_task(FedAvg(), "local")
-    before = on.statistics.expand(5, -1)
-    for record in run(FedAvg(), on, make_engine("vmap", on), 3, participation=0.5):
+    before = on.problem.statistics.expand(5, -1)
+    for record in train(FedAvg(), on.problem, engine_of("vmap", on), 3, participation=0.5):
         absent = torch.tensor([i not in record.clients for i in range(5)])
         assert torch.equal(record.states.buffers[absent], before[absent])
         assert not torch.equal(record.states.buffers[~absent], before[~absent])

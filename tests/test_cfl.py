@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from coterie.algorithms.cfl import CFL, bipartition, merged, opposed
 from coterie.algorithms.fedavg import Update
 from coterie.core.mixing import cosines
-from coterie.core.task import Recipe, Task
+from coterie.core.recipe import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
-from coterie.engines import make_engine
+from coterie.data.simulation import simulate
 from coterie.errors import ConfigError
 from coterie.networks.registry import factory
-from coterie.training.rounds import run
-from support import assert_close, federation, last, predictors, task, whole_round
+from coterie.training.rounds import train
+from support import assert_close, engine_of, federation, last, predictors, task, whole_round
 
 
 def random_similarity(n, seed):
@@ -135,8 +135,8 @@ def test_noise_around_a_resting_average_is_not_two_groups(n, seed):
 def served(method, directions, rounds, index=5, sizes=None, clients=None):
     """The server after some rounds in which clients always send these changes."""
     on = task(method, federated=federation(sizes=(20,) * len(directions)))
-    server, _ = method.init(on)
-    uploads = torch.zeros(len(directions), on.model.size, dtype=torch.float64)
+    server, _ = method.init(on.problem)
+    uploads = torch.zeros(len(directions), on.problem.model.size, dtype=torch.float64)
     uploads[:, : directions.shape[1]] = directions
     for t in range(rounds):
         round = whole_round(on, index + t)
@@ -182,7 +182,7 @@ def test_the_mean_of_a_cluster_counts_samples():
     sizes = torch.tensor([10, 20, 30])
     server = served(CFL(eps1=0.0, eps_mode="absolute"), unit(0, 90, 45), rounds=1, sizes=sizes)
     expected = (sizes[:, None] * unit(0, 90, 45)).sum(0) / 60
-    start = task(CFL(), federated=federation(sizes=(20,) * 3)).start
+    start = task(CFL(), federated=federation(sizes=(20,) * 3)).problem.start
     assert_close((server.models[0] - start)[:2], expected, 1e-12)
 
 
@@ -201,7 +201,7 @@ def test_ids_survive_the_second_split(linkage):
     within = FOUR.double().clone()
     within[:, 2] = 0
     on = task(method, federated=federation(sizes=(20,) * 8))
-    uploads = torch.zeros(8, on.model.size, dtype=torch.float64)
+    uploads = torch.zeros(8, on.problem.model.size, dtype=torch.float64)
     uploads[:, :3] = 3 * within
     second = method.aggregate(
         first, Update(uploads, torch.full((8,), 20)), whole_round(on, index=6)
@@ -297,9 +297,9 @@ def test_only_those_who_replied_move_the_models():
 def test_members_without_data_go_with_the_larger_part():
     method = CFL()
     on = task(method, federated=federation(sizes=(20,) * 6))
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     server = server._replace(sizes=torch.tensor([20, 20, 20, 20, 20, 0]))
-    uploads = torch.zeros(5, on.model.size, dtype=torch.float64)
+    uploads = torch.zeros(5, on.problem.model.size, dtype=torch.float64)
     uploads[:, :2] = unit(0, 180, 5, 3, 178)
     round = whole_round(on, 5)._replace(clients=torch.arange(5))
     server = method.aggregate(server, Update(uploads, torch.full((5,), 20)), round)
@@ -311,12 +311,12 @@ def test_members_without_data_go_with_the_larger_part():
 
 def test_validation_chooses_on_the_way():
     method = CFL(predict_with="validation")
-    assert method.uses_validation
+    assert method.traits.uses_validation
     server = served(CFL(), OPPOSITE, rounds=1)
     on = task(method, federated=federation(sizes=(20,) * 6))
     bank = method.serve(server, whole_round(on))
     assert bank.slot[0].tolist() == [int(server.member[0]), 0, -1]
-    mixture = make_engine("vmap", on).predict(method, bank, (), whole_round(on), "accuracy")[1]
+    mixture = engine_of("vmap", on).predict(method, bank, (), whole_round(on), "accuracy")[1]
     for i in range(6):
         path = server.models[[int(server.member[i]), 0]]
         assert any(torch.equal(mixture.models[i, 0], w) for w in path)
@@ -338,14 +338,16 @@ def test_hidden_groups_of_digit_clients_are_found_and_a_single_group_is_not_spli
         federated = federate(
             load("digits"), PARTITIONS["concept_shift"](clients=12, groups=groups), seed=0
         )
-        on = Task(
+        on = simulate(
             federated,
             factory("mlp", federated.dataset),
             Recipe(lr=0.1, epochs=2, batch=16),
             merge_val=True,
         )
-        engine, rounds = make_engine("vmap", on), 16
-        *_, record = run(CFL(), on, engine, rounds, participation=participation, evaluate_every=99)
+        engine, rounds = engine_of("vmap", on), 16
+        *_, record = train(
+            CFL(), on.problem, engine, rounds, participation=participation, evaluate_every=99
+        )
         return record
 
     three = final(3)

@@ -3,8 +3,8 @@
 import torch
 
 from coterie.algorithms.local import Local
-from coterie.core.task import Recipe
-from coterie.engines.base import shape_of
+from coterie.core.batches import shape_of
+from coterie.core.recipe import Recipe
 from support import RAGGED, RECIPE, assert_close, federation, mlp, one_client, task
 
 LOCAL = Local()
@@ -44,24 +44,24 @@ def test_a_fixed_number_of_steps_goes_on_into_further_epochs():
 
 def test_validation_is_merged_only_where_asked():
     apart, merged = task(LOCAL, merge=False), task(LOCAL, merge=True)
-    assert apart.sizes.tolist() == list(RAGGED)
-    assert merged.sizes.tolist() == [size + 6 for size in RAGGED]
+    assert apart.problem.sizes.tolist() == list(RAGGED)
+    assert merged.problem.sizes.tolist() == [size + 6 for size in RAGGED]
 
 
 def test_a_split_loss_is_the_mean_over_samples_not_over_blocks(monkeypatch):
     on = task(LOCAL, merge=False)
     client = one_client(on, 0)
-    whole = client.loss(on.start, "train")
+    whole = client.loss(on.problem.start, "train")
     monkeypatch.setattr("coterie.core.client.EVALUATION_BLOCK", 7)
-    assert_close(client.loss(on.start, "train"), whole, 1e-12)
+    assert_close(client.loss(on.problem.start, "train"), whole, 1e-12)
 
 
 def test_training_is_what_torch_does():
     on = task(LOCAL, merge=False)
     client = one_client(on, 2)
     module = mlp().double()
-    vector = on.start.clone()
-    for slot, parameter in zip(on.model.slots, module.parameters(), strict=True):
+    vector = on.problem.start.clone()
+    for slot, parameter in zip(on.problem.model.slots, module.parameters(), strict=True):
         parameter.data = vector[slot.start : slot.stop].view(slot.shape).clone()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5, weight_decay=1e-3)
 
@@ -72,13 +72,13 @@ def test_training_is_what_torch_does():
         return carry
 
     client.scan(step, ())
-    assert_close(client.train(on.start), on.model.flatten(module), 1e-12)
+    assert_close(client.train(on.problem.start), on.problem.model.flatten(module), 1e-12)
 
 
 def test_labels_are_read_as_the_client_reads_them():
     on = task(LOCAL, merge=False)
     (block,) = one_client(on, 1).blocks("train")
-    raw = on.y[on.federation.train[1]]
+    raw = on.shards.y[on.federation.train[1]]
     assert torch.equal(block.y, (raw - 1) % 3)  # relabel is arange(3).roll(1): class c reads c − 1
 
 
@@ -101,7 +101,9 @@ def test_tuned_changes_epochs_and_rate_and_nothing_else():
     assert len(seen(client.tuned(epochs=1))) * 2 == len(seen(client))
     assert client.tuned(lr=0.5).lr == 0.5
     assert client.recipe == RECIPE
-    assert_close(client.tuned(epochs=2, lr=0.1).train(on.start), client.train(on.start))
+    assert_close(
+        client.tuned(epochs=2, lr=0.1).train(on.problem.start), client.train(on.problem.start)
+    )
 
 
 def test_a_client_without_validation_borrows_its_training_data():
@@ -109,7 +111,9 @@ def test_a_client_without_validation_borrows_its_training_data():
     empty = (torch.arange(0), *bare.val[1:])
     on = task(LOCAL, federated=type(bare)(**{**vars(bare), "val": empty}), merge=False)
     client = one_client(on, 0)
-    assert_close(client.loss(on.start, "val"), client.loss(on.start, "train"), 1e-12)
+    assert_close(
+        client.loss(on.problem.start, "val"), client.loss(on.problem.start, "train"), 1e-12
+    )
     assert on.borrowed_validation == [0]
 
 

@@ -19,8 +19,8 @@ from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.rows import dense
 from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import METHODS, RECIPE, assert_close, federation, task, whole_round
+from coterie.training.rounds import train
+from support import METHODS, RECIPE, assert_close, engine_of, federation, task, whole_round
 
 SIZES = (31, 17, 24, 9, 40, 22)
 ATTRIBUTED = {"fedem"}  # clients weigh components there: the matrix says who uses the same ones
@@ -131,13 +131,13 @@ def plays(method, still, rounds=5):
     at_rest = task(
         method, federated=federation(SIZES, groups=2), recipe=replace(RECIPE, lr=0.0, floor=0.0)
     )
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     states = tree.map_leaves(torch.clone, states)
     matrix = None
     for index in range(rounds):
         here = at_rest if still and index == rounds - 1 else on
         chosen = torch.randperm(6, generator=torch.Generator().manual_seed(index))[:4].sort().values
-        asked = torch.arange(6) if method.everybody else chosen
+        asked = torch.arange(6) if method.traits.everybody else chosen
         round = round_of(here, index, rounds, asked)
         received = method.download(server, round)
         engine = make_engine("loop", here)
@@ -151,7 +151,7 @@ def plays(method, still, rounds=5):
         kept = tree.map_leaves(
             lambda old, rows, at=narrow.clients: old.index_copy(0, at, rows), states, new
         )
-        A = method.collaboration(after, kept, round).double()
+        A = method.collaboration(after, method.shown(kept), round).double()
         yield Play(server, states, received, uploads, after, kept, narrow.clients, A), matrix
         server, states, matrix = after, kept, A
 
@@ -173,8 +173,8 @@ def test_the_matrix_of_a_round_is_what_was_applied(name):
 def test_every_method_with_a_matrix_is_looked_at():
     def has_one(method):
         on = task(method)
-        server, states = method.init(on)
-        return method.collaboration(server, states, whole_round(on)) is not None
+        server, states = method.init(on.problem)
+        return method.collaboration(server, method.shown(states), whole_round(on)) is not None
 
     with_one = {name for name in ALGORITHMS if has_one(ALGORITHMS[name]())}
     assert with_one == {name.split(",")[0] for name in LAWS} | ATTRIBUTED
@@ -185,7 +185,7 @@ def test_the_run_records_what_the_method_says():
     method = FedAMP()
     on = task(method, federated=federation(SIZES))
     before = None
-    for record in run(method, on, make_engine("loop", on), 5, participation=0.5):
+    for record in train(method, on.problem, engine_of("loop", on), 5, participation=0.5):
         A = torch.from_numpy(record.collaboration)
         absent = [i for i in range(6) if i not in record.clients]
         if before is not None:

@@ -14,15 +14,15 @@ from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.core import tree
 from coterie.core.buffers import governed
-from coterie.core.task import Recipe
-from coterie.engines import make_engine
-from coterie.engines.vmap import VmapEngine
-from coterie.training.rounds import run
+from coterie.core.recipe import Recipe
+from coterie.engines.vmap import VmapBackend
+from coterie.training.rounds import train
 from support import (
     METHODS,
     RECIPE,
     assert_close,
     cnn,
+    engine_of,
     federation,
     last,
     mlp,
@@ -66,8 +66,8 @@ def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
     """Playing gives what the reference gives; the calls that are done otherwise."""
     on = task(algorithm, network, federation(SOME_ALIKE), PLAIN, merge=False)
     reference = last(algorithm, on, "loop", rounds, participation=1.0, evaluate_every=rounds)
-    engine = VmapEngine(on, chunk=chunk, threads=2, compiled=compiled)
-    *_, played = run(algorithm, on, engine, rounds, evaluate_every=rounds)
+    engine = VmapBackend(on.problem, on.shards, chunk=chunk, threads=2, compiled=compiled)
+    *_, played = train(algorithm, on.problem, engine, rounds, evaluate_every=rounds)
     assert_close(predictors(played).models, predictors(reference).models)
     assert_close(predictors(played).weights, predictors(reference).weights)
     for found, expected in zip(played.evaluation, reference.evaluation, strict=True):
@@ -131,9 +131,12 @@ def assert_trains(name, recipe, compiled=False):
     network, how = RECIPES[recipe]
     plain = METHODS[name]()
     on = task(plain, network, federation(SOME_ALIKE), how)
-    algorithm = governed(plain, on)
-    loop, played = make_engine("loop", on), VmapEngine(on, chunk=3, threads=2, compiled=compiled)
-    server, states = algorithm.init(on)
+    algorithm = governed(plain, on.problem)
+    loop, played = (
+        engine_of("loop", on),
+        VmapBackend(on.problem, on.shards, chunk=3, threads=2, compiled=compiled),
+    )
+    server, states = algorithm.init(on.problem)
     for index in range(2):
         round = whole_round(on, index)
         received = algorithm.download(server, round)
@@ -216,8 +219,8 @@ def test_listing_clients_in_another_order_changes_nothing(name):
 def test_inputs_are_left_unchanged(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
-    engine = make_engine("loop", on)
-    server, states = algorithm.init(on)
+    engine = engine_of("loop", on)
+    server, states = algorithm.init(on.problem)
     for index in range(2):
         round = whole_round(on, index)
         held = (server, states, round.clients)
@@ -227,7 +230,7 @@ def test_inputs_are_left_unchanged(name):
         uploads, after = engine.local(algorithm, received, states, round)
         sent = tree.map_leaves(torch.clone, uploads)
         new = algorithm.aggregate(server, uploads, round)
-        algorithm.collaboration(server, states, round)
+        algorithm.collaboration(server, algorithm.shown(states), round)
         engine.predict(algorithm, algorithm.serve(server, round), states, round, "accuracy")
         for now, then in ((held, before), (received, message), (uploads, sent)):
             for a, b in zip(tree.leaves(now), tree.leaves(then), strict=True):
@@ -239,11 +242,11 @@ def test_inputs_are_left_unchanged(name):
 def test_absent_clients_keep_their_state(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
-    _, states = algorithm.init(on)
+    _, states = algorithm.init(on.problem)
     before = tree.map_leaves(torch.clone, states)
-    for record in run(algorithm, on, make_engine("vmap", on), 4, participation=0.5):
+    for record in train(algorithm, on.problem, engine_of("vmap", on), 4, participation=0.5):
         here = set(record.clients)  # everybody, for some methods
-        absent = torch.tensor([i not in here for i in range(on.population)])
+        absent = torch.tensor([i not in here for i in range(on.problem.population)])
         for now, then in zip(tree.leaves(record.states), tree.leaves(before), strict=True):
             assert torch.equal(now[absent], then[absent])
         before = tree.map_leaves(torch.clone, record.states)
@@ -251,7 +254,7 @@ def test_absent_clients_keep_their_state(name):
 
 def keeps_state(name):
     algorithm = METHODS[name]()
-    _, states = algorithm.init(task(algorithm))
+    _, states = algorithm.init(task(algorithm).problem)
     return any(True for _ in tree.leaves(states))
 
 
@@ -259,8 +262,8 @@ def keeps_state(name):
 def test_a_lost_state_shows(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
-    engine = make_engine("loop", on)
-    server, fresh = algorithm.init(on)
+    engine = engine_of("loop", on)
+    server, fresh = algorithm.init(on.problem)
     states = fresh
     for index in range(2):
         round = whole_round(on, index)

@@ -12,8 +12,8 @@ from coterie.report.table import table, to_html, to_text
 from coterie.results.alarms import raise_alarms
 from coterie.results.history import Log
 from coterie.training.guard import Rejection
-from coterie.training.rounds import run
-from support import METHODS, RECIPE, make_engine, task
+from coterie.training.rounds import train
+from support import METHODS, RECIPE, engine_of, task
 from synthetic import mixture, record, roster, run_of
 
 CLIENTS, ROUNDS = 12, 6
@@ -105,8 +105,8 @@ def test_it_stands_in_the_table_beside_the_number():
 def log_of_run(name, rate):
     method = METHODS[name]()
     on = task(method, recipe=replace(RECIPE, lr=rate, momentum=0.0, weight_decay=0.0))
-    log = Log(name, 0, "accuracy", roster(on.population))
-    for made in run(method, on, make_engine("vmap", on), 2):
+    log = Log(name, 0, "accuracy", roster(on.problem.population))
+    for made in train(method, on.problem, engine_of("vmap", on), 2):
         log.append(made)
     return log
 

@@ -11,26 +11,26 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
 from coterie.compiled.memory import roomy
 from coterie.core.tree import Bank, count_bytes, row
-from coterie.engines import ENGINES, auto, make_engine
-from coterie.engines.vmap import VmapEngine
-from coterie.engines.wire import pack, unpack
+from coterie.engines import ENGINES, auto
+from coterie.engines.codec import Message, decode, encode, vocabulary
+from coterie.engines.vmap import VmapBackend
 from coterie.errors import ConfigError, EngineError
-from coterie.training.rounds import participants, run
-from support import METHODS, assert_close, cnn, federation, last, mlp, predictors, task
+from coterie.training.rounds import participants, train
+from support import METHODS, assert_close, cnn, engine_of, federation, last, mlp, predictors, task
 
 
 def test_auto_chooses_remembers_and_says_so(monkeypatch):
     on = task(Local())
-    first = make_engine("auto", on)
+    first = engine_of("auto", on)
     assert first.choice["engine"] in ("vmap", "loop")
     (remembered,) = json.loads(auto.cache_file().read_text()).values()
     assert remembered["engine"] == first.choice["engine"]
     monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("measured again"))
-    assert make_engine("auto", on).choice == first.choice
+    assert engine_of("auto", on).choice == first.choice
 
 
 def test_auto_times_what_is_played_and_not_its_recording():
-    engine = VmapEngine(task(Local()), chunk=5)
+    engine = VmapBackend(task(Local()), chunk=5)
     one, known, taken = auto._Candidate(engine, {}, 1, 5), [], iter([60.0, 20.0, 30.0])
     timed = one._timed
 
@@ -122,7 +122,7 @@ def test_what_auto_tries_beyond_takes_but_a_moment(monkeypatch, seconds, most, t
 def test_auto_measures_anew_for_a_run_that_is_worth_more_tries():
     on = task(Local())
     for rounds in (1, 2, 5000):
-        make_engine("auto", on, rounds=rounds, play=False)
+        engine_of("auto", on, rounds=rounds, play=False)
     assert len(json.loads(auto.cache_file().read_text())) == 2
 
 
@@ -130,7 +130,7 @@ def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
     def fail(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(VmapEngine, "local", fail)
+    monkeypatch.setattr(VmapBackend, "local", fail)
     found = auto.measure(task(Local()), auto.How(False, False), auto.Tries((1, 5), 5), None, None)
     assert found["engine"] == "loop"
 
@@ -157,15 +157,15 @@ def test_a_large_room_is_used_again_once_nobody_uses_it_any_more():
 
 
 def test_auto_measures_anew_for_another_model():
-    make_engine("auto", task(Local()))
-    make_engine("auto", task(Local(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3))))
+    engine_of("auto", task(Local()))
+    engine_of("auto", task(Local(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3))))
     assert len(json.loads(auto.cache_file().read_text())) == 2
 
 
 def test_auto_survives_a_cache_that_is_nonsense():
     auto.cache_file().parent.mkdir(parents=True)
     auto.cache_file().write_text("{not json")
-    assert make_engine("auto", task(Local())).choice["engine"] in ("vmap", "loop")
+    assert engine_of("auto", task(Local())).choice["engine"] in ("vmap", "loop")
 
 
 class Unbatchable(nn.Module):
@@ -181,28 +181,28 @@ class Unbatchable(nn.Module):
 
 
 def test_auto_falls_back_to_the_loop_where_vmap_cannot():
-    assert make_engine("auto", task(Local(), Unbatchable)).choice["engine"] == "loop"
+    assert engine_of("auto", task(Local(), Unbatchable)).choice["engine"] == "loop"
 
 
 def test_chunks_fit_the_memory_budget():
     on = task(Local())
     one = auto.footprint(on)
-    assert make_engine("vmap", on, memory_mib=1).choice["chunk"] == max(1, min(20, 2**20 // one))
-    assert make_engine("vmap", on, chunk=3).choice["chunk"] == 3
+    assert engine_of("vmap", on, memory_mib=1).choice["chunk"] == max(1, min(20, 2**20 // one))
+    assert engine_of("vmap", on, chunk=3).choice["chunk"] == 3
 
 
 @pytest.mark.parametrize("engine", ["vmap", "loop", "wire"])
 def test_state_may_stay_in_host_memory(engine):
     method = FedFomo()
     on = task(method)
-    *_, record = run(method, on, make_engine(engine, on, state="host"), 3)
-    assert make_engine(engine, on, state="host").state_device == torch.device("cpu")
+    *_, record = train(method, on.problem, engine_of(engine, on, state="host"), 3)
+    assert engine_of(engine, on, state="host").state_device == torch.device("cpu")
     assert_close(predictors(record).models, predictors(last(method, on, participation=1.0)).models)
 
 
 def test_an_unknown_engine_is_named():
     with pytest.raises(ConfigError, match="did you mean 'vmap'"):
-        make_engine("vmpa", task(Local()))
+        engine_of("vmpa", task(Local()))
     assert set(ENGINES) == {"auto", "vmap", "loop", "wire"}
 
 
@@ -233,7 +233,7 @@ def test_participation_is_uniform_exact_and_skips_the_empty():
         assert len(chosen.unique()) == 2
         counts[chosen] += 1
     assert (counts - 800).abs().max() < 80
-    on.sizes = torch.tensor([3, 0, 3, 3, 3])
+    on.problem.sizes = torch.tensor([3, 0, 3, 3, 3])
     assert participants(FedAvg(), on, 0, 1.0).tolist() == [0, 2, 3, 4]
     assert len(participants(FedAvg(), on, 0, 0.01)) == 1
     assert len(participants(Local(budget="full"), on, 0, 0.01)) == 4
@@ -252,8 +252,8 @@ def test_a_packed_message_comes_back():
     models = torch.randn(7, 10)
     slots = torch.tensor([[5, -1, 3]])
     message = (Bank(models, slots, slots), torch.tensor([1.5]))
-    data = pack(row(message, 0))
-    bank, number = unpack(data, row(message, 0))
+    data = encode(Message({}, row(message, 0)))
+    bank, number = decode(data, vocabulary(FedAvg())).body
     assert bank.models.shape == (2, 10)  # the table did not travel
     found, present = bank.rows()
     assert present.tolist() == [True, False, True]
@@ -267,14 +267,16 @@ def test_a_packed_message_comes_back():
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
 def test_chunks_are_alike_and_the_same_for_every_thread(clients, chunk, threads):
     on = task(Local(), federated=federation((5,) * clients))
-    chunks = VmapEngine(on, chunk=chunk, threads=threads).chunks(list(range(clients)))
+    chunks = VmapBackend(on.problem, on.shards, chunk=chunk, threads=threads).chunks(
+        list(range(clients))
+    )
     assert sorted(position for part in chunks for position in part) == list(range(clients))
     longest, *_ = lengths = sorted(map(len, chunks), reverse=True)
     assert longest <= chunk
     assert lengths[:-1] == [longest] * (len(chunks) - 1)  # of one form but for a rest
     turns = -(-clients // (chunk * threads))  # which nobody can do without
     assert len(chunks) <= turns * threads
-    again = VmapEngine(on, chunk=longest, threads=threads)
+    again = VmapBackend(on.problem, on.shards, chunk=longest, threads=threads)
     assert again.chunks(list(range(clients))) == chunks
 
 
@@ -288,9 +290,11 @@ def test_auto_tries_no_chunk_twice():
 def test_the_number_of_threads_changes_no_bit(name):
     method = METHODS[name]()
     on = task(method, cnn, dtype=torch.float32)
-    one, two = (VmapEngine(on, chunk=2, threads=threads) for threads in (1, 2))
+    one, two = (VmapBackend(on.problem, on.shards, chunk=2, threads=threads) for threads in (1, 2))
     assert one.chunks([0, 1, 2, 3, 4]) == two.chunks([0, 1, 2, 3, 4])
-    models = [predictors(list(run(method, on, engine, 2))[-1]).models for engine in (one, two)]
+    models = [
+        predictors(list(train(method, on.problem, engine, 2))[-1]).models for engine in (one, two)
+    ]
     assert torch.equal(*models)
 
 
@@ -307,9 +311,9 @@ def test_a_chunk_of_one_client_takes_its_models_one_at_a_time(monkeypatch):
 
 def test_rounds_are_played_where_they_repay_it():
     on = task(Local())
-    assert not make_engine("vmap", on, rounds=2).choice["play"]
-    assert make_engine("vmap", on, rounds=1000).choice["play"]
-    assert not make_engine("vmap", on, rounds=1000, play=False).choice["play"]
+    assert not engine_of("vmap", on, rounds=2).choice["play"]
+    assert engine_of("vmap", on, rounds=1000).choice["play"]
+    assert not engine_of("vmap", on, rounds=1000, play=False).choice["play"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfomo"])

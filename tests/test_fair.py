@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.qfedavg import QFedAvg, normalised_weights, q_step, q_weights
 from coterie.algorithms.term import TERM, tilted_shares
-from coterie.core.task import Recipe
-from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import assert_close, last, one_client, predictors, task
+from coterie.core.recipe import Recipe
+from coterie.training.rounds import train
+from support import assert_close, engine_of, last, one_client, predictors, task
 
 LOSSES = torch.tensor([0.5, 1.2, 2.0], dtype=torch.float64)
 SHARES = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
@@ -57,12 +56,12 @@ def test_normalised_weights_as_printed(q):
 def test_a_normalised_round_equals_a_slow_double_loop():
     method = QFedAvg(q=2.0, server_lr=0.7)
     on = task(method)
-    uploads = [method.local(one_client(on, i), on.start, ())[0] for i in range(5)]
+    uploads = [method.local(one_client(on, i), on.problem.start, ())[0] for i in range(5)]
     total = sum(float(u.size) * float(u.loss) ** 2 for u in uploads)
-    expected = on.start.tolist()
+    expected = on.problem.start.tolist()
     for u in uploads:
         weight = float(u.size) * float(u.loss) ** 2 / total
-        for k, (new, old) in enumerate(zip(u.w.tolist(), on.start.tolist(), strict=True)):
+        for k, (new, old) in enumerate(zip(u.w.tolist(), on.problem.start.tolist(), strict=True)):
             expected[k] += 0.7 * weight * (new - old)
     found = last(method, on, rounds=1, participation=1.0).server
     assert_close(found, torch.tensor(expected, dtype=torch.float64), 1e-9)
@@ -174,11 +173,11 @@ def test_q_weights_never_step_beyond_fedavg(rows, q):
 def test_the_loss_is_of_the_received_model_on_all_training_data(method):
     on = task(method)
     client = one_client(on, 4)
-    upload, _ = method.local(client, on.start, ())
+    upload, _ = method.local(client, on.problem.start, ())
     x, y = next(iter(client.blocks("train")))[:2]
-    by_hand = torch.nn.functional.cross_entropy(on.model(on.start, x), y)
+    by_hand = torch.nn.functional.cross_entropy(on.problem.model(on.problem.start, x), y)
     assert_close(upload.loss, by_hand, 1e-12)
-    assert not torch.equal(upload.w, on.start)
+    assert not torch.equal(upload.w, on.problem.start)
 
 
 @pytest.mark.parametrize("method", [QFedAvg(q=5.0), TERM(t=2.0)])  # 'lipschitz' barely moves
@@ -198,7 +197,7 @@ def test_the_client_that_suffers_is_heard(method):
 def test_a_tiny_server_rate_moves_nothing(method):
     still = method(server_lr=1e-30)
     on = task(still)
-    assert torch.equal(predictors(last(still, on)).models[0, 0], on.start)
+    assert torch.equal(predictors(last(still, on)).models[0, 0], on.problem.start)
 
 
 # ---- period two ----------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ def test_a_tiny_server_rate_moves_nothing(method):
 def alternation(algorithm):
     """The share of period two in the clients' losses, and its amplitude, between two groups."""
     on = task(algorithm, recipe=Recipe(lr=0.2, epochs=4, batch=10), merge=False)
-    rows = run(algorithm, on, make_engine("vmap", on), 24, participation=1.0)
+    rows = train(algorithm, on.problem, engine_of("vmap", on), 24, participation=1.0)
     losses = np.stack([record.evaluation.val_loss for record in rows])[-10:]
     swing = (-1.0) ** np.arange(10) @ (losses - losses.mean(0)) / 10
     return float((swing**2).mean() / losses.var(0).mean()), float(np.abs(swing).mean())

@@ -23,13 +23,12 @@ from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
 from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.mixing import mix, squared_distances
+from coterie.core.recipe import Recipe
 from coterie.core.rows import dense
-from coterie.core.task import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
-from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from support import assert_close, federation, last, one_client, task, whole_round
+from support import assert_close, engine_of, federation, last, one_client, task, whole_round
 
 matrices = st.tuples(st.integers(2, 5), st.integers(1, 4)).flatmap(
     lambda shape: arrays(float, shape, elements=st.floats(-1e100, 1e100))
@@ -169,7 +168,7 @@ def test_heuristic_attention_sees_only_directions():
 def test_one_participant_keeps_its_own_model():
     for method in (FedAMP(), HeurFedAMP()):
         on = task(method)
-        server, _ = method.init(on)
+        server, _ = method.init(on.problem)
         server = server._replace(models=server.models + 1, seen=torch.ones(5, dtype=torch.bool))
         round = whole_round(on, 1)._replace(clients=torch.tensor([2]))
         assert_close(method.download(server, round).u, server.models[2:3])
@@ -178,12 +177,14 @@ def test_one_participant_keeps_its_own_model():
 def test_first_timers_get_the_common_start():
     method = FedAMP(sigma="median", mass=0.8, attention_mass="symmetric")
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     seen = torch.tensor([True, True, False, True, False])
-    noise = torch.randn(5, len(on.start), generator=torch.Generator().manual_seed(0)).double()
+    noise = torch.randn(
+        5, len(on.problem.start), generator=torch.Generator().manual_seed(0)
+    ).double()
     server = server._replace(models=server.models + noise, seen=seen)
     u = method.download(server, whole_round(on, 1)).u
-    assert torch.equal(u[~seen], on.start.expand(2, -1))
+    assert torch.equal(u[~seen], on.problem.start.expand(2, -1))
     W = server.models[seen]
     sigma = median_width(W, 0.25)
     expected = mix(attention(W, step_size(W, sigma, 0.8), sigma), W)
@@ -194,10 +195,10 @@ def test_the_proximal_pull_is_alive():
     """From u + δ the pull moves the model towards u; without it nothing of u is left."""
     on = task(FedAMP())
     client = one_client(on, 0)
-    zero = on.start.new_zeros(())
-    away = Own(on.start + 0.5, zero, zero)
+    zero = on.problem.start.new_zeros(())
+    away = Own(on.problem.start + 0.5, zero, zero)
     for strength, pulled in ((0.0, False), (5.0, True)):
-        received = Cloud(on.start, on.start.new_tensor(strength))
+        received = Cloud(on.problem.start, on.problem.start.new_tensor(strength))
         _, after = FedAMP(start="self").local(client, received, away)
         free = client.train(away.w)
         assert torch.equal(after.w, free) != pulled
@@ -206,7 +207,7 @@ def test_the_proximal_pull_is_alive():
 def test_a_schedule_that_overshoots_is_refused():
     steep = FedAMP(sigma=1e6, alpha=1e4, lam=1.0, alpha_gamma=0.1)
     on = task(steep)
-    server, _ = steep.init(on)
+    server, _ = steep.init(on.problem)
     steep.download(server, whole_round(on, 0))
     with pytest.raises(ConfigError, match="must stay below 1"):
         steep.download(server, whole_round(on, 180))
@@ -224,7 +225,7 @@ def test_sigma_can_be_frozen():
     W = models()
     frozen = FedAMP(sigma="median", sigma_freeze=True)
     on = task(frozen)
-    server = frozen.init(on)[0]._replace(sigma=torch.tensor(7.0).double())
+    server = frozen.init(on.problem)[0]._replace(sigma=torch.tensor(7.0).double())
     assert frozen._sigma(server, W) == 7.0
     assert FedAMP(sigma="median")._sigma(server, squared_distances(W)) == median_width(W, 0.25)
     assert slope(torch.zeros(2, 2).double(), 2.0).tolist() == [[0, 0.5], [0.5, 0]]
@@ -288,10 +289,10 @@ def test_far_clients_are_left_alone_entirely(penalty):
 
 
 def amp_round(method, on, server, states, index, clients=None):
-    clients = torch.arange(on.population) if clients is None else torch.tensor(clients)
-    round = round_of(on, index, 10, clients)
+    clients = torch.arange(on.problem.population) if clients is None else torch.tensor(clients)
+    round = round_of(on.problem, index, 10, clients)
     received = method.download(server, round)
-    engine = make_engine("loop", on)
+    engine = engine_of("loop", on)
     uploads, after = engine.local(method, received, tree.take(states, clients), round)
     states = tree.map_leaves(lambda old, new: old.index_copy(0, clients, new), states, after)
     return method.aggregate(server, uploads, round), states, uploads
@@ -300,26 +301,26 @@ def amp_round(method, on, server, states, index, clients=None):
 def test_a_client_s_noise_is_what_half_of_its_samples_change():
     method = FedAMP(prox=0.0)
     on = task(method)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     _, states, first = amp_round(method, on, server, states, 0)
-    for i in range(on.population):
-        half = one_client(on, i).half().train(on.start)
+    for i in range(on.problem.population):
+        half = one_client(on, i).half().train(on.problem.start)
         assert_close(first.noise[i], ((first.w[i] - half) ** 2).sum())
         assert first.noise[i] > 0
     received = method.download(server, whole_round(on, 1))
     second, kept = method.local(one_client(on, 0, 1), tree.row(received, 0), tree.row(states, 0))
-    once = ((second.w - one_client(on, 0, 1).half().train(on.start)) ** 2).sum()
+    once = ((second.w - one_client(on, 0, 1).half().train(on.problem.start)) ** 2).sum()
     assert_close(second.noise, (first.noise[0] + once) / 2)  # the mean over its rounds
     assert_close(kept.noise, second.noise)
 
 
 def test_half_a_client_takes_as_many_steps_on_every_second_sample():
     on = task(FedAMP())
-    for i, size in enumerate(on.sizes.tolist()):
+    for i, size in enumerate(on.problem.sizes.tolist()):
         whole = one_client(on, i)
         half = whole.half()
         assert int(half.size) == size // 2
-        assert 0 <= int(whole.steps - half.steps) <= on.recipe.epochs  # a short last batch
+        assert 0 <= int(whole.steps - half.steps) <= on.problem.recipe.epochs  # a short last batch
         mine = [
             b.y[: int(b.mask.sum()) if b.mask is not None else None] for b in half.blocks("train")
         ]
@@ -332,22 +333,24 @@ def test_half_a_client_takes_as_many_steps_on_every_second_sample():
 def test_a_client_of_one_sample_is_not_sure_of_anything():
     method = FedAMP(prox=0.0)
     on = task(method, federated=federation((1, 20, 30)), merge=False)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     _, _, uploads = amp_round(method, on, server, states, 0)
-    assert_close(uploads.noise[0], ((uploads.w[0] - on.start) ** 2).sum(), 1e-3)  # but for decay
+    assert_close(
+        uploads.noise[0], ((uploads.w[0] - on.problem.start) ** 2).sum(), 1e-3
+    )  # but for decay
 
 
 @pytest.mark.parametrize("method", [FedAMP(), HeurFedAMP()], ids=["fedamp", "heurfedamp"])
 def test_pairs_are_compared_where_they_can_be(method):
     """First uploads with each other, later ones with those of their round; against a slow loop."""
     on = task(method)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     expected = torch.full((5, 5), -1.0).double()
     first: dict[int, tuple] = {}
 
     def z(a, b):
         (w, v), (x, y) = a, b
-        p, q = w - on.start, x - on.start
+        p, q = w - on.problem.start, x - on.problem.start
         if isinstance(method, HeurFedAMP):
             v, y, p, q = v / (p @ p), y / (q @ q), p / p.norm(), q / q.norm()
         return ((p - q) ** 2).sum() / (v + y)
@@ -455,7 +458,7 @@ def test_what_predicts(kind):
     found = {}
     for way in ("own", "cloud", "both", "validation"):
         method = kind(predict_with=way)
-        assert method.uses_validation == (way == "validation")
+        assert method.traits.uses_validation == (way == "validation")
         found[way] = last(method, task(method, merge=False))
     record = found["own"]
     w, K = record.states.w, len(record.states.w)

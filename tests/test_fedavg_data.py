@@ -8,11 +8,11 @@ import torch
 from coterie.adapt import Adapted, FineTune
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData, Sent
-from coterie.data.shared import Sharing, form_pool
-from coterie.engines import make_engine
+from coterie.core.algorithm import Sharing
+from coterie.data.shared import form_pool
 from coterie.errors import ConfigError
-from coterie.training.rounds import run
-from support import assert_close, federation, last, one_client, predictors, task
+from coterie.training.rounds import train
+from support import assert_close, engine_of, federation, last, one_client, predictors, task
 
 FROM_CLIENTS, HELD_OUT = Sharing("from_clients", 0.2), Sharing("held_out", 0.2)
 BOTH = [FROM_CLIENTS, HELD_OUT]
@@ -74,13 +74,13 @@ def test_everybody_trains_on_own_and_pool_once(kind, merge):
     method, parts = FedAvgData(share=0.2, pool=kind), federation()
     on = task(method, federated=parts, merge=merge)
     pool = on.pool
-    for i in range(on.population):
+    for i in range(on.problem.population):
         client = one_client(on, i)
         (block,) = client.blocks("train")
         own = torch.cat([pool.train[i], parts.val[i]]) if merge else pool.train[i]
         others = pool.samples if kind == "held_out" else pool.samples[pool.owner != i]
         givers = pool.owner if kind == "held_out" else pool.owner[pool.owner != i]
-        assert_close(block.x, on.inputs(torch.cat([own, others])))
+        assert_close(block.x, on.shards.inputs(torch.cat([own, others])))
         y = parts.dataset.y
         read = torch.cat([parts.relabel[i][y[own]], parts.relabel[givers, y[others]]])
         assert torch.equal(block.y, read)  # as their owners read them
@@ -91,7 +91,7 @@ def test_everybody_trains_on_own_and_pool_once(kind, merge):
 def test_averages_count_only_what_is_a_clients_own():
     method = FedAvgData(share=0.2)
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     uploads = [method.local(one_client(on, i), method_row(server), ())[0] for i in range(5)]
     assert [int(upload.size) for upload in uploads] == [37, 23, 30, 15, 46]  # with validation data
 
@@ -106,8 +106,8 @@ def test_the_pool_is_sent_once_to_everybody(kind):
     on = task(method)
     n, (owner, _) = len(on.pool.samples), on.shared
     a_sample = 36 * 4 + 8 + 8  # float32 pixels, the label, the giver
-    a_model, met = on.model.size * 8, set()
-    for record in run(method, on, make_engine("wire", on), 4, participation=0.5):
+    a_model, met = on.problem.model.size * 8, set()
+    for record in train(method, on.problem, engine_of("wire", on), 4, participation=0.5):
         new = [i for i in record.clients if i not in met]
         met |= set(new)
         lacking = sum(n if kind == "held_out" else n - int((owner == i).sum()) for i in new)
@@ -119,7 +119,7 @@ def test_the_pool_is_sent_once_to_everybody(kind):
 def test_what_is_sent_are_the_samples():
     method = FedAvgData(share=0.2)
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     pool = on.pool
     x = server.samples[:, : 36 * 4].contiguous().view(torch.float32).view(-1, 1, 6, 6)
     y = server.samples[:, 36 * 4 :].contiguous().view(torch.int64).flatten()
@@ -129,9 +129,9 @@ def test_what_is_sent_are_the_samples():
 
 
 def test_methods_say_that_they_share_samples():
-    assert FedAvgData().sharing == Sharing("from_clients", 0.05)
-    assert Adapted(FedAvgData(), FineTune()).sharing is not None
-    assert FedAvg().sharing is None
+    assert FedAvgData().traits.sharing == Sharing("from_clients", 0.05)
+    assert Adapted(FedAvgData(), FineTune()).traits.sharing is not None
+    assert FedAvg().traits.sharing is None
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])

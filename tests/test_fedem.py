@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms.fedem import FedEM, Own, responsibilities
-from coterie.core.task import Recipe
-from coterie.engines import make_engine
+from coterie.core.recipe import Recipe
 from coterie.errors import ConfigError
-from support import assert_close, last, one_client, predictors, task, whole_round
+from support import assert_close, engine_of, last, one_client, predictors, task, whole_round
 
 
 def slow_responsibilities(pi, losses):
@@ -50,7 +49,7 @@ def test_responsibilities_are_simplex_columns(columns, data):
 def test_a_round_equals_a_slow_loop(rate):
     method = FedEM(components=2, rate=rate)
     on = task(method, recipe=Recipe(lr=0.1, batch=10, epochs=1))
-    client, models = one_client(on, 0), on.starts(2)
+    client, models = one_client(on, 0), on.problem.starts(2)
     pi = torch.tensor([0.3, 0.7], dtype=torch.float64)
     sent, kept = method.local(client, models, Own(pi))
 
@@ -76,28 +75,28 @@ def test_scaling_by_m_is_the_rate_that_fedavg_has():
     plain = Recipe(lr=0.1, batch=10, epochs=1)
     method = FedEM(components=3)
     on = task(method, recipe=plain)
-    client, models = one_client(on, 0), on.start.expand(3, -1)
+    client, models = one_client(on, 0), on.problem.start.expand(3, -1)
     third = torch.full((3,), 1 / 3, dtype=torch.float64)
     sent, _ = method.local(client, models, Own(third))
-    assert_close(sent.models, client.train(on.start).expand(3, -1), 1e-11)
+    assert_close(sent.models, client.train(on.problem.start).expand(3, -1), 1e-11)
     slow = task(method, recipe=Recipe(lr=0.1 / 3, batch=10, epochs=1))
     sent, _ = FedEM(components=3, rate="split").local(client, models, Own(third))
-    assert_close(sent.models, one_client(slow, 0).train(on.start).expand(3, -1), 1e-11)
+    assert_close(sent.models, one_client(slow, 0).train(on.problem.start).expand(3, -1), 1e-11)
 
 
 def test_identical_components_leave_the_shares_alone():
     method = FedEM(components=3)
     on = task(method)
     pi = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    q, new = method.expect(one_client(on, 0), on.start.expand(3, -1), pi)
+    q, new = method.expect(one_client(on, 0), on.problem.start.expand(3, -1), pi)
     assert_close(new, pi, 1e-12)
     assert_close(q, pi[:, None].expand_as(q), 1e-12)
 
 
 def test_components_start_different_and_the_first_is_the_common_start():
     on = task(FedEM())
-    server, _ = FedEM().init(on)
-    assert torch.equal(server[0], on.start)
+    server, _ = FedEM().init(on.problem)
+    assert torch.equal(server[0], on.problem.start)
     apart = torch.cdist(server, server) + torch.eye(3).double()
     assert apart.min() > 0.1
 
@@ -116,7 +115,7 @@ def test_a_new_client_finds_its_shares_with_fixed_components():
     method = FedEM(components=2, new_client_steps=1)
     on = task(method)
     pi = torch.full((2,), 0.5, dtype=torch.float64)
-    client, models = one_client(on, 0), on.starts(2)
+    client, models = one_client(on, 0), on.problem.starts(2)
     found = method.predictor(client, models, Own(pi)).weights
     assert_close(found, method.expect(client, models, pi)[1], 0)
     assert (found - 0.5).abs().max() > 1e-6
@@ -125,11 +124,9 @@ def test_a_new_client_finds_its_shares_with_fixed_components():
 def test_components_are_averaged_one_by_one_by_size():
     method = FedEM(components=2)
     on = task(method)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     round = whole_round(on)
-    uploads, _ = make_engine("loop", on).local(
-        method, method.download(server, round), states, round
-    )
+    uploads, _ = engine_of("loop", on).local(method, method.download(server, round), states, round)
     p = uploads.size.double() / uploads.size.sum()
     for m in range(2):
         slow = sum(p[i] * uploads.models[i, m] for i in range(5))
@@ -139,7 +136,7 @@ def test_components_are_averaged_one_by_one_by_size():
 def test_the_matrix_follows_the_shares():
     method = FedEM(components=2)
     pi = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    A = method.collaboration(torch.zeros(2, 1), Own(pi), None)
+    A = method.collaboration(torch.zeros(2, 1), method.shown(Own(pi)), None)
     expected = torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]])
     assert_close(A, expected.double(), 1e-12)
 

@@ -13,14 +13,14 @@ from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.federico_weights import posterior
 from coterie.algorithms.local import Local
 from coterie.core.clipping import clipped
-from coterie.core.task import Recipe
-from coterie.engines import make_engine
+from coterie.core.recipe import Recipe
 from coterie.errors import ConfigError
-from coterie.training.rounds import run
+from coterie.training.rounds import train
 from support import (
     RAGGED,
     RECIPE,
     assert_close,
+    engine_of,
     federation,
     last,
     one_client,
@@ -40,16 +40,24 @@ def wide(values):
 
 def rounds_of(method, recipe=PLAIN, rounds=3, participation=1.0, **options):
     on = task(method, recipe=recipe, **options)
-    return on, list(run(method, on, make_engine("vmap", on), rounds, participation=participation))
+    return on, list(
+        train(
+            method,
+            on.problem,
+            engine_of("vmap", on),
+            rounds,
+            participation=participation,
+        )
+    )
 
 
 def one_round(method, on, server=None, states=None, index=0):
     """Everybody's round: what was sent, what came back, what it became."""
     if server is None:
-        server, states = method.init(on)
+        server, states = method.init(on.problem)
     round = whole_round(on, index)
     received = method.download(server, round)
-    replies, after = make_engine("loop", on).local(method, received, states, round)
+    replies, after = engine_of("loop", on).local(method, received, states, round)
     return received, replies, after, method.aggregate(server, replies, round)
 
 
@@ -97,7 +105,7 @@ def test_a_round_equals_a_double_loop(step, normalise):
     method = FedeRiCo(downloads=2, step=step, normalise_columns=normalise, scale="mean")
     on = task(method, recipe=PLAIN)
     received, _, after, new = one_round(method, on)
-    phi = method.init(on)[0].models
+    phi = method.init(on.problem)[0].models
     moves, column = torch.zeros_like(phi), torch.zeros(K).double()
     for i in range(K):
         sight = [i, *received.peers.owner[i].tolist()]
@@ -109,7 +117,7 @@ def test_a_round_equals_a_double_loop(step, normalise):
             assert_close(after.weights[i, b], w)
             client = one_client(on, i)
             if step == "gradient":
-                moves[b] += w * client.gradient(phi[b], "train") * client.size / on.sizes[b]
+                moves[b] += w * client.gradient(phi[b], "train") * client.size / on.problem.sizes[b]
             else:
                 moves[b] += w * (phi[b] - client.train(phi[b]))
             column[b] += w
@@ -124,7 +132,7 @@ def test_a_round_equals_a_double_loop(step, normalise):
 def tracked_by_hand(method, rounds):
     """The losses that everybody saw in each round, and the records."""
     on, records = rounds_of(method, rounds=rounds)
-    models = [method.init(on)[0].models] + [record.server.models for record in records]
+    models = [method.init(on.problem)[0].models] + [record.server.models for record in records]
     seen = [
         torch.stack([wide([sum_of_losses(on, i, phi) for phi in models[t]]) for i in range(K)])
         for t in range(rounds)
@@ -163,7 +171,7 @@ def test_beta_one_forgets():
 def test_the_unvisited_keep_their_last_loss():
     method = FedeRiCo(downloads=1, epsilon=1.0)
     on = task(method, recipe=PLAIN)
-    server, before = method.init(on)
+    server, before = method.init(on.problem)
     for index in range(4):
         received, _, after, server = one_round(method, on, server, before, index)
         in_sight = torch.eye(K, dtype=torch.bool).scatter(1, received.peers.owner, True)
@@ -179,7 +187,7 @@ def test_the_unvisited_keep_their_last_loss():
 def test_late_seen_peers_count_as_if_seen_from_the_start():
     method = FedeRiCo(downloads=1, epsilon=0.0, tracking="accumulate")
     on = task(method, recipe=PLAIN)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     _, _, states, server = one_round(method, on, server, states)
     known = states.seen.clone()
     received, _, after, _ = one_round(method, on, server, states, index=1)
@@ -212,7 +220,7 @@ def test_temperature_in_samples_is_the_mean_loss():
 def test_a_broken_model_counts_as_not_received():
     method = FedeRiCo(downloads=K)
     on = task(method, recipe=PLAIN)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     broken = server.models.clone()
     broken[2] = torch.nan
     _, replies, after, _ = one_round(method, on, server._replace(models=broken), states)
@@ -228,7 +236,7 @@ def test_a_broken_model_counts_as_not_received():
 
 def chosen(method, ranks, index=0):
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     round = whole_round(on, index)
     return method.download(server._replace(ranks=ranks), round).peers.owner
 
@@ -246,7 +254,7 @@ def test_full_exploration_is_uniform(explore):
     method = FedeRiCo(downloads=1, epsilon=1.0, explore=explore)
     ranks = torch.arange(K).expand(K, K).to(torch.int32)
     on = task(method)
-    server = method.init(on)[0]._replace(ranks=ranks)
+    server = method.init(on.problem)[0]._replace(ranks=ranks)
     picks = [method.download(server, whole_round(on, t, 400)).peers.owner[0, 0] for t in range(400)]
     counts = torch.bincount(torch.stack(picks), minlength=K)
     assert counts[0] == 0
@@ -257,7 +265,7 @@ def test_one_coin_a_round_is_all_or_nothing():
     method = FedeRiCo(downloads=3, epsilon=0.5, explore="per_round")
     on = task(method)
     ranks = torch.arange(K).expand(K, K).to(torch.int32)
-    server = method.init(on)[0]._replace(ranks=ranks)
+    server = method.init(on.problem)[0]._replace(ranks=ranks)
     draws = [tuple(method.download(server, whole_round(on, t)).peers.owner[0].tolist())
              for t in range(60)]  # fmt: skip
     greedy = sum(pick == (1, 2, 3) for pick in draws)
@@ -273,7 +281,7 @@ def test_strangers_come_first():
 def test_only_clients_of_the_round_are_chosen():
     method = FedeRiCo(downloads=3)
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     round = whole_round(on)._replace(clients=torch.tensor([1, 4]))
     assert method.download(server, round).peers.owner.tolist() == [[4], [1]]
 
@@ -301,12 +309,12 @@ def test_full_gradients_without_peers_are_local_full_batch_steps():
 def test_both_forms_agree_after_one_round():
     printed = {"step": "gradient", "normalise_columns": False}
     central = FedeRiCo(form="centralised", **printed)
-    total = int(task(central).sizes.sum())
+    total = int(task(central).problem.sizes.sum())
     found = last(central, task(central, recipe=WHOLE), rounds=1, participation=1.0)
     peers = FedeRiCo(downloads=K - 1, scale="sum", **printed)
     slower = replace(WHOLE, lr=WHOLE.lr / total)
     other = last(peers, task(peers, recipe=slower), rounds=1, participation=1.0)
-    start = central.init(task(central))[0].models
+    start = central.init(task(central).problem)[0].models
     assert_close(found.server.models, other.server.models, 1e-12)
     assert (found.server.models - start).abs().max() > 1e-3
 
@@ -321,7 +329,7 @@ def test_the_owners_optimiser_lives_on():
     assert (records[-1].server.optimizer.steps == 3).all()
     fresh = torch.optim.Adam
     on = task(method, recipe=recipe)
-    client, start = one_client(on, 0), method.init(on)[0].models[0]
+    client, start = one_client(on, 0), method.init(on.problem)[0].models[0]
     w = start.clone().requires_grad_()
     rule = fresh([w], lr=0.01)
     for _ in range(3):
@@ -334,11 +342,9 @@ def test_a_model_that_nobody_uses_stays():
     method = FedeRiCo(downloads=1, step="gradient")
     recipe = Recipe(optimizer="adam", lr=0.01, batch=100)
     on = task(method, recipe=recipe)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     round = whole_round(on)
-    replies, _ = make_engine("loop", on).local(
-        method, method.download(server, round), states, round
-    )
+    replies, _ = engine_of("loop", on).local(method, method.download(server, round), states, round)
     nobodys = replies._replace(weight=torch.where(replies.owner == 3, 0.0, replies.weight))
     new = method.aggregate(server, nobodys, round)
     assert torch.equal(new.models[3], server.models[3])
@@ -354,10 +360,10 @@ def test_buffers_are_averaged_not_differenced():
     even = federation(sizes=(20, 20, 20))
     on = task(method, normed, federated=even, recipe=Recipe(lr=0.1, batch=13))
     _, replies, _, new = one_round(method, on)
-    first = on.model.parameters
-    phi = method.init(on)[0].models
+    first = on.problem.model.parameters
+    phi = method.init(on.problem)[0].models
     for b in range(3):
-        total, mass = torch.zeros(on.model.size - first).double(), 0.0
+        total, mass = torch.zeros(on.problem.model.size - first).double(), 0.0
         for i in range(3):
             for slot in range(3):
                 if int(replies.owner[i, slot]) == b:
@@ -396,7 +402,7 @@ def test_an_owner_cuts_what_is_too_long():
     method = FedeRiCo(downloads=2, clip=0.05)
     on = task(method, recipe=PLAIN)
     _, replies, _, _ = one_round(method, on)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     pushed = replies.change.vectors.clone()
     pushed[0, 1] *= 1e6 / pushed[0, 1].norm()
     push = replies._replace(
@@ -428,7 +434,7 @@ SMALL = 4 * K + K  # ranks and wishes
 def test_ledger_of_peers(participation):
     method = FedeRiCo(downloads=3, temperature=1e3)
     on, records = rounds_of(method, participation=participation)
-    m = 8 * on.model.size
+    m = 8 * on.problem.model.size
     for record in records:
         count = len(record.clients)
         peers = min(3, count - 1)
@@ -439,7 +445,7 @@ def test_ledger_of_peers(participation):
 def test_ledger_of_the_centralised_form():
     method = FedeRiCo(form="centralised", step="gradient", temperature=1e3)
     on, records = rounds_of(method)
-    m = 8 * on.model.size
+    m = 8 * on.problem.model.size
     for record in records:
         down, up, _ = record.traffic
         assert down == K * (K * m + (K - 1) * 8)

@@ -10,12 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coterie.algorithms.fedfomo import FedFomo, fomo_weights
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.core.tree import Bank
-from coterie.engines import make_engine
 from coterie.errors import ConfigError
-from coterie.training.rounds import run
-from support import assert_close, federation, last, one_client, predictors, task, whole_round
+from coterie.training.rounds import train
+from support import (
+    assert_close,
+    engine_of,
+    federation,
+    last,
+    one_client,
+    predictors,
+    task,
+    whole_round,
+)
 
 numbers = st.floats(-1e30, 1e30)
 lengths = st.floats(0, 1e30)
@@ -70,9 +78,11 @@ def test_a_model_that_differs_by_rounding_counts_nothing():
     """Otherwise a loss difference of 1e-16 over a distance of 1e-16 outweighs every real gain."""
     method = FedFomo(downloads=1)
     on = task(method)
-    client, old = one_client(on, 0), on.start
+    client, old = one_client(on, 0), on.problem.start
     twin = old * (1 + 1e-15)
-    state = type(method.init(on)[1])(old, old, torch.zeros(5).double(), torch.zeros(5).double())
+    state = type(method.init(on.problem)[1])(
+        old, old, torch.zeros(5).double(), torch.zeros(5).double()
+    )
     slots = torch.tensor([0])
     theta, raw, _ = method.weigh(client, Bank(twin[None], slots, slots + 1), state)
     assert raw.tolist() == [0, 0]
@@ -110,9 +120,9 @@ def slow_round(client, state, peers, method):
 def test_a_round_equals_the_slow_double_loop(distance):
     method = FedFomo(distance=distance, downloads=3)
     on = task(method)
-    *_, record = run(method, on, make_engine("loop", on), 3)
+    *_, record = train(method, on.problem, engine_of("loop", on), 3)
     served = method.serve(record.server, whole_round(on, 3))
-    for i in range(on.population):
+    for i in range(on.problem.population):
         client = one_client(on, i, 3)
         state = type(record.states)(*(leaf[i] for leaf in record.states))
         bank = Bank(served.models, served.slot[i], served.owner[i])
@@ -136,14 +146,14 @@ def test_round_zero_only_trains():
     method = FedFomo()
     on = task(method)
     round = whole_round(on, 0)
-    received = method.download(method.init(on)[0], round)
+    received = method.download(method.init(on.problem)[0], round)
     assert (received.slot == -1).all()
 
 
 def test_greedy_selection_follows_the_wishes():
     method = FedFomo(downloads=2, epsilon=0.0)
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     ranks = torch.tensor([[0, 3, 1, 2, 4]] * 5, dtype=torch.int32)
     server = server._replace(ranks=ranks, age=torch.zeros(5, dtype=torch.int64))
     chosen = method.download(server, whole_round(on, 1)).owner
@@ -155,7 +165,7 @@ def test_only_uploads_of_the_last_round_where_asked():
     for pool, expected in (("last_round", {0, 2}), ("all_uploaded", {0, 1, 2, 4})):
         method = FedFomo(downloads=4, pool=pool)
         on = task(method)
-        server = method.init(on)[0]._replace(age=server_age)
+        server = method.init(on.problem)[0]._replace(age=server_age)
         owners = method.download(server, whole_round(on, 2)).owner[3]
         assert {o for o in owners.tolist() if o >= 0} == expected
 
@@ -173,10 +183,10 @@ def test_exploration_fades(rule, expected):
 def test_without_downloads_the_better_of_two_own_models_stays():
     method = FedFomo(downloads=0)
     on = task(method, recipe=Recipe(lr=3.0, epochs=3, batch=5))  # wild steps: some hurt
-    *_, record = run(method, on, make_engine("loop", on), 3)
+    *_, record = train(method, on.problem, engine_of("loop", on), 3)
     served = method.serve(record.server, whole_round(on, 3))
     outcomes = set()
-    for i in range(on.population):
+    for i in range(on.problem.population):
         client = one_client(on, i, 3)
         state = type(record.states)(*(leaf[i] for leaf in record.states))
         bank = Bank(served.models, served.slot[i], served.owner[i])
@@ -190,7 +200,7 @@ def test_a_demanding_client_ignores_gains_within_noise():
     careful = FedFomo(min_gain_se=1e9)
     on = task(careful)
     record = last(careful, on, rounds=3, participation=1.0)
-    assert_close(predictors(record).models, on.start.expand(5, 1, -1))  # nobody ever moves
+    assert_close(predictors(record).models, on.problem.start.expand(5, 1, -1))  # nobody ever moves
 
 
 def test_one_validation_sample_shows_no_gain():
@@ -200,12 +210,12 @@ def test_one_validation_sample_shows_no_gain():
     careful = FedFomo(min_gain_se=0.1)
     on = task(careful, federated=short)
     client = one_client(on, 0)
-    better = client.train(client.train(on.start))
-    assert not bool(careful._significant(client, better[None], on.start).any())
+    better = client.train(client.train(on.problem.start))
+    assert not bool(careful._significant(client, better[None], on.problem.start).any())
     with pytest.raises(ConfigError, match="site 0 would weigh models on one sample"):
-        careful.init(on)
-    FedFomo().init(on)
-    careful.init(task(careful))
+        careful.init(on.problem)
+    FedFomo().init(on.problem)
+    careful.init(task(careful).problem)
 
 
 def test_abs_sum_divides_the_increment():

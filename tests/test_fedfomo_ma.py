@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coterie.algorithms.fedfomo_ma import FedFomoMA, average_weights, leave_one_out
-from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import RAGGED, assert_close, last, one_client, task, whole_round
+from coterie.training.rounds import train
+from support import RAGGED, assert_close, engine_of, last, one_client, task, whole_round
 
 K = len(RAGGED)
 
@@ -77,12 +76,12 @@ def test_weighing_equals_a_slow_loop(distance):
 def test_where_nobody_helps_the_average_is_taken():
     method = FedFomoMA()
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     same = server._replace(age=torch.zeros(K, dtype=torch.int64))  # five equal models
     received = method.download(same, whole_round(on, 1))
     row = type(received)(received.models, received.slot[0], received.owner[0])
     found, shares = method.weigh(one_client(on, 0), row)
-    assert_close(found, on.start)
+    assert_close(found, on.problem.start)
     assert_close(shares, torch.full((K,), 1 / K, dtype=torch.float64))
 
 
@@ -90,8 +89,14 @@ def test_where_nobody_helps_the_average_is_taken():
 def test_ledger(participation):
     method = FedFomoMA(pool="last_round")
     on = task(method)
-    m, before = 8 * on.model.size, 0
-    for record in run(method, on, make_engine("wire", on), 3, participation=participation):
+    m, before = 8 * on.problem.model.size, 0
+    for record in train(
+        method,
+        on.problem,
+        engine_of("wire", on),
+        3,
+        participation=participation,
+    ):
         count = len(record.clients)
         assert record.traffic.down == count * (before + 1) * (m + 8)
         assert record.traffic.up == count * (m + 8 * K)
@@ -101,7 +106,7 @@ def test_ledger(participation):
 def test_averages_of_the_last_round_only():
     recent, every = FedFomoMA(pool="last_round"), FedFomoMA()
     on = task(recent)
-    server, _ = recent.init(on)
+    server, _ = recent.init(on.problem)
     aged = server._replace(age=torch.tensor([0, 3, -1, 3, 1]))
     round = whole_round(on, 4)
     assert (recent.download(aged, round).slot[0] >= 0).sum() == 1 + 2

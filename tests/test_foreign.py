@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import coterie
-from coterie.core.task import Recipe, Task
+from coterie.core.algorithm import Sharing
+from coterie.core.recipe import Recipe
 from coterie.data import PARTITIONS, emd, federate, load, manifest
-from coterie.data.shared import Sharing
+from coterie.data.simulation import simulate
 from coterie.results import collaboration
 from coterie.results.history import Roster
 
@@ -34,16 +35,16 @@ def linear():
 @pytest.mark.parametrize("merge", [False, True])
 def test_nothing_of_the_target_is_trained_on(merge, sharing):
     own, made = pair(aux=0.2)
-    task = Task(made, linear, Recipe(), merge_val=merge, sharing=sharing)
-    same = Task(own, linear, Recipe(), merge_val=merge, sharing=sharing)
+    task = simulate(made, linear, Recipe(), merge_val=merge, sharing=sharing)
+    same = simulate(own, linear, Recipe(), merge_val=merge, sharing=sharing)
     for i, j in enumerate(made.foreign.tolist()):
-        assert indices(task.splits["train"], i) == indices(same.splits["train"], i)
-        assert indices(task.splits["val"], i) == set(own.val[j].tolist())
-        assert indices(task.splits["test"], i) == set(own.test[j].tolist())
+        assert indices(task.shards.splits["train"], i) == indices(same.splits["train"], i)
+        assert indices(task.shards.splits["val"], i) == set(own.val[j].tolist())
+        assert indices(task.shards.splits["test"], i) == set(own.test[j].tolist())
         if merge and i != j:
-            assert indices(task.splits["train"], i) >= set(own.val[i].tolist())
-        assert not indices(task.splits["train"], i) & indices(task.splits["test"], i)
-    assert task.sizes.tolist() == same.sizes.tolist()
+            assert indices(task.shards.splits["train"], i) >= set(own.val[i].tolist())
+        assert not indices(task.shards.splits["train"], i) & indices(task.shards.splits["test"], i)
+    assert task.problem.sizes.tolist() == same.sizes.tolist()
     assert sorted(task.aux.tolist()) == sorted(same.aux.tolist())
 
 

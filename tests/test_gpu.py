@@ -8,11 +8,21 @@ import torch
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.engines import make_engine
 from coterie.engines.base import PLAYED, WRITTEN
-from coterie.engines.vmap import VmapEngine
-from coterie.training.rounds import run
-from support import METHODS, RECIPE, assert_close, cnn, last, mlp, normed, predictors, task
+from coterie.engines.vmap import VmapBackend
+from coterie.training.rounds import train
+from support import (
+    METHODS,
+    RECIPE,
+    assert_close,
+    cnn,
+    engine_of,
+    last,
+    mlp,
+    normed,
+    predictors,
+    task,
+)
 from test_trust import RATES, WRONG, trained
 
 pytestmark = [
@@ -40,8 +50,8 @@ def test_batch_norm_is_played(name, buffers):
     method, recipe = METHODS[name](), replace(RECIPE, buffers=buffers)
     reference = last(method, task(method, normed, recipe=recipe), "loop", 4, participation=1.0)
     on = task(method, normed, recipe=recipe, device="cuda")
-    engine = VmapEngine(on, chunk=5)
-    *_, record = run(method, on, engine, 4)
+    engine = VmapBackend(on.problem, on.shards, chunk=5)
+    *_, record = train(method, on.problem, engine, 4)
     assert_close(predictors(record).models, predictors(reference).models, 1e-7)
     assert engine._player.unplayed == 0
 
@@ -51,8 +61,8 @@ def test_adaptations_are_played(adaptation):
     method = Adapted(FedAvg(), ADAPTATIONS[adaptation]())
     reference = last(method, task(method), "loop", 3, participation=1.0)
     on = task(method, device="cuda")
-    engine = VmapEngine(on, chunk=5)
-    *_, record = run(method, on, engine, 3)
+    engine = VmapBackend(on.problem, on.shards, chunk=5)
+    *_, record = train(method, on.problem, engine, 3)
     assert_close(predictors(record).models, predictors(reference).models, 1e-7)
     assert engine._player.unplayed == 0
 
@@ -60,8 +70,11 @@ def test_adaptations_are_played(adaptation):
 def test_rounds_are_really_captured_and_equal_the_plain_ones():
     method = FedAvg()
     on = task(method, device="cuda")
-    played, plain = VmapEngine(on, chunk=5), VmapEngine(on, chunk=5, play=False)
-    results = [list(run(method, on, engine, 5))[-1] for engine in (played, plain)]
+    played, plain = (
+        VmapBackend(on.problem, on.shards, chunk=5),
+        VmapBackend(on.problem, on.shards, chunk=5, play=False),
+    )
+    results = [list(train(method, on.problem, engine, 5))[-1] for engine in (played, plain)]
     assert_close(*(predictors(record).models for record in results), 1e-12)
     assert all(one.playing._graph is not None for one in played._player._known.values())
     assert played.choice["play"]
@@ -75,20 +88,20 @@ def test_kernels_in_float32_give_what_the_reference_gives(name):
     method = METHODS[name]()
     reference = last(method, task(method, cnn), "loop", 2, participation=1.0)
     on = task(method, cnn, device="cuda", dtype=torch.float32)
-    engine = VmapEngine(on, chunk=5)
-    *_, record = run(method, on, engine, 2)
+    engine = VmapBackend(on.problem, on.shards, chunk=5)
+    *_, record = train(method, on.problem, engine, 2)
     assert_close(predictors(record).models.double(), predictors(reference).models, 1e-3)
     assert engine._player.unplayed == 0
 
 
 def test_state_may_stay_in_host_memory():
     on = task(Local(), device="cuda")
-    *_, record = run(Local(), on, make_engine("vmap", on, state="host"), 3)
+    *_, record = train(Local(), on.problem, engine_of("vmap", on, state="host"), 3)
     assert record.states.w.device.type == "cpu"
 
 
 def test_auto_chooses_on_a_gpu():
-    assert make_engine("auto", task(Local(), device="cuda")).choice["engine"] in ("vmap", "loop")
+    assert engine_of("auto", task(Local(), device="cuda")).choice["engine"] in ("vmap", "loop")
 
 
 @pytest.mark.parametrize("network", [mlp, cnn])

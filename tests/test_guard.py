@@ -14,11 +14,11 @@ import coterie
 from coterie.algorithms.fedavg import Update
 from coterie.core import tree
 from coterie.core.algorithm import round_of
-from coterie.engines import make_engine
-from coterie.training.guard import REASONS, Guard, Reply, admit, aggregate, screen
-from coterie.training.rounds import run
+from coterie.core.messages import REASONS, Reply, admit
+from coterie.training.guard import Guard, aggregate, screen
+from coterie.training.rounds import train
 from faulty import BAD, MISSHAPEN, Spoilt, claiming, scaled, with_value
-from support import METHODS, predictors, task, whole_round
+from support import METHODS, engine_of, predictors, task, whole_round
 
 FOUR = ("fedavg", "scaffold", "fedfomo", "fedamp")  # of different state
 ENGINES = ("vmap", "loop", "wire")
@@ -27,19 +27,19 @@ ROUNDS = 2
 
 def records_of(algorithm, engine="loop", **options):
     on = task(algorithm)
-    return list(run(algorithm, on, make_engine(engine, on), ROUNDS, **options))
+    return list(train(algorithm, on.problem, engine_of(engine, on), ROUNDS, **options))
 
 
 def without(name, left_out):
     """The same rounds by hand for everybody but some clients, and their states at the end."""
     algorithm = METHODS[name]()
     on = task(algorithm)
-    engine = make_engine("loop", on)
-    server, states = algorithm.init(on)
+    engine = engine_of("loop", on)
+    server, states = algorithm.init(on.problem)
     states = tree.map_leaves(torch.clone, states)
-    clients = torch.tensor([i for i in range(on.population) if i not in left_out])
+    clients = torch.tensor([i for i in range(on.problem.population) if i not in left_out])
     for index in range(ROUNDS):
-        round = round_of(on, index, ROUNDS, clients)
+        round = round_of(on.problem, index, ROUNDS, clients)
         received = algorithm.download(server, round)
         uploads, after = engine.local(algorithm, received, tree.take(states, clients), round)
         server = algorithm.aggregate(server, uploads, round)
@@ -81,17 +81,17 @@ def test_one_huge_finite_upload_is_left_out_and_named(name, factor):
 
 def test_a_client_alone_is_compared_with_what_it_had():
     on = task(METHODS["fedavg"]())
-    round = round_of(on, 0, 1, torch.tensor([1]))
-    sent, reply = torch.ones(1, 8), Update(torch.full((1, 8), 3e20), on.sizes[1:2])
-    assert screen(reply, round, on.sizes, Guard(), (sent, ()))[1] == ((1, "outsized"),)
+    round = round_of(on.problem, 0, 1, torch.tensor([1]))
+    sent, reply = torch.ones(1, 8), Update(torch.full((1, 8), 3e20), on.problem.sizes[1:2])
+    assert screen(reply, round, on.problem.sizes, Guard(), (sent, ()))[1] == ((1, "outsized"),)
     honest = reply._replace(w=torch.full((1, 8), 90.0))
-    assert screen(honest, round, on.sizes, Guard(), (sent, ()))[1] == ()
+    assert screen(honest, round, on.problem.sizes, Guard(), (sent, ()))[1] == ()
 
 
 def test_a_huge_single_number_is_left_out():
     on = task(METHODS["fedavg"]())
     losses = torch.tensor([0.1, 1e30, 2.0, 1e-9, 90.0])
-    assert screen(losses, whole_round(on), on.sizes, Guard())[1] == ((1, "outsized"),)
+    assert screen(losses, whole_round(on), on.problem.sizes, Guard())[1] == ((1, "outsized"),)
 
 
 def test_an_aggregate_that_overflows_is_refused_and_the_longest_upload_is_named():
@@ -100,7 +100,7 @@ def test_an_aggregate_that_overflows_is_refused_and_the_longest_upload_is_named(
     models = torch.full((5, 4), -3e38)
     models[BAD] = 3.4e38  # the difference to the server is infinite
     models[BAD - 1] = 1.0
-    uploads = Update(models, on.sizes)
+    uploads = Update(models, on.problem.sizes)
     new, kept, rejected = aggregate(method, server, uploads, whole_round(on), Guard(bound=None))
     assert new.isfinite().all()
     assert (BAD, "overflow") in rejected
@@ -115,7 +115,7 @@ def test_every_engine_is_guarded(name, engine):
     last = records_of(Spoilt(METHODS[name](), with_value(math.nan)), engine)[-1]
     assert last.rejected == ((BAD, "not_finite"),)
     assert predictors(last).models.isfinite().all()
-    _, fresh = METHODS[name]().init(task(METHODS[name]()))
+    _, fresh = METHODS[name]().init(task(METHODS[name]()).problem)
     for now, then in zip(tree.leaves(last.states), tree.leaves(fresh), strict=True):
         assert torch.equal(now[BAD], then[BAD])
 
@@ -141,7 +141,7 @@ def test_a_clean_run_is_not_changed_by_a_bit(name):
 def test_finite_numbers_whose_sum_overflows_may_enter():
     on = task(METHODS["fedavg"]())
     huge = torch.full((5, 4), 3e38)
-    assert screen(huge, whole_round(on), on.sizes, Guard())[1] == ()
+    assert screen(huge, whole_round(on), on.problem.sizes, Guard())[1] == ()
 
 
 @pytest.mark.parametrize("engine", ["loop", "wire"])
@@ -156,7 +156,7 @@ def test_messages_of_another_form_are_left_out(what, engine):
 
 def test_where_no_form_is_usual_nobody_is_believed():
     on = task(METHODS["fedavg"]())
-    round = round_of(on, 0, 1, torch.tensor([0, 1]))
+    round = round_of(on.problem, 0, 1, torch.tensor([0, 1]))
     replies = [Reply(0, 0, torch.ones(3)), Reply(1, 0, torch.ones(1))]
     assert admit(replies, round)[0] == ()
     kept, rejected = admit(replies, round, like=(torch.zeros(3), ()))
@@ -181,10 +181,12 @@ def test_nan_with_no_samples_is_left_out_once():
 @pytest.mark.parametrize("claim", [math.nan, math.inf, 0.0, -9.0, 1e12, 24.0])
 def test_sample_counts_as_fractions_are_judged_alike(claim):
     on = task(METHODS["fedavg"]())
-    sizes = on.sizes.double()
+    sizes = on.problem.sizes.double()
     sizes[BAD] = claim
-    _, rejected = screen(Update(torch.zeros(5, 3), sizes), whole_round(on), on.sizes, Guard())
-    possible = 0 < claim <= on.sizes[BAD]
+    _, rejected = screen(
+        Update(torch.zeros(5, 3), sizes), whole_round(on), on.problem.sizes, Guard()
+    )
+    possible = 0 < claim <= on.problem.sizes[BAD]
     assert [rejection.client for rejection in rejected] == ([] if possible else [BAD])
 
 
@@ -192,7 +194,7 @@ def test_sample_counts_as_fractions_are_judged_alike(claim):
 def test_where_everybody_is_left_out_nothing_changes(engine):
     spoilt = Spoilt(METHODS["fedavg"](), claiming(0, everybody=True))
     records = records_of(spoilt, engine)
-    start = task(METHODS["fedavg"]()).start
+    start = task(METHODS["fedavg"]()).problem.start
     for record in records:
         assert {reason for _, reason in record.rejected} == {"samples"}
         assert len(record.rejected) == len(record.clients)
@@ -202,7 +204,7 @@ def test_where_everybody_is_left_out_nothing_changes(engine):
 
 def test_forged_late_and_repeated_messages_are_left_out():
     on = task(METHODS["fedavg"]())
-    round = round_of(on, 3, 9, torch.tensor([0, 1, 4]))
+    round = round_of(on.problem, 3, 9, torch.tensor([0, 1, 4]))
     good = torch.ones(2)
     replies = [
         Reply(4, 3, good),
@@ -238,7 +240,7 @@ def test_a_step_is_measured_from_what_the_client_had():
     on = task(METHODS["fedavg"]())
     sent = torch.arange(5.0)[:, None] * 100 + torch.zeros(5, 8)
     moved = sent + torch.tensor([1.0, 1.1, 4.0, 0.9, 1.0])[:, None]
-    _, rejected = screen(moved, whole_round(on), on.sizes, Guard(norm=3.0), (sent, ()))
+    _, rejected = screen(moved, whole_round(on), on.problem.sizes, Guard(norm=3.0), (sent, ()))
     assert rejected == ((2, "norm"),)
 
 
@@ -250,10 +252,10 @@ def test_a_step_is_measured_from_what_the_client_had():
 def test_what_enters_is_finite_and_weighs_something(rows, counts):
     on = task(METHODS["fedavg"]())
     upload = Update(torch.tensor(rows), torch.tensor(counts))
-    kept, rejected = screen(upload, whole_round(on), on.sizes, Guard())
+    kept, rejected = screen(upload, whole_round(on), on.problem.sizes, Guard())
     assert torch.isfinite(upload.w[kept]).all()
     assert (upload.size[kept] > 0).all()
-    assert (upload.size[kept] <= on.sizes[kept]).all()
+    assert (upload.size[kept] <= on.problem.sizes[kept]).all()
     assert sorted([*kept.tolist(), *(r.client for r in rejected)]) == list(range(5))
 
 

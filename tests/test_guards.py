@@ -31,14 +31,15 @@ from coterie.algorithms.pafl import PaFL, Sent
 from coterie.algorithms.pfedme import Own as PFedMeOwn
 from coterie.algorithms.pfedme import PFedMe, envelope_step
 from coterie.core import tree
-from coterie.core.task import Recipe, Task
+from coterie.core.recipe import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.shared import hold_aux
-from coterie.engines import make_engine
-from coterie.training.rounds import run
+from coterie.data.simulation import simulate
+from coterie.training.rounds import train
 from support import (
     METHODS,
     assert_close,
+    engine_of,
     federation,
     last,
     one_client,
@@ -56,7 +57,7 @@ def silent_client():
     data = Dataset("silence", torch.zeros(12, 3), torch.zeros(12), classes=0)
     splits = ((torch.arange(8),), (torch.arange(8, 10),), (torch.arange(10, 12),))
     federated = Federation(data, "one", ("site",), *splits)
-    on = Task(
+    on = simulate(
         federated,
         lambda: nn.Linear(3, 1, bias=False),
         Recipe(lr=ETA, steps=1, batch=8),
@@ -158,7 +159,7 @@ def from_ewc(client, w):
 @pytest.mark.parametrize("from_method", [from_fedprox, from_pafl, from_pafl_ewc, from_ewc])
 def test_the_regulariser_bends_the_second_step(from_method):
     on = task(FedAvg(), recipe=TWO_STEPS)
-    client, w = one_client(on, 0), on.start
+    client, w = one_client(on, 0), on.problem.start
     found, pull = from_method(client, w)
     once = first_step(client, w)
     expected = once - ETA * (client.gradient(once, client.batch(1)) + pull(once))
@@ -174,17 +175,17 @@ def test_the_regulariser_bends_the_second_step(from_method):
 def test_training_one_client_touches_nobody_else(name, engine):
     algorithm = METHODS[name]()
     on = task(algorithm)
-    made = make_engine(engine, on)
-    server, states = algorithm.init(on)
+    made = engine_of(engine, on)
+    server, states = algorithm.init(on.problem)
     states = tree.map_leaves(torch.clone, states)
     for index in range(2):
         round = whole_round(on, index)
         uploads, states = made.local(algorithm, algorithm.download(server, round), states, round)
         server = algorithm.aggregate(server, uploads, round)
-    everything = (server, states, on.start, on.x, on.y)
+    everything = (server, states, on.problem.start, on.shards.x, on.shards.y)
     before = tree.map_leaves(torch.clone, everything)
     alone = whole_round(on, 2)._replace(clients=torch.tensor([3]))
-    if not algorithm.everybody:
+    if not algorithm.traits.everybody:
         received = algorithm.download(server, alone)
         made.local(algorithm, received, tree.take(states, alone.clients), alone)
     else:
@@ -201,7 +202,7 @@ def test_a_server_is_no_alias_of_anything_that_lives_on(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
     kept = []
-    for record in run(algorithm, on, make_engine("vmap", on), 4, participation=0.5):
+    for record in train(algorithm, on.problem, engine_of("vmap", on), 4, participation=0.5):
         kept.append((record.server, tree.map_leaves(torch.clone, record.server)))
     for now, then in kept:
         for a, b in zip(tree.leaves(now), tree.leaves(then), strict=True):
@@ -227,18 +228,18 @@ class Forbidden:
 def test_training_touches_no_test_data(name):
     algorithm = METHODS[name]()
     on = task(algorithm)
-    on.splits["test"] = Forbidden()
+    on.shards.splits["test"] = Forbidden()
     on.federation = replace(on.federation, test=Forbidden())
     with pytest.raises(AssertionError, match="touched"):
-        on.splits["test"].rows([0])
-    engine = make_engine("loop", on)
-    server, states = algorithm.init(on)
+        on.shards.splits["test"].rows([0])
+    engine = engine_of("loop", on)
+    server, states = algorithm.init(on.problem)
     for index in range(2):
         round = whole_round(on, index)
         uploads, states = engine.local(algorithm, algorithm.download(server, round), states, round)
         server = algorithm.aggregate(server, uploads, round)
     served = algorithm.serve(server, whole_round(on, 2))
-    algorithm.collaboration(server, states, whole_round(on, 2))
+    algorithm.collaboration(server, algorithm.shown(states), whole_round(on, 2))
     algorithm.predictor(one_client(on, 0, 2), tree.row(served, 0), tree.row(states, 0))
 
 

@@ -8,30 +8,30 @@ from hypothesis import strategies as st
 from coterie.algorithms.ifca import IFCA, Models, Pick, groups_by_gap
 from coterie.core import tree
 from coterie.core.mixing import nobody_yet
-from coterie.core.task import Recipe, Task
+from coterie.core.recipe import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
-from coterie.engines import make_engine
+from coterie.data.simulation import simulate
 from coterie.errors import ConfigError
 from coterie.networks.registry import factory
-from coterie.training.rounds import run
-from support import assert_close, last, one_client, predictors, task, whole_round
+from coterie.training.rounds import train
+from support import assert_close, engine_of, last, one_client, predictors, task, whole_round
 
 GIVEN = IFCA(k=3, start="redraw", draws=1)
 
 
 def first_round(method, server, on, index=1):
     round = whole_round(on, index)
-    engine = make_engine("vmap", on)
+    engine = engine_of("vmap", on)
     uploads, _ = engine.local(method, method.download(server, round), (), round)
     return uploads, method.aggregate(server, uploads, round)
 
 
 def test_everybody_trains_the_model_that_fits_best():
     on = task(GIVEN)
-    server, _ = GIVEN.init(on)
+    server, _ = GIVEN.init(on.problem)
     uploads, _ = first_round(GIVEN, server, on)
-    for i in range(on.population):
+    for i in range(on.problem.population):
         client = one_client(on, i, 1)
         losses = torch.stack([client.loss(w, "train") for w in server.theta])
         assert int(uploads.choice[i]) == int(losses.argmin())
@@ -40,9 +40,9 @@ def test_everybody_trains_the_model_that_fits_best():
 
 def test_choosing_on_validation_data_reads_it():
     method = IFCA(k=12, start="redraw", draws=1, choose_on="val")
-    assert method.uses_validation
+    assert method.traits.uses_validation
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     bank = method.serve(server, whole_round(on))
     best = {"train": [], "val": []}
     for i in range(5):
@@ -84,7 +84,7 @@ def test_models_are_averages_over_those_who_chose_them_and_the_others_stay():
 @pytest.mark.parametrize("order", [[1, 2, 0], [2, 1, 0]])
 def test_relabelling_the_models_changes_nothing(order):
     on = task(GIVEN)
-    server, _ = GIVEN.init(on)
+    server, _ = GIVEN.init(on.problem)
     uploads, new = first_round(GIVEN, server, on)
     turned, later = first_round(GIVEN, server._replace(theta=server.theta[order]), on)
     assert_close(turned.w, uploads.w, 1e-12)
@@ -123,10 +123,12 @@ def test_the_matrix_is_the_average_that_clients_last_took_part_in():
 def test_lopsided_draws_are_drawn_again():
     method = IFCA(k=2, start="redraw", draws=3, min_share=0.4)
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     assert server.spare.shape[:2] == (2, 2)
     lopsided = Pick(
-        torch.zeros(5, on.model.size).double(), torch.ones(5).long(), torch.tensor([0, 0, 0, 0, 1])
+        torch.zeros(5, on.problem.model.size).double(),
+        torch.ones(5).long(),
+        torch.tensor([0, 0, 0, 0, 1]),
     )
     second = method.aggregate(server, lopsided, whole_round(on))
     assert torch.equal(second.theta, server.spare[0])
@@ -142,38 +144,40 @@ def test_lopsided_draws_are_drawn_again():
 def test_draws_are_unlike_each_other_and_the_first_is_the_common_start():
     method = IFCA(k=2, start="redraw", draws=2)
     on = task(method)
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     models = torch.cat([server.theta, server.spare[0]])
-    assert torch.equal(models[0], on.start)
+    assert torch.equal(models[0], on.problem.start)
     assert (torch.cdist(models, models) + torch.eye(4)).min() > 0.1
 
 
 def test_perturbed_models_lie_around_the_common_start():
     method = IFCA(k=4, start="perturb", perturb_scale=0.1)
     on = task(method)
-    theta = method.init(on)[0].theta
-    assert torch.equal(theta[0], on.start)
-    spread = (theta[1:] - on.start).square().mean(1).sqrt() / on.start.square().mean().sqrt()
+    theta = method.init(on.problem)[0].theta
+    assert torch.equal(theta[0], on.problem.start)
+    spread = (theta[1:] - on.problem.start).square().mean(
+        1
+    ).sqrt() / on.problem.start.square().mean().sqrt()
     assert ((spread > 0.08) & (spread < 0.12)).all()
 
 
 @pytest.mark.parametrize("start", ["redraw", "perturb"])
 def test_only_pretraining_finds_the_number_of_models(start):
     with pytest.raises(ConfigError, match="give the number of models"):
-        IFCA(start=start).init(task(IFCA()))
+        IFCA(start=start).init(task(IFCA()).problem)
 
 
 def test_pretraining_averages_clients_that_changed_alike():
     method = IFCA(k=2)
     on = task(method)
-    server, _ = method.init(on)
-    change = torch.zeros(5, on.model.size).double()
+    server, _ = method.init(on.problem)
+    change = torch.zeros(5, on.problem.model.size).double()
     change[:, 0] = torch.tensor([1.0, -1, 1, -1, 1])
     change[:, 1] = torch.tensor([0.1, 0.2, -0.1, 0.1, 0.3])
-    uploads = Pick(on.start + change, on.sizes, torch.zeros(5).long())
+    uploads = Pick(on.problem.start + change, on.problem.sizes, torch.zeros(5).long())
     new = method.aggregate(server, uploads, whole_round(on, 0))
     assert new.choice[0] == new.choice[2] == new.choice[4] != new.choice[1] == new.choice[3]
-    p = on.sizes[[1, 3]].double() / on.sizes[[1, 3]].sum()
+    p = on.problem.sizes[[1, 3]].double() / on.problem.sizes[[1, 3]].sum()
     odd = p[0] * uploads.w[1] + p[1] * uploads.w[3]
     assert_close(new.theta[new.choice[1]], odd, 1e-12)
 
@@ -182,7 +186,7 @@ def test_pretraining_waits_for_everybody_but_not_for_ever():
     method = IFCA(k=2)
     on = task(method)
     heard, records = set(), []
-    for record in run(method, on, make_engine("vmap", on), 30, participation=0.4):
+    for record in train(method, on.problem, engine_of("vmap", on), 30, participation=0.4):
         records.append(record)
         if heard == set(range(5)):
             break
@@ -200,7 +204,7 @@ def test_more_models_than_clients_in_the_first_round_leave_some_at_the_start():
     method = IFCA(k=4)
     record = last(method, task(method), rounds=1)  # two of five take part
     assert record.server.theta.shape[0] == 4
-    at_start = (record.server.theta == task(method).start).all(1)
+    at_start = (record.server.theta == task(method).problem.start).all(1)
     assert int(at_start.sum()) == 2
 
 
@@ -225,13 +229,13 @@ def test_hidden_groups_of_digit_clients_are_found_without_their_number(groups, c
     federated = federate(
         load("digits"), PARTITIONS["concept_shift"](clients=clients, groups=groups), seed=0
     )
-    on = Task(
+    on = simulate(
         federated,
         factory("mlp", federated.dataset),
         Recipe(lr=0.1, epochs=2, batch=16),
         merge_val=True,
     )
-    *_, record = run(IFCA(), on, make_engine("vmap", on), 12, evaluate_every=99)
+    *_, record = train(IFCA(), on.problem, engine_of("vmap", on), 12, evaluate_every=99)
     assert len(record.server.theta) == groups
     same = federated.groups[:, None] == federated.groups
     assert torch.equal(record.server.choice[:, None] == record.server.choice, same)

@@ -34,9 +34,8 @@ from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
 from coterie.algorithms.waffle import Waffle
 from coterie.data.shared import hold_aux
-from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import federation, task
+from coterie.training.rounds import train
+from support import engine_of, federation, task
 
 S = 8  # a scalar
 HEAD = 8 * (8 * 3 + 3)  # the last layer of support.mlp
@@ -94,11 +93,19 @@ LEDGER = {
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_ledger(method, participation):
     on = task(method)
-    down, up, serve = LEDGER[method](8 * on.model.size)
-    records = list(run(method, on, make_engine("wire", on), 3, participation=participation))
+    down, up, serve = LEDGER[method](8 * on.problem.model.size)
+    records = list(
+        train(
+            method,
+            on.problem,
+            engine_of("wire", on),
+            3,
+            participation=participation,
+        )
+    )
     for record in records:
         count = len(record.clients)
-        assert record.traffic == (count * down, count * up, on.population * serve)
+        assert record.traffic == (count * down, count * up, on.problem.population * serve)
 
 
 @pytest.mark.parametrize("downloads", [2, 9])
@@ -107,8 +114,14 @@ def test_ledger_of_fedfomo(downloads, participation):
     """M models of those who have uploaded, each with its owner; up a model and K ranks."""
     method = FedFomo(downloads=downloads)
     on = task(method)
-    m, K, uploaded = 8 * on.model.size, on.population, set()
-    for record in run(method, on, make_engine("wire", on), 4, participation=participation):
+    m, K, uploaded = 8 * on.problem.model.size, on.problem.population, set()
+    for record in train(
+        method,
+        on.problem,
+        engine_of("wire", on),
+        4,
+        participation=participation,
+    ):
         slots = sum(min(downloads, len(uploaded - {i})) for i in record.clients)
         uploaded |= set(record.clients)
         ready = sum(min(downloads, len(uploaded - {i})) for i in range(K))
@@ -120,8 +133,8 @@ def test_ledger_of_distillation():
     """From T/2 on the loss before and after training comes with every update."""
     method = PaFLKD(checkpoint="best_federated_validation")
     on = task(method)
-    m = 8 * on.model.size
-    records = list(run(method, on, make_engine("wire", on), 4))
+    m = 8 * on.problem.model.size
+    records = list(train(method, on.problem, engine_of("wire", on), 4))
     each = [record.traffic.up // len(record.clients) for record in records]
     assert each == [m + 2 * S, m + 2 * S, m + 4 * S, m + 4 * S]
 
@@ -138,17 +151,17 @@ FISHER = {
 def test_ledger_of_a_fisher_diagonal(source):
     method = PaFLEWC(fisher_data=source)
     on = task(method, federated=hold_aux(federation(), 0.3, seed=0))
-    m = 8 * on.model.size
+    m = 8 * on.problem.model.size
     more_down, more_up = FISHER[source](m)
-    for record in run(method, on, make_engine("wire", on), 4, participation=0.4):
+    for record in train(method, on.problem, engine_of("wire", on), 4, participation=0.4):
         count, t = len(record.clients), record.index
         down, up = count * (m + more_down[t]), count * (m + S + more_up[t])
-        assert record.traffic == (down, up, on.population * m)
+        assert record.traffic == (down, up, on.problem.population * m)
 
 
 def test_ledger_of_the_servers_fisher():
     method = Adapted(FedAvg(), ElasticWeights(fisher_data="server_aux"))
     on = task(method, federated=hold_aux(federation(), 0.3, seed=0))
-    m = 8 * on.model.size
-    for record in run(method, on, make_engine("wire", on), 2):
+    m = 8 * on.problem.model.size
+    for record in train(method, on.problem, engine_of("wire", on), 2):
         assert record.traffic == (5 * m, 5 * (m + S), 5 * 2 * m)

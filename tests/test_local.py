@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from coterie.algorithms.local import Early, Local, Own
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.data.federation import Federation
-from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import assert_close, federation, last, one_client, predictors, task
+from coterie.training.rounds import train
+from support import assert_close, engine_of, federation, last, one_client, predictors, task
 
 WILD = Recipe(lr=0.9, epochs=3, batch=10)  # goes up and down: the last model is not always the best
 ROUNDS = 6
@@ -28,14 +27,14 @@ def noisy() -> Federation:
 
 def models_by_round(on):
     """Every client's model after each round of training alone ``[rounds, K, P]``."""
-    records = run(Local(keep="last"), on, make_engine("loop", on), ROUNDS)
+    records = train(Local(keep="last"), on.problem, engine_of("loop", on), ROUNDS)
     return torch.stack([record.states.w.clone() for record in records])
 
 
 def expected(on, history):
     """Per client the last model, or that of lowest validation loss where it errs less."""
     chosen = []
-    for i in range(on.population):
+    for i in range(on.problem.population):
         client = one_client(on, i)
         losses = [float(client.loss(w, "val")) for w in history[:, i]]
         early = history[losses.index(min(losses)), i]
@@ -48,8 +47,8 @@ def errors(on, i, w):
     """Wrong answers on the client's own validation samples, counted one by one."""
     held, wrong = on.federation.val[i], 0
     for sample in held.tolist():
-        said = int(on.model(w, on.x[[sample]].double()).argmax())
-        wrong += said != int(on.relabel[i, on.y[sample]])
+        said = int(on.problem.model(w, on.shards.x[[sample]].double()).argmax())
+        wrong += said != int(on.shards.relabel[i, on.shards.y[sample]])
     return wrong
 
 
@@ -78,22 +77,22 @@ def test_who_has_no_validation_data_of_its_own_keeps_the_last_model():
     lent = replace(whole, val=tuple(torch.zeros(0, dtype=torch.int64) for _ in whole.val))
     for federated, merge in ((lent, False), (whole, True)):
         on = task(Local(), federated=federated, recipe=WILD, merge=merge)
-        assert not on.validated.any()
+        assert not on.problem.validated.any()
         better, final = (predictors(last(Local(keep=k), on, rounds=ROUNDS)).models for k in KEEPS)
         assert torch.equal(better, final)
 
 
 def test_a_model_that_diverged_is_not_kept_where_an_earlier_one_is_good():
     on = task(Local(), merge=False)
-    client, lost = one_client(on, 0), torch.full_like(on.start, torch.nan)
+    client, lost = one_client(on, 0), torch.full_like(on.problem.start, torch.nan)
     assert float(client.error(lost, "val")) == 1.0
-    assert float(client.error(on.start, "val")) < 1.0
-    state = Own(lost, Early(on.start, torch.tensor(1.0)))
-    assert torch.equal(Local().predictor(client, (), state).models[0], on.start)
+    assert float(client.error(on.problem.start, "val")) < 1.0
+    state = Own(lost, Early(on.problem.start, torch.tensor(1.0)))
+    assert torch.equal(Local().predictor(client, (), state).models[0], on.problem.start)
 
 
 def test_an_error_is_the_share_of_wrong_answers():
     on = task(Local(), federated=noisy(), recipe=WILD, merge=False)
-    for i, client in enumerate(one_client(on, i) for i in range(on.population)):
-        share = errors(on, i, on.start) / len(on.federation.val[i])
-        assert float(client.error(on.start, "val")) == pytest.approx(share)
+    for i, client in enumerate(one_client(on, i) for i in range(on.problem.population)):
+        share = errors(on, i, on.problem.start) / len(on.federation.val[i])
+        assert float(client.error(on.problem.start, "val")) == pytest.approx(share)

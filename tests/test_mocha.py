@@ -16,7 +16,7 @@ from coterie.algorithms.mocha import (
     tied,
 )
 from coterie.core.mixing import gram
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.errors import ConfigError
 from support import assert_close, last, one_client, predictors, task, whole_round
 
@@ -58,7 +58,7 @@ def test_what_a_client_receives_gives_the_gradient_of_the_whole_penalty(kind):
 def test_the_server_sends_the_needed_combination():
     method = Mocha()
     on = task(method)
-    models = torch.randn(5, on.model.size, generator=GENERATOR, dtype=torch.float64)
+    models = torch.randn(5, on.problem.model.size, generator=GENERATOR, dtype=torch.float64)
     round = whole_round(on)._replace(clients=torch.tensor([1, 4]))
     sent = method.download(Columns(models, mean_omega(5), torch.ones(5).bool()), round)
     for row, i in enumerate((1, 4)):
@@ -71,11 +71,15 @@ def test_the_server_sends_the_needed_combination():
 def test_a_round_equals_the_closed_form_gradient():
     method = Mocha(lam1=0.1, lam2=0.01)
     on = task(method, recipe=Recipe(lr=0.05, batch=10, steps=3))
-    models = on.start + 0.1 * torch.randn(5, on.model.size, generator=GENERATOR).double()
+    models = (
+        on.problem.start + 0.1 * torch.randn(5, on.problem.model.size, generator=GENERATOR).double()
+    )
     server = Columns(models, mean_omega(5), torch.ones(5).bool())
     client, w = one_client(on, 2), models[2]
     sent = method.download(server, whole_round(on))
-    found, _ = method.local(client, Ties(*(leaf[2] for leaf in sent)), type(method.init(on)[1])(w))
+    found, _ = method.local(
+        client, Ties(*(leaf[2] for leaf in sent)), type(method.init(on.problem)[1])(w)
+    )
     for number in range(3):
         live = models.clone()
         live[2] = w
@@ -111,7 +115,7 @@ def test_identical_and_zero_models_do_not_break_it():
 def test_a_learned_omega_starts_neutral_and_is_renewed_every_so_many_rounds():
     method = Mocha(omega="learned", lam1=1e-4, omega_every=2)
     on = task(method)
-    assert_close(method.init(on)[0].omega, 5 * torch.eye(5).double(), 0)
+    assert_close(method.init(on.problem)[0].omega, 5 * torch.eye(5).double(), 0)
     one = last(method, on, rounds=1, participation=1.0).server
     two = last(method, on, rounds=2, participation=1.0).server
     assert_close(one.omega, 5 * torch.eye(5).double(), 0)
@@ -141,7 +145,7 @@ def test_steps_that_would_overshoot_are_refused():
     method = Mocha(lam1=30.0)
     on = task(method)
     with pytest.raises(ConfigError, match="lower lr, lam1"):
-        method.download(method.init(on)[0], whole_round(on))
+        method.download(method.init(on.problem)[0], whole_round(on))
 
 
 def test_lg_code_pulls_the_sum_on_whole_blocks():
@@ -151,9 +155,11 @@ def test_lg_code_pulls_the_sum_on_whole_blocks():
     free = Mocha(lam1=0.0)
     found, local = (predictors(last(m, task(m))).models for m in (method, free))
     assert_close(found, local, 0)
-    K = on.population
+    K = on.problem.population
     assert_close(
-        method.init(on)[0].omega, torch.full((K, K), (1 - 1 / K) ** 2, dtype=torch.float64), 1e-12
+        method.init(on.problem)[0].omega,
+        torch.full((K, K), (1 - 1 / K) ** 2, dtype=torch.float64),
+        1e-12,
     )
 
 
@@ -163,13 +169,15 @@ def test_lg_code_reaches_the_first_blocks_only():
 
     method, free = Mocha(omega="lg_code", lam1=1e3), Mocha(lam1=0.0)
     on = task(method, wide, recipe=Recipe(lr=0.05, batch=10, steps=1))
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     sent = method.download(server, whole_round(on))
-    ties, own = Ties(*(leaf[0] for leaf in sent)), type(states)(on.start)
+    ties, own = Ties(*(leaf[0] for leaf in sent)), type(states)(on.problem.start)
     apart = (
         method.local(one_client(on, 0), ties, own)[0] - free.local(one_client(on, 0), ties, own)[0]
     )
-    pull = 0.05 * 1e3 * lg_scale(on.model.size) * 2 * 0.8**2 * 5 * on.start  # all at the start
+    pull = (
+        0.05 * 1e3 * lg_scale(on.problem.model.size) * 2 * 0.8**2 * 5 * on.problem.start
+    )  # all at the start
     assert_close(apart[:4000], -pull[:4000], 1e-10)
     assert apart[:4000].abs().max() > 1e-4
     assert not apart[4000:].any()
@@ -179,5 +187,5 @@ def test_absent_clients_stand_at_their_last_upload():
     method = Mocha()
     on = task(method)
     server = last(method, on, rounds=1).server
-    moved = (server.W - on.start).abs().amax(1) > 0
+    moved = (server.W - on.problem.start).abs().amax(1) > 0
     assert moved.tolist().count(True) == 2  # of five, half took part

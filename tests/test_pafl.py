@@ -13,13 +13,12 @@ from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.algorithms.pafl_kd import PaFLKD
 from coterie.core.algorithm import round_of
 from coterie.core.client import of_server
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.data.shared import hold_aux
-from coterie.engines import make_engine
 from coterie.errors import ConfigError
 from coterie.training.guard import Guard
-from coterie.training.rounds import run
-from support import assert_close, federation, last, normed, one_client, predictors, task
+from coterie.training.rounds import train
+from support import assert_close, engine_of, federation, last, normed, one_client, predictors, task
 
 PLAIN = Recipe(lr=0.1, epochs=1, batch=10)
 ONE_STEP = Recipe(lr=0.1, epochs=1, batch=100)
@@ -32,7 +31,7 @@ def with_aux():
 def records(algorithm, rounds=4, federated=None, recipe=PLAIN, **options):
     on = task(algorithm, recipe=recipe, federated=federated)
     options.setdefault("participation", 1.0)
-    return list(run(algorithm, on, make_engine("loop", on), rounds, **options))
+    return list(train(algorithm, on.problem, engine_of("loop", on), rounds, **options))
 
 
 VARIANTS = [
@@ -138,17 +137,17 @@ def test_the_servers_diagonal_is_taken_anew_in_every_round():
 
 
 def record_round(on, index, horizon):
-    return round_of(on, index, horizon, torch.arange(on.population))
+    return round_of(on.problem, index, horizon, torch.arange(on.problem.population))
 
 
 def test_the_clients_average_is_sent_a_round_later():
     algorithm = PaFLEWC(fisher_data="aggregate")
     on = task(algorithm, recipe=PLAIN)
     found = records(algorithm, 4)
-    assert torch.equal(found[0].server.fisher, torch.zeros(on.model.parameters).double())
+    assert torch.equal(found[0].server.fisher, torch.zeros(on.problem.model.parameters).double())
     received = found[0].server.theta  # what everybody had in round 1, the last one before T/2
     each = torch.stack([fisher(one_client(on, i, 1), received, "empirical") for i in range(5)])
-    expected = on.sizes.double() @ each / on.sizes.sum()
+    expected = on.problem.sizes.double() @ each / on.problem.sizes.sum()
     assert_close(found[1].server.fisher, expected, 1e-10)
     sent = algorithm.download(found[1].server, record_round(on, 2, 4))
     assert torch.equal(sent.fisher[0], found[1].server.fisher)
@@ -171,7 +170,7 @@ def test_batch_norm_has_no_fisher():
     algorithm = PaFLEWC(fisher_data="aggregate")
     on = task(algorithm, normed)
     server = last(algorithm, on, rounds=4, participation=1.0).server
-    assert server.fisher.shape == (on.model.parameters,)
+    assert server.fisher.shape == (on.problem.model.parameters,)
     assert bool(server.theta.isfinite().all())
 
 
@@ -196,11 +195,13 @@ def test_the_recorded_loss_is_the_whole_objective():
     algorithm = PaFL(personal="kd", mu=0.25)
     on = task(algorithm, recipe=PLAIN)
     client, terms = one_client(on, 4), Terms(6.0, 0.95, "hinton")
-    upload, _ = algorithm.local(client, Sent(on.start, ()), ())
+    upload, _ = algorithm.local(client, Sent(on.problem.start, ()), ())
     (block,) = client.blocks("train")
-    for w, told in zip((on.start, upload.update.w), upload.taught, strict=True):
+    for w, told in zip((on.problem.start, upload.update.w), upload.taught, strict=True):
         own = 0.25 * client.loss(w, block)
-        assert_close(told, own + 0.75 * distillation(client, w, on.start, block, terms), 1e-10)
+        assert_close(
+            told, own + 0.75 * distillation(client, w, on.problem.start, block, terms), 1e-10
+        )
 
 
 # ---- the checkpoint ------------------------------------------------------------------------------
@@ -211,8 +212,8 @@ def test_the_checkpoint_is_the_model_validated_best():
     algorithm = PaFLKD(kd_step="full", checkpoint="best_federated_validation")
     on = task(algorithm, recipe=wild)
     found = records(algorithm, 6, recipe=wild, guard=Guard(bound=None))  # everybody's loss counts
-    candidates = [on.start, *(record.server.theta for record in found[:-1])]
-    p = on.sizes.double() / on.sizes.sum()
+    candidates = [on.problem.start, *(record.server.theta for record in found[:-1])]
+    p = on.problem.sizes.double() / on.problem.sizes.sum()
     losses = [
         float(p @ torch.stack([one_client(on, i).loss(theta, "val") for i in range(5)]))
         for theta in candidates
@@ -225,8 +226,8 @@ def test_the_checkpoint_is_the_model_validated_best():
 
 
 def test_only_a_checkpoint_reads_validation_data():
-    assert PaFLKD(checkpoint="best_federated_validation").uses_validation
-    assert not PaFLKD().uses_validation
+    assert PaFLKD(checkpoint="best_federated_validation").traits.uses_validation
+    assert not PaFLKD().traits.uses_validation
 
 
 def test_pafl_can_be_adapted_with_the_servers_samples():

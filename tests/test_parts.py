@@ -12,11 +12,20 @@ from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.lgfedavg import LGFedAvg, parts
 from coterie.core.flat import FlatModel
 from coterie.data.federation import Dataset
-from coterie.engines import make_engine
 from coterie.errors import ConfigError
 from coterie.networks.registry import factory
-from coterie.training.rounds import run
-from support import RECIPE, assert_close, last, mlp, one_client, predictors, task, whole_round
+from coterie.training.rounds import train
+from support import (
+    RECIPE,
+    assert_close,
+    engine_of,
+    last,
+    mlp,
+    one_client,
+    predictors,
+    task,
+    whole_round,
+)
 
 BODY, HEAD = 36 * 8 + 8, 8 * 3 + 3  # the two layers of support.mlp
 
@@ -58,24 +67,24 @@ def test_an_unknown_layer_is_refused_by_name():
 )
 def test_only_the_shared_part_travels(method, travels):
     on = task(method)
-    engine = make_engine("vmap", on)
-    server, states = method.init(on)
+    engine = engine_of("vmap", on)
+    server, states = method.init(on.problem)
     round = whole_round(on)
     received = method.download(server, round)
     uploads, after = engine.local(method, received, states, round)
     down = received.upper if isinstance(method, LGFedAvg) else received
     up = uploads.upper if isinstance(method, LGFedAvg) else uploads.w
-    assert down.shape == up.shape == (on.population, travels)
+    assert down.shape == up.shape == (on.problem.population, travels)
     if isinstance(method, LGFedAvg):
         assert (received.lower.slot < 0).all()
         assert uploads.lower.numel() == 0
-    assert next(iter(after)).shape == (on.population, BODY + HEAD - travels)
+    assert next(iter(after)).shape == (on.problem.population, BODY + HEAD - travels)
 
 
 @pytest.mark.parametrize(("method", "shared"), [(LGFedAvg(), "upper"), (FedPer(), "lower")])
 def test_predictors_share_the_shared_part_and_differ_in_the_rest(method, shared):
     on = task(method)
-    at = parts(on.model, 1)
+    at = parts(on.problem.model, 1)
     models = predictors(last(method, on, participation=1.0)).models[:, 0]
     same = models[:, getattr(at, shared)]
     own = models[:, at.lower if shared == "upper" else at.upper]
@@ -86,20 +95,18 @@ def test_predictors_share_the_shared_part_and_differ_in_the_rest(method, shared)
 def test_lgfedavg_averages_uniformly():
     method = LGFedAvg()
     on = task(method)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     round = whole_round(on)
-    uploads, _ = make_engine("loop", on).local(
-        method, method.download(server, round), states, round
-    )
+    uploads, _ = engine_of("loop", on).local(method, method.download(server, round), states, round)
     assert_close(method.aggregate(server, uploads, round).upper, uploads.upper.mean(0), 1e-12)
 
 
 def test_pretrained_lower_layers_reach_every_client_once():
     method = LGFedAvg(pretrain_rounds=2)
     on = task(method)
-    at = parts(on.model, 1)
+    at = parts(on.problem.model, 1)
     begun, pretrained = set(), None
-    for record in run(method, on, make_engine("vmap", on), 6, participation=0.5):
+    for record in train(method, on.problem, engine_of("vmap", on), 6, participation=0.5):
         if record.index < 2:
             pretrained = record.server.lower
             assert not record.server.begun.any()
@@ -108,7 +115,7 @@ def test_pretrained_lower_layers_reach_every_client_once():
         assert set(record.server.begun.nonzero().flatten().tolist()) == begun
         assert torch.equal(record.server.lower, pretrained)  # own layers are never sent
     final = predictors(last(method, on, rounds=2)).models[:, 0]
-    assert_close(final[:, at.lower], pretrained.expand(on.population, -1), 1e-12)
+    assert_close(final[:, at.lower], pretrained.expand(on.problem.population, -1), 1e-12)
 
 
 def test_pretraining_is_fedavg_then_only_the_upper_part_travels():
@@ -116,9 +123,9 @@ def test_pretraining_is_fedavg_then_only_the_upper_part_travels():
     on = task(method)
     model, slots = 8 * (BODY + HEAD), 8
     ups, downs = [], []
-    for record in run(method, on, make_engine("vmap", on), 3, participation=1.0):
-        ups.append(record.traffic.up // on.population)
-        downs.append(record.traffic.down // on.population)
+    for record in train(method, on.problem, engine_of("vmap", on), 3, participation=1.0):
+        ups.append(record.traffic.up // on.problem.population)
+        downs.append(record.traffic.down // on.problem.population)
     assert ups == [model + 8, 8 * HEAD + 8, 8 * HEAD + 8]
     assert downs == [model + slots, model + slots, 8 * HEAD]
 
@@ -134,7 +141,7 @@ def test_negative_pretraining_is_refused():
 def fedrep_round(**epochs):
     method = FedRep(**epochs)
     on = task(method)
-    base, heads = method.init(on)
+    base, heads = method.init(on.problem)
     update, head = method.local(one_client(on, 0), base, type(heads)(heads.w[0]))
     return base, heads.w[0], update.w, head.w
 
@@ -151,11 +158,11 @@ def test_the_head_phase_leaves_the_base_alone_and_the_base_phase_the_head():
 def test_fedrep_equals_two_torch_optimisers():
     method = FedRep(head_epochs=2, base_epochs=1)
     on = task(method)
-    base, heads = method.init(on)
+    base, heads = method.init(on.problem)
     update, head = method.local(one_client(on, 0), base, type(heads)(heads.w[0]))
 
     module = mlp().double()
-    vector = on.start.clone()
+    vector = on.problem.start.clone()
     for p in module.parameters():
         p.data, vector = vector[: p.numel()].view(p.shape).clone(), vector[p.numel() :]
     client = one_client(on, 0)

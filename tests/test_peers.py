@@ -202,7 +202,7 @@ def test_peers_train_the_same_networks_on_the_same_data(workload: str, steps: in
     assert torch.equal(mine(x[:4]), theirs(x[:4]))
     task = ours.WORKLOADS[workload].task(torch.device("cpu"))
     at = task.federation.train[1]
-    assert torch.equal(task.x[at], x)
-    assert torch.equal(task.y[at], y)
+    assert torch.equal(task.shards.x[at], x)
+    assert torch.equal(task.shards.y[at], y)
     assert (spec["steps"], spec["lr"]) == (steps, 0.01)
     assert spec["parameters"] == networks.size(theirs)

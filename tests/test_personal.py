@@ -12,26 +12,26 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.perfedavg import PerFedAvg, descend, hessian_product
 from coterie.algorithms.pfedme import Own as PFedMeOwn
 from coterie.algorithms.pfedme import PFedMe, envelope_step
-from coterie.core.task import Recipe, Task
+from coterie.core.recipe import Recipe
 from coterie.data.federation import Dataset, Federation
-from coterie.engines import make_engine
+from coterie.data.simulation import Simulation, simulate
 from coterie.errors import ConfigError
-from coterie.training.rounds import run
-from support import RECIPE, assert_close, last, one_client, task
+from coterie.training.rounds import train
+from support import RECIPE, assert_close, engine_of, last, one_client, task
 
 H = torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)  # curvature of the quadratic
 B = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)  # and its minimum
 W = torch.tensor([0.5, 0.5, -1.0], dtype=torch.float64)
 
 
-def quadratic(**recipe) -> Task:
+def quadratic(**recipe) -> Simulation:
     """F(w) = ½ Σ h_j (w_j − b_j)²: three samples, each along one axis, loss ½ squared error."""
     x = (3 * H).sqrt().diag()
     data = Dataset("quadratic", x, (x @ B), classes=0)
     every = torch.arange(3)
     federated = Federation(data, "one", ("site",), (every,), (every,), (every,))
     chosen = Recipe(**{"lr": 0.1, "batch": 3, "steps": 1, **recipe})
-    return Task(federated, lambda: nn.Linear(3, 1, bias=False), chosen, dtype=torch.float64)
+    return simulate(federated, lambda: nn.Linear(3, 1, bias=False), chosen, dtype=torch.float64)
 
 
 def test_the_quadratic_is_one():
@@ -43,9 +43,11 @@ def test_the_quadratic_is_one():
 
 
 def test_ditto_s_global_model_is_fedavg_bit_for_bit():
-    ditto = run(Ditto(), task(Ditto()), make_engine("vmap", task(Ditto())), 4, participation=0.5)
-    fedavg = run(
-        FedAvg(), task(FedAvg()), make_engine("vmap", task(FedAvg())), 4, participation=0.5
+    ditto = train(
+        Ditto(), task(Ditto()).problem, engine_of("vmap", task(Ditto())), 4, participation=0.5
+    )
+    fedavg = train(
+        FedAvg(), task(FedAvg()).problem, engine_of("vmap", task(FedAvg())), 4, participation=0.5
     )
     for ours, theirs in zip(ditto, fedavg, strict=True):
         assert torch.equal(ours.server, theirs.server)
@@ -53,11 +55,11 @@ def test_ditto_s_global_model_is_fedavg_bit_for_bit():
 
 def test_a_ditto_step_is_the_printed_one():
     on = task(Ditto(), recipe=Recipe(lr=0.1, batch=10, steps=3))
-    client, v = one_client(on, 1), on.start + 0.1
-    _, new = Ditto(lam=0.7).local(client, on.start, DittoOwn(v))
+    client, v = one_client(on, 1), on.problem.start + 0.1
+    _, new = Ditto(lam=0.7).local(client, on.problem.start, DittoOwn(v))
     for number in range(3):
         g = client.gradient(v, client.batch(number))
-        v = v - 0.1 * (g + 0.7 * (v - on.start))
+        v = v - 0.1 * (g + 0.7 * (v - on.problem.start))
     assert_close(new.v, v, 1e-12)
 
 
@@ -96,8 +98,8 @@ def test_pfedme_equals_a_slow_loop():
     method = PFedMe(lam=3.0, inner_steps=2, inner_lr=0.1, lr=0.05)
     on = task(method, recipe=Recipe(lr=0.1, batch=10, steps=4))
     client = one_client(on, 2)
-    up, new = method.local(client, on.start, PFedMeOwn(on.start + 9))
-    w = theta = on.start
+    up, new = method.local(client, on.problem.start, PFedMeOwn(on.problem.start + 9))
+    w = theta = on.problem.start
     for number in range(4):
         batch = client.batch(number)
         for _ in range(2):
@@ -109,23 +111,23 @@ def test_pfedme_equals_a_slow_loop():
 
 def test_where_theta_starts_matters():
     on = task(PFedMe())
-    client, kept = one_client(on, 0), PFedMeOwn(on.start + 1)
-    fresh = PFedMe().local(client, on.start, kept)[1].theta
-    warm = PFedMe(start="kept").local(client, on.start, kept)[1].theta
+    client, kept = one_client(on, 0), PFedMeOwn(on.problem.start + 1)
+    fresh = PFedMe().local(client, on.problem.start, kept)[1].theta
+    warm = PFedMe(start="kept").local(client, on.problem.start, kept)[1].theta
     assert (fresh - warm).abs().max() > 1e-6
 
 
 def test_no_tie_keeps_the_shared_model():
     method = PFedMe(lam=1e-30)
     record = last(method, task(method))
-    assert_close(record.server, task(method).start, 0)
+    assert_close(record.server, task(method).problem.start, 0)
 
 
 def test_beta_steps_between_old_and_average():
     def server(beta):
         method = PFedMe(beta=beta)
         on = task(method)
-        return last(method, on, rounds=1, participation=1.0).server, on.start
+        return last(method, on, rounds=1, participation=1.0).server, on.problem.start
 
     (one, start), (two, _) = server(1.0), server(2.0)
     assert_close(two - start, 2 * (one - start), 1e-12)
@@ -163,11 +165,11 @@ def test_the_difference_is_exact_to_second_order():
     on = task(PerFedAvg())
     client = one_client(on, 0)
     batch = client.batch(0)
-    g = client.gradient(on.start, batch)
-    exact = torch.func.grad(lambda w: client.gradient(w, batch) @ g)(on.start)
+    g = client.gradient(on.problem.start, batch)
+    exact = torch.func.grad(lambda w: client.gradient(w, batch) @ g)(on.problem.start)
 
     def error(delta):
-        return (hessian_product(client, on.start, g, batch, delta) - exact).norm()
+        return (hessian_product(client, on.problem.start, g, batch, delta) - exact).norm()
 
     assert 3.9 < error(0.02) / error(0.01) < 4.1
     assert error(1e-3) < 1e-5 * exact.norm()
@@ -178,7 +180,7 @@ def test_a_perfedavg_round_equals_a_slow_loop(form):
     method = PerFedAvg(form=form, inner_lr=0.3)
     on = task(method, recipe=Recipe(lr=0.05, batch=10, steps=3))
     client = one_client(on, 3)
-    w = on.start
+    w = on.problem.start
     streams = client.tuned(batches="adapt"), client, client.tuned(batches="hessian")
     for number in range(3):
         d, d1, d2 = (stream.batch(number) for stream in streams)
@@ -188,24 +190,24 @@ def test_a_perfedavg_round_equals_a_slow_loop(form):
             ahead, behind = (client.gradient(w + s * g, d2) for s in (1e-3, -1e-3))
             g = g - 0.3 * (ahead - behind) / 2e-3
         w = w - 0.05 * g
-    assert_close(method.local(client, on.start, ())[0].w, w, 1e-11)
+    assert_close(method.local(client, on.problem.start, ())[0].w, w, 1e-11)
 
 
 def test_the_personal_step_is_taken_on_training_data():
     method = PerFedAvg(inner_lr=0.3, predict_steps=2)
     on = task(method)
-    client, w = one_client(on, 0), on.start
+    client, w = one_client(on, 0), on.problem.start
     for _ in range(2):
         w = w - 0.3 * client.gradient(w, "train")
-    assert_close(method.predictor(client, on.start, ()).models[0], w, 1e-12)
+    assert_close(method.predictor(client, on.problem.start, ()).models[0], w, 1e-12)
 
 
 def test_auto_follows_the_rate_of_the_round():
     method = PerFedAvg(predict_steps=1)
     on = task(method, recipe=replace(RECIPE, decay=0.5))
     client = one_client(on, 0, round_index=2)
-    expected = on.start - 0.1 * 0.25 * client.gradient(on.start, "train")
-    assert_close(method.predictor(client, on.start, ()).models[0], expected, 1e-12)
+    expected = on.problem.start - 0.1 * 0.25 * client.gradient(on.problem.start, "train")
+    assert_close(method.predictor(client, on.problem.start, ()).models[0], expected, 1e-12)
 
 
 def test_batch_norm_statistics_are_not_descended():
@@ -214,13 +216,13 @@ def test_batch_norm_statistics_are_not_descended():
 
     method = PerFedAvg(inner_lr=0.3)
     on = task(method, normed)
-    client, trained = one_client(on, 0), on.model.parameters
-    w = descend(client, on.start, torch.ones_like(on.start), 0.1)
-    assert torch.equal(w[trained:], on.start[trained:])
-    assert_close(w[:trained], on.start[:trained] - 0.1, 1e-12)
-    personal = method.predictor(client, on.start, ()).models[0]
-    assert torch.equal(personal[trained:], on.start[trained:])
-    assert (personal - on.start).abs().max() > 1e-3
+    client, trained = one_client(on, 0), on.problem.model.parameters
+    w = descend(client, on.problem.start, torch.ones_like(on.problem.start), 0.1)
+    assert torch.equal(w[trained:], on.problem.start[trained:])
+    assert_close(w[:trained], on.problem.start[:trained] - 0.1, 1e-12)
+    personal = method.predictor(client, on.problem.start, ()).models[0]
+    assert torch.equal(personal[trained:], on.problem.start[trained:])
+    assert (personal - on.problem.start).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("lr", [0.05, 1.0, 20.0])

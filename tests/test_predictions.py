@@ -15,7 +15,8 @@ from coterie.errors import StoreError
 from coterie.experiment import run_folder
 from coterie.report.outcomes import Comparison
 from coterie.storage import files
-from support import federation, last, task
+from coterie.training.rounds import train
+from support import engine_of, federation, last, task
 
 SMALL = {
     "data": {"name": "digits"},
@@ -72,10 +73,7 @@ def test_engines_keep_the_same_answers_in_the_last_round_only(metric):
 
 
 def _run(method, on, engine):
-    from coterie.engines import make_engine
-    from coterie.training.rounds import run
-
-    return run(method, on, make_engine(engine, on), 2)
+    return train(method, on.problem, engine_of(engine, on), 2)
 
 
 def test_units_of_the_data_are_kept_with_the_answers():

@@ -32,7 +32,7 @@ from coterie.commands.catalog import explanation
 from coterie.commands.cli import main
 from coterie.core.algorithm import check_run
 from coterie.core.fields import Checked, Field, checked, fields
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.data.datasets import DATASETS
 from coterie.data.datasets import load as load_data
 from coterie.data.federation import Dataset

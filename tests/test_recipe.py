@@ -11,7 +11,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.core.augment import PADDING, crop_flip
 from coterie.core.client import shortened
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.errors import ConfigError
 from support import RECIPE, assert_close, cnn, last, mlp, one_client, predictors, task
 
@@ -68,7 +68,7 @@ def test_evaluation_sees_samples_as_they_are(name):
     changed = task(LOCAL, network, recipe=replace(RECIPE, **fields))
     plain = task(LOCAL, network, recipe=replace(RECIPE, dropout=0.0 if name == "dropout" else None))
     for split in ("train", "val"):
-        found, usual = (one_client(on, 0).loss(on.start, split) for on in (changed, plain))
+        found, usual = (one_client(on, 0).loss(on.problem.start, split) for on in (changed, plain))
         assert torch.equal(found, usual)
 
 
@@ -90,8 +90,13 @@ def test_no_step_is_longer_than_the_rate_times_the_limit():
     on = task(LOCAL, recipe=Recipe(lr=0.1, batch=10, clip=0.05))
     client = one_client(on, 0)
     batch = client.batch(0)
-    w, _ = client.step(on.start, client.gradient(on.start, batch), client.begin(on.start), batch)
-    assert_close((w - on.start).norm(), torch.tensor(0.005).double())
+    w, _ = client.step(
+        on.problem.start,
+        client.gradient(on.problem.start, batch),
+        client.begin(on.problem.start),
+        batch,
+    )
+    assert_close((w - on.problem.start).norm(), torch.tensor(0.005).double())
 
 
 # ---- crop and flip -----------------------------------------------------------------------------
@@ -134,8 +139,8 @@ def test_the_frame_is_black_before_scaling():
 
 def test_what_is_no_image_is_not_cropped():
     on = task(LOCAL)
-    on.x = on.x.flatten(1)
-    on.recipe = replace(RECIPE, augment="crop_flip")
+    on.shards.x = on.shards.x.flatten(1)
+    on.problem.recipe = replace(RECIPE, augment="crop_flip")
     with pytest.raises(ConfigError, match=r"train\.augment.*shape \[36\]; use 'none'"):
         on._check()
 
@@ -150,15 +155,15 @@ def test_balanced_weights_are_those_of_scikit_learn_and_of_the_clients_own_label
         (block,) = one_client(on, i).blocks("train")
         by_place = torch.from_numpy(compute_sample_weight("balanced", block.y.numpy()))
         batch = one_client(on, i).batch(1 if i != 3 else 0)
-        found = one_client(on, i).losses(on.start, batch)
-        usual = one_client(plain, i).losses(on.start, batch)
+        found = one_client(on, i).losses(on.problem.start, batch)
+        usual = one_client(plain, i).losses(on.problem.start, batch)
         assert_close(found, usual * by_place[batch.position])
         assert_close(by_place.mean(), torch.tensor(1.0).double())
 
 
 def test_numbers_have_no_class_weights():
     on = task(LOCAL)
-    on.regression, on.recipe = True, replace(RECIPE, class_weights="balanced")
+    on.problem.regression, on.problem.recipe = True, replace(RECIPE, class_weights="balanced")
     with pytest.raises(ConfigError, match=r"train\.class_weights.*use 'none'"):
         on._check()
 
@@ -168,7 +173,7 @@ def test_numbers_have_no_class_weights():
 
 def test_masks_have_their_rate_and_keep_the_mean():
     on = task(LOCAL, dropped, recipe=replace(RECIPE, dropout=0.3))
-    mask = on.model._training[2]
+    mask = on.problem.model._training[2]
     mask.begin(torch.tensor(5))
     x = torch.ones(200, 50)
     first, again = mask(x), mask(x)
@@ -182,13 +187,13 @@ def test_masks_differ_between_steps_clients_and_rounds():
     client = one_client(on, 0)
     batch = client.batch(0)
     seen = [
-        client.outputs(on.start, batch, training=True),
-        client.outputs(on.start, batch._replace(step=1), training=True),
-        one_client(on, 1).outputs(on.start, batch, training=True),
-        one_client(on, 0, 1).outputs(on.start, batch, training=True),
+        client.outputs(on.problem.start, batch, training=True),
+        client.outputs(on.problem.start, batch._replace(step=1), training=True),
+        one_client(on, 1).outputs(on.problem.start, batch, training=True),
+        one_client(on, 0, 1).outputs(on.problem.start, batch, training=True),
     ]
     assert all(not torch.equal(seen[0], other) for other in seen[1:])
-    assert torch.equal(seen[0], client.outputs(on.start, batch, training=True))
+    assert torch.equal(seen[0], client.outputs(on.problem.start, batch, training=True))
 
 
 def test_dropout_for_a_network_that_has_none_is_refused():

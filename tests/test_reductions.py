@@ -31,10 +31,9 @@ from coterie.algorithms.perfedavg import PerFedAvg
 from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
-from coterie.core.task import Recipe
-from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import METHODS, assert_close, federation, last, predictors, task
+from coterie.core.recipe import Recipe
+from coterie.training.rounds import train
+from support import METHODS, assert_close, engine_of, federation, last, predictors, task
 
 FINE_TUNED = Adapted(FedAvg(), FineTune())
 ALONE = Local(budget="matched", keep="last")  # sampled as the others are
@@ -110,7 +109,7 @@ def test_reduction(case):
 def test_defaults_are_not_a_plain_method(name, plain):
     algorithm = METHODS[name]()
     found = predictors(last(algorithm, task(algorithm), rounds=4))
-    on = task(plain, merge=not algorithm.uses_validation)
+    on = task(plain, merge=not algorithm.traits.uses_validation)
     other = predictors(last(plain, on, rounds=4))
     assert (found.models[:, :1] - other.models).abs().max() > 1e-6
 
@@ -126,8 +125,8 @@ def test_fedfomo_without_downloads_is_local_while_validation_improves():
 def test_scaffold_without_controls_is_uniform_fedavg():
     def forgetful(method):
         on = task(method)
-        engine, results = make_engine("vmap", on), []
-        for record in run(method, on, engine, 1, participation=1.0):
+        engine, results = engine_of("vmap", on), []
+        for record in train(method, on.problem, engine, 1, participation=1.0):
             results.append(record.server)
         return results[-1]
 

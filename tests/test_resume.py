@@ -513,7 +513,7 @@ def test_a_checkpoint_gives_back_every_bit(name, tmp_path):
     checkpoint.write(tmp_path, 2, found.server, found.states, {})
     stored, wrong = checkpoint.newest(tmp_path)
     assert wrong == []
-    trees = checkpoint.restore(stored, *algorithm.init(on))
+    trees = checkpoint.restore(stored, *algorithm.init(on.problem))
     for made, back in zip((found.server, found.states), trees, strict=True):
         assert type(made) is type(back)
         for a, b in zip(tree.leaves(made), tree.leaves(back), strict=True):

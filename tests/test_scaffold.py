@@ -8,25 +8,27 @@ from torch import nn
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.scaffold import Kept, Scaffold, Shared, displacement_divisor
-from coterie.core.task import Recipe, Task
+from coterie.core.recipe import Recipe
 from coterie.data.federation import Dataset, Federation
-from coterie.engines import make_engine
+from coterie.data.simulation import simulate
 from coterie.errors import ConfigError
-from coterie.training.rounds import run
-from support import RECIPE, assert_close, last, one_client, task, whole_round
+from coterie.training.rounds import train
+from support import RECIPE, assert_close, engine_of, last, one_client, task, whole_round
 
 PLAIN = replace(RECIPE, momentum=0.0, weight_decay=0.0)
 
 
 def noisy(on):
     generator = torch.Generator().manual_seed(4)
-    return [0.1 * torch.randn(len(on.start), generator=generator).double() for _ in range(2)]
+    return [
+        0.1 * torch.randn(len(on.problem.start), generator=generator).double() for _ in range(2)
+    ]
 
 
 def test_the_servers_control_is_the_mean_of_the_clients():
     method = Scaffold()
     on = task(method)
-    for record in run(method, on, make_engine("vmap", on), 4, participation=0.5):
+    for record in train(method, on.problem, engine_of("vmap", on), 4, participation=0.5):
         assert_close(record.server.c, record.states.c.mean(0))
         assert record.server.c.abs().max() > 1e-4
 
@@ -39,8 +41,8 @@ def test_the_displacement_measures_the_mean_gradient(momentum):
     client, received = one_client(on, 0), None
     changes = {}
     for control in ("mean_gradient", "displacement"):
-        received = Shared(on.start, server_c)
-        state = Kept(own_c, on.start)
+        received = Shared(on.problem.start, server_c)
+        state = Kept(own_c, on.problem.start)
         changes[control], _ = Scaffold(control=control).local(client, received, state)
     assert_close(changes["mean_gradient"].dy, changes["displacement"].dy)
     if momentum == 0:
@@ -63,25 +65,25 @@ def test_the_divisor_counts_the_gradients_in_a_displacement():
 def test_option_one_is_the_gradient_at_the_received_model():
     on = task(Scaffold())
     client = one_client(on, 1)
-    zero = torch.zeros_like(on.start)
+    zero = torch.zeros_like(on.problem.start)
     _, kept = Scaffold(control="full_gradient").local(
-        client, Shared(on.start, zero), Kept(zero, on.start)
+        client, Shared(on.problem.start, zero), Kept(zero, on.problem.start)
     )
-    assert_close(kept.c, client.gradient(on.start, "train"))
+    assert_close(kept.c, client.gradient(on.problem.start, "train"))
 
 
 def test_displacement_refuses_adam():
     method = Scaffold(control="displacement")
     with pytest.raises(ConfigError, match="mean_gradient"):
-        method.init(task(method, recipe=replace(RECIPE, optimizer="adam")))
+        method.init(task(method, recipe=replace(RECIPE, optimizer="adam")).problem)
 
 
 def test_one_full_step_is_gradient_descent_on_the_mean_objective():
     full = Recipe(lr=0.3, epochs=1, batch=1000)
     method = Scaffold()
     on = task(method, recipe=full)
-    *_, record = run(method, on, make_engine("vmap", on), 3)
-    w = on.start
+    *_, record = train(method, on.problem, engine_of("vmap", on), 3)
+    w = on.problem.start
     for _ in range(3):
         gradients = [one_client(on, i).gradient(w, "train") for i in range(5)]
         w = w - 0.3 * torch.stack(gradients).mean(0)
@@ -100,7 +102,7 @@ def test_scaffold_finds_the_common_minimum_and_fedavg_does_not():
     # ½(w − 1)² + ½(2w + 2)²: the sum is least at w = −3/5
     found = {}
     for method in (Scaffold(), FedAvg(weighting="uniform")):
-        on = Task(
+        on = simulate(
             quadratics(), lambda: nn.Linear(1, 1, bias=False), Recipe(lr=0.1, steps=20, batch=1),
             dtype=torch.float64,
         )  # fmt: skip

@@ -27,16 +27,17 @@ from coterie.algorithms.local import Local
 from coterie.core import metrics, tree
 from coterie.core.algorithm import Mixture, round_of
 from coterie.core.mixing import count_larger
+from coterie.core.recipe import Recipe
 from coterie.core.rows import RowTable, StateRows
-from coterie.core.task import Recipe, Task
-from coterie.engines import make_engine
-from coterie.engines.base import judge
+from coterie.data.simulation import Simulation
+from coterie.engines import simulator
+from coterie.engines.evaluation import judge
+from coterie.engines.states import StateStore, in_files, in_memory
 from coterie.experiment import artifacts, checkpoint
 from coterie.results import collaboration
 from coterie.storage import files, packing
-from coterie.training.rounds import Begin, run
-from coterie.training.states import in_files, in_memory, put, shelve
-from support import METHODS, assert_close, federation, last, predictors, task
+from coterie.training.rounds import Begin, train
+from support import METHODS, assert_close, engine_of, federation, last, predictors, task
 
 CPU = torch.device("cpu")
 LOOP = import_module("coterie.training.rounds")
@@ -75,7 +76,7 @@ def wide() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(36, 60), nn.Tanh(), nn.Linear(60, 3))
 
 
-def crowd(population: int, name: str) -> tuple[Any, Task]:
+def crowd(population: int, name: str) -> tuple[Any, Simulation]:
     method = Local("matched") if name == "local" else METHODS[name]()
     on = task(method, wide, federation(sizes=(4,) * population), Recipe(lr=0.1, batch=4))
     return method, on
@@ -84,10 +85,10 @@ def crowd(population: int, name: str) -> tuple[Any, Task]:
 def cost_of_a_round(name: str, population: int) -> tuple[Count, int]:
     """The second and third round, in which pools and states are in use; none is evaluated."""
     method, on = crowd(population, name)
-    rounds = run(
+    rounds = train(
         method,
-        on,
-        make_engine("vmap", on, chunk=2),
+        on.problem,
+        engine_of("vmap", on, chunk=2),
         9,
         participation=PARTICIPANTS / population,
         evaluate_every=9,
@@ -95,7 +96,7 @@ def cost_of_a_round(name: str, population: int) -> tuple[Count, int]:
     next(rounds)
     with Count() as count:
         next(rounds), next(rounds)
-    return count, len(on.start)
+    return count, len(on.problem.start)
 
 
 KEEPING = ("fedavg", "ditto", "local", "scaffold", "fedamp", "heurfedamp", "cfl", "apfl", "ifca")
@@ -132,8 +133,8 @@ def test_the_counter_sees_a_copied_pool(monkeypatch):
 
 def matrices(population: int, evaluate_every: int) -> list[bool]:
     method, on = crowd(population, "fedamp")
-    engine = make_engine("vmap", on, chunk=50)
-    rounds = run(method, on, engine, 2, participation=0.01, evaluate_every=evaluate_every)
+    engine = engine_of("vmap", on, chunk=50)
+    rounds = train(method, on.problem, engine, 2, participation=0.01, evaluate_every=evaluate_every)
     return [record.collaboration is not None for record in rounds]
 
 
@@ -148,28 +149,30 @@ def test_nobody_looks_at_a_large_matrix_between_evaluations():
 
 def told(method, on, round):
     """Uploads that are unlike each other, without any training."""
-    K, generator = on.population, torch.Generator().manual_seed(round.index)
-    W = on.start + torch.randn(K, len(on.start), generator=generator, dtype=on.dtype)
+    K, generator = on.problem.population, torch.Generator().manual_seed(round.index)
+    W = on.problem.start + torch.randn(
+        K, len(on.problem.start), generator=generator, dtype=on.problem.dtype
+    )
     if isinstance(method, FedAMP):
         return attention.Upload(W, W.new_ones(K))
     if isinstance(method, CFL):
-        return Update(W, on.sizes)
+        return Update(W, on.problem.sizes)
     return Upload(W, torch.zeros(K, K, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("name", ["fedamp", "heurfedamp", "fedfomo", "cfl"])
 def test_servers_never_hold_a_model_a_pair(name):
     method, on = crowd(40, name)
-    K, P = on.population, len(on.start)
-    server, states = method.init(on)
+    K, P = on.problem.population, len(on.problem.start)
+    server, states = method.init(on.problem)
     with Count() as count:
         for index in range(8):
-            round = round_of(on, index, 9, torch.arange(K))
+            round = round_of(on.problem, index, 9, torch.arange(K))
             method.download(server, round)
             uploads = told(FedAMP() if "amp" in name else method, on, round)
             server = method.aggregate(server, uploads, round)
             method.serve(server, round)
-            method.collaboration(server, states, round)
+            method.collaboration(server, method.shown(states), round)
     assert K * P <= count.largest <= 2 * (K * P + K * K), count.names
 
 
@@ -179,8 +182,8 @@ def test_fedamp_takes_distances_once_an_exchange(monkeypatch):
     monkeypatch.setattr(fedamp, "squared_distances", lambda W: taken.append(len(W)) or usual(W))
     for method, expected in ((FedAMP(sigma="median"), [40]), (FedAMP(), [])):
         _, on = crowd(40, "fedamp")
-        server, _ = method.init(on)
-        round = round_of(on, 0, 9, torch.arange(40))
+        server, _ = method.init(on.problem)
+        round = round_of(on.problem, 0, 9, torch.arange(40))
         server = method.aggregate(server, told(method, on, round), round)
         taken.clear()
         method.download(server, round)
@@ -244,9 +247,9 @@ def test_a_shelf_begins_with_rows_of_their_own():
 def test_shelving_writes_only_who_differs():
     states = (torch.zeros(1).expand(1000, 500), torch.zeros(1000, 1))
     with Count() as count:
-        shelves = shelve(states, in_memory(CPU))
-        put(shelves, torch.tensor([7]), (torch.ones(1, 500), torch.ones(1, 1)))
-        rows = tree.take(shelves, torch.tensor([6, 7]))
+        store = StateStore(states, in_memory(CPU))
+        store.put(torch.tensor([7]), (torch.ones(1, 500), torch.ones(1, 1)))
+        rows = store.rows(torch.tensor([6, 7]))
     assert rows[0].sum() == 500
     assert count.total < 20_000
 
@@ -262,8 +265,8 @@ def test_states_on_disk_change_nothing(name, engine, tmp_path, monkeypatch):
     on = task(method)
     usual = last(method, on, engine)
     assert not folders
-    made = make_engine(engine, on, state="disk")
-    *_, record = run(method, on, made, 3, participation=0.5, scratch=tmp_path)
+    made = engine_of(engine, on, state="disk")
+    *_, record = train(method, on.problem, made, 3, participation=0.5, scratch=tmp_path)
     assert torch.equal(predictors(record).models, predictors(usual).models)
     assert set(folders) == {tmp_path}
     assert made.choice["state"] == "disk"
@@ -273,15 +276,15 @@ def test_states_on_disk_change_nothing(name, engine, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["fedamp", "ditto", "fedfomo", "cfl"])
 def test_a_checkpoint_holds_the_rows_that_changed(name, tmp_path):
     method, on = crowd(SMALL, name)
-    engine = make_engine("vmap", on, chunk=4)
-    records = run(method, on, engine, 3, participation=0.1, evaluate_every=3)
+    engine = engine_of("vmap", on, chunk=4)
+    records = train(method, on.problem, engine, 3, participation=0.1, evaluate_every=3)
     record = next(records)
-    made = checkpoint.write(tmp_path, 1, record.server, record.kept, {})
+    made = checkpoint.write(tmp_path, 1, record.server, record.snapshot(), {})
     size = sum(path.stat().st_size for path in made.glob("*.safetensors"))
-    models = 8 * len(on.start) * SMALL
+    models = 8 * len(on.problem.start) * SMALL
     assert size < models / 2 + 3 * 8 * SMALL**2
     found, _ = checkpoint.newest(tmp_path)
-    server, states = checkpoint.restore(found, *method.init(on))
+    server, states = checkpoint.restore(found, *method.init(on.problem))
     pairs = ((server, record.server), (states, record.states))
     for back, kept in pairs:
         for a, b in zip(tree.leaves(back), tree.leaves(kept), strict=True):
@@ -337,8 +340,8 @@ def test_predictors_judged_in_blocks_are_the_same(name, monkeypatch):
     method = ALGORITHMS[name]()
     on = task(method)
     usual = last(method, on, "loop")
-    monkeypatch.setattr(LOOP, "JUDGED_BYTES", 0)
-    monkeypatch.setattr(LOOP, "JUDGED_CLIENTS", 2)
+    monkeypatch.setattr(simulator, "JUDGED_BYTES", 0)
+    monkeypatch.setattr(simulator, "JUDGED_CLIENTS", 2)
     parts = last(method, on, "loop")
     assert torch.equal(predictors(parts).models, predictors(usual).models)
     assert torch.equal(predictors(parts).weights, predictors(usual).weights)
@@ -347,8 +350,8 @@ def test_predictors_judged_in_blocks_are_the_same(name, monkeypatch):
 
 
 def test_one_model_for_all_is_held_once(monkeypatch):
-    monkeypatch.setattr(LOOP, "JUDGED_BYTES", 0)
-    monkeypatch.setattr(LOOP, "JUDGED_CLIENTS", 2)
+    monkeypatch.setattr(simulator, "JUDGED_BYTES", 0)
+    monkeypatch.setattr(simulator, "JUDGED_CLIENTS", 2)
     method = ALGORITHMS["fedavg"]()
     models = predictors(last(method, task(method))).models
     assert models.stride(0) == 0
@@ -358,8 +361,8 @@ def slow_judge(on, metric, ids, name, predicted):
     """Client by client, as a reader would."""
     table = []
     for i, k in enumerate(ids):
-        n, at = on.splits[name].sizes[k], on.splits[name].rows([k]).samples[0]
-        y = on.relabel[k][on.y[at]][:n].numpy()
+        n, at = on.shards.splits[name].sizes[k], on.shards.splits[name].rows([k]).samples[0]
+        y = on.shards.relabel[k][on.shards.y[at]][:n].numpy()
         p = predicted[i, :n].double().numpy()
         chosen = np.maximum(p[np.arange(n), y], 1e-300)
         loss = np.mean(-np.log(chosen)) if n else np.nan
@@ -371,12 +374,12 @@ def slow_judge(on, metric, ids, name, predicted):
 def test_clients_are_judged_together_as_alone(metric):
     on = task(ALGORITHMS["fedavg"](), federated=federation(sizes=(31, 17, 0)))
     ids = [2, 0, 1]
-    width = max(on.splits["train"].sizes)
+    width = max(on.shards.splits["train"].sizes)
     predicted = torch.rand(3, width, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    right = on.relabel[0][on.y[on.splits["train"].rows([0]).samples[0, 3]]]
+    right = on.shards.relabel[0][on.shards.y[on.shards.splits["train"].rows([0]).samples[0, 3]]]
     predicted[1, 3, right] = torch.nan  # a model that diverged is wrong, not missing
     predicted[2, 4] = torch.tensor([0.0, 1.0, 0.0])  # a chance of zero has a finite loss
-    found = judge(on, metric, ids, "train", predicted)
+    found = judge(on.shards, metric, ids, "train", predicted)
     np.testing.assert_allclose(np.array(found), slow_judge(on, metric, ids, "train", predicted))
 
 
@@ -404,15 +407,17 @@ def test_counting_who_is_larger():
 def test_a_resumed_run_on_disk_goes_on_as_it_was(tmp_path):
     method = METHODS["fedamp"]()
     on = task(method)
-    engine = make_engine("vmap", on, chunk=2, state="disk")
-    whole = list(run(method, on, engine, 4, participation=0.5, scratch=tmp_path))
-    records = run(method, on, engine, 4, participation=0.5, scratch=tmp_path)
+    engine = engine_of("vmap", on, chunk=2, state="disk")
+    whole = list(train(method, on.problem, engine, 4, participation=0.5, scratch=tmp_path))
+    records = train(method, on.problem, engine, 4, participation=0.5, scratch=tmp_path)
     next(records)
     record = next(records)
-    checkpoint.write(tmp_path, 2, record.server, record.kept, {})
+    checkpoint.write(tmp_path, 2, record.server, record.snapshot(), {})
     found, _ = checkpoint.newest(tmp_path)
-    begin = Begin(2, *checkpoint.restore(found, *method.init(on)))
-    *_, again = run(method, on, engine, 4, participation=0.5, begin=begin, scratch=tmp_path)
+    begin = Begin(2, *checkpoint.restore(found, *method.init(on.problem)))
+    *_, again = train(
+        method, on.problem, engine, 4, participation=0.5, begin=begin, scratch=tmp_path
+    )
     assert_close(predictors(again).models, predictors(whole[-1]).models, 0)
 
 

@@ -12,9 +12,9 @@ from coterie.compiled.executor import Player
 from coterie.compiled.trace import Recording, Tape, scan
 from coterie.compiled.trust import shaken as _shaken
 from coterie.core import tree
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.core.tree import Bank
-from coterie.engines.vmap import VmapEngine
+from coterie.engines.vmap import VmapBackend
 from coterie.errors import RecordingError
 from support import assert_close, cnn, federation, mlp, task, whole_round
 
@@ -483,10 +483,13 @@ SIZES = {"alike": (17,) * 3, "uneven": (31, 17, 9)}  # alike: the last batch is 
 def test_training_is_played(recipe, sizes, network):
     method = FedAvg()
     on = task(method, network, federation(SIZES[sizes]), RECIPES[recipe], merge=False)
-    played, plain = VmapEngine(on, chunk=3), VmapEngine(on, chunk=3, play=False)
+    played, plain = (
+        VmapBackend(on.problem, on.shards, chunk=3),
+        VmapBackend(on.problem, on.shards, chunk=3, play=False),
+    )
     for index in range(2):
         round = whole_round(on, index)
-        start = on.start + 0.1 * numbers(index, 3, on.model.size)
+        start = on.problem.start + 0.1 * numbers(index, 3, on.problem.model.size)
         found, expected = (e.local(method, start, (), round)[0] for e in (played, plain))
         assert_close(found.w, expected.w)
     (form,) = played._player._known.values()

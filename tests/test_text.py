@@ -5,8 +5,9 @@ import torch
 
 import coterie
 from coterie.algorithms.local import Local
-from coterie.core.task import Recipe, Task
+from coterie.core.recipe import Recipe
 from coterie.data.federation import Dataset, Federation
+from coterie.data.simulation import Simulation, simulate
 from coterie.engines import make_engine
 from coterie.errors import EngineError
 from coterie.networks import registry
@@ -15,7 +16,7 @@ from support import assert_close, last, predictors
 TEXTS = {"anna": "abcabcabc" * 30, "ben": "cbacbacba" * 20, "cleo": "aabbcc" * 25}
 
 
-def sentences(name: str = "word_lstm", dropout: float | None = None) -> Task:
+def sentences(name: str = "word_lstm", dropout: float | None = None) -> Simulation:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(0, 9, (48, 5), generator=generator)
     data = Dataset("words", x, x[:, 0], 9)
@@ -23,7 +24,7 @@ def sentences(name: str = "word_lstm", dropout: float | None = None) -> Task:
     splits = (tuple(p[a:b] for p in parts) for a, b in ((0, 9), (9, 12), (12, 16)))
     fed = Federation(data, "thirds", ("a", "b", "c"), *splits)
     recipe = Recipe(lr=0.5, batch=4, clip=0.25, dropout=dropout)
-    return Task(fed, lambda: registry.MODELS[name]((5,), 9), recipe)
+    return simulate(fed, lambda: registry.MODELS[name]((5,), 9), recipe)
 
 
 @pytest.fixture
@@ -62,9 +63,9 @@ def test_an_operation_that_cannot_be_batched_says_what_to_do():
             return super().forward(x) * (1.0 if float(x.sum()) else 2.0)
 
     on = sentences()
-    odd = Task(
+    odd = simulate(
         Federation(
-            Dataset("n", torch.randn(48, 5), on.y, 9), "thirds", ("a", "b", "c"),
+            Dataset("n", torch.randn(48, 5), on.shards.y, 9), "thirds", ("a", "b", "c"),
             on.federation.train, on.federation.val, on.federation.test,
         ),
         lambda: Odd(5, 9),
@@ -77,14 +78,14 @@ def test_an_operation_that_cannot_be_batched_says_what_to_do():
 
 def test_word_lstm_has_the_dropout_of_the_paper_in_training_only():
     on, dry = sentences(), sentences(dropout=0.0)
-    assert on.model.random
+    assert on.problem.model.random
     assert not dry.model.random
     assert not sentences("char_lstm").model.random
     wet, plain, again = (predictors(last(Local(), t, "loop")).models for t in (on, dry, on))
     assert torch.equal(wet, again)
     assert (wet - plain).abs().max() > 1e-4
-    x = on.inputs(torch.arange(4))
-    assert_close(on.model(on.start, x), dry.model(dry.start, x))
+    x = on.shards.inputs(torch.arange(4))
+    assert_close(on.problem.model(on.problem.start, x), dry.model(dry.start, x))
 
 
 def test_engines_agree_on_recurrent_dropout():

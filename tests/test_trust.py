@@ -18,13 +18,13 @@ from coterie.compiled.trace import InDouble, doubled, replay, rewrite
 from coterie.compiled.trace import machine as tape_native
 from coterie.compiled.trace.writer import OPERATIONS
 from coterie.compiled.trust import Trial
-from coterie.core.task import Recipe
+from coterie.core.recipe import Recipe
 from coterie.engines.base import COMPILED, PLAYED, WRITTEN, Form
-from coterie.engines.vmap import VmapEngine
+from coterie.engines.vmap import VmapBackend
 from coterie.errors import EngineError, MismatchError, StoreError
 from coterie.experiment.runner import slowly
 from coterie.storage import cache
-from coterie.training.rounds import run
+from coterie.training.rounds import train
 from support import METHODS, cnn, federation, mlp, normed, task, whole_round, with_a_compiler
 
 aten = torch.ops.aten
@@ -39,9 +39,9 @@ def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM, device="cpu")
     recipe = Recipe(lr=lr, epochs=2, batch=10, momentum=momentum)
     how = {"merge": False, "dtype": torch.float32, "device": device}
     on = task(method, network, federation(sizes), recipe, **how)
-    played = VmapEngine(on, chunk=3, compiled=compiled)
-    plain = VmapEngine(on, chunk=3, play=False)
-    start, round = on.start.expand(3, -1), whole_round(on)
+    played = VmapBackend(on.problem, on.shards, chunk=3, compiled=compiled)
+    plain = VmapBackend(on.problem, on.shards, chunk=3, play=False)
+    start, round = on.problem.start.expand(3, -1), whole_round(on)
     found, expected = (e.local(method, start, (), round)[0].w for e in (played, plain))
     moved, off = (expected - start).norm(), (found - expected).norm()
     assert off <= 0.05 * moved  # whatever is refused, the result is right
@@ -249,8 +249,8 @@ def test_every_method_is_played_in_float32(name):
     method = METHODS[name]()
     recipe = Recipe(lr=1e-3, epochs=2, batch=10)
     on = task(method, mlp, federation((17, 17, 24)), recipe, dtype=torch.float32)
-    engine = VmapEngine(on, chunk=3)
-    for _ in run(method, on, engine, 1):
+    engine = VmapBackend(on.problem, on.shards, chunk=3)
+    for _ in train(method, on.problem, engine, 1):
         pass
     assert {(form.way, form.why) for form in engine._player.forms} == {(PLAYED, "")}
 

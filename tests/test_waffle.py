@@ -15,14 +15,14 @@ from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.waffle import Kept, Waffle, Work, calc_weights, schedule, smooth
 from coterie.core import tree
-from coterie.engines import make_engine
 from coterie.errors import ConfigError
 from coterie.training.guard import Guard, screen
-from coterie.training.rounds import run
+from coterie.training.rounds import train
 from support import (
     RAGGED,
     RECIPE,
     assert_close,
+    engine_of,
     federation,
     last,
     one_client,
@@ -119,11 +119,9 @@ def test_one_hot_from_95_percent_and_smoothed_from_97():
 def test_a_round_equals_a_slow_loop(distance):
     method = Waffle(requesters=(1, 3), server_lr=0.7, distance=distance)
     on = task(method)
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     round = whole_round(on, horizon=5)
-    uploads, _ = make_engine("loop", on).local(
-        method, method.download(server, round), states, round
-    )
+    uploads, _ = engine_of("loop", on).local(method, method.download(server, round), states, round)
     new = method.aggregate(server, uploads, round)
     for k, me in enumerate((1, 3)):
         sent = uploads.dc if distance == "gradient" else uploads.dy  # all controls begin at 0
@@ -132,9 +130,9 @@ def test_a_round_equals_a_slow_loop(distance):
         weights = (slow_weights(d, me, turn, turn) + 2 / K) / 3
         assert_close(new.weights[k], weights)
         moved = sum(weights[i] * uploads.dy[i, k] for i in range(K))
-        assert_close(new.x[k], on.start + 0.7 * moved)
+        assert_close(new.x[k], on.problem.start + 0.7 * moved)
         assert_close(new.c[k], sum(weights[i] * uploads.dc[i, k] for i in range(K)))
-    A = method.collaboration(new, states, round)
+    A = method.collaboration(new, method.shown(states), round)
     assert torch.equal(A[[1, 3]], new.weights)
     assert (A[[0, 2, 4]] == 0).all()
 
@@ -171,7 +169,7 @@ def test_the_control_in_the_local_phase(c_rule):
     method = Waffle(requesters=(0,), c_rule=c_rule)
     on = task(method)
     apart = []
-    for record in run(method, on, make_engine("vmap", on), 60):
+    for record in train(method, on.problem, engine_of("vmap", on), 60):
         apart.append(record.server.c[0] - record.states.c[0, 0])
     bias = [x.norm().item() for x in apart[-2:]]
     if c_rule == "recompute":
@@ -192,10 +190,10 @@ def test_relabelling_the_others_permutes_the_weights():
 
 
 def replies(method, on, index=0):
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     round = whole_round(on, index)
     received = method.download(server, round)
-    uploads, _ = make_engine("vmap", on).local(method, received, states, round)
+    uploads, _ = engine_of("vmap", on).local(method, received, states, round)
     return server, uploads, round
 
 
@@ -237,7 +235,7 @@ def test_a_screened_outlier_stretches_nothing():
 def test_two_agents_are_warned():
     method = Waffle()
     with pytest.warns(UserWarning, match="two agents"):
-        method.init(task(method, federated=federation(sizes=(20, 30))))
+        method.init(task(method, federated=federation(sizes=(20, 30))).problem)
 
 
 # ---- Weight Erosion ------------------------------------------------------------------------
@@ -280,7 +278,7 @@ def test_a_round_of_erosion_equals_a_slow_loop():
     assert_close(new.alpha[0], wide(alpha))
     assert float(new.p_d[0]) == pytest.approx(p_d)
     moved = sum(a * dy[i] for i, a in enumerate(alpha)) / sum(alpha)
-    assert_close(new.x[0], on.start + moved)
+    assert_close(new.x[0], on.problem.start + moved)
     later = method.aggregate(new, uploads, round._replace(index=1))
     assert later.p_d[0] == new.p_d[0]  # found once
 
@@ -296,7 +294,7 @@ def test_weights_fade_and_the_requesters_stays():
     method = Erosion(samples_per_round="epoch")
     on = task(method)
     before = torch.ones(K, K).double()
-    for record in run(method, on, make_engine("vmap", on), 4):
+    for record in train(method, on.problem, engine_of("vmap", on), 4):
         alpha = record.server.alpha
         assert (alpha <= before).all()
         assert (alpha.diagonal() == 1).all()
@@ -325,7 +323,7 @@ def test_a_requester_that_stands_still_erodes_nobody():
     still[0] = 0
     new = method.aggregate(server, uploads._replace(dy=still), round)
     assert (new.alpha == 1).all()
-    assert_close(new.x[0], on.start + still[:, 0].mean(0))
+    assert_close(new.x[0], on.problem.start + still[:, 0].mean(0))
 
 
 # ---- requesters ----------------------------------------------------------------------------
@@ -341,7 +339,7 @@ def test_who_did_not_ask_has_no_predictor(kind):
     everybody = kind()
     other = last(everybody, task(everybody), rounds=2, participation=1.0)
     assert_close(predictors(record).models[[1, 3]], predictors(other).models[[1, 3]])
-    assert record.traffic.serve == 2 * (8 * on.model.size + 8)
+    assert record.traffic.serve == 2 * (8 * on.problem.model.size + 8)
 
 
 @pytest.mark.parametrize("wrong", [(), (5,), (1, 1), (-1,)])
@@ -367,7 +365,7 @@ def test_momentum_does_not_shake_it():
 
 def met(method, on, weights=None, seed=3):
     """A server and states as after some rounds: random controls, and weights where given."""
-    server, _ = method.init(on)
+    server, _ = method.init(on.problem)
     generator = torch.Generator().manual_seed(seed)
     noise = 0.1 * torch.randn(server.controls.shape, generator=generator, dtype=torch.float64)
     server = server._replace(controls=noise, c=noise.mean(0))
@@ -384,11 +382,13 @@ def test_an_agent_without_weight_is_not_corrected():
     assert torch.equal(received.c[3, 0], server.controls[3, 0])
     assert torch.equal(received.c[3, 1], server.c[1])
     for engine in ("loop", "vmap", "wire"):
-        work, _ = make_engine(engine, on).local(method, received, states, whole_round(on))
-        plain = one_client(on, 3).train(on.start) - on.start
+        work, _ = engine_of(engine, on).local(method, received, states, whole_round(on))
+        plain = one_client(on, 3).train(on.problem.start) - on.problem.start
         assert_close(work.dy[3, 0], plain)
         assert (work.dy[3, 1] - plain).abs().max() > 1e-3
-        assert (work.dy[1, 0] - one_client(on, 1).train(on.start) + on.start).abs().max() > 1e-3
+        assert (
+            work.dy[1, 0] - one_client(on, 1).train(on.problem.start) + on.problem.start
+        ).abs().max() > 1e-3
 
 
 def test_the_control_of_an_agent_without_weight_does_not_feed_on_itself():
@@ -400,7 +400,7 @@ def test_the_control_of_an_agent_without_weight_does_not_feed_on_itself():
     for factor in (1.0, 1000.0):
         larger = server._replace(controls=factor * server.controls)
         received = method.download(larger, whole_round(on))
-        engine = make_engine("vmap", on)
+        engine = engine_of("vmap", on)
         found.append(engine.local(method, received, Kept(factor * states.c), whole_round(on))[1].c)
     assert_close(found[0][1:], found[1][1:])
 
@@ -417,16 +417,16 @@ def test_what_is_too_large_to_be_measured_is_not_finite(entry):
 
 def diverging(method, on, k, agent):
     """A round in which one agent's copy for requester k overflows, and the same round without."""
-    server, states = method.init(on)
+    server, states = method.init(on.problem)
     round = whole_round(on)
     received = method.download(server, round)
     wrong = tree.map_leaves(torch.clone, received)
     (wrong.x if isinstance(method, Waffle) else wrong)[agent, k] = torch.inf
     made = {}
     for engine in ("loop", "vmap", "wire"):
-        found, kept = make_engine(engine, on).local(method, wrong, states, round)
+        found, kept = engine_of(engine, on).local(method, wrong, states, round)
         made[engine] = found, kept
-    clean, _ = make_engine("loop", on).local(method, received, states, round)
+    clean, _ = engine_of("loop", on).local(method, received, states, round)
     return server, clean, made, round
 
 
@@ -445,7 +445,7 @@ def test_one_copy_that_diverges_costs_no_other_requester(kind):
     )
     for uploads, _ in made.values():
         assert uploads.valid.logical_not().nonzero().tolist() == [[agent, k]]
-        kept, rejected = screen(uploads, round, on.sizes, Guard())
+        kept, rejected = screen(uploads, round, on.problem.sizes, Guard())
         assert len(kept) == K
         assert rejected == ((agent, "copies"),)
         found = method.aggregate(server, uploads, round)
@@ -462,7 +462,7 @@ def test_the_control_of_a_diverged_copy_is_reset():
     received = method.download(server, round)
     received = received._replace(x=received.x.clone())
     received.x[4, 1] = torch.inf
-    work, kept = make_engine("vmap", on).local(method, received, states, round)
+    work, kept = engine_of("vmap", on).local(method, received, states, round)
     new = method.aggregate(server, work, round)
     assert (kept.c[4, 1] == 0).all()
     assert torch.equal(new.controls, kept.c)
@@ -491,7 +491,7 @@ def test_a_run_that_blows_up_leaves_only_finite_numbers(kind):
     method = kind()
     on = task(method, recipe=replace(RECIPE, lr=1e6), dtype=torch.float32)
     reasons = set()
-    for record in run(method, on, make_engine("vmap", on), 6, evaluate_every=6):
+    for record in train(method, on.problem, engine_of("vmap", on), 6, evaluate_every=6):
         assert all(leaf.isfinite().all() for leaf in record.server)
         reasons |= {reason for _, reason in record.rejected}
     assert "copies" in reasons

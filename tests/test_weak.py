@@ -12,9 +12,8 @@ import torch
 import coterie
 from coterie.core import tree
 from coterie.data.federation import Federation
-from coterie.engines import make_engine
-from coterie.training.rounds import run
-from support import METHODS, images, predictors, task
+from coterie.training.rounds import train
+from support import METHODS, engine_of, images, predictors, task
 
 # client: samples for training, validation and test; "" or what is special about them
 WEAK = {
@@ -58,9 +57,9 @@ def each_on(engine):
 def test_a_run_with_weak_clients_finishes_as_the_spec_says(name, engine):
     algorithm = METHODS[name]()
     on = task(algorithm, federated=weak_federation(), merge=False)
-    _, fresh = algorithm.init(on)
+    _, fresh = algorithm.init(on.problem)
     fresh = tree.map_leaves(torch.clone, fresh)
-    for record in run(algorithm, on, make_engine(engine, on), 2):
+    for record in train(algorithm, on.problem, engine_of(engine, on), 2):
         assert list(record.clients) == ABLE  # who has nothing to train on is not asked
         assert record.rejected == ()
     assert predictors(record).models.isfinite().all()
@@ -74,7 +73,7 @@ def test_a_run_with_weak_clients_finishes_as_the_spec_says(name, engine):
 def test_without_validation_data_training_data_takes_its_place():
     on = task(METHODS["fedfomo"](), federated=weak_federation(), merge=False)
     assert on.borrowed_validation == [list(WEAK).index(n) for n in ("single", "no validation")][1:]
-    assert on.splits["val"].sizes[6] == 14
+    assert on.shards.splits["val"].sizes[6] == 14
 
 
 @pytest.fixture

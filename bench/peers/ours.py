@@ -54,9 +54,9 @@ def job(workload: str, cores: int) -> dict[str, Any]:
         "clients": work.clients,
         "samples": work.samples,
         "batch": work.batch,
-        "lr": task.recipe.lr,
+        "lr": task.problem.recipe.lr,
         "steps": work.clients * -(-work.samples // work.batch),
-        "parameters": sum(p.numel() for p in task.factory().parameters()),
+        "parameters": sum(p.numel() for p in task.problem.factory().parameters()),
         "cores": cores,
     }
 

@@ -14,12 +14,12 @@ import numpy as np
 from coterie.algorithms.local import Local
 from coterie.api import configure
 from coterie.core import paired
-from coterie.core.task import Task
+from coterie.data.simulation import simulate
 from coterie.engines import make_engine
 from coterie.experiment.assemble import assemble
 from coterie.results.judgement import Choice, conclude
 from coterie.results.mean_gain import mean_gain
-from coterie.training.rounds import run
+from coterie.training.rounds import train
 
 PARTITIONS, SEEDS, ROUNDS = 10, 6, 20
 
@@ -31,9 +31,15 @@ def trained(partition: int) -> list[list[paired.Answers]]:
     recipe = config.train.recipe()
     found = []
     for seed in range(SEEDS):
-        task = Task(assembly.federations[partition], assembly.factory, recipe, seed=1000 + seed)
+        task = simulate(assembly.federations[partition], assembly.factory, recipe, seed=1000 + seed)
         method = Local(start="independent")
-        *_, last = run(method, task, make_engine("vmap", task), ROUNDS, evaluate_every=ROUNDS)
+        *_, last = train(
+            method,
+            task.problem,
+            make_engine("vmap", task.problem, task.shards),
+            ROUNDS,
+            evaluate_every=ROUNDS,
+        )
         assert last.outcomes is not None
         found.append(list(last.outcomes.clients()))
     return found

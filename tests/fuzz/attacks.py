@@ -19,13 +19,15 @@ from coterie import api
 from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.fedavg import FedAvg, Update
 from coterie.core.algorithm import round_of
-from coterie.core.task import Recipe, Task
+from coterie.core.messages import Reply, admit
+from coterie.core.recipe import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
+from coterie.data.simulation import Simulation, simulate
 from coterie.experiment.config import loading
 from coterie.experiment.config.schema import Config
 from coterie.networks.registry import MODELS
-from coterie.training.guard import Guard, Reply, admit, screen
+from coterie.training.guard import Guard, screen
 from fuzz.harness import Attack, Finding, damaged, strange
 
 SMALL: dict[str, Any] = {
@@ -244,21 +246,21 @@ def _edited(random: Random, value: Any) -> Any:
 
 
 @cache
-def _task() -> Task:
+def _task() -> Simulation:
     made = federate(load("digits"), PARTITIONS["iid"](clients=5))
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    return Task(made, lambda: network, Recipe())
+    return simulate(made, lambda: network, Recipe())
 
 
 def uploads(random: Random, inside: Path) -> None:
     """Messages of clients with strange arrays, counts, rounds and senders."""
     on = _task()
-    round = round_of(on, 3, 9, torch.arange(5))
-    good = Update(on.start.clone(), on.sizes[0])
+    round = round_of(on.problem, 3, 9, torch.arange(5))
+    good = Update(on.problem.start.clone(), on.problem.sizes[0])
     values = [0.0, 1e30, -1e30, 3e38, float("nan"), float("inf"), 1e-45]
     replies = []
     for client in range(5):
-        upload: Any = good._replace(size=on.sizes[client])
+        upload: Any = good._replace(size=on.problem.sizes[client])
         if random.random() < 0.5:
             w = upload.w.clone()
             w[random.randrange(len(w))] = random.choice(values)
@@ -274,13 +276,15 @@ def uploads(random: Random, inside: Path) -> None:
         torch.stack([r.upload.w for r in kept]), torch.stack([r.upload.size for r in kept])
     )
     part = round._replace(clients=torch.tensor([r.client for r in kept]))
-    had = (on.start.expand(len(kept), -1), ())
-    at, _ = screen(rows, part, on.sizes, Guard(), had)
+    had = (on.problem.start.expand(len(kept), -1), ())
+    at, _ = screen(rows, part, on.problem.sizes, Guard(), had)
     if len(at):
         new = FedAvg().aggregate(
-            on.start, Update(rows.w[at], rows.size[at]), part._replace(clients=part.clients[at])
+            on.problem.start,
+            Update(rows.w[at], rows.size[at]),
+            part._replace(clients=part.clients[at]),
         )
-        if not new.isfinite().all() or new.norm() > 200 * on.start.norm():
+        if not new.isfinite().all() or new.norm() > 200 * on.problem.start.norm():
             raise Finding("poison has entered the aggregate")
 
 

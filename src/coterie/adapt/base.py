@@ -14,7 +14,7 @@ from ..core.algorithm import AnyAlgorithm, Mixture, Round, Wrapper
 from ..core.client import Client
 from ..core.fields import Checked
 from ..core.mixing import mix, shares
-from ..core.task import Task
+from ..core.problem import Problem
 from ..core.tree import Tree
 
 
@@ -34,7 +34,7 @@ class Adaptation(Checked, ABC):
         """That report, a vector as long as the parameters; the server averages them."""
         raise NotImplementedError
 
-    def check(self, algorithm: AnyAlgorithm, task: Task) -> None:
+    def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
         """Refuse what cannot be adapted like this; most can."""
 
     def given(self, algorithm: AnyAlgorithm, server: Tree, surveyed: Tree, round: Round) -> Tree:
@@ -64,15 +64,15 @@ class Adapted(Wrapper[With, With, With, Any]):
 
     paper: ClassVar[str] = ""
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """As the method, and what the adaptation refuses."""
-        self.algorithm.check(task, rounds)
-        self.adaptation.check(self.algorithm, task)
+        self.algorithm.check(problem, rounds)
+        self.adaptation.check(self.algorithm, problem)
 
-    def init(self, task: Task) -> tuple[With, Tree]:
+    def init(self, problem: Problem) -> tuple[With, Tree]:
         """As the method; nothing is surveyed yet."""
-        server, states = self.algorithm.init(task)
-        none = task.start.new_zeros(task.model.parameters)
+        server, states = self.algorithm.init(problem)
+        none = problem.start.new_zeros(problem.model.parameters)
         return With(server, none if self.adaptation.surveys else ()), states
 
     def download(self, server: With, round: Round) -> With:
@@ -111,9 +111,13 @@ class Adapted(Wrapper[With, With, With, Any]):
 
         return Mixture(weights, client.map(adapted, models))
 
-    def collaboration(self, server: With, states: Tree, round: Round) -> Tensor | None:
+    def shown(self, state: Tree) -> Tree:
         """As the method."""
-        return self.algorithm.collaboration(server.method, states, round)
+        return self.algorithm.shown(state)
+
+    def collaboration(self, server: With, shown: Tree, round: Round) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.collaboration(server.method, shown, round)
 
     def observed(self, server: With) -> dict[str, Any]:
         """As the method."""

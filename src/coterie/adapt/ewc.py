@@ -31,9 +31,10 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import AnyAlgorithm, GlobalModel, Round, rows
-from ..core.client import Batch, Client
+from ..core.batches import Batch
+from ..core.client import Client
+from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
-from ..core.task import Task
 from ..core.tree import Tree
 from ..errors import ConfigError
 from .base import Adaptation
@@ -72,9 +73,9 @@ def consolidate(
     return client.scan(one, (start, client.begin(start)))[0]
 
 
-def require_aux(task: Task, where: str) -> None:
+def require_aux(problem: Problem, where: str) -> None:
     """Refuse a run whose server holds no samples."""
-    if task.aux is None:
+    if problem.aux is None:
         raise ConfigError(
             f"{where}: fisher_data = 'server_aux' needs samples that the server holds, and it has "
             "none; set data.aux to a share of the test data (0.1 in the paper), or use "
@@ -119,11 +120,11 @@ class ElasticWeights(Adaptation):
         """The diagonal on the client's own data."""
         return fisher(client, w, self.fisher_kind)
 
-    def check(self, algorithm: AnyAlgorithm, task: Task) -> None:
+    def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
         """The server can only look at a model that it has."""
         if self.fisher_data != "server_aux":
             return
-        require_aux(task, "adapt")
+        require_aux(problem, "adapt")
         if not isinstance(algorithm, GlobalModel):
             raise ConfigError(
                 f"adapt: fisher_data = 'server_aux' needs one model for all clients, and "

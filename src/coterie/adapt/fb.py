@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import AnyAlgorithm
-from ..core.client import Batch, Client, mean
+from ..core.batches import Batch
+from ..core.client import Client
 from ..core.flat import FlatModel
+from ..core.losses import mean
+from ..core.problem import Problem
 from ..core.ranges import CountOrZero, Positive
-from ..core.task import Task
 from ..core.tree import Tree
 from .base import Adaptation
 
@@ -76,6 +78,6 @@ class FreezeBase(Adaptation):
 
         return client.train(w, only=free, loss=as_evaluated if fixed else None)
 
-    def check(self, algorithm: AnyAlgorithm, task: Task) -> None:
+    def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
         """Refuse layers that the network does not have."""
-        task.model.positions(self.fb_trainable)
+        problem.model.positions(self.fb_trainable)

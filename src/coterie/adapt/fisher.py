@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
-from ..core.client import EVALUATION_BLOCK, Batch, Client
+from ..core.batches import EVALUATION_BLOCK, Batch
+from ..core.client import Client
 
 Kind = Literal["empirical", "true", "batch_mean"]
 Source = Literal["auto", "server_aux", "client_train", "aggregate"]

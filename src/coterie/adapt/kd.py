@@ -28,8 +28,10 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
-from ..core.client import Batch, Client, Loss, mean
+from ..core.batches import Batch, Loss
+from ..core.client import Client
 from ..core.descent import bounded_gradient
+from ..core.losses import mean
 from ..core.ranges import CountOrZero, Positive, Share
 from ..core.tree import Tree
 from .base import Adaptation

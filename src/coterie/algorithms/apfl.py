@@ -27,9 +27,11 @@ from torch import Tensor
 from torch.func import grad
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
-from ..core.client import Batch, Client, mean
+from ..core.batches import Batch
+from ..core.client import Client
+from ..core.losses import mean
+from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive, Share
-from ..core.task import Task
 from ..core.tree import Tree
 from .fedavg import Update, Weighting, average
 
@@ -90,10 +92,12 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
   author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad},
   journal={arXiv:2003.13461}, year={2020}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, Own]:
+    def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """The common start for both models."""
-        alpha = task.start.new_tensor(self.alpha)
-        return task.start, Own(rows(task.start, task.population), rows(alpha, task.population))
+        alpha = problem.start.new_tensor(self.alpha)
+        return problem.start, Own(
+            rows(problem.start, problem.population), rows(alpha, problem.population)
+        )
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""

@@ -29,8 +29,8 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
 from ..core.mixing import distances_between, last_applied, mix, nobody_yet
+from ..core.problem import Problem
 from ..core.rows import Rows, updated
-from ..core.task import Task
 from ..core.tree import Tree
 from .fedprox import proximal
 
@@ -146,13 +146,13 @@ def alike(server: Uploads, members: Tensor) -> Tensor:
 # ---- the exchange ----------------------------------------------------------------------------
 
 
-def start_together(task: Task, measured: bool) -> tuple[Uploads, Own]:
+def start_together(problem: Problem, measured: bool) -> tuple[Uploads, Own]:
     """The server and the clients before round 0, all at the common start."""
-    K, start = task.population, task.start
-    models, zero = rows(start, K), torch.zeros(K, dtype=torch.float64, device=task.device)
+    K, start = problem.population, problem.start
+    models, zero = rows(start, K), torch.zeros(K, dtype=torch.float64, device=problem.device)
     nobody = zero > 0
     table = nobody_yet(start, K)
-    first = rows(torch.zeros_like(start[: task.model.parameters]), K if measured else 0)
+    first = rows(torch.zeros_like(start[: problem.model.parameters]), K if measured else 0)
     apart = start.new_full((1,), -1.0).expand(K if measured else 0, K)
     none = start.new_zeros(K)
     kept = Own(models, none, none) if measured else Own(models)
@@ -257,7 +257,7 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
         everybody = torch.arange(round.population, device=round.clients.device)
         return mixed(server, round.clients, everybody, self._weigh(server, round))
 
-    def collaboration(self, server: Uploads, states: Own, round: Round) -> Tensor:
+    def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
         """The weights with which everybody's last u_i was formed."""
         return last_applied(server.applied)
 

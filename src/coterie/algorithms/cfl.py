@@ -40,7 +40,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, single
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, single
 from ..core.client import Client
 from ..core.mixing import (
     cosines,
@@ -51,10 +51,10 @@ from ..core.mixing import (
     shares,
     shares_within,
 )
+from ..core.problem import Problem
 from ..core.ranges import Auto, Cosine, Count, CountOrZero, NotNegative
 from ..core.rows import Rows, updated
-from ..core.task import Task
-from ..core.tree import Bank
+from ..core.tree import Bank, Tree
 from .fedavg import Update, Weighting
 
 Linkage = Literal["single", "complete"]
@@ -160,19 +160,21 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
   journal={IEEE Transactions on Neural Networks and Learning Systems}, year={2021}}"""
 
     @property
-    def uses_validation(self) -> bool:
-        """Where clients choose among the models on the way."""
-        return self.predict_with == "validation"
+    def traits(self) -> Traits:
+        """Clients may choose among the models on the way by validation data."""
+        return Traits(uses_validation=self.predict_with == "validation")
 
-    def init(self, task: Task) -> tuple[Clusters, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Clusters, tuple[()]]:
         """One cluster at the common start."""
-        K, device = task.population, task.device
+        K, device = problem.population, problem.device
         nothing = torch.zeros(K, device=device, dtype=torch.int64)
-        updates = task.start.new_zeros(1).expand(K, len(task.start))  # takes memory when first set
+        updates = problem.start.new_zeros(1).expand(
+            K, len(problem.start)
+        )  # takes memory when first set
         scale = torch.zeros((), dtype=torch.float64, device=device)
-        first = (task.start[None], nothing[:1] - 1, nothing)
-        applied = nobody_yet(task.start, K)
-        return Clusters(*first, updates, task.sizes, nothing - 1, scale, applied), ()
+        first = (problem.start[None], nothing[:1] - 1, nothing)
+        applied = nobody_yet(problem.start, K)
+        return Clusters(*first, updates, problem.sizes, nothing - 1, scale, applied), ()
 
     def download(self, server: Clusters, round: Round) -> Tensor:
         """Each client's cluster model."""
@@ -257,6 +259,6 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         losses = client.map(lambda w: client.loss(w, "val"), models)
         return single(models[torch.where(there, losses, torch.inf).argmin()])
 
-    def collaboration(self, server: Clusters, states: tuple[()], round: Round) -> Tensor:
+    def collaboration(self, server: Clusters, shown: Tree, round: Round) -> Tensor:
         """The weights of the average that each client last took part in."""
         return last_applied(server.applied)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ..core.algorithm import OwnModel, Round, check_pull, rows
 from ..core.client import Client
+from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
-from ..core.task import Task
 from .fedavg import Update, Weighting, average
 from .fedprox import proximal
 
@@ -57,9 +57,9 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia},
   booktitle={ICML}, year={2021}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, Own]:
+    def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """The common start."""
-        return task.start, Own(rows(task.start, task.population))
+        return problem.start, Own(rows(problem.start, problem.population))
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""
@@ -82,6 +82,6 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
         """The client's own model."""
         return state.v
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots."""
-        check_pull(task, rounds, "ditto.lam", self.lam)
+        check_pull(problem, rounds, "ditto.lam", self.lam)

@@ -28,12 +28,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, rows
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
 from ..core.mixing import mix
+from ..core.problem import Problem
 from ..core.ranges import CountOrZero, MinLen, NotNegative
-from ..core.task import Task
-from ..core.tree import Bank
+from ..core.tree import Bank, Tree
 from ..errors import ConfigError
 
 Requesters = Annotated[tuple[CountOrZero, ...], MinLen(1)] | Literal["all"]
@@ -158,16 +158,16 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
   booktitle={DART, MICCAI Workshop}, year={2020}}"""
 
     @property
-    def everybody(self) -> bool:
-        """All agents take part in every round."""
-        return True
+    def traits(self) -> Traits:
+        """All agents take part in every round and train several models."""
+        return Traits(everybody=True, several_models=True)
 
-    def init(self, task: Task) -> tuple[Copies, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Copies, tuple[()]]:
         """The common start for every requester; all weights 1."""
-        asked = len(requesting(self.requesters, task.population))
-        alpha = torch.ones(asked, task.population, dtype=torch.float64, device=task.device)
+        asked = len(requesting(self.requesters, problem.population))
+        alpha = torch.ones(asked, problem.population, dtype=torch.float64, device=problem.device)
         none = torch.zeros_like(alpha)
-        return Copies(rows(task.start, asked), alpha, alpha.new_zeros(asked), none), ()
+        return Copies(rows(problem.start, asked), alpha, alpha.new_zeros(asked), none), ()
 
     def download(self, server: Copies, round: Round) -> Tensor:
         """Every requester's model."""
@@ -226,10 +226,10 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         """The requester's model."""
         return accept(served)
 
-    def collaboration(self, server: Copies, states: tuple[()], round: Round) -> Tensor:
+    def collaboration(self, server: Copies, shown: Tree, round: Round) -> Tensor:
         """The weights of the requesters' last averages."""
         return full_rows(server.shares, requesting(self.requesters, round.population))
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse requesters that do not exist."""
-        requesting(self.requesters, task.population)
+        requesting(self.requesters, problem.population)

@@ -43,10 +43,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Round, check_pull
+from ..core.algorithm import Round, Traits, check_pull
 from ..core.mixing import off_diagonal, squared_distances
+from ..core.problem import Problem
 from ..core.ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
-from ..core.task import Task
 from ..errors import ConfigError
 from .attention import (
     TINY,
@@ -229,13 +229,13 @@ class FedAMP(Attentive):
             )
 
     @property
-    def uses_validation(self) -> bool:
-        """Where clients choose between their two models on it."""
-        return self.predict_with == "validation"
+    def traits(self) -> Traits:
+        """Clients may choose between their two models by validation data."""
+        return Traits(uses_validation=self.predict_with == "validation")
 
-    def init(self, task: Task) -> tuple[Uploads, Own]:
+    def init(self, problem: Problem) -> tuple[Uploads, Own]:
         """The common start."""
-        return start_together(task, measured=self.sigma == "auto")
+        return start_together(problem, measured=self.sigma == "auto")
 
     # ---- the server ------------------------------------------------------------------------
 
@@ -308,9 +308,9 @@ class FedAMP(Attentive):
             new = new._replace(sigma=width)
         return stored(new, uploads, round)
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots, in any round of the schedule."""
         for index in range(rounds + 1):  # the last models are served after the last round
-            self._alpha(index, task.recipe.rate(index))
+            self._alpha(index, problem.recipe.rate(index))
         if self.lam is None or self.alpha == "auto":
-            check_pull(task, rounds, "fedamp.prox", self.prox)
+            check_pull(problem, rounds, "fedamp.prox", self.prox)

@@ -17,8 +17,8 @@ from torch import Tensor
 from ..core.algorithm import GlobalModel, Round, rows
 from ..core.client import Client
 from ..core.mixing import mean_move, shares
+from ..core.problem import Problem
 from ..core.ranges import Positive
-from ..core.task import Task
 
 Weighting = Literal["samples", "uniform"]
 
@@ -57,9 +57,9 @@ class FedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
           Ag{\\"u}era y Arcas, Blaise},
   booktitle={AISTATS}, year={2017}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""
-        return task.start, ()
+        return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""

@@ -27,12 +27,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import GlobalModel, Round, rows
+from ..core.algorithm import GlobalModel, Round, Sharing, Traits, rows
 from ..core.client import Client
+from ..core.problem import Problem
 from ..core.ranges import Positive, ShareBelowOne
-from ..core.task import Task
 from ..core.tree import Bank, Tree
-from ..data.shared import Sharing
+from ..errors import EngineError
 from .fedavg import Update, Weighting, average
 
 
@@ -80,18 +80,19 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
   journal={arXiv:1806.00582}, year={2018}}"""
 
     @property
-    def sharing(self) -> Sharing | None:
-        """The pool."""
-        return Sharing(self.pool, self.share)
+    def traits(self) -> Traits:
+        """The pool leaves the clients."""
+        return Traits(sharing=Sharing(self.pool, self.share))
 
-    def init(self, task: Task) -> tuple[Server, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
         """The common start, and the pool ready to be sent; clients keep nothing."""
-        nobody = torch.zeros(task.population, dtype=torch.bool, device=task.device)
-        owner, at = task.shared
-        inputs, targets = task.x[at], task.y[at]
-        samples = torch.cat([_bytes(inputs), _bytes(targets)], 1)
+        nobody = torch.zeros(problem.population, dtype=torch.bool, device=problem.device)
+        pool = problem.pool
+        if pool is None:
+            raise EngineError("fedavg_data: the clients' pool of shared samples was not formed")
+        owner, samples = pool.owner, torch.cat([_bytes(pool.x), _bytes(pool.y)], 1)
         owner = torch.full_like(owner, -1) if self.pool == "held_out" else owner
-        return Server(task.start, samples, owner, nobody), ()
+        return Server(problem.start, samples, owner, nobody), ()
 
     def download(self, server: Server, round: Round) -> Sent:
         """The global model; to newcomers also the samples they lack."""

@@ -30,11 +30,13 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, rows
-from ..core.client import Batch, Client, mean
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
+from ..core.batches import Batch
+from ..core.client import Client
+from ..core.losses import mean
 from ..core.mixing import mix, shares
+from ..core.problem import Problem
 from ..core.ranges import CountOrZero, Few
-from ..core.task import Task
 from .fedavg import Weighting
 
 
@@ -88,11 +90,16 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
           Vidal, Richard},
   booktitle={NeurIPS}, year={2021}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, Own]:
+    @property
+    def traits(self) -> Traits:
+        """Every client trains all components."""
+        return Traits(several_models=True)
+
+    def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """Different components, equal shares."""
         M = self.components
-        pi = torch.full((M,), 1 / M, dtype=task.dtype, device=task.device)
-        return task.starts(M), Own(rows(pi, task.population))
+        pi = torch.full((M,), 1 / M, dtype=problem.dtype, device=problem.device)
+        return problem.starts(M), Own(rows(pi, problem.population))
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """All components."""
@@ -141,7 +148,11 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
             pi = self.expect(client, served, pi)[1]
         return Mixture(pi, served)
 
-    def collaboration(self, server: Tensor, states: Own, round: Round) -> Tensor:
+    def shown(self, state: Own) -> Tensor:
+        """The weights of the components."""
+        return state.pi
+
+    def collaboration(self, server: Tensor, shown: Tensor, round: Round) -> Tensor:
         """How much of each other's components clients use; rows sum to one."""
-        pi = states.pi.to(torch.float64)
+        pi = shown.to(torch.float64)
         return pi @ (pi / pi.sum(0).clamp(min=1e-300)).T

@@ -47,12 +47,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..core.algorithm import Algorithm, Mixture, Round, rows
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
 from ..core.clipping import clipped, honest_length, noised
 from ..core.mixing import count_larger, epsilon_greedy, mix
+from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
-from ..core.task import Task
 from ..core.tree import Bank, Parcels, where
 from ..errors import ConfigError
 from .federico_forms import EXCHANGES, Circle, Exchange, Held, Inbox, Reply, Scale, Sight
@@ -131,23 +131,23 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         return EXCHANGES[self.form]
 
     @property
-    def models_change_hands(self) -> bool:
+    def traits(self) -> Traits:
         """The client that fits a model best becomes its main user, whoever started it."""
-        return True
+        return Traits(models_change_hands=True, several_models=True)
 
     # ---- between clients -------------------------------------------------------------------
 
-    def init(self, task: Task) -> tuple[Circle, Tracked]:
+    def init(self, problem: Problem) -> tuple[Circle, Tracked]:
         """A model for every client; nobody has seen anybody."""
-        K, device = task.population, task.device
+        K, device = problem.population, problem.device
         together = self.start == "common"
-        models = rows(task.start, K) if together else task.fresh(torch.arange(K))
-        state = vmap(task.recipe.rule().init)(models[:, : task.model.parameters])
+        models = rows(problem.start, K) if together else problem.fresh(torch.arange(K))
+        state = vmap(problem.recipe.rule().init)(models[:, : problem.model.parameters])
         identity = torch.eye(K, dtype=torch.bool, device=device)
         zero = torch.zeros(K, K, dtype=torch.float64, device=device)
         ranks = torch.zeros(K, K, dtype=torch.int32, device=device)
         circle = Circle(
-            models, state if self.step == "gradient" else (), task.sizes, ranks, identity
+            models, state if self.step == "gradient" else (), problem.sizes, ranks, identity
         )
         alone = identity.to(torch.float64)
         return circle, Tracked(zero, zero, zero > 0, alone, zero.new_zeros(K))
@@ -288,6 +288,10 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         weights = is_of.to(torch.float64) @ kept
         return Mixture((weights / weights.sum()).to(models.dtype), models)
 
-    def collaboration(self, server: Circle, states: Tracked, round: Round) -> Tensor:
+    def shown(self, state: Tracked) -> Tensor:
+        """The weights on the others' models."""
+        return state.weights
+
+    def collaboration(self, server: Circle, shown: Tensor, round: Round) -> Tensor:
         """Every client's weights."""
-        return states.weights
+        return shown

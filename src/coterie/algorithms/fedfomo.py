@@ -31,12 +31,13 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, rows, single
-from ..core.client import Client, mean
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
+from ..core.client import Client
+from ..core.losses import mean
 from ..core.mixing import count_larger, epsilon_greedy
+from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative, Share
 from ..core.rows import Rows, updated
-from ..core.task import Task
 from ..core.tree import Bank, bank
 from ..errors import ConfigError
 
@@ -134,23 +135,23 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
   booktitle={ICLR}, year={2021}}"""
 
     @property
-    def uses_validation(self) -> bool:
-        """Models are weighed on it."""
-        return True
+    def traits(self) -> Traits:
+        """Models are weighed on validation data."""
+        return Traits(uses_validation=True)
 
-    def init(self, task: Task) -> tuple[Pool, Kept]:
+    def init(self, problem: Problem) -> tuple[Pool, Kept]:
         """The common start; P is the identity."""
-        self._check(task)
-        K = task.population
-        identity = torch.eye(K, dtype=task.dtype, device=task.device)
-        nobody = torch.full((K,), -1, device=task.device)
-        models = rows(task.start, K)
-        equal = torch.zeros(1, 1, dtype=torch.int32, device=task.device).expand(K, K)
+        self._check(problem)
+        K = problem.population
+        identity = torch.eye(K, dtype=problem.dtype, device=problem.device)
+        nobody = torch.full((K,), -1, device=problem.device)
+        models = rows(problem.start, K)
+        equal = torch.zeros(1, 1, dtype=torch.int32, device=problem.device).expand(K, K)
         return Pool(models, nobody, equal), Kept(models, models, identity, identity)
 
-    def _check(self, task: Task) -> None:
+    def _check(self, problem: Problem) -> None:
         """Refuse standard errors of a single validation sample: no gain could ever be shown."""
-        sizes, names = task.splits["val"].sizes, task.federation.clients
+        sizes, names = problem.counts.val, problem.clients
         short = [name for name, size in zip(names, sizes, strict=True) if size == 1]
         if self.min_gain_se and short:
             raise ConfigError(
@@ -250,6 +251,10 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         """The client's model after a further weighing."""
         return single(self.weigh(client, served, state)[0])
 
-    def collaboration(self, server: Pool, states: Kept, round: Round) -> Tensor:
+    def shown(self, state: Kept) -> Tensor:
+        """The last shares."""
+        return state.weights
+
+    def collaboration(self, server: Pool, shown: Tensor, round: Round) -> Tensor:
         """Every client's last shares."""
-        return states.weights
+        return shown

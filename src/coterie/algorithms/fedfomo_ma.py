@@ -25,10 +25,10 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.client import Client
-from ..core.task import Task
-from ..core.tree import Bank
+from ..core.problem import Problem
+from ..core.tree import Bank, Tree
 from .fedfomo import FedFomo, fomo_weights, norm
 
 
@@ -77,16 +77,16 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
     bibtex: ClassVar[str] = FedFomo.bibtex
 
     @property
-    def uses_validation(self) -> bool:
-        """Models are weighed on it."""
-        return True
+    def traits(self) -> Traits:
+        """Models are weighed on validation data."""
+        return Traits(uses_validation=True)
 
-    def init(self, task: Task) -> tuple[Pool, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Pool, tuple[()]]:
         """The common start; everybody stands alone."""
-        K = task.population
-        alone = torch.eye(K, dtype=task.dtype, device=task.device)
-        nobody = torch.full((K,), -1, device=task.device)
-        return Pool(rows(task.start, K), nobody, alone, task.start), ()
+        K = problem.population
+        alone = torch.eye(K, dtype=problem.dtype, device=problem.device)
+        nobody = torch.full((K,), -1, device=problem.device)
+        return Pool(rows(problem.start, K), nobody, alone, problem.start), ()
 
     def download(self, server: Pool, round: Round) -> Bank:
         """The average and the averages without one: slot 0, and slot 1 + n for client n."""
@@ -146,6 +146,6 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         """The client's mix after a further weighing."""
         return single(self.weigh(client, served)[0])
 
-    def collaboration(self, server: Pool, states: tuple[()], round: Round) -> Tensor:
+    def collaboration(self, server: Pool, shown: Tree, round: Round) -> Tensor:
         """Every client's last shares."""
         return server.shares

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
-from ..core.task import Task
+from ..core.problem import Problem
 from .fedavg import Update, Weighting, average
 from .lgfedavg import Layers, Parts, parts
 
@@ -50,10 +50,10 @@ class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
     def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
         """The client's whole model after its round."""
 
-    def init(self, task: Task) -> tuple[Tensor, Head]:
+    def init(self, problem: Problem) -> tuple[Tensor, Head]:
         """The common start."""
-        head, base, _ = parts(task.model, self.head)
-        return task.start[base], Head(rows(task.start[head], task.population))
+        head, base, _ = parts(problem.model, self.head)
+        return problem.start[base], Head(rows(problem.start[head], problem.population))
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The base."""
@@ -77,9 +77,9 @@ class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
         """The newest base and the client's own head."""
         return single(parts(client.model, self.head).join(state.w, served))
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse layers that the network does not have."""
-        parts(task.model, self.head)
+        parts(problem.model, self.head)
 
 
 @dataclass(frozen=True)

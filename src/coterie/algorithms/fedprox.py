@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..core.algorithm import GlobalModel, Round, check_pull, rows
 from ..core.client import Client
+from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
-from ..core.task import Task
 from .fedavg import Update, Weighting, average
 
 
@@ -47,9 +47,9 @@ class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
           Talwalkar, Ameet and Smith, Virginia},
   booktitle={MLSys}, year={2020}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""
-        return task.start, ()
+        return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""
@@ -68,6 +68,6 @@ class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
         """The global model."""
         return server
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots."""
-        check_pull(task, rounds, "fedprox.mu", self.mu)
+        check_pull(problem, rounds, "fedprox.mu", self.mu)

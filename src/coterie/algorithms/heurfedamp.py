@@ -23,10 +23,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Round, check_pull
+from ..core.algorithm import Round, Traits, check_pull
 from ..core.mixing import cosines
+from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Share
-from ..core.task import Task
 from .attention import (
     Attentive,
     Cloud,
@@ -87,13 +87,13 @@ class HeurFedAMP(Attentive):
     bibtex: ClassVar[str] = FedAMP.bibtex
 
     @property
-    def uses_validation(self) -> bool:
-        """Where clients choose between their two models on it."""
-        return self.predict_with == "validation"
+    def traits(self) -> Traits:
+        """Clients may choose between their two models by validation data."""
+        return Traits(uses_validation=self.predict_with == "validation")
 
-    def init(self, task: Task) -> tuple[Uploads, Own]:
+    def init(self, problem: Problem) -> tuple[Uploads, Own]:
         """The common start."""
-        return start_together(task, measured=self.sigma == "auto")
+        return start_together(problem, measured=self.sigma == "auto")
 
     # ---- the server ------------------------------------------------------------------------
 
@@ -129,6 +129,6 @@ class HeurFedAMP(Attentive):
             new = compared(new, Seen(W / length, noise), round)
         return stored(new, uploads, round)
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots."""
-        check_pull(task, rounds, "heurfedamp.prox", self.prox)
+        check_pull(problem, rounds, "heurfedamp.prox", self.prox)

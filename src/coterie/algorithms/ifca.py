@@ -29,13 +29,13 @@ import torch
 from torch import Tensor
 
 from ..core import random
-from ..core.algorithm import Algorithm, Mixture, Round, single
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, single
 from ..core.client import Client
 from ..core.mixing import cosines, last_applied, nobody_yet, noted, shares_within
+from ..core.problem import Problem
 from ..core.ranges import Auto, Few, NotNegative, Share
 from ..core.rows import Rows, updated
-from ..core.task import Task
-from ..core.tree import Bank
+from ..core.tree import Bank, Tree
 from ..errors import ConfigError
 from .cfl import merged
 from .fedavg import Update, Weighting, average
@@ -116,38 +116,38 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
             )
 
     @property
-    def uses_validation(self) -> bool:
-        """Where clients choose on it."""
-        return self.choose_on == "val"
+    def traits(self) -> Traits:
+        """Clients may choose their model by validation data."""
+        return Traits(uses_validation=self.choose_on == "val")
 
-    def init(self, task: Task) -> tuple[Models, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Models, tuple[()]]:
         """The models before round 0."""
-        start, K = task.start, task.population
-        nobody = torch.full((K,), -1, device=task.device)
+        start, K = problem.start, problem.population
+        nobody = torch.full((K,), -1, device=problem.device)
         none = start.new_zeros(0, 1, len(start))
         applied = nobody_yet(start, K)
         if self.start == "pretrain" or self.k == "auto":
             unheard = start.new_zeros(1).expand(K, len(start))
-            return Models(start[None], nobody, none, unheard, task.sizes, applied), ()
-        theta, spare = self._drawn(task, self.k)
-        return Models(theta, nobody, spare, none[:, 0], task.sizes, applied), ()
+            return Models(start[None], nobody, none, unheard, problem.sizes, applied), ()
+        theta, spare = self._drawn(problem, self.k)
+        return Models(theta, nobody, spare, none[:, 0], problem.sizes, applied), ()
 
-    def _drawn(self, task: Task, k: int) -> tuple[Tensor, Tensor]:
+    def _drawn(self, problem: Problem, k: int) -> tuple[Tensor, Tensor]:
         """The first models and what may replace them."""
         if self.start == "perturb":
-            theta = self._perturbed(task, k)
+            theta = self._perturbed(problem, k)
             return theta, theta.new_zeros(0, *theta.shape)
-        drawn = torch.stack([task.starts(k, draw) for draw in range(self.draws)])
+        drawn = torch.stack([problem.starts(k, draw) for draw in range(self.draws)])
         return drawn[0], drawn[1:]
 
-    def _perturbed(self, task: Task, k: int) -> Tensor:
+    def _perturbed(self, problem: Problem, k: int) -> Tensor:
         """The common start and k − 1 noisy copies of it; buffers are left alone."""
-        trained = task.start[: task.model.parameters]
-        place = torch.arange(len(trained), device=task.device)
-        copies = torch.arange(k, device=task.device)[:, None]
-        noise = random.normal(task.seed, "perturb", copies, place).to(task.dtype)
+        trained = problem.start[: problem.model.parameters]
+        place = torch.arange(len(trained), device=problem.device)
+        copies = torch.arange(k, device=problem.device)[:, None]
+        noise = random.normal(problem.seed, "perturb", copies, place).to(problem.dtype)
         noise = noise * self.perturb_scale * trained.square().mean().sqrt()
-        theta = task.start.repeat(k, 1)
+        theta = problem.start.repeat(k, 1)
         theta[1:, : len(trained)] += noise[1:]
         return theta
 
@@ -230,6 +230,6 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         """The model that fits best."""
         return single(self.choose(client, served)[0])
 
-    def collaboration(self, server: Models, states: tuple[()], round: Round) -> Tensor:
+    def collaboration(self, server: Models, shown: Tree, round: Round) -> Tensor:
         """The weights of the average that each client last took part in."""
         return last_applied(server.applied)

@@ -27,8 +27,8 @@ from torch import Tensor
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
 from ..core.flat import FlatModel
+from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, MinLen
-from ..core.task import Task
 from ..core.tree import Bank
 from .fedavg import Update, Weighting, average
 
@@ -126,12 +126,12 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         """Whether the whole model is still trained by all."""
         return index < self.pretrain_rounds
 
-    def init(self, task: Task) -> tuple[Shared, Own]:
+    def init(self, problem: Problem) -> tuple[Shared, Own]:
         """The common start."""
-        upper, lower, _ = self._parts(task.model)
-        begun = torch.full((task.population,), self.pretrain_rounds == 0, device=task.device)
-        own = Own(rows(task.start[lower], task.population))
-        return Shared(task.start[upper], task.start[lower], begun), own
+        upper, lower, _ = self._parts(problem.model)
+        begun = torch.full((problem.population,), self.pretrain_rounds == 0, device=problem.device)
+        own = Own(rows(problem.start[lower], problem.population))
+        return Shared(problem.start[upper], problem.start[lower], begun), own
 
     def download(self, server: Shared, round: Round) -> Down:
         """The upper layers; the lower ones only to who has none of its own."""
@@ -171,6 +171,6 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         at = self._parts(client.model)
         return single(at.join(served.upper, self._lower(served, state)))
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse layers that the network does not have."""
-        self._parts(task.model)
+        self._parts(problem.model)

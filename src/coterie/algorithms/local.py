@@ -21,9 +21,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.client import Client
-from ..core.task import Task
+from ..core.problem import Problem
 from ..core.tree import Tree
 
 NO_LOSS = 1e30  # of a client that has not trained yet: above every loss, and a finite number
@@ -62,17 +62,17 @@ class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
     paper: ClassVar[str] = "Each client on its own data: the baseline of all five papers"
 
     @property
-    def everybody(self) -> bool:
-        """A full budget trains everybody in every round."""
-        return self.budget == "full"
+    def traits(self) -> Traits:
+        """A full budget trains everybody in every round; nothing is shared."""
+        return Traits(everybody=self.budget == "full", alone=True)
 
-    def init(self, task: Task) -> tuple[tuple[()], Own]:
+    def init(self, problem: Problem) -> tuple[tuple[()], Own]:
         """A model for every client; nothing has been validated yet."""
-        K = task.population
-        own = rows(task.start, K) if self.start == "common" else task.fresh(torch.arange(K))
+        K = problem.population
+        own = rows(problem.start, K) if self.start == "common" else problem.fresh(torch.arange(K))
         if self.keep == "last":
             return (), Own(own, ())
-        return (), Own(own, Early(own, task.start.new_full((K,), NO_LOSS)))
+        return (), Own(own, Early(own, problem.start.new_full((K,), NO_LOSS)))
 
     def download(self, server: tuple[()], round: Round) -> tuple[()]:
         """Nothing."""

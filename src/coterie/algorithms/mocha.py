@@ -32,8 +32,8 @@ from torch import Tensor
 from ..core.algorithm import OwnModel, Round, rows
 from ..core.client import Client
 from ..core.mixing import gram, mix
+from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative, Positive
-from ..core.task import Task
 from ..errors import ConfigError
 
 BLOCK = 4000  # of the code that P1 used
@@ -113,18 +113,20 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
   author={Smith, Virginia and Chiang, Chao-Kai and Sanjabi, Maziar and Talwalkar, Ameet},
   booktitle={NeurIPS}, year={2017}}"""
 
-    def init(self, task: Task) -> tuple[Columns, Own]:
+    def init(self, problem: Problem) -> tuple[Columns, Own]:
         """Everybody at the common start."""
-        K = task.population
-        W = rows(task.start, K)
+        K = problem.population
+        W = rows(problem.start, K)
         if self.omega == "mean":
             omega = mean_omega(K)
         elif self.omega == "learned":  # Σ = I/K
-            omega = torch.eye(K, dtype=torch.float64) / max(1 / K, self._floor(task.recipe.rate(0)))
+            omega = torch.eye(K, dtype=torch.float64) / max(
+                1 / K, self._floor(problem.recipe.rate(0))
+            )
         else:
             omega = torch.full((K, K), (1 - 1 / K) ** 2, dtype=torch.float64)
-        nobody = torch.zeros(K, dtype=torch.bool, device=task.device)
-        return Columns(W, omega.to(task.device), nobody), Own(W)
+        nobody = torch.zeros(K, dtype=torch.bool, device=problem.device)
+        return Columns(W, omega.to(problem.device), nobody), Own(W)
 
     def _floor(self, lr: float) -> float:
         return max(self.floor, 2 * lr * self.lam1)
@@ -171,9 +173,9 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         """The client's own model."""
         return state.w
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a step that overshoots in any round; of a learned Ω only the first is known."""
-        largest = float(self.init(task)[0].omega.diagonal().max())
+        largest = float(self.init(problem)[0].omega.diagonal().max())
         for index in range(rounds):
             known = largest if index == 0 or self.omega != "learned" else 0.0
-            self._refuse(known, index, task.recipe.rate(index), task.model.parameters)
+            self._refuse(known, index, problem.recipe.rate(index), problem.model.parameters)

@@ -35,11 +35,12 @@ from torch import Tensor
 from ..adapt.ewc import Step, consolidate, require_aux, strength
 from ..adapt.fisher import Kind, Source, fisher
 from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, losses
-from ..core.algorithm import GlobalModel, Round, check_pull, rows
-from ..core.client import Batch, Client
+from ..core.algorithm import GlobalModel, Round, Traits, check_pull, rows
+from ..core.batches import Batch
+from ..core.client import Client
 from ..core.mixing import mix, shares
+from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Positive, Share
-from ..core.task import Task
 from ..core.tree import Tree
 from ..errors import ConfigError
 from .fedavg import Update, Weighting, average
@@ -156,23 +157,27 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         """The constants of the losses."""
 
     @property
-    def uses_validation(self) -> bool:
-        """To choose a checkpoint."""
+    def _validated(self) -> bool:
         return self.checkpoint != "last"
 
-    def init(self, task: Task) -> tuple[Server, tuple[()]]:
+    @property
+    def traits(self) -> Traits:
+        """Validation data may choose a checkpoint."""
+        return Traits(uses_validation=self._validated)
+
+    def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
         """The common start; clients keep nothing."""
-        source, validated = self.options.fisher_data, self.uses_validation
+        source, validated = self.options.fisher_data, self._validated
         if source == "server_aux":
-            require_aux(task, "algorithm")
-        none = task.start.new_zeros(task.model.parameters)
-        lowest = task.start.new_full((), torch.inf)
+            require_aux(problem, "algorithm")
+        none = problem.start.new_zeros(problem.model.parameters)
+        lowest = problem.start.new_full((), torch.inf)
         return Server(
-            task.start,
+            problem.start,
             none if source == "aggregate" else (),
-            task.start if validated else (),
+            problem.start if validated else (),
             lowest if validated else (),
-            task.start.new_zeros(2),
+            problem.start.new_zeros(2),
         ), ()
 
     def _elastic(self, t: int, horizon: int) -> bool:
@@ -202,7 +207,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         G, t, horizon = received.theta, client.round, client.horizon
         w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
         report = fisher(client, G, self.options.fisher_kind) if self._asked(t, horizon) else ()
-        loss = client.loss(G, "val") if self.uses_validation else ()
+        loss = client.loss(G, "val") if self._validated else ()
         mu, personal = self.phase(t, horizon)
         taught: Tree = ()
         if mu < 1.0 and personal == "kd":
@@ -230,12 +235,12 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
 
     def model(self, server: Server) -> Tensor:
         """The newest global model, or the one that was validated best."""
-        model: Tensor = server.best if self.uses_validation else server.theta
+        model: Tensor = server.best if self._validated else server.theta
         return model
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse Fisher data that the server lacks, and a schedule that leaves its range."""
-        self.init(task)
+        self.init(problem)
         for t in range(rounds):
             mu, personal = self.phase(t, rounds)
             if not 0 <= mu <= 1:
@@ -243,7 +248,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
                     f"pafl.schedule: found μ = {mu} in round {t}; expected a number from 0 to 1"
                 )
             if personal == "proximal":
-                check_pull(task, rounds, "pafl.mu", 1 - mu)
+                check_pull(problem, rounds, "pafl.mu", 1 - mu)
 
 
 PAPER = (

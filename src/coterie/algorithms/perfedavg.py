@@ -29,10 +29,11 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
-from ..core.client import Batch, Client
+from ..core.batches import Batch
+from ..core.client import Client
 from ..core.descent import descend
+from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
-from ..core.task import Task
 from ..core.tree import Tree
 from .fedavg import Update, Weighting, average
 
@@ -74,9 +75,9 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
   author={Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman},
   booktitle={NeurIPS}, year={2020}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""
-        return task.start, ()
+        return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""

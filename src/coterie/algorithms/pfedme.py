@@ -27,9 +27,10 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from ..core.algorithm import OwnModel, Round, rows
-from ..core.client import Batch, Client
+from ..core.batches import Batch
+from ..core.client import Client
+from ..core.problem import Problem
 from ..core.ranges import Auto, Count, Positive
-from ..core.task import Task
 from ..errors import ConfigError
 from .fedavg import Update, Weighting, average
 from .fedprox import proximal
@@ -86,9 +87,9 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
                     f"lower one of them, or take {name} = 'auto'"
                 )
 
-    def init(self, task: Task) -> tuple[Tensor, Own]:
+    def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """The common start."""
-        return task.start, Own(rows(task.start, task.population))
+        return problem.start, Own(rows(problem.start, problem.population))
 
     def _rate(self, given: float | Auto, of_round: Tensor) -> Tensor | float:
         return of_round / (1 + of_round * self.lam) if given == "auto" else given

@@ -34,8 +34,8 @@ from torch import Tensor
 from ..core.algorithm import GlobalModel, Round, rows
 from ..core.client import Client
 from ..core.mixing import mean_move, mix, shares
+from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive
-from ..core.task import Task
 from .fedavg import Weighting
 
 Step = Literal["normalised", "lipschitz"]
@@ -114,9 +114,9 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
   author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
   booktitle={ICLR}, year={2020}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""
-        return task.start, ()
+        return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""

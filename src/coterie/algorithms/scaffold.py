@@ -23,9 +23,10 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
-from ..core.client import Batch, Client
+from ..core.batches import Batch
+from ..core.client import Client
+from ..core.problem import Problem
 from ..core.ranges import Positive
-from ..core.task import Task
 from ..core.tree import Tree
 from ..errors import ConfigError
 
@@ -103,16 +104,16 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
           Stich, Sebastian and Suresh, Ananda Theertha},
   booktitle={ICML}, year={2020}}"""
 
-    def init(self, task: Task) -> tuple[Shared, Kept]:
+    def init(self, problem: Problem) -> tuple[Shared, Kept]:
         """The common start and zero controls."""
-        if self.control == "displacement" and task.recipe.optimizer != "sgd":
+        if self.control == "displacement" and problem.recipe.optimizer != "sgd":
             raise ConfigError(
                 f"scaffold: control = 'displacement' reads gradients off sgd's steps, and the "
-                f"optimizer is '{task.recipe.optimizer}'; use control = 'mean_gradient'"
+                f"optimizer is '{problem.recipe.optimizer}'; use control = 'mean_gradient'"
             )
-        zero = task.start.new_zeros(task.start.shape)
-        kept = Kept(rows(zero, task.population), rows(task.start, task.population))
-        return Shared(task.start, zero), kept
+        zero = problem.start.new_zeros(problem.start.shape)
+        kept = Kept(rows(zero, problem.population), rows(problem.start, problem.population))
+        return Shared(problem.start, zero), kept
 
     def download(self, server: Shared, round: Round) -> Shared:
         """The model and the server's control."""
@@ -145,6 +146,6 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
         """x for everybody, or the client's own y_i."""
         return single(served if self.predict_with == "global" else state.y)
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a control that the optimiser does not allow."""
-        self.init(task)
+        self.init(problem)

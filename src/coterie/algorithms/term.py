@@ -26,8 +26,8 @@ from torch import Tensor
 from ..core.algorithm import GlobalModel, Round, rows
 from ..core.client import Client
 from ..core.mixing import mix, shares
+from ..core.problem import Problem
 from ..core.ranges import Number, Positive
-from ..core.task import Task
 from .fedavg import Weighting
 from .qfedavg import Measured, measured
 
@@ -70,9 +70,9 @@ class TERM(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
   author={Li, Tian and Beirami, Ahmad and Sanjabi, Maziar and Smith, Virginia},
   booktitle={ICLR}, year={2021}}"""
 
-    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""
-        return task.start, ()
+        return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""

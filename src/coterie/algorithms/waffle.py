@@ -47,12 +47,12 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, rows
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
 from ..core.mixing import mix
+from ..core.problem import Problem
 from ..core.ranges import Interval, NotNegative, Number, Positive
-from ..core.task import Task
-from ..core.tree import Bank
+from ..core.tree import Bank, Tree
 from ..errors import ConfigError
 from .erosion import (
     Requesters,
@@ -171,23 +171,23 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
   journal={arXiv:2110.06978}, year={2021}}"""
 
     @property
-    def everybody(self) -> bool:
-        """All agents take part in every round."""
-        return True
+    def traits(self) -> Traits:
+        """All agents take part in every round and train several models."""
+        return Traits(everybody=True, several_models=True)
 
-    def init(self, task: Task) -> tuple[Copies, Kept]:
+    def init(self, problem: Problem) -> tuple[Copies, Kept]:
         """The common start, zero controls and uniform weights for every requester."""
-        K, asked = task.population, len(requesting(self.requesters, task.population))
+        K, asked = problem.population, len(requesting(self.requesters, problem.population))
         if K == 2:
             warnings.warn(
                 "waffle with two agents weighs both alike until the last 5 % of the rounds; "
                 "it needs three to compare distances",
                 stacklevel=2,
             )
-        uniform = torch.full((asked, K), 1 / K, dtype=torch.float64, device=task.device)
-        zero = rows(torch.zeros_like(task.start), asked)
+        uniform = torch.full((asked, K), 1 / K, dtype=torch.float64, device=problem.device)
+        zero = rows(torch.zeros_like(problem.start), asked)
         controls = rows(zero, K)
-        x = rows(task.start, asked)
+        x = rows(problem.start, asked)
         return Copies(x, zero, uniform, uniform, uniform, controls), Kept(controls)
 
     def download(self, server: Copies, round: Round) -> Shared:
@@ -275,13 +275,13 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         """The requester's model."""
         return accept(served)
 
-    def collaboration(self, server: Copies, states: Kept, round: Round) -> Tensor:
+    def collaboration(self, server: Copies, shown: Tree, round: Round) -> Tensor:
         """The requesters' smoothed weights."""
         return full_rows(server.weights, requesting(self.requesters, round.population))
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """Refuse requesters that do not exist and a schedule that lies outside the run."""
-        requesting(self.requesters, task.population)
+        requesting(self.requesters, problem.population)
         if abs(self.offset) > rounds:
             raise ConfigError(
                 f"waffle.offset: found {self.offset:g} in a run of {rounds} rounds; expected a "

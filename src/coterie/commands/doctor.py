@@ -13,14 +13,14 @@ from ..compiled.kernels import native
 from ..core import tree
 from ..core.algorithm import round_of
 from ..core.buffers import governed
-from ..core.task import Task
 from ..data.duplicates import Duplicates, duplicates, shared_units
 from ..data.extremes import extremes
 from ..data.federation import Federation
+from ..data.simulation import Simulation
 from ..engines import auto
-from ..engines.vmap import VmapEngine
+from ..engines.vmap import VmapBackend
 from ..errors import printable
-from ..experiment.assemble import Assembly, assemble, task_of
+from ..experiment.assemble import Assembly, assemble, simulation_of
 from ..experiment.config.methods import Method
 from ..results.history import Roster
 
@@ -45,21 +45,21 @@ def doctor(source: Source = None, **flags: object) -> Diagnosis:
     config = configure(source, **flags)
     methods, assembly = config.methods(), assemble(config)
     seed = config.seeds[0]
-    task = task_of(assembly, methods[-1].build(), seed)
-    roster = Roster.of(task.federation)
-    costs, engine = _cost_facts(assembly, task, methods)
-    repeated = duplicates(task.federation)
+    on = simulation_of(assembly, methods[-1].build(), seed)
+    roster = Roster.of(on.federation)
+    costs, engine = _cost_facts(assembly, on, methods)
+    repeated = duplicates(on.federation)
     inside, across = sum(repeated.across_splits.values()), repeated.across_clients
     counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
-    facts = [*_data_facts(assembly, task, roster), counts, *costs]
+    facts = [*_data_facts(assembly, on, roster), counts, *costs]
     slow = [line for method in methods for line in _slower(assembly, method, engine)]
-    made = task.federation
+    made = on.federation
     warnings = (*_warnings(assembly, roster), *_repeated(made, repeated), *_out_of_scale(made))
     return Diagnosis(tuple(facts), (*warnings, *slow))
 
 
-def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[str, str]]:
-    config, federation = assembly.config, task.federation
+def _data_facts(assembly: Assembly, on: Simulation, roster: Roster) -> list[tuple[str, str]]:
+    config, federation, network = assembly.config, on.federation, on.problem.model
     data = federation.dataset
     kind = f"{data.classes} classes" if data.classes else "regression"
     shape = "x".join(map(str, data.x.shape[1:]))
@@ -81,9 +81,9 @@ def _data_facts(assembly: Assembly, task: Task, roster: Roster) -> list[tuple[st
         facts.append(("splits", "by time: train, then validation, then test"))
     if roster.groups is not None:
         facts.append(("hidden groups", str(len(np.unique(roster.groups)))))
-    model = f"{config.model.name}, {task.model.parameters:,} parameters"
+    model = f"{config.model.name}, {network.parameters:,} parameters"
     facts.append(("model", model))
-    if task.model.whole > task.model.parameters:
+    if network.whole > network.parameters:
         facts.append(("batch-norm buffers", config.train.buffers))
     return [*facts, ("metric", config.run.metric)]
 
@@ -94,18 +94,24 @@ def _range(sizes: NDArray[np.int64]) -> str:
 
 
 def _cost_facts(
-    assembly: Assembly, task: Task, methods: tuple[Method, ...]
+    assembly: Assembly, on: Simulation, methods: tuple[Method, ...]
 ) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     """What it costs, and the engine that would run it."""
     run, engine = assembly.config.run, assembly.config.engine
-    how = auto.repaid(task, run.rounds, play=engine.play, compiled=engine.compiled)
-    tries = auto.tries_of(task, run.rounds, engine.chunk)
-    found = auto.measure(task, how, tries, engine.memory_mib, engine.threads)
+    how = auto.repaid(on.problem, run.rounds, play=engine.play, compiled=engine.compiled)
+    tries = auto.tries_of(on.problem, on.shards, run.rounds, engine.chunk)
+    found = auto.measure(on.problem, on.shards, how, tries, engine.memory_mib, engine.threads)
     together = found.get("chunk", 1)
-    held = task.population * task.model.size * task.start.element_size() * 4
-    mib = (auto.footprint(task) * together + held) / 2**20
+    held = on.problem.population * on.problem.start.nbytes * 4
+    mib = (auto.footprint(on.problem) * together + held) / 2**20
     turns = run.rounds * len(methods) * len(assembly.config.seeds)
-    seconds = found["seconds"] / auto.PROBE_STEPS * auto.steps(task) * run.participation * turns
+    seconds = (
+        found["seconds"]
+        / auto.PROBE_STEPS
+        * auto.steps(on.problem, on.shards)
+        * run.participation
+        * turns
+    )
     names = ", ".join(method.label for method in methods)
     facts = [
         ("methods", names),
@@ -126,13 +132,13 @@ def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> li
     if engine["engine"] != "vmap" or not engine["play"]:
         return []
     algorithm = method.build()
-    task = task_of(assembly, algorithm, assembly.config.seeds[0])
-    algorithm = governed(algorithm, task)
-    task.recipe = replace(task.recipe, steps=auto.PROBE_STEPS)
-    able = (task.sizes > 0).nonzero().flatten()[: engine["chunk"]]
-    round = round_of(task, 0, assembly.config.run.rounds, able)
-    server, states = algorithm.init(task)
-    made = VmapEngine(task, chunk=len(able), play=True, compiled=engine["compiled"])
+    on = simulation_of(assembly, algorithm, assembly.config.seeds[0])
+    algorithm = governed(algorithm, on.problem)
+    problem = replace(on.problem, recipe=replace(on.problem.recipe, steps=auto.PROBE_STEPS))
+    able = (problem.sizes > 0).nonzero().flatten()[: engine["chunk"]]
+    round = round_of(problem, 0, assembly.config.run.rounds, able)
+    server, states = algorithm.init(problem)
+    made = VmapBackend(problem, on.shards, chunk=len(able), play=True, compiled=engine["compiled"])
     made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
     slow = [form for form in made.forms if form.why]
     return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]

@@ -14,17 +14,17 @@ its hyper-parameters.
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..data.shared import Sharing
 from ..errors import ConfigError
 from . import random
 from .client import Client, of_server
 from .fields import Checked
-from .task import Recipe, Task
+from .problem import Problem
+from .recipe import Recipe
 from .tree import Tree
 
 Server = TypeVar("Server")
@@ -69,19 +69,19 @@ class Round(NamedTuple):
         return models[..., : self.parameters]
 
 
-def round_of(task: Task, index: int, horizon: int, clients: Tensor) -> Round:
-    """A round of this task for some clients."""
+def round_of(problem: Problem, index: int, horizon: int, clients: Tensor) -> Round:
+    """A round of this problem for some clients."""
     return Round(
         index=index,
         horizon=horizon,
         clients=clients,
-        population=task.population,
-        seed=task.seed,
-        lr=task.recipe.rate(index),
-        keys=task.keys,
-        parameters=task.model.parameters,
-        recipe=task.recipe,
-        aux=of_server(task, index, horizon),
+        population=problem.population,
+        seed=problem.seed,
+        lr=problem.recipe.rate(index),
+        keys=problem.keys,
+        parameters=problem.model.parameters,
+        recipe=problem.recipe,
+        aux=of_server(problem, index, horizon),
     )
 
 
@@ -100,6 +100,36 @@ def single(w: Tensor) -> Mixture:
     return Mixture(w.new_ones(1), w.unsqueeze(0))
 
 
+class Sharing(NamedTuple):
+    """Which raw samples a method wants all clients to train on."""
+
+    pool: Literal["from_clients", "held_out"]
+    share: float  # of the training data
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a run must know of a method beside its two halves.
+
+    Fields:
+        uses_validation: clients weigh models on validation data; ``merge_val`` then leaves it.
+        everybody: all clients take part in every round, whatever the run samples.
+        sharing: which raw samples leave the clients. An engine on a network refuses a method that
+            shares any unless every site consents.
+        models_change_hands: a model ends with whoever uses it most, not with who began it. Then
+            only ``A Aᵀ`` (who uses the same models) tells who works with whom, not ``A``.
+        several_models: a client trains several models side by side in one round.
+        alone: clients neither send nor receive anything.
+    """
+
+    uses_validation: bool = False
+    everybody: bool = False
+    sharing: Sharing | None = None
+    models_change_hands: bool = False
+    several_models: bool = False
+    alone: bool = False
+
+
 class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     """What every method defines. See the module's docstring for how the parts meet."""
 
@@ -108,30 +138,9 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     bibtex: ClassVar[str] = ""
 
     @property
-    def uses_validation(self) -> bool:
-        """Whether clients weigh models on validation data: ``merge_val`` then leaves it alone."""
-        return False
-
-    @property
-    def everybody(self) -> bool:
-        """Whether all clients take part in every round, whatever the run samples."""
-        return False
-
-    @property
-    def sharing(self) -> Sharing | None:
-        """What raw samples leave the clients; None where none do.
-
-        An engine on a network refuses a method that shares any unless every site consents.
-        """
-        return None
-
-    @property
-    def models_change_hands(self) -> bool:
-        """Whether a model ends with whoever uses it most, not with who began it.
-
-        Then only ``A Aᵀ`` (who uses the same models) tells who works with whom, not ``A``.
-        """
-        return False
+    def traits(self) -> Traits:
+        """What a run must know of the method beside its halves."""
+        return Traits()
 
     def chapter(self, index: int, horizon: int) -> Hashable | None:
         """What a client's code reads off ``client.round`` and ``client.horizon`` in this round.
@@ -141,11 +150,11 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
         """
         return None
 
-    def check(self, task: Task, rounds: int) -> None:
-        """Refuse fields that do not fit this task or a run of so many rounds, before round 0."""
+    def check(self, problem: Problem, rounds: int) -> None:
+        """Refuse fields that do not fit this problem or a run of so many rounds, before round 0."""
 
     @abstractmethod
-    def init(self, task: Task) -> tuple[Server, State]:
+    def init(self, problem: Problem) -> tuple[Server, State]:
         """The server before round 0 and a row of state for every client ``[K, ...]``."""
 
     @abstractmethod
@@ -168,11 +177,19 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
         """One client's deployed model."""
 
-    def collaboration(self, server: Server, states: State, round: Round) -> Tensor | None:
+    def shown(self, state: State) -> Tree:
+        """What of a client's state the matrix of collaboration shows; most show nothing.
+
+        On a network it leaves the site, with the site's consent.
+        """
+        return ()
+
+    def collaboration(self, server: Server, shown: Any, round: Round) -> Tensor | None:
         """Who draws on whom ``[K, K]``, for people to look at; None where nobody chooses.
 
-        Called after the round. Row i holds the weights with which client i's model was made in the
-        last round it took part in: what was applied, not what the next exchange would apply.
+        Called after the round, with what everybody shows, one row per client. Row i holds the
+        weights with which client i's model was made in the last round it took part in: what was
+        applied, not what the next exchange would apply.
         """
         return None
 
@@ -184,25 +201,25 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
 AnyAlgorithm = Algorithm[Any, Any, Any, Any]
 
 
-def check_run(algorithm: AnyAlgorithm, task: Task, rounds: int) -> None:
+def check_run(algorithm: AnyAlgorithm, problem: Problem, rounds: int) -> None:
     """Refuse, before round 0, a run that could not train in its last round."""
-    recipe, least = task.recipe, torch.finfo(task.dtype).tiny
+    recipe, least = problem.recipe, torch.finfo(problem.dtype).tiny
     if recipe.rate(0) > 0 and recipe.rate(rounds - 1) < least:
         raise ConfigError(
             f"train.decay: found {recipe.decay}, which takes the learning rate from {recipe.lr} to "
             f"{recipe.rate(rounds - 1):g} in {rounds} rounds; expected a rate of at least "
             f"{least:.0e} to the end: raise decay, or set train.floor"
         )
-    algorithm.check(task, rounds)
+    algorithm.check(problem, rounds)
 
 
-def check_pull(task: Task, rounds: int, field: str, strength: float) -> None:
+def check_pull(problem: Problem, rounds: int, field: str, strength: float) -> None:
     """Refuse an explicit gradient step on ``(strength/2)‖w − anchor‖²`` that overshoots.
 
     Heavy-ball steps of rate η and momentum β do so from ``η · strength = 2 (1 + β)`` on, in the
     round with the largest η. Adam's steps have another length.
     """
-    recipe = task.recipe
+    recipe = problem.recipe
     lr, limit = max(recipe.rate(0), recipe.rate(rounds - 1)), 2 * (1 + recipe.momentum)
     if recipe.optimizer == "sgd" and lr * strength >= limit:
         raise ConfigError(
@@ -253,29 +270,14 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
     def __post_init__(self) -> None:
         """Nothing is left to check: what is wrapped was checked when it was made."""
 
-    def check(self, task: Task, rounds: int) -> None:
+    def check(self, problem: Problem, rounds: int) -> None:
         """As the method."""
-        self.algorithm.check(task, rounds)
+        self.algorithm.check(problem, rounds)
 
     @property
-    def uses_validation(self) -> bool:
+    def traits(self) -> Traits:
         """As the method."""
-        return self.algorithm.uses_validation
-
-    @property
-    def everybody(self) -> bool:
-        """As the method."""
-        return self.algorithm.everybody
-
-    @property
-    def models_change_hands(self) -> bool:
-        """As the method."""
-        return self.algorithm.models_change_hands
-
-    @property
-    def sharing(self) -> Sharing | None:
-        """As the method."""
-        return self.algorithm.sharing
+        return self.algorithm.traits
 
     def chapter(self, index: int, horizon: int) -> Hashable | None:
         """As the method."""

@@ -21,21 +21,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..adapt import Adapted
-from ..algorithms.erosion import Erosion
-from ..algorithms.fedem import FedEM
-from ..algorithms.federico import FedeRiCo
-from ..algorithms.local import Local
-from ..algorithms.waffle import Waffle
 from ..errors import ConfigError
 from .algorithm import AnyAlgorithm, Mixture, Round, Wrapper, rows
 from .client import Client, Statistics
 from .mixing import mix, shares
-from .task import Task
+from .problem import Problem
 from .tree import Tree
 
 POLICIES = ("average", "local", "server")
-SEVERAL = (Erosion, FedEM, FedeRiCo, Waffle)
 Policy = Literal["local", "server"]
 
 
@@ -59,12 +52,12 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
 
     policy: Policy
 
-    def init(self, task: Task) -> tuple[Beside, Beside]:
+    def init(self, problem: Problem) -> tuple[Beside, Beside]:
         """As the method; everybody's statistics start as the network's."""
-        server, states = self.algorithm.init(task)
+        server, states = self.algorithm.init(problem)
         if self.policy == "server":
-            return Beside(server, task.statistics), Beside(states, ())
-        return Beside(server, ()), Beside(states, rows(task.statistics, task.population))
+            return Beside(server, problem.statistics), Beside(states, ())
+        return Beside(server, ()), Beside(states, rows(problem.statistics, problem.population))
 
     def download(self, server: Beside, round: Round) -> Beside:
         """As the method, and the server's statistics."""
@@ -96,9 +89,13 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         weights, models = self.algorithm.predictor(holding, served.method, state.method)
         return Mixture(weights, torch.cat([models, rows(mine.buffers, len(models))], 1))
 
-    def collaboration(self, server: Beside, states: Beside, round: Round) -> Tensor | None:
+    def shown(self, state: Beside) -> Tree:
         """As the method."""
-        return self.algorithm.collaboration(server.method, states.method, round)
+        return self.algorithm.shown(state.method)
+
+    def collaboration(self, server: Beside, shown: Tree, round: Round) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.collaboration(server.method, shown, round)
 
     def observed(self, server: Beside) -> dict[str, Any]:
         """As the method."""
@@ -111,20 +108,20 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         return rows(server.buffers, len(round.clients)) if self.policy == "server" else ()
 
 
-def governed(algorithm: AnyAlgorithm, task: Task) -> AnyAlgorithm:
-    """The method under the task's policy: itself where buffers are averaged or there are none."""
-    policy = task.recipe.buffers
+def governed(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
+    """The method under the recipe's policy: itself where buffers are averaged or there are none."""
+    policy = problem.recipe.buffers
     if policy not in POLICIES:
         raise ConfigError(
             f"train.buffers: '{policy}' is unknown; expected one of {', '.join(POLICIES)}"
         )
-    if not task.model.apart or isinstance(algorithm, Apart):
+    if not problem.model.apart or isinstance(algorithm, Apart):
         return algorithm
-    plain = algorithm.algorithm if isinstance(algorithm, Adapted) else algorithm
-    if isinstance(plain, SEVERAL):
+    if algorithm.traits.several_models:
+        plain = algorithm.algorithm if isinstance(algorithm, Wrapper) else algorithm
         raise ConfigError(
             f"train.buffers: {type(plain).__name__} trains several models on each client, and one "
             f"set of batch-norm statistics cannot serve them all; found '{policy}', use 'average', "
             "or a network with another norm (norm = 'group')"
         )
-    return Apart(algorithm, "local" if policy == "local" or isinstance(plain, Local) else "server")
+    return Apart(algorithm, "local" if policy == "local" or algorithm.traits.alone else "server")

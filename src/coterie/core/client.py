@@ -1,13 +1,12 @@
 """What a method may do with one client's private data.
 
 A :class:`Client` looks like one client. Under the vmap engine its tensors stand for many at once,
-which is why sizes are tensors and shorter clients are padded and masked; no method sees that.
+which is why sizes are tensors; no method sees that.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cached_property
-from typing import Literal, NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,40 +14,14 @@ from torch.func import grad, vmap
 
 from ..compiled import trace
 from ..errors import EngineError
-from . import random, tree
-from .augment import crop_flip
-from .task import Recipe, Split, Task, View
+from . import losses, random, tree
+from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
+from .losses import mean
+from .problem import Problem
+from .recipe import Recipe
+from .shards import Shards, Split
 
 Carry = TypeVar("Carry")
-SplitName = Literal["train", "val"]
-
-EVALUATION_BLOCK = 500  # samples of a split that are evaluated at once
-
-
-class Batch(NamedTuple):
-    """Some samples of one client."""
-
-    x: Tensor  # [B, ...]
-    y: Tensor  # [B]
-    mask: Tensor | None  # [B] 1 for a sample, 0 for padding; None where nothing is padding
-    position: Tensor  # [B] place of each sample in the client's split
-    step: int | Tensor | None  # number of this batch in the round; None outside training
-
-    @property
-    def training(self) -> bool:
-        """Whether it is a minibatch of :meth:`Client.scan`, not part of an evaluation."""
-        return self.step is not None
-
-
-Loss = Callable[[Tensor, Batch], Tensor]
-
-
-class Shape(NamedTuple):
-    """What is the same for all clients that are computed together."""
-
-    smallest: int  # training samples of the client with fewest of them
-    even: dict[str, bool]  # split -> no padding in it
-    batched: bool  # under vmap: inner maps may use vmap too
 
 
 class Clock:
@@ -102,19 +75,22 @@ class Client:
 
     def __init__(
         self,
-        task: Task,
+        problem: Problem,
+        shards: Shards,
         view: View,
         shape: Shape,
         clock: Clock,
         recipe: Recipe | None = None,
         statistics: Statistics | None = None,
     ) -> None:
-        self._task, self._view, self._shape, self._clock = task, view, shape, clock
-        self.recipe = recipe or task.recipe
-        self.model, self._optimizer = task.model, self.recipe.rule()
+        self._problem, self._shards, self._clock = problem, shards, clock
+        self._view, self._shape = view, shape
+        self.recipe = recipe or problem.recipe
+        self._batches = Batches(problem, shards, view, shape, self.recipe)
+        self.model, self._optimizer = problem.model, self.recipe.rule()
         self.id, self.size, self.lr = view.id, view.train.size, view.lr
-        self.population = task.population
-        self._statistics = statistics or Statistics(task.statistics)
+        self.population = problem.population
+        self._statistics = statistics or Statistics(problem.statistics)
 
     @property
     def round(self) -> int:
@@ -147,9 +123,9 @@ class Client:
         if epochs is not None:
             recipe = replace(recipe, epochs=epochs, steps=None)
         mine = Statistics(self._statistics.buffers, fixed=True) if still else self._statistics
-        tuned = Client(self._task, view, self._shape, self._clock, recipe, mine)
+        tuned = self._changed(view, self._shape, recipe, mine)
         if batches is not None:
-            tuned._prepare()
+            tuned._batches.prepare()
         return tuned
 
     def half(self) -> "Client":
@@ -159,12 +135,12 @@ class Client:
         last batch is short), and leaves batch-norm statistics that are kept apart as they are. What
         it learns tells how much one's own data leave open.
         """
-        least, recipe, split = self._task.least, self.recipe, self._view.train
+        least, recipe, split = self._problem.least, self.recipe, self._view.train
         if recipe.batch >= 2 * least:
             recipe = replace(recipe, batch=recipe.batch // 2)
         else:
             recipe = replace(recipe, epochs=2 * recipe.epochs)
-        kept = split.samples[..., 1::2] if self._width > 1 else split.samples
+        kept = split.samples[..., 1::2] if self._batches.width > 1 else split.samples
         view = self._view._replace(
             stream=random.bits(self._view.stream, "half"), train=Split(kept, split.size // 2)
         )
@@ -172,38 +148,32 @@ class Client:
         even = {**self._shape.even, "train": self._shape.even["train"] and smallest > 0}
         shape = self._shape._replace(smallest=smallest, even=even)
         fixed = Statistics(self._statistics.buffers, fixed=True)
-        return Client(self._task, view, shape, self._clock, recipe, fixed)
+        return self._changed(view, shape, recipe, fixed)
 
     def holding(self, statistics: Statistics) -> "Client":
         """The same client with batch-norm statistics that are kept apart from its models."""
-        return Client(self._task, self._view, self._shape, self._clock, self.recipe, statistics)
+        return self._changed(self._view, self._shape, self.recipe, statistics)
+
+    def _changed(
+        self, view: View, shape: Shape, recipe: Recipe, statistics: Statistics
+    ) -> "Client":
+        problem, shards, clock = self._problem, self._shards, self._clock
+        return Client(problem, shards, view, shape, clock, recipe, statistics)
 
     @property
     def own(self) -> Tensor:
         """Training samples that are this client's: ``size`` without what a shared pool adds."""
-        return self._task.sizes[self.id]
+        return self._problem.sizes[self.id]
 
     @property
     def validated(self) -> Tensor:
         """Whether its validation data is its own and not trained on: neither lent nor merged."""
-        return self._task.validated[self.id]
+        return self._problem.validated[self.id]
 
     @property
     def steps(self) -> Tensor:
         """Optimiser steps of this client this round."""
-        if self.recipe.steps is not None:
-            return torch.where(self._batches > 0, self.recipe.steps, 0)
-        return self.recipe.epochs * self._batches
-
-    @property
-    def _batches(self) -> Tensor:
-        """Batches an epoch; a client without data has one of padding, of which nothing is learnt.
-
-        With batch norm a batch of one sample is none (spec 1.3).
-        """
-        batch, least = self.recipe.batch, self._task.least
-        whole = self.size // batch + (self.size % batch >= least)
-        return whole if least > 1 else whole.clamp(min=1)
+        return self._batches.steps
 
     # ---- loss ------------------------------------------------------------------------------
 
@@ -231,43 +201,22 @@ class Client:
 
     def losses_of(self, output: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample, given what a model said of the batch."""
-        if self._task.regression:
-            return 0.5 * (output.squeeze(-1) - batch.y) ** 2
-        chosen = output.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1))
-        return self._weighed(-chosen.squeeze(-1), batch)
+        found = losses.per_sample(output, batch.y, regression=self._problem.regression)
+        return self._weighed(found, batch)
 
-    def _weighed(self, losses: Tensor, batch: Batch) -> Tensor:
+    def _weighed(self, found: Tensor, batch: Batch) -> Tensor:
         """The losses of a training batch by the weights of their classes."""
         if self.recipe.class_weights == "none" or not batch.training:
-            return losses
-        return losses * self._class_weights[batch.y]
-
-    @cached_property
-    def _class_weights(self) -> Tensor:
-        """``n / (C n_c)`` of this client's training labels; of a class it lacks, 1."""
-        places = torch.arange(self._width, device=self.size.device)
-        inside = (places < self.size).to(self._task.dtype)
-        y = self._labels("train", places)
-        none = torch.zeros(self._task.federation.dataset.classes, dtype=inside.dtype)
-        count = none.to(y.device).scatter_add(0, y, inside)
-        balanced = self.size / ((count > 0).sum() * count.clamp(min=1))
-        return torch.where(count > 0, balanced.to(inside.dtype), 1.0)
+            return found
+        return found * self._batches.class_weights[batch.y]
 
     def mixture_losses(self, weights: Tensor, models: Tensor, batch: Batch) -> Tensor:
-        """The loss of every sample ``[B]`` when models ``[r, P]`` answer together.
-
-        Probabilities are mixed, or the values of a regression.
-        """
+        """The loss of every sample ``[B]`` when models ``[r, P]`` answer together."""
         training = batch.training
         outputs = torch.stack([self.outputs(w, batch, training=training) for w in models])
-        if self._task.regression:
-            return 0.5 * (weights @ outputs.squeeze(-1) - batch.y) ** 2
-        each = outputs.log_softmax(-1).gather(-1, batch.y.expand(len(models), -1)[..., None])
-        logs = each.squeeze(-1)
-        top = logs.max(0).values.detach()
-        total = weights @ (logs - top).exp()  # not logsumexp: a weight may be 0
-        losses = -(total.clamp(min=torch.finfo(total.dtype).tiny).log() + top)
-        return self._weighed(losses, batch)
+        regression = self._problem.regression
+        found = losses.of_mixture(weights, outputs, batch.y, regression=regression)
+        return self._weighed(found, batch)
 
     def loss(self, w: Tensor, on: Batch | SplitName) -> Tensor:
         """The mean loss on a batch or on a whole split."""
@@ -275,9 +224,9 @@ class Client:
             return mean(self.losses(w, on), on.mask)
         total, count = w.new_zeros(()), w.new_zeros(())
         for block in self.blocks(on):
-            losses = self.losses(w, block)
-            weight = torch.ones_like(losses) if block.mask is None else block.mask
-            total, count = total + (losses * weight).sum(), count + weight.sum()
+            found = self.losses(w, block)
+            weight = torch.ones_like(found) if block.mask is None else block.mask
+            total, count = total + (found * weight).sum(), count + weight.sum()
         return total / count.clamp(min=1)
 
     def error(self, w: Tensor, on: SplitName) -> Tensor:
@@ -285,7 +234,7 @@ class Client:
 
         An output that is not a number is wrong.
         """
-        if self._task.regression:
+        if self._problem.regression:
             return self.loss(w, on).nan_to_num(nan=torch.inf)
         total, count = w.new_zeros(()), w.new_zeros(())
         for block in self.blocks(on):
@@ -316,36 +265,17 @@ class Client:
 
     def blocks(self, name: SplitName, size: int = EVALUATION_BLOCK) -> Iterator[Batch]:
         """A split in its stored order, in blocks that bound the memory of an evaluation."""
-        split = self._split(name)
-        places = torch.arange(split.samples.shape[-1], device=split.samples.device)
-        for place in places.split(size):
-            yield self._gather(name, place, place < split.size, None)
+        return self._batches.blocks(name, size)
 
-    def _split(self, name: SplitName) -> Split:
-        return self._view.train if name == "train" else self._view.val
+    def batch(self, number: int | Tensor, size: int | None = None) -> Batch:
+        """Minibatch ``number`` of this round; a number that is a tensor needs the batch's size."""
+        return self._batches.batch(number, size)
 
-    def _gather(
-        self, name: SplitName, place: Tensor, inside: Tensor, step: int | Tensor | None
-    ) -> Batch:
-        index = self._split(name).samples[place]
-        mask = None if self._shape.even[name] else inside.to(self._task.dtype)
-        change = None
-        if step is not None and self.recipe.augment == "crop_flip":
-
-            def change(x: Tensor) -> Tensor:
-                return crop_flip(x, self.draw("augment", (len(x), 3), at=step))
-
-        x = self._task.inputs(index, change)
-        return Batch(x, self._labels(name, place), mask, place, step)
-
-    def _labels(self, name: SplitName, place: Tensor) -> Tensor:
-        """Targets as this client reads them."""
-        index = self._split(name).samples[place]
-        y = self._task.y[index]
-        if not self._view.relabel.shape[-1]:
-            return y
-        read, first = self._view.relabel[y], self._task.literal
-        return read if first is None else torch.where(index < first, read, y)
+    def alike(self, batch: Batch) -> Batch:
+        """The minibatch of this client with the same number as another client's."""
+        if batch.step is None:
+            raise ValueError("only a minibatch of training has a number")
+        return self.batch(batch.step, len(batch.y))
 
     # ---- training --------------------------------------------------------------------------
 
@@ -355,7 +285,7 @@ class Client:
         A client that has fewer of them than its neighbours under vmap keeps its carry.
         """
         steps, mine, even = self.steps, self._statistics, self._shape.even["train"]
-        self._prepare()
+        self._batches.prepare()
 
         def one(
             number: int | Tensor, size: int, held: tuple[Carry, Tensor]
@@ -367,65 +297,8 @@ class Client:
             kept: tuple[Carry, Tensor] = tree.where(number < steps, (new, mine.buffers), held)
             return kept
 
-        sizes = self._batch_sizes()
-        carry, mine.buffers = trace.scan(one, sizes, (carry, mine.buffers))
+        carry, mine.buffers = trace.scan(one, self._batches.sizes(), (carry, mine.buffers))
         return carry
-
-    def _prepare(self) -> None:
-        """Compute now what every step reads: a step that is recorded keeps nothing for later."""
-        self._orders  # noqa: B018
-        if self.recipe.class_weights != "none":
-            self._class_weights  # noqa: B018
-
-    def _batch_sizes(self) -> list[int]:
-        """Samples of every minibatch, padding included."""
-        width, batch = self._width, self.recipe.batch
-        count = self.recipe.count(width, self._task.least)
-        if not self._shape.even["train"]:
-            return [min(batch, width)] * count
-        an_epoch = max(1, self.recipe.batches(width, self._task.least))
-        return [min(batch, width - number % an_epoch * batch) for number in range(count)]
-
-    def batch(self, number: int | Tensor, size: int | None = None) -> Batch:
-        """Minibatch ``number`` of this round; its samples are counted where a tensor numbers it."""
-        if size is None:
-            size = self._batch_sizes()[int(number)]
-        within = torch.arange(size, device=self.size.device)
-        if self._shape.even["train"]:  # sizes are alike: the last batch is short for everybody
-            many = max(1, self.recipe.batches(self._width, self._task.least))
-            rank = number % many * self.recipe.batch + within
-            place = self._orders.view(-1)[number // many * self._width + rank]
-            return self._gather("train", place, place >= 0, number)
-        mine = self._batches.clamp(min=1)
-        rank = number % mine * self.recipe.batch + within
-        order = self._orders[(number // mine).clamp(max=len(self._orders) - 1)]
-        place = order[rank.clamp(max=self._width - 1)]
-        return self._gather("train", place, rank < self.size, number)
-
-    def alike(self, batch: Batch) -> Batch:
-        """The minibatch with the number of another's, of a client that differs in its batches."""
-        if batch.step is None:
-            raise ValueError("only a minibatch of training has a number")
-        return self.batch(batch.step, len(batch.y))
-
-    @property
-    def _width(self) -> int:
-        return self._view.train.samples.shape[-1]
-
-    @cached_property
-    def _orders(self) -> Tensor:
-        """A random order of this client's samples for every epoch; padding comes last."""
-        places = torch.arange(self._width, device=self.size.device)
-        fewest = max(1, self.recipe.batches(self._shape.smallest, self._task.least))
-        passes = (
-            -(-self.recipe.count(self._width) // fewest)
-            if self.recipe.steps
-            else self.recipe.epochs
-        )
-        epochs = torch.arange(passes, device=self.size.device)
-        keys = random.bits(self._view.stream, "batches", epochs[:, None], places) >> 1
-        keys = torch.where(places < self.size, keys, torch.iinfo(torch.int64).max)
-        return keys.argsort(dim=-1, stable=True)
 
     def train(
         self,
@@ -480,9 +353,7 @@ class Client:
 
     def draw(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
         """Uniform draws on [0, 1), derived from (seed, round, client, purpose, at)."""
-        count = torch.Size(shape).numel()
-        places = torch.arange(count, device=self.size.device)
-        return random.uniform(self._view.stream, purpose, at, places).view(shape)
+        return drawn(self._view.stream, purpose, shape, at)
 
     def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
         """Standard normal draws, derived as :meth:`draw`."""
@@ -490,21 +361,23 @@ class Client:
         return random.normal(self._view.stream, purpose, at, places).view(shape)
 
 
-def of_server(task: Task, round_index: int, horizon: int) -> Client | None:
+def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None:
     """The server's own samples, looked at as one more client; None where it holds none."""
-    if task.aux is None:
+    if problem.aux is None:
         return None
-    held = Split(task.aux, torch.tensor(len(task.aux), device=task.device))
+    held = tree.row(problem.aux.splits["train"].rows([0]), 0)
     view = View(
-        id=torch.tensor(task.population, device=task.device),
-        stream=random.bits(task.seed, round_index, "server").to(task.device),
-        lr=torch.tensor(task.recipe.rate(round_index), dtype=task.dtype, device=task.device),
+        id=torch.tensor(problem.population, device=problem.device),
+        stream=random.bits(problem.seed, round_index, "server").to(problem.device),
+        lr=torch.tensor(
+            problem.recipe.rate(round_index), dtype=problem.dtype, device=problem.device
+        ),
         train=held,
         val=held,
-        relabel=task.relabel.new_zeros(0),
+        relabel=problem.aux.relabel[0],
     )
-    shape = Shape(len(task.aux), {"train": True, "val": True}, batched=True)
-    return Client(task, view, shape, Clock(round_index, horizon))
+    shape = Shape(len(problem.aux.x), {"train": True, "val": True}, batched=True)
+    return Client(problem, problem.aux, view, shape, Clock(round_index, horizon))
 
 
 def shortened(g: Tensor, longest: float) -> Tensor:
@@ -513,10 +386,3 @@ def shortened(g: Tensor, longest: float) -> Tensor:
         return g
     length: Tensor = torch.linalg.vector_norm(g)
     return g * (longest / length.clamp(min=longest))
-
-
-def mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over what is not padding."""
-    if mask is None:
-        return values.mean()
-    return (values * mask).sum() / mask.sum().clamp(min=1)

@@ -8,7 +8,8 @@ distillation flatten further out, so that the curvature near w is the one that l
 import torch
 from torch import Tensor
 
-from .client import Batch, Client, Loss, SplitName
+from .batches import Batch, Loss, SplitName
+from .client import Client
 
 PROBE = 1e-2  # how far along the line the second gradient is taken, relative to the length of w
 

@@ -5,21 +5,15 @@ nothing.
 """
 
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core import random
+from ..core.algorithm import Sharing
 from ..errors import ConfigError
 from .federation import Federation, Indices
-
-
-class Sharing(NamedTuple):
-    """What raw samples a method wants all clients to train on."""
-
-    pool: Literal["from_clients", "held_out"]
-    share: float  # of the training data
 
 
 class Pool(NamedTuple):

@@ -4,7 +4,6 @@ The answer is kept in the user's cache for each (version, model, shapes, recipe,
 second run resolves to the same engine and hence to the same digest.
 """
 
-import copy
 import hashlib
 import json
 import os
@@ -20,12 +19,13 @@ from .. import __version__
 from ..algorithms.local import Local
 from ..compiled.kernels.native import compiler
 from ..core.algorithm import round_of
-from ..core.task import Task
+from ..core.problem import Problem
+from ..core.shards import Shards
 from ..errors import CoterieError
 from ..storage.cache import folder
-from .base import MOST_THREADS, Engine
-from .loop import LoopEngine
-from .vmap import VmapEngine
+from .base import MOST_THREADS, Backend
+from .loop import LoopBackend
+from .vmap import VmapBackend
 
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
@@ -50,10 +50,10 @@ class How(NamedTuple):
 
 
 def repaid(
-    task: Task, rounds: int, *, play: bool | None = None, compiled: bool | None = None
+    problem: Problem, rounds: int, *, play: bool | None = None, compiled: bool | None = None
 ) -> How:
     """What makes a run of so many rounds faster, unless it was said."""
-    on_gpu = task.device.type == "cuda"
+    on_gpu = problem.device.type == "cuda"
     if play is None:
         play = on_gpu or rounds >= REPAID_AFTER
     if compiled is None:
@@ -62,7 +62,8 @@ def repaid(
 
 
 def pick(
-    task: Task,
+    problem: Problem,
+    shards: Shards,
     how: How,
     rounds: int,
     *,
@@ -70,24 +71,25 @@ def pick(
     memory_mib: int | None,
     threads: int | None,
     state: str,
-) -> Engine:
-    """The fastest local engine for this task; a loop with the process set to its threads."""
-    tries = tries_of(task, rounds, chunk)
-    key = _key(task, tries, memory_mib, threads, how)
+) -> Backend:
+    """The fastest backend for this problem; a loop with the process set to its threads."""
+    tries = tries_of(problem, shards, rounds, chunk)
+    key = _key(problem, tries, memory_mib, threads, how)
     found: Any = _read().get(key)
     if not _fits(found, tries):
-        found = measure(task, how, tries, memory_mib, threads)
+        found = measure(problem, shards, how, tries, memory_mib, threads)
         _write(key, found)
     if found["engine"] == "loop":
         torch.set_num_threads(found["threads"])
-        return LoopEngine(task, state=state)
+        return LoopBackend(problem, shards)
     size, threads = found["chunk"], found["threads"]
-    return VmapEngine(task, chunk=size, state=state, threads=threads, **how._asdict())
+    return VmapBackend(problem, shards, chunk=size, state=state, threads=threads, **how._asdict())
 
 
-def steps(task: Task) -> int:
+def steps(problem: Problem, shards: Shards) -> int:
     """Local steps of all clients together, in a round with everybody."""
-    return sum(task.recipe.count(size, task.least) for size in task.splits["train"].sizes)
+    sizes = shards.splits["train"].sizes
+    return sum(problem.recipe.count(size, problem.least) for size in sizes)
 
 
 class Tries(NamedTuple):
@@ -97,29 +99,33 @@ class Tries(NamedTuple):
     most: int  # larger ones only if that takes but a moment
 
 
-def tries_of(task: Task, rounds: int, chunk: int | None) -> Tries:
+def tries_of(problem: Problem, shards: Shards, rounds: int, chunk: int | None) -> Tries:
     """What is worth a try in a run of so many rounds; on a CPU large chunks take long to try."""
-    sizes = (chunk,) if chunk else CHUNKS[task.device.type]
-    if task.device.type == "cuda":
+    sizes = (chunk,) if chunk else CHUNKS[problem.device.type]
+    if problem.device.type == "cuda":
         return Tries(sizes, sizes[-1])
-    most = _SHARE * rounds * steps(task) / _A_TRY
+    most = _SHARE * rounds * steps(problem, shards) / _A_TRY
     return Tries(sizes, max((size for size in sizes if size <= most), default=sizes[0]))
 
 
 def measure(
-    task: Task, how: How, tries: Tries, memory_mib: int | None, threads: int | None
+    problem: Problem,
+    shards: Shards,
+    how: How,
+    tries: Tries,
+    memory_mib: int | None,
+    threads: int | None,
 ) -> dict[str, Any]:
     """The fastest of a loop and of chunks, by a few steps of real clients.
 
     Larger chunks are tried as long as they are faster. Its ``seconds`` are a client's.
     """
-    probe = copy.copy(task)
-    probe.recipe = replace(task.recipe, steps=PROBE_STEPS)
-    best = _loop(probe, threads)
+    probe = replace(problem, recipe=replace(problem.recipe, steps=PROBE_STEPS))
+    best = _loop(probe, shards, threads)
     most = max(tries.most, _MOMENT / _A_TRY * PROBE_STEPS / best.seconds)
     worth = [size for size in tries.sizes if size <= most]
     batched = None
-    for other in _batched(probe, how, worth, memory_mib, threads):
+    for other in _batched(probe, shards, how, worth, memory_mib, threads):
         _in_turns(batched, other)
         if batched is not None and other.seconds >= batched.seconds:
             break
@@ -130,7 +136,7 @@ def measure(
     return {**best.choice, "seconds": best.seconds}
 
 
-def _loop(probe: Task, threads: int | None) -> "_Candidate":
+def _loop(probe: Problem, shards: Shards, threads: int | None) -> "_Candidate":
     """One client at a time, with one thread or all.
 
     One is preferred where all of them are hardly faster: it leaves the other cores to others, and a
@@ -138,7 +144,7 @@ def _loop(probe: Task, threads: int | None) -> "_Candidate":
     """
     clients = min(3, probe.population)
     one, *more = [
-        _Candidate(LoopEngine(probe), {"engine": "loop", "threads": count}, count, clients)
+        _Candidate(LoopBackend(probe, shards), {"engine": "loop", "threads": count}, count, clients)
         for count in (sorted({1, CORES}) if threads is None else [threads])
     ]
     _in_turns(one, *more)
@@ -146,14 +152,19 @@ def _loop(probe: Task, threads: int | None) -> "_Candidate":
 
 
 def _batched(
-    probe: Task, how: How, sizes: list[int], memory_mib: int | None, threads: int | None
+    probe: Problem,
+    shards: Shards,
+    how: How,
+    sizes: list[int],
+    memory_mib: int | None,
+    threads: int | None,
 ) -> Iterator["_Candidate"]:
     """Chunks of these sizes, small ones first; not two that come to the same here."""
     many, tried = threads or CORES, set[int]()
     for size in sizes:
         most = fitting(probe, min(size, probe.population), memory_mib)
         try:
-            engine = VmapEngine(probe, chunk=most, threads=many, **how._asdict())
+            engine = VmapBackend(probe, shards, chunk=most, threads=many, **how._asdict())
         except CoterieError:  # not for this model
             return
         together = max(map(len, engine.chunks(list(range(probe.population)))))
@@ -174,10 +185,10 @@ def _in_turns(*candidates: "_Candidate | None") -> None:
 class _Candidate:
     """An engine, and the fewest seconds that a few local steps of a client took so far."""
 
-    def __init__(self, engine: Engine, choice: dict[str, Any], threads: int, clients: int) -> None:
+    def __init__(self, engine: Backend, choice: dict[str, Any], threads: int, clients: int) -> None:
         self.choice, self.seconds = choice, float("inf")
         self._engine, self._threads, self._failed = engine, threads, False
-        self._able = (engine.task.sizes > 0).nonzero().flatten()[:clients]
+        self._able = (engine.problem.sizes > 0).nonzero().flatten()[:clients]
 
     def turn(self) -> None:
         """Once more, unless it failed before."""
@@ -190,24 +201,24 @@ class _Candidate:
             self._failed, self.seconds = True, float("inf")
 
     def _timed(self) -> float:
-        task = self._engine.task
-        round = round_of(task, 0, 1, self._able)
-        _, states = _METHOD.init(task)
+        problem = self._engine.problem
+        round = round_of(problem, 0, 1, self._able)
+        _, states = _METHOD.init(problem)
         rows = states._replace(w=states.w[self._able])
         began = time.perf_counter()
         self._engine.local(_METHOD, (), rows, round)
-        if task.device.type == "cuda":
+        if problem.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - began
 
 
-def fitting(task: Task, wanted: int | None, memory_mib: int | None) -> int:
+def fitting(problem: Problem, wanted: int | None, memory_mib: int | None) -> int:
     """How many clients may be computed together: as many as wanted, if they fit the memory."""
     if wanted is None:
-        wanted = DEFAULT_CHUNK[task.device.type]
+        wanted = DEFAULT_CHUNK[problem.device.type]
     if memory_mib is None:
-        memory_mib = _budget(task.device)
-    return max(1, min(wanted, int(memory_mib * 2**20 / footprint(task))))
+        memory_mib = _budget(problem.device)
+    return max(1, min(wanted, int(memory_mib * 2**20 / footprint(problem))))
 
 
 def _budget(device: torch.device) -> int:
@@ -217,7 +228,7 @@ def _budget(device: torch.device) -> int:
     return _DEFAULT_CPU_MIB
 
 
-def footprint(task: Task) -> int:
+def footprint(problem: Problem) -> int:
     """Bytes one client takes while it trains: vectors of its model, and activations of a batch."""
     activations = 0
 
@@ -226,16 +237,16 @@ def footprint(task: Task) -> int:
         for part in output if isinstance(output, tuple) else (output,):
             activations += part.numel() if isinstance(part, torch.Tensor) else 0
 
-    hooks = [m.register_forward_hook(count) for m in task.model.module.modules()]
+    hooks = [m.register_forward_hook(count) for m in problem.model.module.modules()]
     try:
-        samples = min(task.recipe.batch, max(1, int(task.sizes.max())))
+        samples = min(problem.recipe.batch, max(1, int(problem.sizes.max())))
         with torch.no_grad():
-            task.model.module(task.inputs(torch.zeros(samples, dtype=torch.int64)))
+            problem.model.module(problem.blank(samples))
     finally:
         for hook in hooks:
             hook.remove()
-    vectors = 8 if task.recipe.optimizer == "adam" else 6
-    return (vectors * task.model.size + 3 * activations) * task.start.element_size()
+    vectors = 8 if problem.recipe.optimizer == "adam" else 6
+    return (vectors * problem.model.size + 3 * activations) * problem.start.element_size()
 
 
 # ---- memory of earlier measurements ------------------------------------------------------------
@@ -246,14 +257,16 @@ def cache_file() -> Path:
     return folder() / "engines.json"
 
 
-def _key(task: Task, tries: Tries, memory_mib: int | None, threads: int | None, how: How) -> str:
+def _key(
+    problem: Problem, tries: Tries, memory_mib: int | None, threads: int | None, how: How
+) -> str:
     parts = (
-        repr(task.model.module),
-        tuple(task.x.shape[1:]),
-        task.recipe,
-        min(task.population, 50),
-        str(task.dtype),
-        _device_name(task.device),
+        repr(problem.model.module),
+        tuple(problem.shape),
+        problem.recipe,
+        min(problem.population, 50),
+        str(problem.dtype),
+        _device_name(problem.device),
         CORES,
         torch.__version__,
         __version__,

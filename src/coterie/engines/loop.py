@@ -11,26 +11,16 @@ import torch
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.batches import shape_of, views
 from ..core.client import Client, Clock
+from ..core.messages import Reply, admit
 from ..core.paired import Answers
-from ..core.task import Task
+from ..core.problem import Problem
+from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import CoterieError, EngineError
-from ..training.guard import Reply, admit
-from .base import (
-    Evaluation,
-    Form,
-    Predicted,
-    Replies,
-    answers,
-    blocks_of,
-    judge,
-    kept,
-    outcomes,
-    outputs,
-    shape_of,
-    state_device,
-)
+from .base import Computed, Evaluation, Form, Predicted
+from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 
 T = TypeVar("T")
 
@@ -39,30 +29,26 @@ def together(
     replies: Sequence[Reply],
     round: Round,
     stacked: Callable[[Sequence[Reply]], tuple[Tree, Tree]],
-) -> Replies:
-    """Separate messages as rows of one, those left out that cannot be."""
+) -> Computed:
+    """Separate replies as rows of one; those of another layout than most are left out."""
     admitted, rejected = admit(replies, round)
     clients = torch.tensor([reply.client for reply in admitted], dtype=torch.int64)
+    clients = clients.to(round.clients.device)
     if not admitted:
-        return Replies((), (), clients.to(round.clients.device), rejected)
-    return Replies(*stacked(admitted), clients.to(round.clients.device), rejected)
+        return Computed((), (), clients, rejected)
+    return Computed(*stacked(admitted), clients, rejected)
 
 
-class LoopEngine:
+class LoopBackend:
     """One client at a time."""
 
-    def __init__(self, task: Task, *, state: str = "device") -> None:
-        self.task, self.state = task, state
-
-    @property
-    def state_device(self) -> torch.device:
-        """Where the clients' state is kept between rounds."""
-        return state_device(self.state, self.task)
+    def __init__(self, problem: Problem, shards: Shards) -> None:
+        self.problem, self.shards = problem, shards
 
     @property
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
-        return {"engine": "loop", "state": self.state, "threads": torch.get_num_threads()}
+        return {"engine": "loop", "threads": torch.get_num_threads()}
 
     @property
     def forms(self) -> tuple[Form, ...]:
@@ -72,15 +58,15 @@ class LoopEngine:
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
-        """Uploads and new states of the round's clients, a row a client."""
-        return self._stacked(list(self._replies(algorithm, received, states, round)))
+        """Uploads and new states of the round's clients, one row per client."""
+        return _stacked(list(self._replies(algorithm, received, states, round)))
 
-    def exchange(
+    def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
-    ) -> Replies:
-        """Uploads and new states of those whose messages have the form of the others'."""
+    ) -> Computed:
+        """Uploads and new states of those whose messages have the layout of the others'."""
         replies = list(self._replies(algorithm, received, states, round))
-        return together(replies, round, self._stacked)
+        return together(replies, round, _stacked)
 
     def _replies(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
@@ -88,11 +74,6 @@ class LoopEngine:
         for client, message, state in self._clients(received, states, round):
             result = self._named(algorithm.local, client, message, state)
             yield Reply(int(client.id), round.index, *result)
-
-    def _stacked(self, replies: Sequence[Reply]) -> tuple[Tree, Tree]:
-        uploads = tree.stack([reply.upload for reply in replies])
-        states = tree.stack([reply.state for reply in replies])
-        return uploads, tree.move(states, self.state_device)
 
     def predict(
         self,
@@ -119,30 +100,30 @@ class LoopEngine:
         self, mixture: Mixture, client: int, metric: str, said: dict[int, Answers] | None
     ) -> list[float]:
         """Scores and losses of one predictor; its answers go into ``said`` where that is given."""
-        task, row = self.task, []
+        shards, model, row = self.shards, self.problem.model, []
         for name in ("test", "val"):
-            split = tree.row(task.splits[name].rows([client]), 0)
+            split = tree.row(shards.splits[name].rows([client]), 0)
             blocks = [
-                outputs(task.model, mixture, task.inputs(block), task.regression)
+                outputs(model, mixture, shards.inputs(block), self.problem.regression)
                 for block in blocks_of(split)
             ]
             predicted = torch.cat(blocks).unsqueeze(0)
-            score, loss = judge(task, metric, [client], name, predicted)
+            score, loss = judge(shards, metric, [client], name, predicted)
             if name == "test" and said is not None:
-                said |= answers(task, metric, [client], predicted)
+                said |= answers(shards, metric, [client], predicted)
             row += [float(score[0]), float(loss[0])]
         return row
 
     def _clients(
         self, message: Tree, states: Tree, round: Round
     ) -> Iterator[tuple[Client, Tree, Tree]]:
+        problem, shards, clock = self.problem, self.shards, Clock(round.index, round.horizon)
         for position, client in enumerate(round.clients.tolist()):
-            view = tree.row(self.task.views([client], round.index), 0)
-            shape = shape_of(self.task, [client], batched=False)
-            row = tree.move(tree.row(message, position), self.task.device)
-            state = tree.move(tree.row(states, position), self.task.device)
-            clock = Clock(round.index, round.horizon)
-            yield Client(self.task, view, shape, clock), row, state
+            view = tree.row(views(problem, shards, [client], round.index), 0)
+            shape = shape_of(shards, [client], batched=False)
+            row = tree.move(tree.row(message, position), problem.device)
+            state = tree.move(tree.row(states, position), problem.device)
+            yield Client(problem, shards, view, shape, clock), row, state
 
     def _named(
         self, stage: Callable[[Client, Tree, Tree], T], client: Client, message: Tree, state: Tree
@@ -153,6 +134,11 @@ class LoopEngine:
         except CoterieError:
             raise
         except Exception as error:
-            name = self.task.federation.clients[int(client.id)]
+            name = self.problem.clients[int(client.id)]
             where = f"{stage.__name__}() of round {client.round}"
             raise EngineError(f"client '{name}' failed in {where}: {error}") from error
+
+
+def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
+    uploads = tree.stack([reply.upload for reply in replies])
+    return uploads, tree.stack([reply.state for reply in replies])

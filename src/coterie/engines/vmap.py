@@ -23,36 +23,26 @@ from ..compiled.memory import keep_freed_memory, roomy
 from ..compiled.trace import Room
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.batches import View, shape_of, views
 from ..core.client import Client, Clock
 from ..core.paired import Answers
-from ..core.task import Task, View
+from ..core.problem import Problem
+from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import (
-    Evaluation,
-    Form,
-    Predicted,
-    Replies,
-    Scores,
-    answers,
-    blocks_of,
-    judge,
-    kept,
-    outcomes,
-    outputs,
-    shape_of,
-    state_device,
-)
+from .base import Computed, Evaluation, Form, Predicted, Scores, state_device
+from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 
 Chunk = list[int]  # positions among the round's clients
 
 
-class VmapEngine:
-    """The engine for one CPU or GPU."""
+class VmapBackend:
+    """Many clients at once on one CPU or GPU; new states are moved to where ``state`` says."""
 
     def __init__(
         self,
-        task: Task,
+        problem: Problem,
+        shards: Shards,
         *,
         chunk: int = 20,
         state: str = "device",
@@ -61,13 +51,14 @@ class VmapEngine:
         compiled: bool = False,
         before: Mapping[str, str] | None = None,
     ) -> None:
-        _refuse_recurrent(task)
-        self.task, self.chunk, self.state = task, chunk, state
-        on_gpu = task.device.type == "cuda"
+        _refuse_recurrent(problem)
+        self.problem, self.shards, self.chunk = problem, shards, chunk
+        self._state_device = state_device(state, problem.device)
+        on_gpu = problem.device.type == "cuda"
         self.threads = threads if play and not on_gpu else 1
         self.compiled = compiled and play and not on_gpu and native.compiler() is not None
         self._batched = on_gpu or chunk > 1  # else its models are large: one at a time, too
-        layers = [slot.shape.numel() for slot in task.model.slots]
+        layers = [slot.shape.numel() for slot in problem.model.slots]
         self._player = (
             Player(capture=on_gpu, compiled=self.compiled, layers=layers, before=before)
             if play
@@ -77,17 +68,11 @@ class VmapEngine:
             keep_freed_memory()
 
     @property
-    def state_device(self) -> torch.device:
-        """Where the clients' state is kept between rounds."""
-        return state_device(self.state, self.task)
-
-    @property
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
         return {
             "engine": "vmap",
             "chunk": self.chunk,
-            "state": self.state,
             "play": self._player is not None,
             "compiled": self.compiled,
             "compiler": native.version() if self.compiled else None,
@@ -105,11 +90,12 @@ class VmapEngine:
 
         With batch norm their sizes are equal: padding would enter the statistics of a batch.
         """
-        sizes, turns = self.task.splits["train"].sizes, -(-len(ids) // (self.chunk * self.threads))
+        sizes = self.shards.splits["train"].sizes
+        turns = -(-len(ids) // (self.chunk * self.threads))
         most = -(-len(ids) // max(1, turns * self.threads))
         order = sorted(range(len(ids)), key=lambda position: sizes[ids[position]])
         parts = [order]
-        if self.task.model.coupled:
+        if self.problem.model.coupled:
             parts = [list(same) for _, same in groupby(order, key=lambda at: sizes[ids[at]])]
         return [p[i : i + most] for p in parts for i in range(0, len(p), max(1, most))]
 
@@ -120,18 +106,18 @@ class VmapEngine:
 
         def finish(result: Tree, ids: list[int]) -> Tree:
             uploads, new = result
-            return uploads, tree.move(new, self.state_device)
+            return uploads, tree.move(new, self._state_device)
 
         chapter = algorithm.chapter(round.index, round.horizon)
-        stage = _Stage(algorithm.local, chapter, finish, as_it_is=self.task.device.type == "cpu")
+        stage = _Stage(algorithm.local, chapter, finish, as_it_is=self.problem.device.type == "cpu")
         uploads, new = self._each(stage, received, states, round)
         return uploads, new
 
-    def exchange(
+    def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
-    ) -> Replies:
-        """Everybody: rows of one tensor have one form."""
-        return Replies(*self.local(algorithm, received, states, round), round.clients)
+    ) -> Computed:
+        """Everybody: rows of one tensor have one layout."""
+        return Computed(*self.local(algorithm, received, states, round), round.clients)
 
     def predict(
         self,
@@ -144,14 +130,14 @@ class VmapEngine:
         keep: bool = True,
     ) -> Predicted:
         """How good the predictors are, and the predictors on the CPU."""
-        task = self.task
+        model, shards, regression = self.problem.model, self.shards, self.problem.regression
         said: dict[int, Answers] = {}
 
         def predicted(mixture: Mixture, ids: list[int], name: str) -> Tensor:
             def answer(mixture: Mixture, index: Tensor) -> Tensor:
-                return outputs(task.model, mixture, task.inputs(index), task.regression)
+                return outputs(model, mixture, shards.inputs(index), regression)
 
-            blocks = blocks_of(task.splits[name].rows(ids))
+            blocks = blocks_of(shards.splits[name].rows(ids))
             call = vmap(answer)
             return torch.cat([self._run("answer", call, (mixture, b)) for b in blocks], 1)
 
@@ -159,9 +145,9 @@ class VmapEngine:
             columns: list[Scores] = []
             for name in ("test", "val"):
                 found = predicted(mixture, ids, name)
-                columns += judge(task, metric, ids, name, found)
+                columns += judge(shards, metric, ids, name, found)
                 if name == "test" and keep:
-                    said.update(answers(task, metric, ids, found))
+                    said.update(answers(shards, metric, ids, found))
             return torch.from_numpy(np.stack(columns, 1)), kept(mixture, keep)
 
         chapter = algorithm.chapter(round.index, round.horizon)
@@ -177,9 +163,9 @@ class VmapEngine:
 
         def done(chunk: Chunk) -> None:
             ids = [everyone[i] for i in chunk]
-            view = self.task.views(ids, round.index)
-            row = tree.move(_rows(message, chunk), self.task.device)
-            state = tree.move(_rows(states, chunk), self.task.device)
+            view = views(self.problem, self.shards, ids, round.index)
+            row = tree.move(_rows(message, chunk), self.problem.device)
+            state = tree.move(_rows(states, chunk), self.problem.device)
             rooms = gathered.rooms(chunk) if stage.as_it_is else None
             made = self._mapped(stage, ids, (view, row, state), round, rooms)
             gathered.put(chunk, stage.finish(made, ids))
@@ -190,7 +176,7 @@ class VmapEngine:
 
     def _share_out(self, done: Callable[[Chunk], None], chunks: list[Chunk]) -> None:
         """All chunks, by threads that compute alone: together they would wait for each other."""
-        if self.task.device.type != "cpu":
+        if self.problem.device.type != "cpu":
             for chunk in chunks:
                 done(chunk)
             return
@@ -211,14 +197,14 @@ class VmapEngine:
         rooms: Callable[[int], Room] | None,
     ) -> Tree:
         """One stage of the method for a chunk of clients."""
-        shape = shape_of(self.task, ids, batched=self._batched)
+        shape = shape_of(self.shards, ids, batched=self._batched)
         clock = Clock(round.index, round.horizon)
 
         def one(view: View, message: Tree, state: Tree) -> Tree:
-            return stage.code(Client(self.task, view, shape, clock), message, state)
+            return stage.code(Client(self.problem, self.shards, view, shape, clock), message, state)
 
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
-        smallest = shape.smallest if self.task.recipe.steps else None  # else nothing reads it
+        smallest = shape.smallest if self.problem.recipe.steps else None  # else nothing reads it
         key = stage.code, stage.chapter, smallest, *shape.even.items()
         return self._run(key, call, inputs, clock if stage.chapter is None else None, rooms)
 
@@ -319,8 +305,8 @@ def _in_order(positions: Chunk) -> bool:
     return positions == list(range(positions[0], positions[0] + len(positions)))
 
 
-def _refuse_recurrent(task: Task) -> None:
-    layers = [m for m in task.model.module.modules() if isinstance(m, nn.RNNBase)]
+def _refuse_recurrent(problem: Problem) -> None:
+    layers = [m for m in problem.model.module.modules() if isinstance(m, nn.RNNBase)]
     if layers:
         raise EngineError(
             f"engine.name: 'vmap' computes many clients at once, and torch cannot do that with "

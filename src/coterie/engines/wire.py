@@ -1,131 +1,251 @@
-"""The reference across a byte boundary: what a network engine does, in one process.
+"""Each client in another process, with its own shard file and state file.
 
-Every client receives its row as bytes, keeps its state as bytes and answers with bytes. It exists
-to prove that no method leans on shared memory, and as the codec of engines on a real network.
+Nothing is shared but messages: a client receives its row as bytes, keeps its state in a file and
+answers with bytes. The engine proves that no method leans on shared memory or on another client's
+data, and does over pipes what an engine on a network does over connections.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import contextlib
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load, save
 from torch import Tensor
 
-from ..core import paired, tree
-from ..core.algorithm import AnyAlgorithm, Round
-from ..core.task import Task
-from ..core.tree import Bank, Tree
-from ..training.guard import Reply
-from .base import Evaluation, Form, Predicted, Replies
-from .loop import LoopEngine, together
+from ..core import tree
+from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.messages import Rejection, Reply
+from ..core.paired import Outcomes
+from ..core.problem import Problem
+from ..core.shards import Shards
+from ..core.tree import Tree
+from ..errors import EngineError
+from . import worker
+from .base import Enrolment, Evaluation, Form, Predicted, Replies
+from .codec import Message, Types, decode, digest, encode, vocabulary
+from .loop import together
+from .simulator import joined
+from .site import SHARD, STATE, write_shard
+from .worker import FAILED, Setup, place, receive, send
 
 
-def pack(row: Tree) -> bytes:
-    """One client's message as safetensors bytes. Of a Bank only the filled slots travel."""
-    return save({str(i): leaf.clone().contiguous().cpu() for i, leaf in enumerate(_flat(row))})
+class Worker:
+    """A process that answers for clients; one that ended is started again."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._setup: bytes | None = None
+
+    def set_up(self, setup: Setup) -> None:
+        """What the process is told before its first request."""
+        self.close()
+        self._setup = pickle.dumps(setup)
+
+    def ask(self, client: int, data: bytes) -> bytes | None:
+        """The reply of a client; None where its process ended before it answered."""
+        try:
+            requests, replies = self._pipes()
+            send(requests, client.to_bytes(8, "little"))
+            send(requests, data)
+            reply = receive(replies)
+        except (OSError, EOFError):
+            self.close()
+            return None
+        if reply[:1] == FAILED:
+            raise EngineError(f"client {client} failed in its process: {reply[1:].decode()}")
+        return reply[1:]
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """Where a running process reads requests and writes replies."""
+        if self._process is None:
+            if self._setup is None:
+                raise EngineError("a worker was asked before it was set up")
+            command = [sys.executable, "-P", "-m", worker.__name__]
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+            send(_open(self._process.stdin), self._setup)
+        return _open(self._process.stdin), _open(self._process.stdout)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            for stream in (self._process.stdin, self._process.stdout):
+                with contextlib.suppress(OSError):  # what was not flushed has nowhere to go
+                    _open(stream).close()
+            self._process.wait()
+            self._process = None
 
 
-def unpack(data: bytes, like: Tree) -> Tree:
-    """The message back; ``like`` gives its structure, never its values."""
-    named = load(data)
-    return _build(like, iter([named[str(i)] for i in range(len(named))]))
-
-
-def _flat(row: Tree) -> list[Tensor]:
-    if isinstance(row, Tensor):
-        return [row]
-    if isinstance(row, Bank):
-        return [row.models[row.slot[row.slot >= 0]], row.slot, row.owner]
-    return [leaf for part in row for leaf in _flat(part)]
-
-
-def _build(like: Tree, leaves: Iterator[Tensor]) -> Tree:
-    if isinstance(like, Tensor):
-        return next(leaves)
-    if isinstance(like, Bank):
-        models, slot, owner = next(leaves), next(leaves), next(leaves)
-        filled = slot >= 0  # the sender's table did not travel: slots are numbered anew
-        models = models if len(models) else models.new_zeros(1, models.shape[1])
-        return Bank(models, torch.where(filled, filled.cumsum(-1) - 1, -1), owner)
-    parts = [_build(part, leaves) for part in like]
-    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
-
-
-def _through(row: Tree) -> Tree:
-    """A row after its journey, as rows of one client."""
-    return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), unpack(pack(row), row))
+def _open(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise EngineError("a worker process has no pipe")
+    return stream
 
 
 class WireEngine:
-    """One client at a time, everything it reads and writes through bytes."""
+    """Every client behind a process boundary.
 
-    def __init__(self, task: Task, *, state: str = "device") -> None:
-        self.task, self._loop = task, LoopEngine(task, state=state)
+    The clients' files lie in a folder of ``scratch``, or where temporary files go, and are removed
+    by :meth:`close`.
+    """
 
-    @property
-    def state_device(self) -> torch.device:
-        """Where the clients' state is kept between rounds."""
-        return self._loop.state_device
+    def __init__(self, shards: Shards, *, scratch: Path | None = None) -> None:
+        self._shards, self._worker = shards, Worker()
+        self._threads = torch.get_num_threads()
+        self._home = Path(tempfile.mkdtemp(prefix=".sites-", dir=scratch))
+        self._held: list[str] = []  # the sha256 of every client's state
+        self._offered: dict[int, tuple[str, Tree]] = {}  # client: its new state's, what it shows
+        self._shown: list[Tree] = []
+        self._types: Types = {}
+        self._problem: Problem | None = None
 
     @property
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
-        return {**self._loop.choice, "engine": "wire"}
+        return {"engine": "wire", "state": "disk", "threads": self._threads}
 
     @property
     def forms(self) -> tuple[Form, ...]:
         """None: every call is done as it is written."""
         return ()
 
-    def local(
-        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
-    ) -> tuple[Tree, Tree]:
-        """Uploads and new states of the round's clients, a row a client."""
-        return _rows(list(self._replies(algorithm, received, states, round)))
+    def begin(
+        self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
+    ) -> Enrolment:
+        """Write everybody's shard and state, and tell the worker what it runs."""
+        self._problem, self._types = problem, vocabulary(algorithm)
+        for client in range(problem.population):
+            folder = place(self._home, client)
+            folder.mkdir(exist_ok=True)
+            write_shard(folder / SHARD, self._shards, client)
+        rows = algorithm.init(problem)[1] if states is None else states
+        self.restore(rows)
+        self._shown = [algorithm.shown(self._state(k)) for k in range(problem.population)]
+        setup = Setup(sys.path, self._threads, str(self._home), _pickled(problem, algorithm))
+        self._worker.set_up(setup)
+        return Enrolment(problem.clients, problem.counts)
 
-    def exchange(
-        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
-    ) -> Replies:
-        """Uploads and new states of those whose messages have the form of the others'."""
-        return together(list(self._replies(algorithm, received, states, round)), round, _rows)
+    def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
+        """Send each client of the round its row; whoever does not answer is lost for the round."""
+        replies, lost = [], []
+        self._offered = {}
+        for position, client in enumerate(round.clients.tolist()):
+            head = {"kind": "local", "base": self._held[client]}
+            answer = self._ask(client, head, tree.row(received, position), round)
+            if isinstance(answer, Rejection):
+                lost.append(answer)
+                continue
+            upload, shown = answer.body
+            self._offered[client] = str(answer.head["state"]), shown
+            replies.append(Reply(client, int(answer.head["round"]), upload))
+        found = together(replies, round, _stacked)
+        return Replies(found.uploads, found.clients, (*lost, *found.rejected))
 
-    def _replies(
-        self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
-    ) -> Iterator[Reply]:
-        for position, one in enumerate(_alone(round)):
-            message, state = _through(tree.row(received, position)), tree.row(states, position)
-            result = self._loop.local(algorithm, message, _through(state), one)
-            upload, kept = (_through(tree.row(part, 0)) for part in result)
-            yield Reply(int(one.clients), round.index, upload, kept)
+    def commit(self, accepted: Tensor) -> None:
+        """Tell the accepted clients to take their new states."""
+        for client in accepted.tolist():
+            state, shown = self._offered[client]
+            answer = self._ask(client, {"kind": "commit", "state": state})
+            if isinstance(answer, Rejection):  # the process ended: it is asked once more
+                answer = self._ask(client, {"kind": "commit", "state": state})
+            if isinstance(answer, Rejection):
+                raise EngineError(f"client {client} lost its state: {answer.reason}")
+            self._held[client], self._shown[client] = state, shown
+        self._offered = {}
 
-    def predict(
+    def shown(self, algorithm: AnyAlgorithm) -> Tree:
+        """What every client's state shows, as its last accepted reply said."""
+        return tree.stack(self._shown)
+
+    def evaluate(
         self,
         algorithm: AnyAlgorithm,
         served: Tree,
-        states: Tree,
         round: Round,
         metric: str,
         *,
-        keep: bool = True,
+        keep: bool = False,
     ) -> Predicted:
-        """How good the predictors are, and the predictors on the CPU."""
+        """Ask every client of the round how good its predictor is."""
         parts = []
-        for position, one in enumerate(_alone(round)):
-            message, state = (_through(tree.row(part, position)) for part in (served, states))
-            parts.append(self._loop.predict(algorithm, message, state, one, metric, keep=keep))
-        columns = zip(*(part.evaluation for part in parts), strict=True)
-        evaluation = Evaluation(*(np.concatenate(column) for column in columns))
-        said = [part.outcomes for part in parts if part.outcomes is not None]
-        mixture = tree.concat([part.mixture for part in parts])
-        return Predicted(evaluation, mixture, paired.join(said) if said else None)
+        for position, client in enumerate(round.clients.tolist()):
+            head = {"kind": "predict", "metric": metric, "keep": keep}
+            answer = self._ask(client, head, tree.row(served, position), round)
+            if isinstance(answer, Rejection):
+                answer = self._ask(client, head, tree.row(served, position), round)
+            if isinstance(answer, Rejection):
+                raise EngineError(f"client {client} could not be judged: {answer.reason}")
+            parts.append(_predicted(answer.body))
+        return joined(parts, tree.concat([part.mixture for part in parts]))
+
+    def snapshot(self) -> Tree:
+        """The clients' states, read from their files."""
+        return tree.stack([self._state(client) for client in range(len(self._held))])
+
+    def restore(self, states: Tree) -> None:
+        """Write the clients' state files."""
+        problem = self._problem
+        if problem is None:
+            raise EngineError("the engine has no clients yet; call begin() first")
+        self._held = []
+        for client in range(problem.population):
+            data = encode(Message({}, tree.row(tree.take(states, torch.tensor([client])), 0)))
+            (place(self._home, client) / STATE).write_bytes(data)
+            self._held.append(digest(data))
+
+    def close(self) -> None:
+        """End the process and remove the clients' files."""
+        self._worker.close()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _state(self, client: int) -> Tree:
+        return decode((place(self._home, client) / STATE).read_bytes(), self._types).body
+
+    def _ask(
+        self, client: int, head: dict[str, Any], row: Tree = (), round: Round | None = None
+    ) -> Message | Rejection:
+        """A client's answer, or why there is none."""
+        if round is not None:
+            head = {**head, "round": round.index, "horizon": round.horizon}
+        data = self._worker.ask(client, encode(Message({**head, "client": client}, row)))
+        if data is None:
+            return Rejection(client, "lost")
+        try:
+            answer = decode(data, self._types)
+        except EngineError:
+            return Rejection(client, "unreadable")
+        if "refused" in answer.head:
+            return Rejection(client, str(answer.head["refused"]))
+        return answer
 
 
-def _rows(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
-    uploads = tree.concat([reply.upload for reply in replies])
-    return uploads, tree.concat([reply.state for reply in replies])
+def _pickled(problem: Problem, algorithm: AnyAlgorithm) -> bytes:
+    try:
+        return pickle.dumps((problem, algorithm))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise EngineError(
+            f"engine.name: 'wire' runs clients in another process, which cannot be told of this "
+            f"method or network ({error}); define their classes in a module that can be imported, "
+            "or use engine.name = 'loop'"
+        ) from error
 
 
-def _alone(round: Round) -> Iterator[Round]:
-    for client in round.clients:
-        yield round._replace(clients=client.unsqueeze(0))
+def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
+    return tree.stack([reply.upload for reply in replies]), ()
+
+
+def _predicted(body: Tree) -> Predicted:
+    """One client's scores, predictor and answers as rows of one client."""
+    scores, mixture, said = body
+    columns = [np.array([value]) for value in scores.tolist()]
+    rows = Mixture(mixture.weights[None], mixture.models[None])
+    outcomes = Outcomes(*(part.numpy() for part in said)) if said else None
+    return Predicted(Evaluation(*columns), rows, outcomes)

@@ -4,21 +4,21 @@ Everything that can be refused is refused here, before a folder is made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from ..core.algorithm import AnyAlgorithm, check_run
+from ..core.algorithm import AnyAlgorithm, Sharing, check_run
 from ..core.fields import AUTO
 from ..core.flat import build
 from ..core.metrics import metrics_for
-from ..core.task import Task
 from ..data.arrays import AUTO_SCALE
 from ..data.datasets import load as load_data
 from ..data.federation import Dataset, Federation
 from ..data.partition import PARTITIONS, federate
-from ..data.shared import Sharing
+from ..data.simulation import Simulation, simulate
 from ..engines import Engine, make_engine
 from ..errors import ConfigError
 from ..networks import registry
@@ -65,35 +65,45 @@ def assemble(config: Config) -> Assembly:
     return Assembly(config, federations, factory)
 
 
-def task_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Task:
-    """The task of one run; ``merge_val`` concerns methods that never read validation data."""
+def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Simulation:
+    """The problem and the shards of one run.
+
+    ``merge_val`` concerns methods that never read validation data.
+    """
     train = assembly.config.train
-    return Task(
+    return simulate(
         assembly.federations[seed],
         assembly.factory,
         train.recipe(),
         seed=seed,
         device=assembly.config.engine.device,
         dtype=torch.float64 if train.precision == "float64" else torch.float32,
-        merge_val=train.merge_val and not algorithm.uses_validation,
-        sharing=algorithm.sharing,
+        merge_val=train.merge_val and not algorithm.traits.uses_validation,
+        sharing=algorithm.traits.sharing,
     )
 
 
 def check_methods(assembly: Assembly, methods: Iterable[Method]) -> None:
     """Refuse, before anything is trained, a method that could not finish its run."""
-    config, tasks = assembly.config, dict[tuple[bool, Sharing | None], Task]()
+    config, made = assembly.config, dict[tuple[bool, Sharing | None], Simulation]()
     for algorithm in (method.build() for method in methods):
-        needs = algorithm.uses_validation, algorithm.sharing  # all that tasks differ in
-        if needs not in tasks:
-            tasks[needs] = task_of(assembly, algorithm, config.seeds[0])
-        check_run(algorithm, tasks[needs], config.run.rounds)
+        traits = algorithm.traits
+        needs = traits.uses_validation, traits.sharing  # all that problems differ in
+        if needs not in made:
+            made[needs] = simulation_of(assembly, algorithm, config.seeds[0])
+        check_run(algorithm, made[needs].problem, config.run.rounds)
 
 
-def engine_of(config: Config, task: Task, before: Mapping[str, str] | None = None) -> Engine:
+def engine_of(
+    config: Config,
+    on: Simulation,
+    before: Mapping[str, str] | None = None,
+    scratch: Path | None = None,
+) -> Engine:
     """The engine a config asks for, with the process set to its threads and precision.
 
-    ``before`` says how an interrupted run did each form of a call (``engines.base.Form``).
+    ``before`` says how an interrupted run did each form of a call (``engines.base.Form``). States
+    on disk lie in ``scratch``.
     """
     asked = config.engine
     loose = config.train.precision == "tf32"
@@ -101,7 +111,8 @@ def engine_of(config: Config, task: Task, before: Mapping[str, str] | None = Non
     torch.backends.cudnn.allow_tf32 = loose
     return make_engine(
         asked.name,
-        task,
+        on.problem,
+        on.shards,
         chunk=asked.chunk,
         memory_mib=asked.memory_mib,
         state=asked.state,
@@ -110,6 +121,7 @@ def engine_of(config: Config, task: Task, before: Mapping[str, str] | None = Non
         compiled=asked.compiled,
         rounds=config.run.rounds,
         before=before,
+        scratch=scratch,
     )
 
 

@@ -180,7 +180,7 @@ class Keeper:
         if self.every is not None:
             return (record.index + 1) % self.every == 0
         if self.cost is None:
-            arrays = [*stored(record.server).values(), *stored(record.kept).values()]
+            arrays = [*stored(record.server).values(), *stored(record.snapshot()).values()]
             self.cost = LEAST + sum(map(size_of, arrays)) / SPEED
         return self.since * SHARE >= self.cost
 
@@ -189,7 +189,9 @@ class Keeper:
         began = time.perf_counter()
         logs = folder.sync()
         faults.at("checkpoint.synced")
-        made = write(self.run, record.index + 1, record.server, record.kept, logs)
+        made = write(
+            self.run, record.index + 1, (record.server, record.accepted), record.snapshot(), logs
+        )
         prune(self.run, {made, self.before} if self.before else {made})
         faults.at("checkpoint.pruned")
         self.before, self.since = made, 0.0

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from pydantic import ValidationError
 
 from ..core.ranges import LARGEST
@@ -129,7 +130,10 @@ def reopen(
     folder.note_resumed(done, where, {name: now for name, (_, now) in changed.items()})
     if stored is None:
         return folder, Begin(0, *start), None
-    return folder, Begin(done, *checkpoint.restore(stored, *start)), stored.folder
+    first, states = start
+    none = torch.zeros(len(log.roster), dtype=torch.float64)
+    (server, accepted), states = checkpoint.restore(stored, (first, none), states)
+    return folder, Begin(done, server, states, accepted), stored.folder
 
 
 def _refuse_uncompiled(found: Left, choice: Mapping[str, Any]) -> None:

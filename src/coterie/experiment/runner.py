@@ -13,10 +13,9 @@ from ..report.outcomes import RunResult
 from ..results.history import History, Log, Roster
 from ..storage import faults
 from ..training.guard import Guard
-from ..training.rounds import Begin, Record
-from ..training.rounds import run as run_rounds
+from ..training.rounds import Begin, Record, train
 from . import resume, run_folder
-from .assemble import Assembly, engine_of, task_of
+from .assemble import Assembly, engine_of, simulation_of
 from .checkpoint import Keeper
 from .config.loading import canonical, config_hash
 from .config.methods import Method
@@ -59,30 +58,33 @@ def drive(
     if left is not None:
         left.refuse_other(config_hash(asked))
         run_folder.refuse_other_data(left.path, assembly.federations[seed])
-    task = task_of(assembly, algorithm, seed)
-    algorithm = governed(algorithm, task)
-    check_run(algorithm, task, asked.run.rounds)
+    on = simulation_of(assembly, algorithm, seed)
+    problem, federation = on.problem, on.federation
+    algorithm = governed(algorithm, problem)
+    check_run(algorithm, problem, asked.run.rounds)
     if left is None:
-        engine = engine_of(asked, task)
+        engine = engine_of(asked, on, scratch=out)
     else:
-        engine = engine_of(left.with_engine(asked), task, left.ways)
-    roster, swaps = Roster.of(task.federation), algorithm.models_change_hands
+        engine = engine_of(left.with_engine(asked), on, left.ways, out)
+    roster, swaps = Roster.of(federation), algorithm.traits.models_change_hands
     log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
-    config, where = written(asked, engine.choice), run_folder.environment(task.device)
+    config, where = written(asked, engine.choice), run_folder.environment(problem.device)
     folder, begin, keeper = None, None, None
     if out is not None and left is not None:
-        folder, begin, newest = resume.reopen(left, log, algorithm.init(task), where, engine.choice)
+        folder, begin, newest = resume.reopen(
+            left, log, algorithm.init(problem), where, engine.choice
+        )
         keeper = Keeper(out, asked.run.checkpoint_every, before=newest)
     elif out is not None:
-        folder = run_folder.RunFolder.create(out, log, config, where, manifest(task.federation))
+        folder = run_folder.RunFolder.create(out, log, config, where, manifest(federation))
         keeper = Keeper(out, asked.run.checkpoint_every)
     faults.at("run.created")
-    watch = _Watcher(progress, method.label, seed, asked.run.rounds, task.federation.clients)
+    watch = _Watcher(progress, method.label, seed, asked.run.rounds, federation.clients)
     watch.begun(begin)
     mixture = None
-    for record in run_rounds(
+    for record in train(
         algorithm,
-        task,
+        problem,
         engine,
         asked.run.rounds,
         participation=asked.run.participation,
@@ -90,7 +92,6 @@ def drive(
         metric=asked.run.metric,
         guard=Guard(**asked.guard.model_dump()),
         begin=begin,
-        scratch=out,
     ):
         faults.at("round.done")
         if folder is not None:

@@ -1,10 +1,10 @@
 """What may enter an aggregation, and why something may not.
 
-Messages that arrive one by one pass :func:`admit`: the right client, the right round, not twice,
-and of the very form that is expected. Then all uploads of a round, whichever engine they come
-from, pass :func:`screen`: finite numbers of a possible size, a sample count that can be true and,
-where it is asked for, no outsized step. Last, :func:`aggregate` refuses an aggregate that is not
-finite. Whoever is left out keeps the state it had, and the others go on.
+Replies of the expected layout (:mod:`coterie.core.messages`) pass :func:`screen`, whichever engine
+they come from: finite numbers of a possible size, a sample count that can be true and, where it is
+asked for, no outsized step. Last, :func:`aggregate` refuses an aggregate that is not finite.
+Whoever is left out keeps the state it had, and the others go on. The guard knows what a server
+knows: what it sent, and how long the vectors were that it accepted from each client before.
 
 A clean run is not changed by a bit: nothing is clipped, reordered or rescaled.
 
@@ -14,46 +14,21 @@ are sent as zeros, and the method leaves them out (WAFFLE, Weight Erosion). The 
 and that it lost a copy is written down as a rejection.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Round
+from ..core.messages import Rejection
 from ..core.ranges import AtLeastOne, Positive
 from ..core.tree import Bank, Tree
 
-REASONS = {
-    "wrong_client": "from a client that was not asked in this round",
-    "wrong_round": "of another round: late, or sent again",
-    "duplicate": "a second answer of a client in the same round",
-    "fields": "other fields than expected: one missing, one too many, or in another order",
-    "shape": "an array of another shape than expected",
-    "dtype": "an array of another number type than expected",
-    "not_finite": "a number that is NaN or infinite",
-    "copies": "one of several copies is NaN or infinite: that copy is left out, the others count",
-    "samples": "a sample count that is not above 0 and at most what the client declared",
-    "norm": "a step longer than guard.norm times the median step of the round",
-    "outsized": "a vector more than guard.bound times as long as the median one of the round and "
-    "as any that the client had",
-    "overflow": "finite, but the aggregate with it would not be",
-}
 SAMPLES, VALID = "size", "valid"
 FEWEST = 3  # uploads that have a median worth the name
 SINGLE = 1e6  # a number that is no model's may be so large, and so many times the median one
-
-Form = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # path, shape and type of every array
-
-
-class Rejection(NamedTuple):
-    """An upload that was left out."""
-
-    client: int
-    reason: str  # one of REASONS
 
 
 @dataclass(frozen=True)
@@ -64,8 +39,8 @@ class Guard:
         on: reject what is not finite and sample counts that cannot be true.
         norm: reject steps longer than so many times the median step; None rejects none.
         bound: reject vectors so many times longer than the median of the round and than every
-            vector the client had: a bound against the catastrophic, which no honest client meets
-            (docs/reliability.md has the margin). None rejects none.
+            vector the client was sent or had sent before: a bound against the catastrophic, which
+            no honest client meets (docs/reliability.md has the margin). None rejects none.
     """
 
     on: bool = True
@@ -73,98 +48,25 @@ class Guard:
     bound: AtLeastOne | None = 100.0
 
 
-class Reply(NamedTuple):
-    """What one client sent back."""
-
-    client: int
-    round: int
-    upload: Tree
-    state: Tree = ()
-
-
-# ---- one message at a time -----------------------------------------------------------------------
-
-
-def form(message: Tree, path: str = "") -> Form:
-    """Which arrays a message has: their place, shape and type, in order."""
-    if isinstance(message, Tensor):
-        return ((path, tuple(message.shape), message.dtype),)
-    if not isinstance(message, tuple):
-        raise TypeError(f"a message is made of tensors and tuples; found {type(message).__name__}")
-    names = getattr(message, "_fields", range(len(message)))
-    pairs = zip(names, message, strict=True)
-    return tuple(array for name, part in pairs for array in form(part, f"{path}.{name}"))
-
-
-def difference(found: Form, expected: Form) -> str | None:
-    """The reason to reject a message of one form where another is expected."""
-    if [array[0] for array in found] != [array[0] for array in expected]:
-        return "fields"
-    if [array[1] for array in found] != [array[1] for array in expected]:
-        return "shape"
-    return None if found == expected else "dtype"
-
-
-def usual(forms: Sequence[Form]) -> Form | None:
-    """The form of more than half of the messages; None where there is none."""
-    ranked = Counter(forms).most_common(1)
-    return ranked[0][0] if ranked and 2 * ranked[0][1] > len(forms) else None
-
-
-def admit(
-    replies: Sequence[Reply], round: Round, like: tuple[Tree, Tree] | None = None
-) -> tuple[tuple[Reply, ...], tuple[Rejection, ...]]:
-    """The replies that may be put together, in the round's order, and the others with a reason.
-
-    ``like`` is an (upload, state) of the expected form; without it, the form of more than half of
-    the replies is expected, and where there is none nobody is believed.
-    """
-    asked = round.clients.tolist()
-    seen: dict[int, Reply] = {}
-    rejected = []
-    for reply in replies:
-        reason = _misplaced(reply, round.index, asked, seen)
-        if reason is None:
-            seen[reply.client] = reply
-        else:
-            rejected.append(Rejection(reply.client, reason))
-    forms = {client: _form_or_none((reply.upload, reply.state)) for client, reply in seen.items()}
-    known = [found for found in forms.values() if found is not None]
-    expected = usual(known) if like is None else form(like)
-    for client, found in forms.items():
-        fault = "fields" if found is None or expected is None else difference(found, expected)
-        if fault is not None:
-            rejected.append(Rejection(client, fault))
-            del seen[client]
-    return tuple(seen[client] for client in asked if client in seen), tuple(rejected)
-
-
-def _misplaced(reply: Reply, index: int, asked: list[int], seen: dict[int, Reply]) -> str | None:
-    if reply.client not in asked:
-        return "wrong_client"
-    if reply.round != index:
-        return "wrong_round"
-    return "duplicate" if reply.client in seen else None
-
-
-def _form_or_none(message: Any) -> Form | None:
-    try:
-        return form(message)
-    except TypeError:
-        return None
-
-
 # ---- all uploads of a round ----------------------------------------------------------------------
 
 
 def screen(
-    uploads: Tree, round: Round, sizes: Tensor, guard: Guard, had: Sequence[Tree] = ()
+    uploads: Tree,
+    round: Round,
+    sizes: Tensor,
+    guard: Guard,
+    sent: Tree = (),
+    accepted: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Rejection, ...]]:
     """Positions of the uploads that may be aggregated, and the others with their reason.
 
-    ``sizes [population]`` are the sample counts the clients have declared; ``had`` is what they
-    had before they worked, a row each: what they were sent and what they kept.
+    ``sizes [population]`` are the sample counts the clients have declared; ``sent`` is what they
+    were sent, one row per client; ``accepted [population]`` is the length of the longest vector
+    that was accepted from each client so far (:func:`remember`).
     """
+    none = torch.zeros(len(sizes), dtype=torch.float64)
+    before = (none if accepted is None else accepted)[round.clients.cpu()]
     fine = torch.ones(len(round.clients), dtype=torch.bool, device=round.clients.device)
     if not guard.on:
         return fine.nonzero().flatten(), ()
@@ -173,12 +75,14 @@ def screen(
     for reason, passed in checks:
         rejected += _rejections(round, fine & ~passed, reason)
         fine &= passed
-    limits = (("outsized", possible, guard.bound), ("norm", moderate, guard.norm))
-    for reason, check, most in limits:
-        if most is not None:
-            passed = check(uploads, had, fine, most)
-            rejected += _rejections(round, fine & ~passed, reason)
-            fine &= passed
+    if guard.bound is not None:
+        passed = possible(uploads, sent, before, fine, guard.bound)
+        rejected += _rejections(round, fine & ~passed, "outsized")
+        fine &= passed
+    if guard.norm is not None:
+        passed = moderate(uploads, sent, fine, guard.norm)
+        rejected += _rejections(round, fine & ~passed, "norm")
+        fine &= passed
     rejected += _rejections(round, fine & ~complete(uploads, fine), "copies")
     return fine.nonzero().flatten(), tuple(rejected)
 
@@ -223,12 +127,12 @@ def spoiled(before: Tree, after: Tree) -> bool:
 
 
 def _arrays(before: Tree, after: Tree) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every array of a server before and after a round."""
-    if isinstance(before, Tensor) and isinstance(after, Tensor):
-        yield before, after
-    elif isinstance(before, tuple) and isinstance(after, tuple):
-        for parts in zip(before, after, strict=True):
-            yield from _arrays(*parts)
+    """Every array that a server had before a round and has after it."""
+    had = dict(tree.flatten(before))
+    for path, new in tree.flatten(after):
+        old = had.get(path)
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            yield old, new
 
 
 def _flaws(leaf: Tensor) -> int:
@@ -278,14 +182,22 @@ def counted(uploads: Tree, round: Round, sizes: Tensor) -> Tensor:
     return fine
 
 
-def possible(uploads: Tree, had: Sequence[Tree], fine: Tensor, most: float) -> Tensor:
+def remember(accepted: Tensor, uploads: Tree, clients: Tensor) -> Tensor:
+    """The longest vector accepted from each client ``[population]``, after a round."""
+    at = clients.cpu()
+    vectors = [leaf for _, leaf in _fields(uploads) if leaf.is_floating_point() and leaf.dim() > 1]
+    lengths = torch.stack([accepted[at], *(_lengths(leaf).cpu() for leaf in vectors)]).amax(0)
+    return accepted.index_copy(0, at, lengths)
+
+
+def possible(uploads: Tree, sent: Tree, accepted: Tensor, fine: Tensor, most: float) -> Tensor:
     """Whose numbers are of a possible size ``[m]``.
 
-    A vector may be ``most`` times as long as the median one of its field, or as the longest of the
-    vectors of its width that the client had, of which models are one. What the client had is
-    measured only where the median does not settle it: fewer than three uploads have none. Numbers
-    that the client had nothing like (losses, weights on others) may honestly differ by orders of
-    magnitude: they may be a million, or a million times the median.
+    A vector may be ``most`` times as long as the median one of its field, as the longest of its
+    width that the client was sent, or as the longest that was ``accepted [m]`` from it before. The
+    latter two are measured only where the median does not settle it: fewer than three uploads have
+    none. Numbers that are like nothing sent or accepted before (losses, weights on others) may
+    honestly differ by orders of magnitude: they may be a million, or a million times the median.
     """
     passed = torch.ones_like(fine)
     for _, leaf in _fields(uploads):
@@ -296,9 +208,10 @@ def possible(uploads: Tree, had: Sequence[Tree], fine: Tensor, most: float) -> T
         doubtful = fine & (lengths > most * typical)
         if bool(doubtful.any()):
             width = leaf.shape[-1] if leaf.dim() > 1 else 1
-            starts = (v for m in had for v in _vectors(m) if v.shape[-1] == width > 1)
+            starts = (v for v in _vectors(sent) if v.shape[-1] == width > 1)
             known = [_lengths(start).to(fine.device) for start in starts]
-            longest = torch.stack([torch.zeros_like(lengths), *known]).amax(0)
+            before = accepted.to(fine.device) if width > 1 else torch.zeros_like(lengths)
+            longest = torch.stack([before, *known]).amax(0)
             limit = torch.where(longest > 0, most * longest, SINGLE * typical.clamp(min=1.0))
             passed &= ~doubtful | (lengths <= limit)
     return passed
@@ -319,16 +232,16 @@ def _lengths(leaf: Tensor) -> Tensor:
     return lengths
 
 
-def moderate(uploads: Tree, had: Sequence[Tree], fine: Tensor, most: float) -> Tensor:
+def moderate(uploads: Tree, sent: Tree, fine: Tensor, most: float) -> Tensor:
     """Whose steps are at most ``most`` times the median step of those still in ``[m]``.
 
-    A step is the distance from the nearest vector the client had, or from zero, which is where
+    A step is the distance from the nearest vector the client was sent, or from zero, which is where
     methods that send differences start.
     """
     passed = torch.ones_like(fine)
     if int(fine.sum()) < FEWEST:
         return passed
-    starts = [leaf for message in had for leaf in _vectors(message)]
+    starts = list(_vectors(sent))
     for _, leaf in _fields(uploads):
         rows = leaf.reshape(len(leaf), -1)
         if not leaf.is_floating_point() or rows.shape[1] < 2:
@@ -351,23 +264,17 @@ def _norms(rows: Tensor) -> Tensor:
     return lengths
 
 
-def _fields(message: Tree, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every array with the name of its field."""
-    if isinstance(message, Tensor):
-        yield name, message
-    else:
-        names = getattr(message, "_fields", [name] * len(message))
-        for part_name, part in zip(names, message, strict=True):
-            yield from _fields(part, part_name)
+def _fields(message: Tree) -> Iterator[tuple[str, Tensor]]:
+    """Every array with the name of its field; the number in a plain tuple is no name."""
+    for path, leaf in tree.flatten(message):
+        names = [step for step in path.split(".") if step and not step.isdigit()]
+        yield names[-1] if names else "", leaf
 
 
 def _vectors(message: Tree) -> Iterator[Tensor]:
-    """Every floating array with a row a client as ``[m, n, P]``; a Bank's models by their slots."""
-    if isinstance(message, Bank):
-        yield message.models[message.slot.clamp(min=0)]
-    elif isinstance(message, Tensor):
-        if message.is_floating_point() and message.dim() >= 2 and message.numel():
-            yield message.reshape(len(message), -1, message.shape[-1])
-    else:
-        for part in message:
-            yield from _vectors(part)
+    """Every floating array with a row per client as ``[m, n, P]``; of a Bank the models in use."""
+    for _, leaf in tree.flatten(message, (Bank,)):
+        if isinstance(leaf, Bank):
+            yield leaf.models[leaf.slot.clamp(min=0)]
+        elif leaf.is_floating_point() and leaf.dim() >= 2 and leaf.numel():
+            yield leaf.reshape(len(leaf), -1, leaf.shape[-1])

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from ...core.task import Task
-from ...engines import Engine, make_engine
-from ...engines.base import DEVICE
+from ...data.simulation import Simulation
+from ...engines import make_backend
+from ...engines.base import DEVICE, Backend
 from ...errors import ConfigError, EngineError, did_you_mean
 from .ceiling import Bill, Machine, bill, machine
 from .plain import fastest
@@ -24,6 +24,7 @@ from .workloads import WORKLOADS, Workload
 
 ENGINES = ("auto", "vmap", "loop")
 PRECISIONS = ("float32", "tf32")
+LONG = 100  # rounds of the run that engines are made for
 
 
 class Result(NamedTuple):
@@ -129,7 +130,7 @@ def _result(
 def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, dict[str, Lap]]:
     """What a round of a workload costs, and how the plain loop and every engine fared."""
     tell(f"{work.name}, {work.about}, {work.clients} x {work.samples}: setting up")
-    start, cores = steady(work.method, work.task(device)), torch.get_num_threads()
+    start, cores = steady(work.method, work.simulation(device)), torch.get_num_threads()
     try:
         plain, chosen = fastest(start, cores)
         field = {"plain": Contestant(plain, chosen["threads"], _words(chosen))}
@@ -148,22 +149,22 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
         torch.set_num_threads(cores)
 
 
-def engine_of(name: str, task: Task) -> Engine:
-    """The engine of a name, as in a long run: every engine that is measured is made here."""
-    return make_engine(name, task, rounds=100)
+def backend_of(name: str, on: Simulation) -> Backend:
+    """What computes the clients, as in a long run: everything that is measured is made here."""
+    return make_backend(name, on.problem, on.shards, rounds=LONG)
 
 
 def _contestant(name: str, start: Steady) -> Contestant:
-    engine = engine_of(name, start.task)
-    return Contestant(_round_of(engine, start), engine.choice["threads"], _words(engine.choice))
+    made = backend_of(name, start.on)
+    return Contestant(_round_of(made, start), made.choice["threads"], _words(made.choice))
 
 
-def _round_of(engine: Engine, start: Steady) -> Callable[[], None]:
+def _round_of(backend: Backend, start: Steady) -> Callable[[], None]:
     """One round of the method without evaluation of its predictors."""
     _, method, server, states, round = start
 
     def once() -> None:
-        uploads, _ = engine.local(method, method.download(server, round), states, round)
+        uploads, _ = backend.local(method, method.download(server, round), states, round)
         method.aggregate(server, uploads, round)
 
     return once

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ...core.task import Task
+from ...core.problem import Problem
+from ...data.simulation import Simulation
 from .clients import Clients
 from .workloads import Workload
 
@@ -82,7 +83,7 @@ def bill(work: Workload, clients: Clients) -> Bill:
     training = _flops(lambda: clients.train(0, clients.minibatches(0)))
     judging = _flops(lambda: clients.loss(0, clients.w[0], work.judged_on)) if work.judges else 0
     flops = work.trains * training + work.judges * judging
-    moved = numbers_moved(work, clients.task) * clients.w.element_size()
+    moved = numbers_moved(work, clients.on) * clients.w.element_size()
     return Bill(float(work.clients * flops), float(work.clients * moved))
 
 
@@ -92,15 +93,16 @@ def _flops(call: Callable[[], object]) -> int:
     return int(counter.get_total_flops())
 
 
-def numbers_moved(work: Workload, task: Task) -> int:
+def numbers_moved(work: Workload, on: Simulation) -> int:
     """Numbers that one client reads and writes in a round."""
-    a_sample = task.x[0].numel() + 2 * outputs_of(task)
-    training = work.steps * 3 * task.model.size + work.samples * a_sample
-    judging = task.model.size + work.judged * a_sample
+    size = on.problem.model.size
+    a_sample = on.shards.x[0].numel() + 2 * outputs_of(on.problem)
+    training = work.steps * 3 * size + work.samples * a_sample
+    judging = size + work.judged * a_sample
     return work.trains * training + work.judges * judging
 
 
-def outputs_of(task: Task) -> int:
+def outputs_of(problem: Problem) -> int:
     """Numbers that the layers of the network put out for one sample."""
     total = 0
 
@@ -108,14 +110,14 @@ def outputs_of(task: Task) -> int:
         nonlocal total
         total += output.numel()
 
-    module = task.model.module
+    module = problem.model.module
     layers = [
         m for m in module.modules() if not isinstance(m, nn.Flatten) and not any(m.children())
     ]
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
         with torch.no_grad():
-            module(task.inputs(torch.zeros(1, dtype=torch.int64, device=task.device)))
+            module(problem.blank(1))
     finally:
         for hook in hooks:
             hook.remove()

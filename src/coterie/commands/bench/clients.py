@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from ...core.task import Task
+from ...data.simulation import Simulation
 
 Minibatches = list[tuple[Tensor, Tensor]]
 Order = Callable[[int], Tensor]  # a client's samples in the order of this epoch
@@ -19,34 +19,37 @@ LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 class Clients:
     """A module, an optimiser and the samples of every client."""
 
-    def __init__(self, task: Task, layout: str, order: Order | None = None) -> None:
-        self.task, self.order = task, order or self._shuffled
-        self.w = torch.empty(task.population, task.model.size, dtype=task.dtype, device=task.device)
+    def __init__(self, on: Simulation, layout: str, order: Order | None = None) -> None:
+        self.on, self.order = on, order or self._shuffled
+        problem = on.problem
+        self.w = problem.start.new_empty(problem.population, problem.model.size)
         self.modules = [self._module(row) for row in self.w]
         self.rules = [
-            torch.optim.SGD(module.parameters(), lr=task.recipe.lr) for module in self.modules
+            torch.optim.SGD(module.parameters(), lr=problem.recipe.lr) for module in self.modules
         ]
-        splits = {"train": task.federation.train, "val": task.federation.val}
+        splits = {"train": on.federation.train, "val": on.federation.val}
         self.data = {name: self._samples(parts, layout) for name, parts in splits.items()}
 
     def _module(self, row: Tensor) -> nn.Module:
-        module = self.task.factory().to(self.task.device, self.task.dtype).train()
+        problem = self.on.problem
+        module = problem.factory().to(problem.device, problem.dtype).train()
         vector_to_parameters(row, module.parameters())
         return module
 
     def _samples(self, parts: tuple[Tensor, ...], layout: str) -> Minibatches:
-        task, form = self.task, LAYOUTS[layout]
-        places = [part.to(task.device) for part in parts]
+        shards, form = self.on.shards, LAYOUTS[layout]
+        places = [part.to(shards.device) for part in parts]
         return [
-            (task.x[at].to(task.dtype).contiguous(memory_format=form), task.y[at]) for at in places
+            (shards.x[at].to(shards.dtype).contiguous(memory_format=form), shards.y[at])
+            for at in places
         ]
 
     def _shuffled(self, i: int) -> Tensor:
-        return torch.randperm(len(self.data["train"][i][1]), device=self.task.device)
+        return torch.randperm(len(self.data["train"][i][1]), device=self.on.problem.device)
 
     def minibatches(self, i: int) -> Minibatches:
         """One epoch of a client."""
-        (x, y), order, batch = self.data["train"][i], self.order(i), self.task.recipe.batch
+        (x, y), order, batch = self.data["train"][i], self.order(i), self.on.problem.recipe.batch
         return list(zip(x[order].split(batch), y[order].split(batch), strict=True))
 
     def load(self, i: int, model: Tensor) -> None:
@@ -55,7 +58,7 @@ class Clients:
 
     def average(self) -> Tensor:
         """The mean of all models, by samples."""
-        sizes = self.task.sizes.to(self.w.dtype)
+        sizes = self.on.problem.sizes.to(self.w.dtype)
         return sizes / sizes.sum() @ self.w
 
     def train(self, i: int, batches: Minibatches, correction: Tensor | None = None) -> None:
@@ -81,7 +84,7 @@ class Clients:
         """The mean loss of a model on one of the client's splits."""
         self.load(i, model)
         x, y = self.data[split][i]
-        block = BLOCK[self.task.device.type]
+        block = BLOCK[self.on.problem.device.type]
         losses = [
             F.cross_entropy(self.modules[i](a), b, reduction="sum")
             for a, b in zip(x.split(block), y.split(block), strict=True)

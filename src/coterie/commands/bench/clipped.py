@@ -7,8 +7,9 @@ from torch.func import vmap
 
 from ...algorithms.fedavg import Update, average
 from ...core.algorithm import GlobalModel, Round, rows
-from ...core.client import Batch, Client, shortened
-from ...core.task import Task
+from ...core.batches import Batch
+from ...core.client import Client, shortened
+from ...core.problem import Problem
 from ...core.tree import Tree
 
 
@@ -22,9 +23,9 @@ class ClippedFedAvg(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
 
     clip: float = 1.0
 
-    def init(self, task: Task) -> tuple[Tensor, tuple[()]]:
+    def init(self, problem: Problem) -> tuple[Tensor, tuple[()]]:
         """The common start; clients keep nothing."""
-        return task.start, ()
+        return problem.start, ()
 
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""

@@ -15,8 +15,9 @@ import torch
 from ...algorithms.ditto import Ditto
 from ...algorithms.fedavg import FedAvg
 from ...core.algorithm import AnyAlgorithm
-from ...training.rounds import Record, run
-from . import check, engine_of, tell
+from ...engines import make_engine
+from ...training.rounds import Record, train
+from . import LONG, check, tell
 from .peak_memory import watched
 from .turns import WARM
 from .workloads import GREY, Workload
@@ -65,12 +66,12 @@ def _cost(method: str, registered: int, clients: int, device: str, repeats: int)
     work = LENET._replace(method=METHODS[method], clients=registered, holders=clients)
     share, rounds = clients / registered, WARM + repeats
     try:
-        task = work.task(at)
-        engine = engine_of("auto", task)
+        on = work.simulation(at)
+        engine = make_engine("auto", on.problem, on.shards, rounds=LONG)
         with watched(at) as peak:
-            records = run(
+            records = train(
                 work.method,
-                task,
+                on.problem,
                 engine,
                 rounds + 1,
                 participation=share,

@@ -51,7 +51,7 @@ class Plain(ABC):
 
     def __call__(self) -> Tensor:
         """The whole round."""
-        for i in range(self.start.task.population):
+        for i in range(self.start.on.problem.population):
             self.client(i)
         return self.finish()
 
@@ -190,7 +190,7 @@ class PlainWaffle(Plain):
     def client(self, i: int) -> None:
         """An epoch for every requester, each on the same minibatches."""
         own, batches = self.start.states.c, self.clients.minibatches(i)
-        rate = self.start.task.recipe.lr * len(batches)
+        rate = self.start.on.problem.recipe.lr * len(batches)
         for r, (x, c) in enumerate(zip(self.received.x[i], self.received.c[i], strict=True)):
             correction = c - own[i, r]
             self.clients.load(i, x)
@@ -217,7 +217,7 @@ PLAIN: dict[type[AnyAlgorithm], type[Plain]] = {
 
 def plain_round(start: Steady, layout: str, order: Order | None = None) -> Plain:
     """The method's round in plain PyTorch."""
-    return PLAIN[type(start.method)](start, Clients(start.task, layout, order))
+    return PLAIN[type(start.method)](start, Clients(start.on, layout, order))
 
 
 def fastest(start: Steady, cores: int) -> tuple[Plain, dict[str, Any]]:
@@ -225,12 +225,12 @@ def fastest(start: Steady, cores: int) -> tuple[Plain, dict[str, Any]]:
 
     Each way takes steps of one client, in turns: a machine's speed changes meanwhile.
     """
-    images = start.task.x.dim() == 4
+    images = start.on.shards.x.dim() == 4
     rounds = {name: plain_round(start, name) for name in (LAYOUTS if images else ("contiguous",))}
     ways = list(product(rounds, sorted({1, cores})))
     first = {name: plain.clients.minibatches(0)[:1] for name, plain in rounds.items()}
     for plain in rounds.values():
-        plain.clients.load(0, start.task.start)
+        plain.clients.load(0, start.on.problem.start)
     spent: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
     began, turns = time.perf_counter(), 0
     while turns <= TRIED or time.perf_counter() - began < TRIED_SECONDS:

@@ -11,8 +11,9 @@ from ...algorithms.federico import FedeRiCo
 from ...algorithms.fedfomo import FedFomo
 from ...algorithms.waffle import Waffle
 from ...core.algorithm import AnyAlgorithm
-from ...core.task import Recipe, Task
+from ...core.recipe import Recipe
 from ...data.federation import Dataset, Federation
+from ...data.simulation import Simulation, simulate
 from ...networks import registry
 from .clipped import ClippedFedAvg
 
@@ -50,14 +51,14 @@ class Workload(NamedTuple):
         """Samples of a client that one evaluation sees."""
         return self.samples if self.judged_on == "train" else _fifth(self.samples)
 
-    def task(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Task:
-        """The workload as a task."""
+    def simulation(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Simulation:
+        """The workload's problem and shards."""
         federation = _federation(self)
         factory: Callable[[], nn.Module] = registry.factory(
             self.model, federation.dataset, **self.options
         )
         recipe = Recipe(lr=0.01, batch=self.batch)
-        return Task(federation, factory, recipe, device=device, dtype=dtype)
+        return simulate(federation, factory, recipe, device=device, dtype=dtype)
 
 
 def _federation(work: Workload) -> Federation:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from ...core.imports import Code
 from ...core.metrics import METRICS
 from ...core.ranges import Count, CountOrZero, OneOf, ShareAboveZero, ShareBelowOne
-from ...core.task import Recipe
+from ...core.recipe import Recipe
 from ...engines import ENGINES
 from ...engines.base import DEVICE, MOST_THREADS
 from ...training.guard import Guard

@@ -1,0 +1,214 @@
+"""The samples of one client in blocks and minibatches.
+
+Under the vmap engine the tensors stand for many clients at once: sizes are tensors, and shorter
+clients are padded and masked.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import random
+from .augment import crop_flip
+from .problem import Problem
+from .recipe import Recipe
+from .shards import Shards, Split
+
+SplitName = Literal["train", "val"]
+Loss = Callable[[Tensor, "Batch"], Tensor]
+
+EVALUATION_BLOCK = 500  # samples of a split that are evaluated at once
+
+
+class Batch(NamedTuple):
+    """Some samples of one client."""
+
+    x: Tensor  # [B, ...]
+    y: Tensor  # [B]
+    mask: Tensor | None  # [B] 1 for a sample, 0 for padding; None where nothing is padding
+    position: Tensor  # [B] place of each sample in the client's split
+    step: int | Tensor | None  # number of this batch in the round; None outside training
+
+    @property
+    def training(self) -> bool:
+        """Whether it is a minibatch of :meth:`Client.scan`, not part of an evaluation."""
+        return self.step is not None
+
+
+class View(NamedTuple):
+    """What an engine hands to :class:`~coterie.core.client.Client`; one row per client."""
+
+    id: Tensor  # []
+    stream: Tensor  # [] the root of this client's draws in this round
+    lr: Tensor  # []
+    train: Split
+    val: Split
+    relabel: Tensor  # [classes], or [0] where labels mean the same to everybody
+
+
+class Shape(NamedTuple):
+    """What is the same for all clients that are computed together."""
+
+    smallest: int  # training samples of the client with fewest of them
+    even: dict[str, bool]  # split -> no padding in it
+    batched: bool  # under vmap: inner maps may use vmap too
+
+
+def views(problem: Problem, shards: Shards, ids: list[int], round_index: int) -> View:
+    """The rows of some clients for one round."""
+    at = torch.tensor(ids, device=problem.device)
+    recipe = problem.recipe
+    rate = torch.full((len(ids),), recipe.rate(round_index), dtype=problem.dtype)
+    return View(
+        id=at,
+        stream=random.bits(problem.seed, round_index, problem.keys[at]),
+        lr=rate.to(problem.device),
+        train=shards.splits["train"].rows(ids, recipe.batch),
+        val=shards.splits["val"].rows(ids, recipe.batch),
+        relabel=shards.relabel[at],
+    )
+
+
+def shape_of(shards: Shards, ids: list[int], *, batched: bool) -> Shape:
+    """What these clients have in common when they are computed together."""
+    return Shape(
+        smallest=min(shards.splits["train"].sizes[i] for i in ids),
+        even={name: shards.splits[name].even(ids) for name in ("train", "val")},
+        batched=batched,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """One client's splits, and the minibatches that a recipe makes of its training samples."""
+
+    problem: Problem
+    shards: Shards
+    view: View
+    shape: Shape
+    recipe: Recipe
+
+    @property
+    def size(self) -> Tensor:
+        """Training samples."""
+        return self.view.train.size
+
+    @property
+    def width(self) -> int:
+        """Training samples, padding included."""
+        return self.view.train.samples.shape[-1]
+
+    @property
+    def per_epoch(self) -> Tensor:
+        """Batches an epoch; a client without data has one of padding, of which nothing is learnt.
+
+        With batch norm a batch of one sample is none (spec 1.3).
+        """
+        batch, least = self.recipe.batch, self.problem.least
+        whole = self.size // batch + (self.size % batch >= least)
+        return whole if least > 1 else whole.clamp(min=1)
+
+    @property
+    def steps(self) -> Tensor:
+        """Optimiser steps of this client in this round."""
+        if self.recipe.steps is not None:
+            return torch.where(self.per_epoch > 0, self.recipe.steps, 0)
+        return self.recipe.epochs * self.per_epoch
+
+    def sizes(self) -> list[int]:
+        """Samples of every minibatch, padding included."""
+        width, batch, least = self.width, self.recipe.batch, self.problem.least
+        count = self.recipe.count(width, least)
+        if not self.shape.even["train"]:
+            return [min(batch, width)] * count
+        an_epoch = max(1, self.recipe.batches(width, least))
+        return [min(batch, width - number % an_epoch * batch) for number in range(count)]
+
+    def prepare(self) -> None:
+        """Compute now what every step reads: a step that is traced keeps nothing for later."""
+        self.orders  # noqa: B018
+        if self.recipe.class_weights != "none":
+            self.class_weights  # noqa: B018
+
+    def batch(self, number: int | Tensor, size: int | None = None) -> Batch:
+        """Minibatch ``number`` of this round; a number that is a tensor needs the batch's size."""
+        if size is None:
+            size = self.sizes()[int(number)]
+        within = torch.arange(size, device=self.size.device)
+        if self.shape.even["train"]:  # equal sizes: the last batch is short for everybody
+            many = max(1, self.recipe.batches(self.width, self.problem.least))
+            rank = number % many * self.recipe.batch + within
+            place = self.orders.view(-1)[number // many * self.width + rank]
+            return self._gather("train", place, place >= 0, number)
+        mine = self.per_epoch.clamp(min=1)
+        rank = number % mine * self.recipe.batch + within
+        order = self.orders[(number // mine).clamp(max=len(self.orders) - 1)]
+        place = order[rank.clamp(max=self.width - 1)]
+        return self._gather("train", place, rank < self.size, number)
+
+    def blocks(self, name: SplitName, size: int = EVALUATION_BLOCK) -> Iterator[Batch]:
+        """A split in its stored order, in blocks that bound the memory of an evaluation."""
+        split = self._split(name)
+        places = torch.arange(split.samples.shape[-1], device=split.samples.device)
+        for place in places.split(size):
+            yield self._gather(name, place, place < split.size, None)
+
+    @cached_property
+    def orders(self) -> Tensor:
+        """A random order of this client's samples for every epoch; padding comes last."""
+        places = torch.arange(self.width, device=self.size.device)
+        fewest = max(1, self.recipe.batches(self.shape.smallest, self.problem.least))
+        passes = (
+            -(-self.recipe.count(self.width) // fewest) if self.recipe.steps else self.recipe.epochs
+        )
+        epochs = torch.arange(passes, device=self.size.device)
+        keys = random.bits(self.view.stream, "batches", epochs[:, None], places) >> 1
+        keys = torch.where(places < self.size, keys, torch.iinfo(torch.int64).max)
+        return keys.argsort(dim=-1, stable=True)
+
+    @cached_property
+    def class_weights(self) -> Tensor:
+        """``n / (C n_c)`` of this client's training labels; of a class it lacks, 1."""
+        places = torch.arange(self.width, device=self.size.device)
+        inside = (places < self.size).to(self.problem.dtype)
+        y = self._labels("train", places)
+        none = torch.zeros(self.problem.classes, dtype=inside.dtype)
+        count = none.to(y.device).scatter_add(0, y, inside)
+        balanced = self.size / ((count > 0).sum() * count.clamp(min=1))
+        return torch.where(count > 0, balanced.to(inside.dtype), 1.0)
+
+    def _split(self, name: SplitName) -> Split:
+        return self.view.train if name == "train" else self.view.val
+
+    def _gather(
+        self, name: SplitName, place: Tensor, inside: Tensor, step: int | Tensor | None
+    ) -> Batch:
+        index = self._split(name).samples[place]
+        mask = None if self.shape.even[name] else inside.to(self.problem.dtype)
+        change = None
+        if step is not None and self.recipe.augment == "crop_flip":
+
+            def change(x: Tensor) -> Tensor:
+                return crop_flip(x, drawn(self.view.stream, "augment", (len(x), 3), step))
+
+        x = self.shards.inputs(index, change)
+        return Batch(x, self._labels(name, place), mask, place, step)
+
+    def _labels(self, name: SplitName, place: Tensor) -> Tensor:
+        """Targets as this client reads them."""
+        index = self._split(name).samples[place]
+        y = self.shards.y[index]
+        if not self.view.relabel.shape[-1]:
+            return y
+        read, first = self.view.relabel[y], self.shards.literal
+        return read if first is None else torch.where(index < first, read, y)
+
+
+def drawn(stream: Tensor, purpose: str, shape: tuple[int, ...], at: int | Tensor) -> Tensor:
+    """Uniform draws on [0, 1) of a client's stream."""
+    places = torch.arange(torch.Size(shape).numel(), device=stream.device)
+    return random.uniform(stream, purpose, at, places).view(shape)

@@ -1,0 +1,132 @@
+"""The clients' data: what a site holds of its own, and what a simulator holds of everybody's.
+
+Only the client half of a method reads it, one client at a time. A server never does: it knows the
+counts in :class:`~coterie.core.problem.Problem`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SPLITS = ("train", "val", "test")
+
+
+class Split(NamedTuple):
+    """One split of one client, or with a leading dimension of several."""
+
+    samples: Tensor  # [n] indices into the dataset; padded where sizes differ
+    size: Tensor  # []
+
+
+class Ragged:
+    """Index lists of all clients in one flat tensor."""
+
+    def __init__(self, lists: Sequence[Tensor], device: torch.device) -> None:
+        self.sizes = [len(part) for part in lists]
+        self._size = torch.tensor(self.sizes, device=device)
+        self._offset = (self._size.cumsum(0) - self._size).to(device)
+        empty = torch.zeros(1, dtype=torch.int64)  # padding points at a real sample
+        parts = (part.to("cpu", torch.int64) for part in lists)
+        self._flat = torch.cat([*parts, empty]).to(device)
+
+    def of(self, client: int) -> Tensor:
+        """The list of one client."""
+        first = int(self._offset[client])
+        return self._flat[first : first + self.sizes[client]]
+
+    def rows(self, ids: list[int], step: int = 1) -> Split:
+        """The lists of some clients, padded to the longest of them (and to one at least).
+
+        Lists of different lengths are padded to a multiple of ``step``, so that other clients more
+        often have the same shape.
+        """
+        at = torch.tensor(ids, device=self._flat.device)
+        width = max(1, *(self.sizes[i] for i in ids))
+        width = width if self.even(ids) else -(-width // step) * step
+        inside = self._offset[at, None] + torch.arange(width, device=at.device)
+        return Split(self._flat[inside.clamp(max=len(self._flat) - 1)], self._size[at])
+
+    def even(self, ids: list[int]) -> bool:
+        """Whether these clients hold equally many samples, and some: then nothing is padding."""
+        sizes = {self.sizes[i] for i in ids}
+        return len(sizes) == 1 and 0 not in sizes
+
+
+class Scaling(NamedTuple):
+    """How stored numbers become model inputs, and targets become values in their own unit."""
+
+    scale: Tensor | None = None  # broadcast against one sample; None changes nothing
+    shift: Tensor | None = None
+    target_scale: float = 1.0  # a target in the source's units is y * target_scale + target_shift
+    target_shift: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """Samples, targets, and which of them are whose.
+
+    ``x`` and ``y`` hold every sample once; a client is a list of indices per split. ``relabel``
+    says as what a client reads each class; samples from ``literal`` on are labelled as they are.
+    """
+
+    x: Tensor  # [N, ...]
+    y: Tensor  # [N] int64 classes, or [N] targets of a regression
+    splits: Mapping[str, Ragged]  # by the names of SPLITS
+    relabel: Tensor  # [K, classes], or [K, 0] where labels mean the same to everybody
+    scaling: Scaling
+    dtype: torch.dtype  # of model inputs
+    units: Tensor | None = None  # [N] the unit of each sample (a patient); None: each its own
+    literal: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data is."""
+        return self.x.device
+
+    def inputs(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Model inputs of some samples: numbers are scaled, tokens stay as they are.
+
+        ``change`` is made to the samples as they are stored.
+        """
+        x = self.x[index]
+        if x.dtype == torch.int64:
+            return x
+        if change is not None:
+            x = change(x)
+        x = x.to(self.dtype)
+        scale, shift = self.scaling.scale, self.scaling.shift
+        return x if scale is None or shift is None else x * scale + shift
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Targets or predictions of a regression in the unit of the source's target column."""
+        return values.double() * self.scaling.target_scale + self.scaling.target_shift
+
+    def of(self, client: int) -> "Shards":
+        """The shard of one client: its own samples and nothing of anybody else's."""
+        lists = {name: self.splits[name].of(client) for name in SPLITS}
+        held = torch.cat(list(lists.values())).unique()  # sorted: literal samples stay last
+        if not len(held):
+            held = torch.zeros(1, dtype=torch.int64, device=self.device)
+        population = len(self.splits["train"].sizes)
+        none = torch.zeros(0, dtype=torch.int64)
+        splits = {}
+        for name, mine in lists.items():
+            rows = [none] * population
+            rows[client] = torch.searchsorted(held, mine)
+            splits[name] = Ragged(rows, self.device)
+        relabel = torch.zeros_like(self.relabel)
+        relabel[client] = self.relabel[client]
+        literal = None if self.literal is None else int((held < self.literal).sum())
+        units = held if self.units is None else self.units[held]
+        return replace(
+            self,
+            x=self.x[held],
+            y=self.y[held],
+            splits=splits,
+            relabel=relabel,
+            units=units,
+            literal=literal,
+        )

@@ -1,0 +1,168 @@
+"""A federation as a simulator holds it: what the server knows, and everybody's shards."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..core.algorithm import Sharing
+from ..core.problem import Counts, Problem, SharedPool
+from ..core.recipe import Recipe
+from ..core.shards import Ragged, Scaling, Shards
+from .federation import Federation, Indices
+from .shared import Pool, form_pool
+
+
+class Simulation(NamedTuple):
+    """Both sides of a federation in one process."""
+
+    problem: Problem
+    shards: Shards
+    federation: Federation
+
+
+def simulate(
+    federation: Federation,
+    factory: Callable[[], nn.Module],
+    recipe: Recipe,
+    *,
+    seed: int = 0,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    merge_val: bool = False,
+    sharing: Sharing | None = None,
+) -> Simulation:
+    """The problem and the shards of a federation.
+
+    ``merge_val`` adds a client's own validation data to its training data, also where another
+    client's data judges it (spec 17). A client without validation data weighs models on its
+    training data instead (spec 1.8). Declared training counts are of a client's own samples: a
+    shared pool is not counted (spec 2.3).
+    """
+    device = torch.device(device)
+    pool = None if sharing is None else form_pool(federation, sharing, seed)
+    train = federation.train if pool is None else pool.train
+    if merge_val:
+        own = federation.own_val
+        train = tuple(torch.cat([a, b]) for a, b in zip(train, own, strict=True))
+    lent = tuple(b if len(b) else a for a, b in zip(train, federation.val, strict=True))
+    store = _Samples(federation, device, dtype)
+    pooled = None if pool is None else store.as_read(pool.samples, pool.owner)
+    aux = _aux(federation, store)
+    lists = {
+        "train": train if pooled is None or pool is None else _with_pool(train, pool, pooled),
+        "val": lent,
+        "test": federation.test,
+    }
+    shards = store.shards({name: Ragged(part, device) for name, part in lists.items()})
+    problem = Problem(
+        clients=federation.clients,
+        counts=Counts(
+            train=tuple(map(len, train)),
+            val=tuple(map(len, lent)),
+            validated=tuple(len(part) > 0 and not merge_val for part in federation.val),
+        ),
+        factory=factory,
+        recipe=recipe,
+        classes=federation.dataset.classes,
+        shape=federation.dataset.x.shape[1:],
+        stored=federation.dataset.x.dtype,
+        seed=seed,
+        device=device,
+        dtype=dtype,
+        aux=None if aux is None else _server_shard(shards, aux),
+        pool=None
+        if pool is None or pooled is None
+        else SharedPool(pool.owner.to(device), shards.x[pooled], shards.y[pooled]),
+    )
+    return Simulation(problem, shards, federation)
+
+
+class _Samples:
+    """Samples and targets of a federation on a device; copies are added where labels differ."""
+
+    def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype) -> None:
+        data = federation.dataset
+        self.data, self.device, self.dtype = data, device, dtype
+        self.x, self.y = data.x.to(device), data.y.to(device)
+        if data.regression:
+            self.y = self.y.to(dtype)
+        none = torch.zeros(len(federation), 0, dtype=torch.int64)
+        self.relabel = (none if federation.relabel is None else federation.relabel).to(device)
+        self.literal: int | None = None
+
+    def as_read(self, samples: Tensor, owner: Tensor) -> Tensor:
+        """Where these samples are found with the labels their owners read: copies if need be."""
+        if not self.relabel.shape[-1] or not len(samples):
+            return samples
+        first = len(self.y)
+        self.literal = first if self.literal is None else self.literal
+        samples, owner = samples.to(self.device), owner.to(self.device)
+        self.x = torch.cat([self.x, self.x[samples]])
+        self.y = torch.cat([self.y, self.relabel[owner, self.y[samples]]])
+        return torch.arange(first, len(self.y))
+
+    def shards(self, splits: dict[str, Ragged]) -> Shards:
+        """The shards of everybody."""
+        units = self.data.units
+        return Shards(
+            self.x,
+            self.y,
+            splits,
+            self.relabel,
+            self._scaling(),
+            self.dtype,
+            None if units is None else self._with_copies(units),
+            self.literal,
+        )
+
+    def _with_copies(self, units: Tensor) -> Tensor:
+        """Units of all samples; copies are only trained on, and of no unit."""
+        copies = torch.full((len(self.y) - len(units),), -1, dtype=units.dtype)
+        return torch.cat([units, copies]).to(self.device)
+
+    def _scaling(self) -> Scaling:
+        data, scale, shift = self.data, self.data.scale, self.data.shift
+        targets = data.target_scale, data.target_shift
+        if scale is None and shift is None:
+            return Scaling(None, None, *targets)
+        ones, zeros = torch.ones(()), torch.zeros(())
+        return Scaling(
+            (ones if scale is None else scale).to(self.device, self.dtype),
+            (zeros if shift is None else shift).to(self.device, self.dtype),
+            *targets,
+        )
+
+
+def _with_pool(train: Indices, pool: Pool, at: Tensor) -> Indices:
+    """Everybody's own training samples and those of the pool that they lack."""
+    own = (torch.isin(pool.samples, part) for part in train)
+    return tuple(torch.cat([part, at[~o]]) for part, o in zip(train, own, strict=True))
+
+
+def _aux(federation: Federation, store: _Samples) -> Tensor | None:
+    """The samples that the server holds; None where it holds none."""
+    held = federation.aux
+    if held is None:
+        return None
+    owner = torch.cat([torch.full((len(part),), i) for i, part in enumerate(held)])
+    samples = torch.cat(held)
+    if not store.relabel.shape[-1]:  # a sample that several clients had is the same to all
+        once: Tensor = samples.unique()
+        return once
+    return store.as_read(samples, owner)
+
+
+def _server_shard(shards: Shards, samples: Tensor) -> Shards:
+    """The server's own samples as the shard of one client, labelled as they are."""
+    at = torch.arange(len(samples))
+    held = Ragged([at], shards.device)
+    return Shards(
+        shards.x[samples],
+        shards.y[samples],
+        {"train": held, "val": held, "test": held},
+        shards.relabel.new_zeros(1, 0),
+        shards.scaling,
+        shards.dtype,
+    )

@@ -1,0 +1,133 @@
+"""Messages and states as bytes: a JSON header with the tree's structure, then safetensors.
+
+Nothing that is read runs code: a named tuple is built only if it is one of the method's own types
+(:func:`vocabulary`), with as many fields as that type has. Of a Bank only the filled slots travel.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ..core import buffers, optim
+from ..core import tree as core_tree
+from ..core.algorithm import AnyAlgorithm, Mixture
+from ..core.fields import Checked
+from ..core.tree import Bank, Tree
+from ..errors import EngineError
+
+Types = Mapping[str, type[Any]]
+LENGTH = 8  # bytes of the header's length
+MOST_HEADER = 1 << 20
+PLAIN = "()"
+DEEPEST = 20
+
+
+class Message(NamedTuple):
+    """What travels between a server and one client."""
+
+    head: Mapping[str, Any]  # plain JSON values: the kind of message, the round, the client
+    body: Tree = ()  # one client's row
+
+
+def vocabulary(algorithm: AnyAlgorithm) -> Types:
+    """The named tuples that messages and states of a method may be made of, by name."""
+    modules = {core_tree.__name__, buffers.__name__, optim.__name__, *_modules(algorithm)}
+    found: dict[str, type[Any]] = {_name(Mixture): Mixture}
+    for module in modules:
+        for value in vars(sys.modules[module]).values():
+            if isinstance(value, type) and issubclass(value, tuple) and "_fields" in vars(value):
+                found[_name(value)] = value
+    return found
+
+
+def _modules(owner: Checked) -> Iterator[str]:
+    """The modules of a method, of its bases, and of methods and adaptations in its fields."""
+    for kind in type(owner).__mro__:
+        if issubclass(kind, Checked):
+            yield kind.__module__
+    for field in fields(owner):  # type: ignore[arg-type]
+        value = getattr(owner, field.name)
+        if isinstance(value, Checked):
+            yield from _modules(value)
+
+
+def encode(message: Message) -> bytes:
+    """A message as bytes."""
+    tensors: list[Tensor] = []
+    structure = _structure(message.body, tensors)
+    head = json.dumps({"head": dict(message.head), "body": structure}, allow_nan=False).encode()
+    named = {str(i): leaf.detach().cpu().clone().contiguous() for i, leaf in enumerate(tensors)}
+    return len(head).to_bytes(LENGTH, "little") + head + save(named)
+
+
+def decode(data: bytes, types: Types) -> Message:
+    """A message back from bytes; what is not made of these types is refused."""
+    try:
+        end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+        if end > min(len(data), LENGTH + MOST_HEADER):
+            raise ValueError("its header is longer than the message or than a mebibyte")
+        head = json.loads(data[LENGTH:end])
+        named = load(data[end:])
+        leaves = iter([named[str(i)] for i in range(len(named))])
+        body = _rebuilt(head["body"], leaves, types, DEEPEST)
+        if next(leaves, None) is not None or not isinstance(head["head"], dict):
+            raise ValueError("it holds more arrays than its structure names")
+    except (ValueError, KeyError, TypeError, StopIteration, SafetensorError) as error:
+        raise EngineError(
+            f"a message cannot be read ({type(error).__name__}: {error}); expected one made of "
+            f"the method's own types: {', '.join(sorted(types))}"
+        ) from error
+    return Message(head["head"], body)
+
+
+def digest(data: bytes) -> str:
+    """The sha256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _name(kind: type[Any]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _structure(part: Tree, tensors: list[Tensor]) -> Any:
+    """The structure of a tree as JSON; its arrays are appended to ``tensors``."""
+    if isinstance(part, Tensor):
+        tensors.append(part)
+        return 0
+    if isinstance(part, Bank):
+        tensors += [part.models[part.slot[part.slot >= 0]], part.slot, part.owner]
+        return {_name(Bank): [0, 0, 0]}
+    if not isinstance(part, tuple):
+        raise EngineError(
+            f"a message is made of tensors and tuples; found {type(part).__name__}; return tensors "
+            "and NamedTuples of them from the method's functions"
+        )
+    name = PLAIN if type(part) is tuple else _name(type(part))
+    return {name: [_structure(each, tensors) for each in part]}
+
+
+def _rebuilt(shape: Any, leaves: Iterator[Tensor], types: Types, depth: int) -> Tree:
+    if shape == 0:
+        return next(leaves)
+    if depth == 0:
+        raise ValueError("it is nested too deeply")
+    ((name, parts),) = shape.items()
+    if name == _name(Bank):
+        return _bank(*(next(leaves) for _ in parts))
+    children = [_rebuilt(part, leaves, types, depth - 1) for part in parts]
+    return tuple(children) if name == PLAIN else types[name](*children)
+
+
+def _bank(models: Tensor, slot: Tensor, owner: Tensor) -> Bank:
+    """A Bank whose slots are numbered anew: the sender's whole table did not travel."""
+    filled = slot >= 0
+    models = models if len(models) else models.new_zeros(1, models.shape[1])
+    return Bank(models, torch.where(filled, filled.cumsum(-1) - 1, -1), owner)

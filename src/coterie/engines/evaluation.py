@@ -1,0 +1,123 @@
+"""How good predictors are: scores, losses and answers on the clients' own samples."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import metrics, paired, tree
+from ..core.algorithm import Mixture, Round
+from ..core.batches import EVALUATION_BLOCK
+from ..core.flat import FlatModel
+from ..core.paired import Answers, Outcomes
+from ..core.shards import Shards, Split
+from .base import Scores
+
+
+def outputs(model: FlatModel, mixture: Mixture, x: Tensor, regression: bool) -> Tensor:
+    """What a mixture predicts: probabilities ``[n, classes]`` or values ``[n]``."""
+    total: Tensor | None = None
+    for weight, w in zip(mixture.weights, mixture.models, strict=True):
+        h = model(w, x)
+        part = weight * (h.squeeze(-1) if regression else h.softmax(-1))
+        total = part if total is None else total + part
+    if total is None:
+        raise ValueError("a mixture needs at least one model")
+    return total
+
+
+def kept(mixture: Mixture, keep: bool) -> Mixture:
+    """A predictor on the CPU, without its models where they are not kept."""
+    if not keep:
+        mixture = mixture._replace(models=mixture.models[..., :0])
+    moved: Mixture = tree.move(mixture, torch.device("cpu"))
+    return moved
+
+
+def blocks_of(split: Split) -> Iterator[Tensor]:
+    """Sample indices of a split in blocks that bound the memory of an evaluation."""
+    yield from split.samples.split(EVALUATION_BLOCK, dim=-1)
+
+
+def judge(
+    shards: Shards, metric: str, ids: list[int], name: str, predicted: Tensor
+) -> tuple[Scores, Scores]:
+    """Score and mean loss of padded predictions ``[m, n, ...]`` of some clients on a split.
+
+    Those of a regression are of values in the target's own unit.
+
+    Accuracy and loss are taken of all clients at once, where they were computed; another metric
+    client by client.
+    """
+    split = shards.splits[name].rows(ids)
+    y = _targets(shards, ids, split.samples)
+    regression = y.is_floating_point()
+    if regression:
+        predicted, y = shards.in_units(predicted), shards.in_units(y)
+    inside = torch.arange(y.shape[1], device=y.device) < split.size[:, None]
+    losses = _mean(_losses(predicted, y, regression), inside)
+    if metric == "accuracy":
+        return 100.0 * _mean(_hits(predicted, y), inside), losses
+    values, targets = predicted.double().cpu().numpy(), y.cpu().numpy()
+    sizes = [shards.splits[name].sizes[k] for k in ids]
+    scores = [
+        metrics.score(metric, values[i, :size], targets[i, :size]) for i, size in enumerate(sizes)
+    ]
+    return np.array(scores), losses
+
+
+def _targets(shards: Shards, ids: list[int], samples: Tensor) -> Tensor:
+    """The targets of samples ``[m, n]`` as their clients read them."""
+    y = shards.y[samples]
+    if not shards.relabel.shape[-1]:
+        return y
+    return shards.relabel[torch.tensor(ids, device=shards.device)].gather(1, y)
+
+
+def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> dict[int, Answers]:
+    """What padded predictions ``[m, n, ...]`` say of each client's test samples.
+
+    Classes where the metric looks at no more than them; the probabilities for auc.
+    """
+    split = shards.splits["test"].rows(ids)
+    values, targets = predicted, _targets(shards, ids, split.samples)
+    if targets.is_floating_point():
+        values, targets = shards.in_units(values), shards.in_units(targets)
+    elif metrics.METRICS[metric].probabilities:
+        values = predicted.float()
+    else:
+        values = torch.where(predicted.isfinite().all(-1), predicted.argmax(-1), -1)
+    given, y = values.cpu().numpy(), targets.cpu().numpy()
+    units, samples = shards.units, split.samples
+    whose = (samples if units is None else units[samples]).cpu().numpy()
+    sizes = [shards.splits["test"].sizes[k] for k in ids]
+    return {
+        k: Answers(given[i, :size], y[i, :size], whose[i, :size])
+        for i, (k, size) in enumerate(zip(ids, sizes, strict=True))
+    }
+
+
+def outcomes(found: dict[int, Answers], round: Round) -> Outcomes | None:
+    """The answers of a round's clients in their order; None where they were not kept."""
+    return paired.outcomes_of([found[i] for i in round.clients.tolist()]) if found else None
+
+
+def _mean(values: Tensor, inside: Tensor) -> Scores:
+    """The mean over a client's samples ``[m]``, float64; NaN for a client without any."""
+    total = torch.where(inside, values.double(), 0.0).sum(1)
+    mean: Scores = (total / inside.sum(1)).cpu().numpy()
+    return mean
+
+
+def _hits(predicted: Tensor, y: Tensor) -> Tensor:
+    """Whose most likely class is right; a prediction that is not a number is wrong."""
+    return (predicted.argmax(-1) == y) & predicted.isfinite().all(-1)
+
+
+def _losses(predicted: Tensor, y: Tensor, regression: bool) -> Tensor:
+    """The loss of every sample ``[m, n]``."""
+    if regression:
+        return 0.5 * (predicted.double() - y) ** 2
+    chosen = predicted.gather(-1, y[..., None]).squeeze(-1).double()
+    return -chosen.clamp(min=1e-300).log()

@@ -1,0 +1,166 @@
+"""Everybody in one process: a backend computes the client half, a store keeps the states."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import paired, tree
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, rows
+from ..core.problem import Problem
+from ..core.rows import Allocate, StateRows
+from ..core.tree import Tree
+from .base import Backend, Computed, Enrolment, Evaluation, Form, Predicted, Replies, state_device
+from .states import StateStore, in_files, in_memory
+
+JUDGED_BYTES, JUDGED_CLIENTS = 1 << 28, 100  # predictors in memory together, or these at least
+CPU = torch.device("cpu")
+
+
+class Simulator:
+    """An engine for clients that all live here.
+
+    ``state`` says where their states wait: on the ``device``, on the ``host``, or on ``disk``, in
+    the folder ``scratch`` or where temporary files go.
+    """
+
+    def __init__(
+        self, backend: Backend, *, state: str = "device", scratch: Path | None = None
+    ) -> None:
+        self.backend, self._state, self._scratch = backend, state, scratch
+        self._store: StateStore | None = None
+        self._answered: Computed | None = None
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """What was resolved: enough to get the same numbers again."""
+        return {**self.backend.choice, "state": self._state}
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """The forms of calls that came so far."""
+        return self.backend.forms
+
+    def begin(
+        self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
+    ) -> Enrolment:
+        """Start or continue a run."""
+        self.restore(algorithm.init(problem)[1] if states is None else states)
+        return Enrolment(problem.clients, problem.counts)
+
+    def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
+        """The clients' rounds; their new states wait for :meth:`commit`."""
+        states = self._states.rows(round.clients)
+        found = self.backend.compute(algorithm, received, states, round)
+        self._answered = found
+        return Replies(found.uploads, found.clients, found.rejected)
+
+    def commit(self, accepted: Tensor) -> None:
+        """Put the new states of the accepted clients into the store."""
+        found, self._answered = self._answered, None
+        if found is None or not len(accepted):
+            return
+        new = found.states
+        if len(accepted) < len(found.clients):
+            new = tree.take(new, torch.isin(found.clients, accepted).nonzero().flatten())
+        self._states.put(accepted, new)
+
+    def shown(self, algorithm: AnyAlgorithm) -> Tree:
+        """What every client's state shows."""
+        return algorithm.shown(self._states.view())
+
+    def evaluate(
+        self,
+        algorithm: AnyAlgorithm,
+        served: Tree,
+        round: Round,
+        metric: str,
+        *,
+        keep: bool = False,
+    ) -> Predicted:
+        """How good the predictors of the round's clients are, some hundred clients at a time."""
+        parts, collected = [], _Predictors(self._allocate(CPU), keep)
+        start = self.backend.problem.start
+        at_once = max(JUDGED_CLIENTS, JUDGED_BYTES // (start.numel() * start.element_size()))
+        for at in torch.arange(len(round.clients)).split(at_once):
+            part = round._replace(clients=round.clients[at.to(round.clients.device)])
+            whole = len(part.clients) == round.population
+            message = tree.map_leaves(lambda leaf: leaf, served) if whole else tree.take(served, at)
+            states = self._states.all_rows() if whole else self._states.rows(part.clients)
+            found = self.backend.predict(algorithm, message, states, part, metric, keep=keep)
+            collected.add(found.mixture, part)
+            parts.append(found)
+        return joined(parts, collected.mixture)
+
+    def snapshot(self) -> Tree:
+        """The clients' states."""
+        return self._states.states
+
+    def restore(self, states: Tree) -> None:
+        """Put back the clients' states."""
+        device = state_device(self._state, self.backend.problem.device)
+        self._store = StateStore(states, self._allocate(device))
+
+    def close(self) -> None:
+        """Let go of the states."""
+        self._store = self._answered = None
+
+    @property
+    def _states(self) -> StateStore:
+        if self._store is None:
+            raise RuntimeError("the engine has no clients yet; call begin() first")
+        return self._store
+
+    def _allocate(self, device: torch.device) -> Allocate:
+        return in_files(self._scratch) if self._state == "disk" else in_memory(device)
+
+
+def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
+    """The scores of several groups of clients; a client without a predictor is in no metric."""
+    columns = []
+    for part in parts:
+        judged = (part.mixture.weights != 0).any(1).numpy()
+        columns.append([np.where(judged, column, np.nan) for column in part.evaluation])
+    said = [part.outcomes for part in parts if part.outcomes is not None]
+    evaluation = Evaluation(*map(np.concatenate, zip(*columns, strict=True)))
+    return Predicted(evaluation, mixture, paired.join(said) if said else None)
+
+
+class _Predictors:
+    """Collects predictors, where they are wanted; a model that all clients have is held once.
+
+    Nothing is copied where everybody's come at once.
+    """
+
+    def __init__(self, allocate: Allocate, wanted: bool) -> None:
+        self._allocate, self._wanted = allocate, wanted
+        self._weights: list[Tensor] = []
+        self._models: StateRows | None = None
+        self._whole: Mixture | None = None
+
+    def add(self, mixture: Mixture, round: Round) -> None:
+        """The predictors of a round's clients."""
+        if len(round.clients) == round.population:
+            self._whole = mixture
+            return
+        self._weights.append(mixture.weights)
+        if not self._wanted:
+            return
+        if self._models is None:
+            self._models = StateRows(rows(mixture.models[0], round.population), self._allocate)
+        first, models, at = self._models.begin[0], mixture.models, round.clients.cpu()
+        other = torch.stack([~(model == first).all() for model in models])
+        self._models.write(at[other], models[other])
+
+    @property
+    def mixture(self) -> Mixture:
+        """Everybody's predictors; without models where they were not wanted."""
+        if self._whole is not None:
+            return self._whole
+        weights = torch.cat(self._weights)
+        if self._models is None:
+            return Mixture(weights, weights.new_zeros(*weights.shape, 0))
+        unlike = len(self._models.written) > 0
+        return Mixture(weights, self._models.dense() if unlike else self._models.begin)
