@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import coterie
-from coterie.data.datasets import load
+from coterie.data import load
 
 RATES = (0.02, 0.05, 0.1, 0.2)
 METHODS = ["local", "fedavg", "fedavg_ft", "scaffold", "waffle", "erosion", "fedfomo", "fedamp",

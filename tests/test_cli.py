@@ -336,13 +336,5 @@ def test_an_interrupt_is_no_traceback(command, monkeypatch):
     assert "interrupted" in err
 
 
-def test_every_option_of_the_commands_is_one_of_python_too():
-    from coterie.experiment.config.schema import FLAGS
-
-    assert list(cli.OPTIONS) == list(FLAGS)
-    for name, (_, meaning) in cli.OPTIONS.items():
-        assert f"[{FLAGS[name]}]" in meaning
-
-
 def test_the_package_says_that_it_is_typed():
     assert (Path(coterie.__file__).parent / "py.typed").exists()

@@ -15,7 +15,7 @@ from coterie.data.arrays import AUTO_SCALE
 from coterie.errors import ConfigError, CoterieError
 from coterie.experiment.assemble import assemble
 from coterie.experiment.config.loading import canonical, config_hash, load, merge
-from coterie.experiment.config.schema import DEMO, FLAGS, METHODS, Config
+from coterie.experiment.config.schema import DEMO, METHODS
 
 
 def write(folder, text, name="x.toml"):
@@ -133,13 +133,6 @@ def test_the_built_in_default_is_the_demo():
     assert config.partition.name == "concept_shift"
     assert [method.label for method in config.methods()] == list(METHODS)
     assert load(None, {"data.name": "sine"}).partition.name == "auto"  # not the digits' partition
-
-
-def test_every_flag_sets_a_field_that_exists():
-    for flag, dotted in FLAGS.items():
-        table, field = dotted.split(".")
-        shape = type(getattr(Config(), table))
-        assert field in shape.model_fields or flag == "clients"
 
 
 def test_overrides_win_over_the_file(tmp_path):

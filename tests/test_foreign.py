@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import coterie
-from coterie.core import metrics
 from coterie.core.algorithm import Sharing
 from coterie.core.recipe import Recipe
 from coterie.data import PARTITIONS, emd, federate, load, manifest
 from coterie.data.simulation import simulate
+from coterie.results import collaboration
 from coterie.results.history import Roster
 
 GROUPS = PARTITIONS["label_groups"](clients=9, groups=3)
@@ -73,13 +73,13 @@ def test_weights_are_scored_against_the_targets_group():
     roster = Roster.of(made)
     groups = roster.groups
     A = (roster.targets[:, None] == groups).astype(float)  # everybody finds what judges it
-    assert metrics.in_group_weight(A, *roster.truth(False)) == 1.0
-    assert metrics.weight_recovery(A, *roster.truth(False)) == 1.0
-    assert metrics.in_group_weight(A, groups) < 1.0
-    kin = metrics.kinship(A, True)  # clients of one target use the same models
-    assert metrics.in_group_weight(kin, *roster.truth(True)) == 1.0
+    assert collaboration.in_group_weight(A, *roster.truth(False)) == 1.0
+    assert collaboration.weight_recovery(A, *roster.truth(False)) == 1.0
+    assert collaboration.in_group_weight(A, groups) < 1.0
+    kin = collaboration.kinship(A, True)  # clients of one target use the same models
+    assert collaboration.in_group_weight(kin, *roster.truth(True)) == 1.0
     worst = (roster.targets[:, None] != groups).astype(float)
-    assert metrics.in_group_weight(worst, *roster.truth(False)) == 0.0
+    assert collaboration.in_group_weight(worst, *roster.truth(False)) == 0.0
 
 
 def test_the_folder_remembers_the_targets_groups(tmp_path):

@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from coterie.core import metrics
 from coterie.errors import ConfigError
+from coterie.results import collaboration, statistics
 from synthetic import run_of
 
 NAN = float("nan")
@@ -82,7 +83,7 @@ def test_an_unknown_metric_is_refused_with_a_guess():
 
 def test_spread_by_hand():
     values = np.array([10.0, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110, NAN])
-    found = metrics.spread(values, np.arange(12))
+    found = statistics.over_clients(values, np.arange(12))
     assert found.scored == 11
     assert found.unscored == 1
     assert found.mean == 60
@@ -94,25 +95,25 @@ def test_spread_by_hand():
 
 
 def test_a_tenth_of_seventy_is_seven():
-    assert metrics.spread(np.arange(70.0), np.ones(70)).worst_tenth == 3.0
+    assert statistics.over_clients(np.arange(70.0), np.ones(70)).worst_tenth == 3.0
 
 
 def test_where_lower_is_better_the_worst_are_the_largest():
-    found = metrics.spread(np.arange(20.0), np.ones(20), "rmse")
+    found = statistics.over_clients(np.arange(20.0), np.ones(20), "rmse")
     assert (found.worst_tenth, found.best_tenth) == (18.5, 0.5)
     scores = np.array([[3.0, 1.0], [1.0, 1.0], [2.0, 5.0]])
-    assert metrics.best_round(scores, "rmse") == 1
-    assert metrics.best_round(scores, "r2") == 2
+    assert statistics.best_round(scores, "rmse") == 1
+    assert statistics.best_round(scores, "r2") == 2
     gained = metrics.gains(np.array([1.0, 2.0]), np.array([2.0, 1.0]), "rmse")
     assert gained.tolist() == [1.0, -1.0]
-    assert metrics.count_worse(gained) == 1
+    assert statistics.count_worse(gained) == 1
 
 
 def test_nobody_scored():
-    found = metrics.spread(np.full(3, NAN), np.zeros(3))
+    found = statistics.over_clients(np.full(3, NAN), np.zeros(3))
     assert math.isnan(found.mean)
     assert found.unscored == 3
-    assert metrics.best_round(np.full((2, 3), NAN), "accuracy") is None
+    assert statistics.best_round(np.full((2, 3), NAN), "accuracy") is None
 
 
 def test_the_weighted_mean_is_the_pooled_score():
@@ -123,31 +124,33 @@ def test_the_weighted_mean_is_the_pooled_score():
         [metrics.score("accuracy", o, y) for o, y in zip(outputs, targets, strict=True)]
     )
     pooled = metrics.score("accuracy", np.concatenate(outputs), np.concatenate(targets))
-    assert metrics.spread(each, [3, 10, 50]).weighted_mean == pytest.approx(pooled)
+    assert statistics.over_clients(each, [3, 10, 50]).weighted_mean == pytest.approx(pooled)
 
 
 @given(hnp.arrays(float, st.integers(1, 40), elements=st.floats(0, 100)))
 def test_laws_of_a_spread(values):
-    found = metrics.spread(values, np.ones(len(values)))
+    found = statistics.over_clients(values, np.ones(len(values)))
     assert found.worst_tenth <= found.mean + 1e-9 <= found.best_tenth + 2e-9
     assert found.variance >= 0
-    mirrored = metrics.spread(-values, np.ones(len(values)), "rmse")
+    mirrored = statistics.over_clients(-values, np.ones(len(values)), "rmse")
     assert mirrored.worst_tenth == -found.worst_tenth
 
 
 def test_best_round_takes_the_earliest_of_equals_and_ignores_the_unscored():
     scores = np.array([[1.0, NAN], [5.0, NAN], [5.0, NAN]])
-    assert metrics.best_round(scores, "accuracy") == 1
+    assert statistics.best_round(scores, "accuracy") == 1
 
 
 def test_wilcoxon_by_hand():
     # ranks 1, 2, 3, the smallest negative: W = 1; 2 of 8 sign patterns reach it; two-sided 4/8
-    assert metrics.wilcoxon(np.array([-1.0, 2.0, 3.0])) == metrics.Paired(3, 1.0, 0.5)
+    assert statistics.wilcoxon(np.array([-1.0, 2.0, 3.0])) == statistics.Paired(3, 1.0, 0.5)
     # zeros are dropped, NaN is nobody; all positive: 2 / 2**5
-    assert metrics.wilcoxon(np.array([0.0, NAN, 1, 2, 3, 4, 5])) == metrics.Paired(5, 0.0, 2 / 32)
-    assert metrics.wilcoxon(np.zeros(4)) == metrics.Paired(0, 0.0, 1.0)
+    assert statistics.wilcoxon(np.array([0.0, NAN, 1, 2, 3, 4, 5])) == statistics.Paired(
+        5, 0.0, 2 / 32
+    )
+    assert statistics.wilcoxon(np.zeros(4)) == statistics.Paired(0, 0.0, 1.0)
     # ties share a rank: |d| = 1, 1 -> 1.5 each; of 4 patterns 3 have a sum of at most 1.5
-    assert metrics.wilcoxon(np.array([1.0, -1.0])) == metrics.Paired(2, 1.5, 1.0)
+    assert statistics.wilcoxon(np.array([1.0, -1.0])) == statistics.Paired(2, 1.5, 1.0)
 
 
 def test_wilcoxon_equals_scipys_without_and_with_ties():
@@ -155,74 +158,74 @@ def test_wilcoxon_equals_scipys_without_and_with_ties():
     for n in (8, 30, 50):
         differences = rng.normal(0.3, 1, n)
         expected = scipy.stats.wilcoxon(differences, method="exact")
-        found = metrics.wilcoxon(differences)
+        found = statistics.wilcoxon(differences)
         assert (found.n, found.statistic) == (n, expected.statistic)
         assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
     tied = rng.integers(-3, 6, 120).astype(float)
     expected = scipy.stats.wilcoxon(tied, zero_method="wilcox", method="asymptotic")
-    assert metrics.wilcoxon(tied).p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert statistics.wilcoxon(tied).p == pytest.approx(expected.pvalue, rel=1e-9)
 
 
 def test_rounding_does_not_break_ties():
     """0.3 - 0.2 and 0.2 - 0.1 are the same step, though not the same float."""
-    assert metrics.wilcoxon(np.array([0.3 - 0.2, 0.1 - 0.2])).statistic == 1.5
+    assert statistics.wilcoxon(np.array([0.3 - 0.2, 0.1 - 0.2])).statistic == 1.5
 
 
 @given(hnp.arrays(float, st.integers(1, 25), elements=st.integers(-4, 4).map(float)))
 def test_wilcoxon_does_not_mind_who_is_first(differences):
-    found = metrics.wilcoxon(differences)
+    found = statistics.wilcoxon(differences)
     assert 0 < found.p <= 1
-    assert found == metrics.wilcoxon(-differences)
+    assert found == statistics.wilcoxon(-differences)
 
 
 def test_over_seeds_uses_the_sample_deviation():
-    assert metrics.over_seeds([1.0, 3.0, None, NAN]) == (2.0, pytest.approx(math.sqrt(2)))
-    assert math.isnan(metrics.over_seeds([1.0]).deviation)
-    assert math.isnan(metrics.over_seeds([None]).mean)
+    assert statistics.over_seeds([1.0, 3.0, None, NAN]) == (2.0, pytest.approx(math.sqrt(2)))
+    assert math.isnan(statistics.over_seeds([1.0]).deviation)
+    assert math.isnan(statistics.over_seeds([None]).mean)
 
 
 def test_in_group_weight_leaves_out_the_diagonal():
     groups = np.array([0, 0, 1])
     A = np.array([[9.0, 0.3, 0.1], [0.2, 9.0, 0.2], [0.0, 0.2, 9.0]])
-    assert metrics.in_group_weight(A, groups) == pytest.approx(0.5)
-    assert metrics.in_group_weight(np.eye(3), groups) is None
-    assert metrics.in_group_weight(A, None) is None
+    assert collaboration.in_group_weight(A, groups) == pytest.approx(0.5)
+    assert collaboration.in_group_weight(np.eye(3), groups) is None
+    assert collaboration.in_group_weight(A, None) is None
 
 
 def test_weight_recovery_is_the_auc_of_pairs():
     groups = np.array([0, 0, 1, 1])
     same = (groups[:, None] == groups).astype(float)
-    assert metrics.weight_recovery(same, groups) == 1.0
-    assert metrics.weight_recovery(same - np.eye(4), groups) == 1.0
-    assert metrics.weight_recovery(1 - same, groups) == 0.0
-    assert metrics.weight_recovery(np.ones((4, 4)), groups) == 0.5
-    assert metrics.weight_recovery(same, np.zeros(4)) is None
+    assert collaboration.weight_recovery(same, groups) == 1.0
+    assert collaboration.weight_recovery(same - np.eye(4), groups) == 1.0
+    assert collaboration.weight_recovery(1 - same, groups) == 0.0
+    assert collaboration.weight_recovery(np.ones((4, 4)), groups) == 0.5
+    assert collaboration.weight_recovery(same, np.zeros(4)) is None
 
 
 def test_off_diagonal_weight_that_says_nothing():
     everybody = range(4)
     uniform = np.full((4, 4), 0.2) + 0.2 * np.eye(4)
-    assert metrics.off_diagonal(np.eye(4), everybody) == "zero"
-    assert metrics.off_diagonal(uniform, everybody) == "uniform"
+    assert collaboration.off_diagonal(np.eye(4), everybody) == "zero"
+    assert collaboration.off_diagonal(uniform, everybody) == "uniform"
     slightly = uniform + np.array([0, 1e-5, 0, 0])
-    assert metrics.off_diagonal(slightly, everybody) == "uniform"
-    assert metrics.off_diagonal(uniform + np.array([0, 0.1, 0, 0]), everybody) == "varied"
+    assert collaboration.off_diagonal(slightly, everybody) == "uniform"
+    assert collaboration.off_diagonal(uniform + np.array([0, 0.1, 0, 0]), everybody) == "varied"
 
 
 def test_uniform_among_those_who_took_part():
     A = np.eye(5)
     A[:3, :3] = 1 / 3
-    assert metrics.off_diagonal(A, range(3)) == "uniform"
-    assert metrics.off_diagonal(A, range(5)) == "varied"  # two took part and got nothing
-    assert metrics.off_diagonal(np.full((2, 2), 0.5), range(2)) == "varied"
+    assert collaboration.off_diagonal(A, range(3)) == "uniform"
+    assert collaboration.off_diagonal(A, range(5)) == "varied"  # two took part and got nothing
+    assert collaboration.off_diagonal(np.full((2, 2), 0.5), range(2)) == "varied"
 
 
 def test_models_that_change_hands_are_judged_by_who_shares_them():
     """FedeRiCo's clients may all use each other's models: the pairs are right, the indices not."""
     A = np.array([[0.0, 0, 1, 0], [0, 0, 1, 0], [1.0, 0, 0, 0], [1.0, 0, 0, 0]])
     groups = np.array([0, 0, 1, 1])
-    assert metrics.in_group_weight(metrics.kinship(A, False), groups) == 0
-    assert metrics.in_group_weight(metrics.kinship(A, True), groups) == 1
+    assert collaboration.in_group_weight(collaboration.kinship(A, False), groups) == 0
+    assert collaboration.in_group_weight(collaboration.kinship(A, True), groups) == 1
 
 
 def blocks(inside: float, mass: float) -> np.ndarray:
@@ -235,15 +238,15 @@ def blocks(inside: float, mass: float) -> np.ndarray:
 def test_a_run_counts_its_rounds_by_the_weight_on_others():
     groups = np.array([0, 0, 1, 1])
     annealing = [blocks(0.9, 0.6), blocks(0.9, 0.3), blocks(0.0, 0.001), blocks(1.0, 0.0)]
-    total = metrics.add_up(annealing, False)
+    total = collaboration.add_up(annealing, False)
     expected = (0.9 * 0.6 + 0.9 * 0.3) / (0.6 + 0.3 + 0.001)
-    assert metrics.in_group_weight(total, groups) == pytest.approx(expected)
-    assert metrics.weight_recovery(total, groups) == 1.0
-    steady = metrics.add_up([blocks(0.7, 0.5)] * 3, False)
-    assert metrics.in_group_weight(steady, groups) == pytest.approx(0.7)
-    assert metrics.add_up([], False) is None
+    assert collaboration.in_group_weight(total, groups) == pytest.approx(expected)
+    assert collaboration.weight_recovery(total, groups) == 1.0
+    steady = collaboration.add_up([blocks(0.7, 0.5)] * 3, False)
+    assert collaboration.in_group_weight(steady, groups) == pytest.approx(0.7)
+    assert collaboration.add_up([], False) is None
     negative = blocks(0.9, 0.6) - 2 * blocks(0.0, 0.6)
-    assert metrics.in_group_weight(metrics.add_up([negative], False), groups) == 1.0
+    assert collaboration.in_group_weight(collaboration.add_up([negative], False), groups) == 1.0
 
 
 def test_a_run_of_many_clients_is_summed_sparse():
@@ -253,11 +256,11 @@ def test_a_run_of_many_clients_is_summed_sparse():
     rounds = [blocks(0.9, 0.6), blocks(0.2, 0.1), -blocks(0.5, 0.5)]
     for swaps in (False, True):
         dense, sparse = (
-            metrics.add_up([kind(A) for A in rounds], swaps) for kind in (np.array, csr_array)
+            collaboration.add_up([kind(A) for A in rounds], swaps) for kind in (np.array, csr_array)
         )
         assert sparse.toarray() == pytest.approx(dense)
-        assert metrics.in_group_weight(sparse, groups) == pytest.approx(
-            metrics.in_group_weight(dense, groups)
+        assert collaboration.in_group_weight(sparse, groups) == pytest.approx(
+            collaboration.in_group_weight(dense, groups)
         )
 
 
@@ -269,16 +272,16 @@ INF = math.inf
 
 def test_an_infinite_loss_is_the_strongest_evidence():
     some = np.array([1.0, 2.0, 3.0, 4.0])
-    worst = metrics.wilcoxon(np.array([*some, -INF]))
+    worst = statistics.wilcoxon(np.array([*some, -INF]))
     assert worst.n == 5
-    assert worst == metrics.wilcoxon(np.array([*some, -1e9]))
-    assert metrics.wilcoxon(np.full(5, -INF)).p == 2 / 32
+    assert worst == statistics.wilcoxon(np.array([*some, -1e9]))
+    assert statistics.wilcoxon(np.full(5, -INF)).p == 2 / 32
 
 
 def test_who_diverged_is_worse_off_and_who_diverged_with_both_is_not():
     gained = metrics.gains(np.array([INF, 1.0, INF, NAN]), np.array([1.0, INF, INF, 1.0]), "rmse")
     np.testing.assert_array_equal(gained, [-INF, INF, 0.0, NAN])
-    assert metrics.count_worse(gained) == 1
+    assert statistics.count_worse(gained) == 1
     np.testing.assert_array_equal(
         metrics.gains(np.array([-INF, 0.5]), np.array([0.5, -INF]), "r2"), [-INF, INF]
     )
@@ -288,20 +291,20 @@ def test_an_infinite_value_makes_means_and_deviations_infinite():
     assert metrics.mean_known(np.array([1.0, NAN, -INF])) == -INF
     assert metrics.mean_known(np.array([1.0, INF])) == INF
     assert metrics.mean_known(np.array([INF, -INF])) == -INF  # the loss counts
-    assert metrics.over_seeds([1.0, INF, 2.0]) == (INF, INF)
-    assert metrics.over_seeds([-INF, INF]).mean == -INF
-    found = metrics.spread(np.array([1.0, INF, 2.0]), np.ones(3), "rmse")
+    assert statistics.over_seeds([1.0, INF, 2.0]) == (INF, INF)
+    assert statistics.over_seeds([-INF, INF]).mean == -INF
+    found = statistics.over_clients(np.array([1.0, INF, 2.0]), np.ones(3), "rmse")
     assert (found.mean, found.worst_tenth, found.best_tenth) == (INF, INF, 1.0)
     assert (found.variance, found.variance_best) == (INF, 0.0)
-    assert metrics.best_round(np.array([[1.0, INF], [3.0, 4.0]]), "rmse") == 1
+    assert statistics.best_round(np.array([[1.0, INF], [3.0, 4.0]]), "rmse") == 1
 
 
 def test_the_best_of_rounds_is_each_clients_own():
     """P4's metric: a slow loop over clients; who never has a score has none."""
     scores = np.array([[10.0, 90.0, np.nan], [40.0, np.nan, np.nan], [30.0, 70.0, np.nan]])
-    assert metrics.best_of_rounds(scores, "accuracy")[:2].tolist() == [40.0, 90.0]
-    assert metrics.best_of_rounds(scores, "rmse")[:2].tolist() == [10.0, 70.0]
-    assert np.isnan(metrics.best_of_rounds(scores, "accuracy")[2])
+    assert statistics.best_of_rounds(scores, "accuracy")[:2].tolist() == [40.0, 90.0]
+    assert statistics.best_of_rounds(scores, "rmse")[:2].tolist() == [10.0, 70.0]
+    assert np.isnan(statistics.best_of_rounds(scores, "accuracy")[2])
     run = run_of("fedfomo")
     mean = run.history.test.max(0).mean()
     assert run.summary["best_of_rounds"] == pytest.approx(mean)

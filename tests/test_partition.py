@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie.commands import cli
-from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
+from coterie.data import PARTITIONS, emd, federate, load, manifest, remarks
 from coterie.data.assign import even, largest_remainder
-from coterie.data.draw import as_svg, as_text, shades
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, ranges
 from coterie.data.partitions.dirichlet import serve
@@ -653,20 +652,6 @@ def test_empty_clients_are_reported():
     assert empty > 0
     assert f"{empty} clients have no train data" in remarks(made)[0]
     assert remarks(federate(balanced(2, 30), PARTITIONS["iid"](clients=3))) == []
-
-
-def test_a_partition_can_be_drawn():
-    made = federate(balanced(10, 40), PARTITIONS["waffle"](distribution="B"))
-    text = as_text(made)
-    assert made.fingerprint in text
-    assert "emd_p1" in text
-    assert "████······" in text
-    assert shades((0, 1, 2, 4)) == "·░▒█"
-    assert as_svg(made).count("<rect") == 40
-    sine = federate(load("sine"), PARTITIONS["natural"]())
-    assert "interval11" in as_text(sine)
-    assert "interval11" in as_svg(sine)
-    assert len(describe(sine)) == 12
 
 
 # The real datasets

@@ -8,11 +8,11 @@ import shutil
 import numpy as np
 import pytest
 
-from coterie.core import metrics
 from coterie.errors import StoreError
 from coterie.experiment.run_folder import RunFolder, collect
 from coterie.report import figures, matrices, page, svg, table, words
 from coterie.report.outcomes import Comparison, RunResult
+from coterie.results import statistics
 from coterie.results.alarms import raise_alarms, same_run
 from coterie.results.history import Log
 from synthetic import (
@@ -162,7 +162,7 @@ def test_a_row_is_the_mean_and_deviation_over_seeds(comparison):
     )
     assert row.relative_to_local.mean == pytest.approx(gained.mean())
     assert (row.better, row.worse, row.compared) == ((gained > 0).sum(), (gained < 0).sum(), 36)
-    assert row.paired == metrics.wilcoxon(gained.mean(0))
+    assert row.paired == statistics.wilcoxon(gained.mean(0))
     assert row.paired_on_test.n == CLIENTS
     assert row.bytes_per_client.mean == 20 * 2 * 5000
 
@@ -240,8 +240,8 @@ def test_cells_by_hand():
 def test_numbers_for_people():
     assert words.number(-0.04, "accuracy", sign=True) == "0.0"
     assert words.number(1.25, "rmse") == "1.25"
-    assert words.spread(metrics.OverSeeds(0.6821, 0.09163), "rmse") == "0.682 ± 0.092"
-    assert words.spread(metrics.OverSeeds(12345.6, 78.9), "rmse") == "12346 ± 79"
+    assert words.spread(statistics.OverSeeds(0.6821, 0.09163), "rmse") == "0.682 ± 0.092"
+    assert words.spread(statistics.OverSeeds(12345.6, 78.9), "rmse") == "12346 ± 79"
     assert words.number(-3.0, "accuracy", sign=True) == "\N{MINUS SIGN}3.0"
     assert words.number(math.nan, "accuracy") == "—"
     assert [words.size(n) for n in (0, 12, 1500, 2.5e6, 1e15)] == [

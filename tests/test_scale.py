@@ -28,12 +28,13 @@ from coterie.core import metrics, tree
 from coterie.core.algorithm import Mixture, round_of
 from coterie.core.mixing import count_larger
 from coterie.core.recipe import Recipe
-from coterie.core.rows import Shelf, Table
+from coterie.core.rows import RowTable, StateRows
 from coterie.data.simulation import Simulation
 from coterie.engines import simulator
 from coterie.engines.evaluation import judge
 from coterie.engines.states import StateStore, in_files, in_memory
 from coterie.experiment import artifacts, checkpoint
+from coterie.results import collaboration
 from coterie.storage import files, packing
 from coterie.training.rounds import Begin, train
 from support import METHODS, assert_close, engine_of, federation, last, predictors, task
@@ -194,7 +195,7 @@ def test_fedamp_takes_distances_once_an_exchange(monkeypatch):
 
 def test_a_table_is_a_value():
     base = torch.arange(12.0).view(4, 3)
-    first = Table(base)
+    first = RowTable(base)
     one = first.updated(torch.tensor([1, 3]), torch.ones(2, 3))
     other = first.updated(torch.tensor([3]), torch.full((1, 3), 7.0))
     both = one.updated(torch.tensor([0]), torch.zeros(1, 3))
@@ -211,7 +212,7 @@ def test_a_table_is_a_value():
 
 def test_a_table_does_not_keep_what_it_was_given():
     given = torch.ones(1, 3)
-    table = Table(torch.zeros(2, 3)).updated(torch.tensor([1]), given)
+    table = RowTable(torch.zeros(2, 3)).updated(torch.tensor([1]), given)
     given += 1
     assert torch.equal(table.dense()[1], torch.ones(3))
 
@@ -222,7 +223,7 @@ ROOMS = {"memory": lambda folder: in_memory(CPU), "files": in_files}
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_shelf_reads_as_a_tensor_that_was_written(room, tmp_path):
     start = torch.arange(5.0).expand(6, 5)
-    shelf, plain = Shelf(start, ROOMS[room](tmp_path)), start.clone()
+    shelf, plain = StateRows(start, ROOMS[room](tmp_path)), start.clone()
     for ids in ([4, 1], [1, 5], []):
         rows = torch.rand(len(ids), 5)
         shelf.write(torch.tensor(ids, dtype=torch.int64), rows)
@@ -236,9 +237,9 @@ def test_a_shelf_reads_as_a_tensor_that_was_written(room, tmp_path):
 
 def test_a_shelf_begins_with_rows_of_their_own():
     own = torch.rand(3, 2)
-    assert torch.equal(Shelf(own, in_memory(CPU)).dense(), own)
-    table = Table(own[:1].expand(3, 2)).updated(torch.tensor([2]), own[2:])
-    shelf = Shelf(table, in_memory(CPU))
+    assert torch.equal(StateRows(own, in_memory(CPU)).dense(), own)
+    table = RowTable(own[:1].expand(3, 2)).updated(torch.tensor([2]), own[2:])
+    shelf = StateRows(table, in_memory(CPU))
     assert shelf.written.tolist() == [2]
     assert torch.equal(shelf.dense(), own[[0, 0, 2]])
 
@@ -424,14 +425,15 @@ def test_a_sparse_matrix_says_what_the_dense_one_says(swaps):
     varied = generator.random((12, 12)) * (generator.random((12, 12)) < 0.4) - 0.1
     for A in (varied, np.eye(12), np.full((12, 12), 1 / 12), np.zeros((12, 12))):
         sparse = csr_array(A)
-        assert metrics.any_others(A) == metrics.any_others(sparse)
-        assert metrics.off_diagonal(A, clients) == metrics.off_diagonal(sparse, clients)
+        assert collaboration.any_others(A) == collaboration.any_others(sparse)
+        assert collaboration.off_diagonal(A, clients) == collaboration.off_diagonal(sparse, clients)
         found, expected = (
-            metrics.in_group_weight(metrics.kinship(M, swaps), groups) for M in (sparse, A)
+            collaboration.in_group_weight(collaboration.kinship(M, swaps), groups)
+            for M in (sparse, A)
         )
         assert found == pytest.approx(expected)
-    assert metrics.any_others(varied)
-    assert not metrics.any_others(np.eye(12))
+    assert collaboration.any_others(varied)
+    assert not collaboration.any_others(np.eye(12))
 
 
 def test_many_clients_matrix_is_never_copied_whole(monkeypatch):

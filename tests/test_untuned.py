@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.core import metrics
+from coterie.results import collaboration
 
 FINDERS = ("fedfomo", "fedamp", "heurfedamp", "federico", "cfl", "ifca")
 SITES, GROUPS = 12, 3
@@ -44,5 +44,5 @@ def test_defaults_find_the_groups_of_an_unknown_table(tmp_path, seed):
     for name in FINDERS:
         history = runs[name].history
         assert runs[name].summary["accuracy_last"] > bar, name
-        kin = metrics.kinship(history.weights, history.swaps)
-        assert metrics.in_group_weight(kin, groups) >= 0.8, name
+        kin = collaboration.kinship(history.weights, history.swaps)
+        assert collaboration.in_group_weight(kin, groups) >= 0.8, name

@@ -14,6 +14,7 @@ import numpy as np
 from coterie.data import (
     DATASETS,
     PARTITIONS,
+    ClientRow,
     Dataset,
     Federation,
     describe,
@@ -21,7 +22,6 @@ from coterie.data import (
     federate,
     load,
 )
-from coterie.data.manifest import Row
 from coterie.errors import CoterieError
 
 SEED = 0
@@ -116,7 +116,7 @@ def span(values: list[int]) -> str:
     return str(low) if low == high else f"{low}–{high}"
 
 
-def first(federation: Federation) -> list[Row]:
+def first(federation: Federation) -> list[ClientRow]:
     """The rows that are shown in full."""
     return describe(federation)[:SHOWN]
 

@@ -14,7 +14,6 @@ import numpy as np
 from coterie.algorithms.local import Local
 from coterie.api import configure
 from coterie.core import paired
-from coterie.core.recipe import Recipe
 from coterie.data.simulation import simulate
 from coterie.engines import make_engine
 from coterie.experiment.assemble import assemble
@@ -29,7 +28,7 @@ def trained(partition: int) -> list[list[paired.Answers]]:
     """The answers of every client's local model, for each seed of training."""
     config = configure(None, seed=partition)
     assembly = assemble(config)
-    recipe = Recipe(**config.train.model_dump(exclude={"precision", "merge_val"}))
+    recipe = config.train.recipe()
     found = []
     for seed in range(SEEDS):
         task = simulate(assembly.federations[partition], assembly.factory, recipe, seed=1000 + seed)

@@ -23,7 +23,8 @@ from .experiment.assemble import Assembly, assemble, check_methods
 from .experiment.comparison_folder import COMPARE
 from .experiment.config.loading import canonical, config_hash, load
 from .experiment.config.methods import Method
-from .experiment.config.schema import FLAGS, Config
+from .experiment.config.options import OPTIONS
+from .experiment.config.schema import Config
 from .experiment.resume import Left, left
 from .experiment.runner import Progress, Watch, drive
 from .report.outcomes import Comparison, RunResult
@@ -38,11 +39,11 @@ def configure(source: Source = None, **flags: Any) -> Config:
     """The config of a source with the options of the command line applied to it."""
     changes, code = dict(flags.pop("set", None) or {}), flags.pop("code", None)
     for name, value in flags.items():
-        if name not in FLAGS:
-            known = did_you_mean(name, [*FLAGS, "set", "code"])
+        if name not in OPTIONS:
+            known = did_you_mean(name, [*OPTIONS, "set", "code"])
             raise ConfigError(f"there is no option '{name}'; {known}")
         if value is not None:
-            changes[FLAGS[name]] = value
+            changes[OPTIONS[name].field] = value
     if isinstance(source, Config):
         allowed = source.code if code is None else code
         return load(canonical(source), changes, allowed) if changes or code else source

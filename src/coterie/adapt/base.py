@@ -49,7 +49,7 @@ class With(NamedTuple):
     extra: Tree
 
 
-class Report(NamedTuple):
+class Survey(NamedTuple):
     """What a participant of a survey sends."""
 
     values: Tensor  # [parameters]
@@ -86,7 +86,7 @@ class Adapted(Wrapper[With, With, With, Any]):
         if self.adaptation.surveys:
             weights, models = self.algorithm.predictor(client, received.extra, state)
             values = client.map(lambda w: self.adaptation.survey(client, w), models)
-            report = Report(weights.to(values.dtype) @ values, client.size)
+            report = Survey(weights.to(values.dtype) @ values, client.size)
         upload, state = self.algorithm.local(client, received.method, state)
         return With(upload, report), state
 

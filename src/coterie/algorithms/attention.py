@@ -19,15 +19,16 @@ they came. Later uploads are compared with those of the same round, and the newe
 pair counts.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Mixture, Round, rows, single
+from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.client import Client
-from ..core.mixing import distances_between, mix, nobody_yet
+from ..core.mixing import distances_between, last_applied, mix, nobody_yet
 from ..core.problem import Problem
 from ..core.rows import Rows, updated
 from ..core.tree import Tree
@@ -230,3 +231,40 @@ def predicted(client: Client, u: Any, w: Tensor, predict_with: PredictWith) -> M
         return Mixture(w.new_full((2,), 0.5), both)
     losses = client.map(lambda model: client.loss(model, "val"), both)
     return single(torch.where(losses[1] < losses[0], u, w))
+
+
+# ---- both methods ----------------------------------------------------------------------------
+
+
+class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
+    """A method that mixes models by weights between alike clients; who is alike is its own affair.
+
+    Concrete methods are dataclasses with at least these fields.
+    """
+
+    sigma: Any  # "auto" where likeness is measured
+    start: str
+    predict_with: PredictWith
+
+    @abstractmethod
+    def _weigh(self, server: Uploads, round: Round) -> Weigh:
+        """ξ between some clients in this round."""
+
+    def serve(self, server: Uploads, round: Round) -> Tree:
+        """The newest u_i, over all who have uploaded, where it predicts."""
+        if self.predict_with == "own":
+            return ()
+        everybody = torch.arange(round.population, device=round.clients.device)
+        return mixed(server, round.clients, everybody, self._weigh(server, round))
+
+    def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
+        """The weights with which everybody's last u_i was formed."""
+        return last_applied(server.applied)
+
+    def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
+        """Train near u_i."""
+        return trained(client, received, state, self.start, measured=self.sigma == "auto")
+
+    def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
+        """w_i, u_i or both."""
+        return predicted(client, served, state.w, self.predict_with)

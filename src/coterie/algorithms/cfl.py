@@ -55,7 +55,6 @@ from ..core.problem import Problem
 from ..core.ranges import Auto, Cosine, Count, CountOrZero, NotNegative
 from ..core.rows import Rows, updated
 from ..core.tree import Bank, Tree
-from ..errors import ConfigError
 from .fedavg import Update, Weighting
 
 Linkage = Literal["single", "complete"]
@@ -167,10 +166,6 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
 
     def init(self, problem: Problem) -> tuple[Clusters, tuple[()]]:
         """One cluster at the common start."""
-        if self.linkage not in ("single", "complete"):
-            raise ConfigError(
-                f"cfl: linkage '{self.linkage}' is unknown; expected 'single' or 'complete'"
-            )
         K, device = problem.population, problem.device
         nothing = torch.zeros(K, device=device, dtype=torch.int64)
         updates = problem.start.new_zeros(1).expand(

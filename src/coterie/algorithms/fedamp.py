@@ -43,15 +43,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, Traits, check_pull
-from ..core.client import Client
-from ..core.mixing import last_applied, off_diagonal, squared_distances
+from ..core.algorithm import Round, Traits, check_pull
+from ..core.mixing import off_diagonal, squared_distances
 from ..core.problem import Problem
 from ..core.ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
-from ..core.tree import Tree
 from ..errors import ConfigError
 from .attention import (
     TINY,
+    Attentive,
     Cloud,
     Own,
     PredictWith,
@@ -62,11 +61,9 @@ from .attention import (
     alike,
     compared,
     mixed,
-    predicted,
     remembered,
     start_together,
     stored,
-    trained,
 )
 
 Penalty = Literal["exponential", "scad", "mcp"]
@@ -159,7 +156,7 @@ def safe(A: Tensor, most: float = 1.0) -> Tensor:
 
 
 @dataclass(frozen=True)
-class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
+class FedAMP(Attentive):
     """Federated attentive message passing.
 
     Fields:
@@ -311,30 +308,9 @@ class FedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
             new = new._replace(sigma=width)
         return stored(new, uploads, round)
 
-    def serve(self, server: Uploads, round: Round) -> Tree:
-        """The newest u_i, over all who have uploaded, where it predicts."""
-        if self.predict_with == "own":
-            return ()
-        everybody = torch.arange(round.population, device=round.clients.device)
-        return mixed(server, round.clients, everybody, self._weigh(server, round))
-
-    def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
-        """The weights with which everybody's last u_i was formed."""
-        return last_applied(server.applied)
-
     def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots, in any round of the schedule."""
         for index in range(rounds + 1):  # the last models are served after the last round
             self._alpha(index, problem.recipe.rate(index))
         if self.lam is None or self.alpha == "auto":
             check_pull(problem, rounds, "fedamp.prox", self.prox)
-
-    # ---- one client ------------------------------------------------------------------------
-
-    def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
-        """Train near u_i."""
-        return trained(client, received, state, self.start, measured=self.sigma == "auto")
-
-    def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
-        """w_i, u_i or both."""
-        return predicted(client, served, state.w, self.predict_with)

@@ -37,7 +37,6 @@ from ..core.losses import mean
 from ..core.mixing import mix, shares
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, Few
-from ..errors import ConfigError
 from .fedavg import Weighting
 
 
@@ -99,8 +98,6 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """Different components, equal shares."""
         M = self.components
-        if M < 1:
-            raise ConfigError(f"fedem: components is {M}; expected at least 1")
         pi = torch.full((M,), 1 / M, dtype=problem.dtype, device=problem.device)
         return problem.starts(M), Own(rows(pi, problem.population))
 

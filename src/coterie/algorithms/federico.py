@@ -41,7 +41,7 @@ Notes:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -49,83 +49,16 @@ from torch.func import vmap
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
+from ..core.clipping import clipped, honest_length, noised
 from ..core.mixing import count_larger, epsilon_greedy, mix
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
-from ..core.tree import Bank, Parcels, Tree, where
+from ..core.tree import Bank, Parcels, where
 from ..errors import ConfigError
+from .federico_forms import EXCHANGES, Circle, Exchange, Held, Inbox, Reply, Scale, Sight
+from .federico_weights import Tracked, kept_weights, posterior, tracked_losses
 
 UNUSED = 1e-6  # a model whose users' weights sum to less stays as it is
-
-
-class Circle(NamedTuple):
-    """What the clients hold between rounds, a row a client; no server in the decentralised form."""
-
-    models: Tensor  # [K, P] φ
-    optimizer: Tree  # the owners' optimiser states, for ``gradient``
-    sizes: Tensor  # [K] training samples
-    ranks: Tensor  # [K, K] how many clients each client prefers to this one
-    wanted: Tensor  # [K, K] whose models each client predicts with
-
-
-class Held(NamedTuple):
-    """What an owner holds."""
-
-    model: Tensor  # [P]
-    optimizer: Tree
-
-
-class Inbox(NamedTuple):
-    """What the users of a model returned to its owner."""
-
-    total: Tensor  # [P] the sum
-    mass: Tensor  # [] the users' weights together
-    divisor: Tensor  # [] of the gradients
-
-
-class Sight(NamedTuple):
-    """The models a client looks at."""
-
-    own: Parcels  # [1, P]
-    peers: Bank  # [M]
-
-
-class Reply(NamedTuple):
-    """What a client returns to the owners of the models it looked at, itself first."""
-
-    change: Parcels  # [1 + M, P] weighed differences or gradients, then weighed buffers
-    weight: Tensor  # [1 + M] w_ib
-    owner: Tensor  # [1 + M]
-    ranks: Tensor  # [K]
-    wanted: Tensor  # [K]
-
-
-class Tracked(NamedTuple):
-    """What a client keeps."""
-
-    last: Tensor  # [K] the last loss of everybody's model
-    tracked: Tensor  # [K] L̂
-    seen: Tensor  # [K]
-    weights: Tensor  # [K] w
-    rounds: Tensor  # [] in which it took part
-
-
-def posterior(tracked: Tensor, seen: Tensor) -> Tensor:
-    """Line 15: softmax of minus the tracked loss over those seen; all zero where none is.
-
-    >>> posterior(torch.tensor([2.0, 3.0, 0.0]), torch.tensor([True, True, False]))
-    tensor([0.7311, 0.2689, 0.0000])
-    """
-    known = torch.where(seen, tracked, torch.inf)
-    least = known.min(-1, keepdim=True).values
-    weight = torch.where(seen, torch.exp(-(torch.where(seen, tracked, 0.0) - least)), 0.0)
-    return torch.where(seen, weight / weight.sum(-1, keepdim=True), 0.0)  # line 15
-
-
-def clipped(vectors: Tensor, bound: Tensor | float) -> Tensor:
-    """Rows cut to a length of at most ``bound``."""
-    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors * (bound / length.clamp(min=1e-30)).clamp(max=1)
 
 
 @dataclass(frozen=True)
@@ -169,7 +102,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
     temperature_per: Literal["constant", "sample"] = "constant"
     unseen: Literal["exclude", "zero_loss"] = "exclude"
     step: Literal["local_epochs", "gradient"] = "local_epochs"
-    scale: Literal["auto", "sum", "mean"] = "auto"
+    scale: Scale = "auto"
     normalise_columns: bool = True
     start: Literal["independent", "common"] = "independent"
     predict_min_weight: Share = 1e-3
@@ -194,8 +127,8 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
             )
 
     @property
-    def _central(self) -> bool:
-        return self.form == "centralised"
+    def _exchange(self) -> Exchange:
+        return EXCHANGES[self.form]
 
     @property
     def traits(self) -> Traits:
@@ -223,19 +156,14 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         """A client's own model and those of the peers it picks among the clients of the round."""
         me, K = round.clients[:, None], round.population
         others = torch.arange(K, device=me.device)
-        there = others >= 0 if self._central else torch.isin(others, round.clients)
+        there = self._exchange.reachable(round)
         scores = -server.ranks[round.clients].to(torch.float64)
         scores = scores.masked_fill(~(there & (others != me)), -torch.inf)
-        count = min(K if self._central else self.downloads, int(there.sum()) - 1)
+        count = min(self._exchange.slots(self.downloads, K), int(there.sum()) - 1)
         coins = round.draw("explore", round.clients, count=max(count, 1))
         coins = coins[:, :1].expand(-1, count) if self.explore == "per_round" else coins[:, :count]
         chosen = epsilon_greedy(scores, coins < self.epsilon, round.draw("ties", me, others), count)
-        return Sight(self._own(server, round), Bank(server.models, chosen, chosen))
-
-    def _own(self, server: Circle, round: Round) -> Parcels:
-        """A client's own model: it is there already, unless a server holds it."""
-        models = server.models[round.clients, None]
-        return Parcels(models, torch.full(models.shape[:2], self._central, device=models.device))
+        return Sight(self._exchange.own(server, round), Bank(server.models, chosen, chosen))
 
     def aggregate(self, server: Circle, uploads: Reply, round: Round) -> Circle:
         """Every owner applies what the users of its model returned."""
@@ -243,7 +171,8 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         to = uploads.owner.flatten() == torch.arange(K, device=at.device)[:, None]
         total = mix(to, self._admitted(uploads, round).flatten(0, 1))
         mass = mix(to, uploads.weight.flatten()[:, None]).squeeze(1)
-        inbox = Inbox(total, mass, self._divisors(server, round))
+        sizes = server.sizes.to(torch.float64)
+        inbox = Inbox(total, mass, self._exchange.divisors(sizes, round, self.scale))
         held = Held(server.models, server.optimizer)
         models, optimizer = vmap(lambda own, box: self.apply(own, box, round))(held, inbox)
         ranks = server.ranks.index_copy(0, at, uploads.ranks)
@@ -266,21 +195,14 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         moved: Held = where(inbox.mass > UNUSED, Held(torch.cat([w, buffers]), state), own)
         return moved
 
-    def _divisors(self, server: Circle, round: Round) -> Tensor:
-        """What every owner divides gradients by."""
-        sizes = server.sizes.to(torch.float64)
-        if self.scale == "sum" or (self.scale == "auto" and not self._central):
-            return torch.ones_like(sizes)  # Eq. 9
-        return sizes[round.clients].sum().expand(len(sizes)) if self._central else sizes  # Eq. 6
-
     def _admitted(self, uploads: Reply, round: Round) -> Tensor:
         """What arrived, cut to the length that an honest sender keeps."""
         change = uploads.change.vectors
         if not self.clip:
             return change
-        bound = self.clip * (1 + self.noise * round.parameters**0.5)
+        bound = honest_length(self.clip, self.noise, round.parameters)
         limit = bound * uploads.weight.clamp(0, 1).to(change.dtype)[..., None]
-        if not self._central:
+        if not self._exchange.own_travels:
             limit = torch.cat([torch.full_like(limit[:, :1], torch.inf), limit[:, 1:]], 1)
         moves, buffers = round.trainable(change), change[..., round.parameters :]
         return torch.cat([clipped(moves, limit), buffers], -1)
@@ -289,7 +211,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
 
     def local(self, client: Client, received: Sight, state: Tracked) -> tuple[Reply, Tracked]:
         """Weigh the models in sight and say how each should change."""
-        models, owners = self._in_sight(client, received)
+        models, owners = received.models(client.id)
         losses = client.map(lambda w: client.loss(w, "train"), models).to(torch.float64)
         if self.loss_reduction == "sum":
             losses = losses * client.size
@@ -299,18 +221,12 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         weight = torch.where(arrived, is_of.to(torch.float64) @ state.weights, 0.0)
         w = weight.to(models.dtype)[:, None]
         change = torch.where(w > 0, w * self._change(client, models), 0.0)
-        travels = (w > 0).squeeze(1) & (self._central | (owners != client.id))
+        travels = (w > 0).squeeze(1) & (self._exchange.own_travels | (owners != client.id))
         score = torch.where(state.seen, -state.tracked, torch.inf)  # strangers first
-        order, wanted = count_larger(score), self._wanted(state.weights)
+        order = count_larger(score)
+        wanted = kept_weights(state.weights, self.predict_min_weight)
         reply = Reply(Parcels(change, travels), weight, owners, order, wanted)
         return reply, state
-
-    def _in_sight(self, client: Client, received: Sight) -> tuple[Tensor, Tensor]:
-        """The client's own model and its peers', and whose they are."""
-        peers, present = received.peers.rows()
-        peers = torch.where(present[:, None], peers, received.own.vectors)  # no row is garbage
-        models = torch.cat([received.own.vectors, peers])
-        return models, torch.cat([client.id[None], received.peers.owner])
 
     def _track(
         self, client: Client, state: Tracked, losses: Tensor, is_of: Tensor, arrived: Tensor
@@ -319,13 +235,9 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         here = (is_of & arrived[:, None]).any(0)
         last = torch.where(here, losses @ is_of.to(losses.dtype), state.last)
         seen, rounds = state.seen | here, state.rounds + 1
-        if self._central or self.tracking == "accumulate":
-            tracked = torch.where(state.seen, state.tracked + last, rounds * last)
-        else:
-            first = last if self.ema_init == "first" else torch.zeros_like(last)
-            before = torch.where(state.seen, state.tracked, first)
-            tracked = (1 - self.beta) * before + self.beta * last
-        tracked = torch.where(seen, tracked, 0.0)
+        exact = self._exchange.exact or self.tracking == "accumulate"
+        average = None if exact else (self.beta, self.ema_init)
+        tracked = torch.where(seen, tracked_losses(state, last, rounds, average), 0.0)
         heat = self.temperature * (client.size if self.temperature_per == "sample" else 1)
         weights = posterior(tracked / heat, seen | (self.unseen == "zero_loss"))
         alone = torch.arange(client.population, device=seen.device) == client.id
@@ -342,15 +254,11 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
             moves = models - buffers
         moves = client.trainable(moves)
         if self.clip:
-            kept = 0 if self._central else 1  # a client's own model does not leave it
-            noise = client.noise("federico", tuple(moves[kept:].shape)).to(moves.dtype)
-            safe = clipped(moves[kept:], self.clip) + self.noise * self.clip * noise
-            moves = torch.cat([moves[:kept], safe])
+            own = 0 if self._exchange.own_travels else 1  # what stays with the client is exact
+            draws = client.noise("federico", tuple(moves[own:].shape)).to(moves.dtype)
+            sent = noised(moves[own:], self.clip, self.noise, draws)
+            moves = torch.cat([moves[:own], sent])
         return torch.cat([moves, buffers[:, client.model.parameters :]], 1)
-
-    def _wanted(self, weights: Tensor) -> Tensor:
-        """Whose models are worth fetching to predict with; the best always is."""
-        return weights >= weights.max().clamp(max=self.predict_min_weight)
 
     # ---- prediction ------------------------------------------------------------------------
 
@@ -369,13 +277,14 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
             round.draw("ties", me, others),
             count,
         )
-        return Sight(self._own(server, round), Bank(server.models, chosen, chosen))
+        return Sight(self._exchange.own(server, round), Bank(server.models, chosen, chosen))
 
     def predictor(self, client: Client, served: Sight, state: Tracked) -> Mixture:
         """The mixture of the models with weight, the client's own first."""
-        models, owners = self._in_sight(client, served)
+        models, owners = served.models(client.id)
         is_of = owners[:, None] == torch.arange(client.population, device=owners.device)
-        kept = torch.where(self._wanted(state.weights), state.weights, 0.0)
+        wanted = kept_weights(state.weights, self.predict_min_weight)
+        kept = torch.where(wanted, state.weights, 0.0)
         weights = is_of.to(torch.float64) @ kept
         return Mixture((weights / weights.sum()).to(models.dtype), models)
 

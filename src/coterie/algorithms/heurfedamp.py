@@ -23,13 +23,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, Traits, check_pull
-from ..core.client import Client
-from ..core.mixing import cosines, last_applied
+from ..core.algorithm import Round, Traits, check_pull
+from ..core.mixing import cosines
 from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Share
-from ..core.tree import Tree
 from .attention import (
+    Attentive,
     Cloud,
     Own,
     PredictWith,
@@ -40,11 +39,9 @@ from .attention import (
     alike,
     compared,
     mixed,
-    predicted,
     remembered,
     start_together,
     stored,
-    trained,
 )
 from .fedamp import FedAMP, safe, shared
 
@@ -64,7 +61,7 @@ def heuristic_attention(W: Tensor, sigma: float, self_weight: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
+class HeurFedAMP(Attentive):
     """Heuristic federated attentive message passing.
 
     Fields:
@@ -132,27 +129,6 @@ class HeurFedAMP(Algorithm[Uploads, Cloud, Upload, Own]):
             new = compared(new, Seen(W / length, noise), round)
         return stored(new, uploads, round)
 
-    def serve(self, server: Uploads, round: Round) -> Tree:
-        """The newest u_i, over all who have uploaded, where it predicts."""
-        if self.predict_with == "own":
-            return ()
-        everybody = torch.arange(round.population, device=round.clients.device)
-        return mixed(server, round.clients, everybody, self._weigh(server, round))
-
-    def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
-        """The weights with which everybody's last u_i was formed."""
-        return last_applied(server.applied)
-
     def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots."""
         check_pull(problem, rounds, "heurfedamp.prox", self.prox)
-
-    # ---- one client ------------------------------------------------------------------------
-
-    def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
-        """Train near u_i."""
-        return trained(client, received, state, self.start, measured=self.sigma == "auto")
-
-    def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
-        """w_i, u_i or both."""
-        return predicted(client, served, state.w, self.predict_with)

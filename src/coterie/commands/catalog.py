@@ -9,9 +9,11 @@ from ..adapt import ADAPTATIONS
 from ..algorithms import ALGORITHMS, ALIASES
 from ..api import configure
 from ..core.fields import REQUIRED, Field, fields, summary
+from ..core.metrics import METRICS, Metric
 from ..data.datasets import DATASETS
 from ..data.federation import Federation
 from ..data.partition import PARTITIONS
+from ..engines import ENGINES
 from ..errors import ConfigError, did_you_mean, printable
 from ..experiment.assemble import assemble
 from ..networks.registry import MODELS
@@ -56,6 +58,13 @@ def _prose(owner: object) -> str:
     return "\n".join(kept).strip()
 
 
+def _metric(row: Metric) -> Entry:
+    direction = "higher" if row.higher_is_better else "lower"
+    scale = ", in percent" if row.percent else f", {row.unit}" if row.unit else ""
+    about = f"{row.title} of {row.targets}{scale}; {direction} is better"
+    return Entry(about, about, ())
+
+
 TABLES: dict[str, tuple[Iterable[str], Callable[[str], Entry]]] = {
     "methods": (
         (*ALGORITHMS, *ALIASES),
@@ -68,6 +77,8 @@ TABLES: dict[str, tuple[Iterable[str], Callable[[str], Entry]]] = {
     "partitions": (PARTITIONS, lambda name: _plain(PARTITIONS[name])),
     "models": (MODELS, lambda name: _plain(MODELS[name])),
     "adaptations": (ADAPTATIONS, lambda name: _plain(ADAPTATIONS[name])),
+    "engines": (ENGINES, lambda name: Entry(ENGINES[name], ENGINES[name], ())),
+    "metrics": (METRICS, lambda name: _metric(METRICS[name])),
 }
 
 

@@ -3,12 +3,8 @@
 Nothing heavy is imported before a command needs it: ``coterie --help`` is to be quick.
 """
 
-import inspect
-import re
 import sys
-import tomllib
 import warnings
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +18,7 @@ from ..errors import (
     printable,
     printable_lines,
 )
+from .arguments import CODE, configured, flags
 
 app = typer.Typer(
     add_completion=False,
@@ -29,32 +26,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-# name: (type, help); every option overrides the field of the config in brackets.
-OPTIONS: dict[str, tuple[Any, str]] = {
-    "data": (str | None, "dataset, or a file of data [data.name]"),
-    "partition": (str | None, "how the data is divided among clients [partition.name]"),
-    "clients": (int | None, "number of clients [partition.clients]"),
-    "model": (str | None, "network [model.name]"),
-    "method": (str | None, "the one method of a run [algorithm.name]"),
-    "methods": (str | None, "the methods of a comparison, with commas between [run.methods]"),
-    "rounds": (int | None, "communication rounds [run.rounds]"),
-    "participation": (float | None, "share of clients in a round [run.participation]"),
-    "seed": (int | None, "what all randomness is derived from [run.seed]"),
-    "seeds": (str | None, "how many seeds, or a list as in 0,1,2 [run.seeds]"),
-    "epochs": (int | None, "passes over a client's data in a round [train.epochs]"),
-    "batch": (int | None, "samples a step [train.batch]"),
-    "lr": (float | None, "learning rate [train.lr]"),
-    "engine": (str | None, "auto, vmap, loop or wire [engine.name]"),
-    "device": (str | None, "cpu, cuda or cuda:N [engine.device]"),
-    "adapt": (str | None, "what a client does to its finished model: none or ft [adapt.name]"),
-    "out": (str | None, "folder for the results [run.out]"),
-}
-CODE = typer.Option(
-    "--code",
-    metavar="DIR",
-    help="a folder with a module that the config names as package.module:Class",
 )
 
 
@@ -93,82 +64,6 @@ def _root(
     ] = False,
 ) -> None:
     """Personalised federated learning in which every client finds its right collaborators."""
-
-
-Command = Callable[[str | None, dict[str, Any]], None]
-
-
-def configured(command: Command) -> Callable[..., None]:
-    """A command that takes a config file and the options that override it."""
-    argument = typer.Argument(
-        help="TOML file; without it, a small built-in example", metavar="CONFIG"
-    )
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [
-        inspect.Parameter(
-            "config", keyword, default=None, annotation=Annotated[str | None, argument]
-        )
-    ]
-    for name, (kind, meaning) in OPTIONS.items():
-        option = typer.Option(help=meaning, show_default=False)
-        hint: Any = Annotated[kind, option]
-        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=hint))
-    setting = typer.Option(
-        "--set", metavar="FIELD=VALUE", help="any field, as in train.momentum=0.9"
-    )
-    for name, repeated in (("set", setting), ("code", CODE)):
-        hint = Annotated[list[str] | None, repeated]
-        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=hint))
-
-    def wrapped(**given: Any) -> None:
-        config = given.pop("config")
-        try:
-            command(config, flags(given))
-        except KeyboardInterrupt:
-            print("coterie: interrupted; finished runs are kept", file=sys.stderr)
-            raise SystemExit(130) from None
-
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-    return wrapped
-
-
-def flags(given: dict[str, Any]) -> dict[str, Any]:
-    """Options as :func:`coterie.api.configure` takes them: lists split, values read as TOML."""
-    found = {name: value for name, value in given.items() if value is not None and name != "set"}
-    if "methods" in found:
-        found["methods"] = [name.strip() for name in found["methods"].split(",") if name.strip()]
-    if "seeds" in found:
-        found["seeds"] = _seeds(found["seeds"])
-    found["set"] = dict(map(_setting, given.get("set") or []))
-    return found
-
-
-def _seeds(text: str) -> int | list[int]:
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = []
-    if not numbers:
-        raise ConfigError(f"run.seeds: found '{text}'; expected a number, or 0,1,2")
-    return numbers if "," in text else numbers[0]
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """``train.lr=0.1`` as a dotted name and a value in TOML's syntax; a bare word is a text."""
-    field, equals, value = (part.strip() for part in text.partition("="))
-    if not equals or "." not in field:
-        raise ConfigError(f"--set {text}: expected FIELD=VALUE, as in train.momentum=0.9")
-    if re.fullmatch(r"[A-Za-z_][\w.:/-]*", value) and value not in ("true", "false", "nan", "inf"):
-        return field, value
-    try:
-        return field, tomllib.loads(f"value = {value}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        raise ConfigError(
-            f"--set {text[:60]}: '{value[:60]}' is no TOML value; expected a number, true, false, "
-            "a quoted text or a [list]"
-        ) from None
 
 
 @app.command()
@@ -246,7 +141,12 @@ def doctor(config: str | None, given: dict[str, Any]) -> None:
 
 @app.command(name="list")
 def list_names(
-    what: Annotated[str, typer.Argument(help="methods, datasets, partitions or models")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="methods, datasets, partitions, models, adaptations, engines or metrics"
+        ),
+    ],
 ) -> None:
     """List the names a config can use."""
     from .catalog import listing
@@ -264,7 +164,7 @@ def show(
     seed: Annotated[int, typer.Option(help="seed of the partition to draw")] = 0,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
 ) -> None:
-    """Explain a method, dataset, partition or model: what it does, its fields, its paper."""
+    """Explain a name of any kind that can be listed: what it does, its fields, its paper."""
     from .catalog import drawing, explanation
 
     print(explanation(names))

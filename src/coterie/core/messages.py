@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .algorithm import Round
-from .tree import Tree
+from .tree import Tree, flatten
 
 REASONS = {
     "lost": "no answer: the client could not be reached, or its process ended",
@@ -52,15 +52,13 @@ class Reply(NamedTuple):
     state: Tree = ()  # where the engine holds it for the client
 
 
-def layout(message: Tree, path: str = "") -> Layout:
+def layout(message: Tree) -> Layout:
     """Which arrays a message has: their place, shape and type, in order."""
-    if isinstance(message, Tensor):
-        return ((path, tuple(message.shape), message.dtype),)
-    if not isinstance(message, tuple):
-        raise TypeError(f"a message is made of tensors and tuples; found {type(message).__name__}")
-    names = getattr(message, "_fields", range(len(message)))
-    pairs = zip(names, message, strict=True)
-    return tuple(array for name, part in pairs for array in layout(part, f"{path}.{name}"))
+    found = list(flatten(message))
+    for _, leaf in found:
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"a message is made of tensors and tuples; found {type(leaf).__name__}")
+    return tuple((path, tuple(leaf.shape), leaf.dtype) for path, leaf in found)
 
 
 def difference(found: Layout, expected: Layout) -> str | None:

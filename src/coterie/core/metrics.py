@@ -1,14 +1,15 @@
-"""What is measured: a client's score, a federation's summary, a test between two methods.
+"""The metrics: one row for each, and the scores of one client.
 
-Every score is one number a client; NaN means that the client has nothing to be scored on. Such
+A score is one number per client. NaN means that the client has nothing to be scored on; such
 clients are left out of every summary and counted. An infinite score is that of a model that
 diverged; it is left out of nothing. A *gain* is a difference of scores turned so that more is
 better, whatever the metric. Definitions are those of spec section 14.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +18,25 @@ from ..errors import ConfigError, did_you_mean
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
-
-EXACT_UP_TO = 50  # pairs; beyond it the signed-rank test takes the normal approximation
-UNIFORM_WITHIN = 0.01  # relative spread of a row's off-diagonal weights that counts as none
-ZERO_WITHIN = 1e-4  # a row's total off-diagonal weight that counts as none
+Scorer = Callable[[Array, Array, Floats], Floats]  # outputs, targets, weights [B, n] -> scores [B]
 
 
-def _wrong_metric(metric: str) -> ConfigError:
-    return ConfigError(f"there is no metric '{metric}'; {did_you_mean(metric, METRICS)}")
+@dataclass(frozen=True)
+class Metric:
+    """One metric: all that the config, the scores and the report need to know of it."""
 
-
-def higher_is_better(metric: str) -> bool:
-    """Whether a larger score is a better one (all but ``rmse``)."""
-    if metric not in METRICS:
-        raise _wrong_metric(metric)
-    return metric != "rmse"
+    name: str  # as a config has it
+    title: str  # as a table or a sentence has it
+    scorer: Scorer
+    targets: Literal["classes", "numbers"]  # what it can score
+    percent: bool  # scores are percents, and their differences are points
+    higher_is_better: bool = True
+    probabilities: bool = False  # reads probabilities, not only the most likely class
+    unit: str = ""  # said where the table names the metric
 
 
 def score(metric: str, outputs: Array, targets: Array) -> float:
-    """One client's score: percent for the metrics of classes, the plain number for r2 and rmse.
+    """One client's score: a percent, or the plain number, as the metric's row says.
 
     ``outputs`` are probabilities ``[n, C]``, classes ``[n]`` or predictions ``[n]``. NaN where
     there is nothing to score: no samples, one class only (auc), constant targets (r2). Outputs that
@@ -50,11 +51,10 @@ def score(metric: str, outputs: Array, targets: Array) -> float:
 
 def scores(metric: str, outputs: Array, targets: Array, weights: Floats) -> Floats:
     """The same where sample j counts ``weights[b, j]`` times: one score for each row ``[B]``."""
-    if metric not in METRICS:
-        raise _wrong_metric(metric)
+    scorer = metric_named(metric).scorer
     if len(targets) == 0:
         return np.full(len(weights), math.nan)
-    return _SCORES[metric](np.asarray(outputs), np.asarray(targets), weights)
+    return scorer(np.asarray(outputs), np.asarray(targets), weights)
 
 
 def classes(outputs: Array) -> Array:
@@ -124,24 +124,6 @@ def _r2(outputs: Array, targets: Array, weights: Floats) -> Floats:
     return 1.0 - _ratio(_squares(outputs, targets, weights), total)
 
 
-_SCORES: dict[str, Callable[[Array, Array, Floats], Floats]] = {
-    "accuracy": _accuracy,
-    "balanced_accuracy": _balanced_accuracy,
-    "auc": _auc,
-    "f1": _f1,
-    "r2": _r2,
-    "rmse": _rmse,
-}
-METRICS = tuple(_SCORES)
-
-
-def _ranks(values: Array) -> Floats:
-    """Ranks from 1; equal values share their mean rank."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean: Floats = counts.cumsum() - (counts - 1) / 2.0
-    return mean[place]
-
-
 def area_under_curve(values: Array, positive: Array) -> float:
     """The chance that a positive has a larger value than a negative; ties count half."""
     return float(_areas(values, positive, np.ones((1, len(values))))[0])
@@ -160,40 +142,44 @@ def _areas(values: Array, positive: Array, weights: Floats) -> Floats:
     return _ratio((won * below).sum(1), won.sum(1) * lost.sum(1))
 
 
-class Spread(NamedTuple):
-    """How the clients of a federation fare; every field but the counts is NaN where there are 0."""
-
-    mean: float
-    weighted_mean: float  # by test size: the pooled score
-    worst_tenth: float  # mean of the ceil(n / 10) worst
-    best_tenth: float
-    variance: float  # population variances, in squared units of the score
-    variance_worst: float
-    variance_best: float
-    scored: int
-    unscored: int  # clients without test data
-
-
-def spread(scores: Floats, sizes: Array, metric: str = "accuracy") -> Spread:
-    """Summaries over clients (spec 14) of one score a client."""
-    known = ~np.isnan(scores)
-    values, n = scores[known], int(known.sum())
-    if n == 0:
-        nan = math.nan
-        return Spread(nan, nan, nan, nan, nan, nan, nan, 0, len(scores))
-    ordered = np.sort(values) if higher_is_better(metric) else np.sort(values)[::-1]
-    tenth = -(-n // 10)
-    worst, best = ordered[:tenth], ordered[n - tenth :]
-    weights = np.asarray(sizes, dtype=np.float64)[known]
-    pooled = float(weights @ values / weights.sum()) if weights.sum() > 0 else math.nan
-    means = float(values.mean()), pooled, float(worst.mean()), float(best.mean())
-    variances = _variance(values), _variance(worst), _variance(best)
-    return Spread(*means, *variances, n, len(scores) - n)
+METRICS = {
+    row.name: row
+    for row in (  # the first of each kind of targets is the default
+        Metric("accuracy", "accuracy", _accuracy, "classes", percent=True),
+        Metric(
+            "balanced_accuracy", "balanced accuracy", _balanced_accuracy, "classes", percent=True
+        ),
+        Metric("auc", "AUC", _auc, "classes", percent=True, probabilities=True),
+        Metric("f1", "F1", _f1, "classes", percent=True),
+        Metric(
+            "rmse",
+            "error (RMSE)",
+            _rmse,
+            "numbers",
+            percent=False,
+            higher_is_better=False,
+            unit="in the target's unit",
+        ),
+        Metric("r2", "R²", _r2, "numbers", percent=False),
+    )
+}
 
 
-def _variance(values: Floats, freedom: int = 0) -> float:
-    """Infinite where a value is: a client that diverged is infinitely far from the others."""
-    return float(values.var(ddof=freedom)) if np.isfinite(values).all() else math.inf
+def metric_named(name: str) -> Metric:
+    """The row of a metric."""
+    if name not in METRICS:
+        raise ConfigError(f"there is no metric '{name}'; {did_you_mean(name, METRICS)}")
+    return METRICS[name]
+
+
+def metrics_for(targets: Literal["classes", "numbers"]) -> tuple[str, ...]:
+    """The names of the metrics that score such targets, the default first."""
+    return tuple(row.name for row in METRICS.values() if row.targets == targets)
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether a larger score is a better one."""
+    return metric_named(metric).higher_is_better
 
 
 def mean_known(scores: Floats) -> Floats:
@@ -212,23 +198,6 @@ def mean_known(scores: Floats) -> Floats:
     return means
 
 
-def best_round(scores: Floats, metric: str) -> int | None:
-    """The row of ``[rounds, clients]`` with the best mean, the earliest of equals."""
-    means = mean_known(scores)
-    if np.isnan(means).all():
-        return None
-    return int(np.nanargmax(means) if higher_is_better(metric) else np.nanargmin(means))
-
-
-def best_of_rounds(scores: Floats, metric: str) -> Floats:
-    """Each client's score in its own best round ``[K]`` of ``[rounds, K]``; NaN where it has none.
-
-    P4 reports this of its one requester. It is chosen on test data, and by each client apart.
-    """
-    best: Floats = (np.fmax if higher_is_better(metric) else np.fmin).reduce(scores)
-    return best
-
-
 def gains(scores: Floats, reference: Floats, metric: str) -> Floats:
     """What each client gained over the reference; positive is better off, NaN is not known.
 
@@ -238,164 +207,3 @@ def gains(scores: Floats, reference: Floats, metric: str) -> Floats:
     with np.errstate(invalid="ignore"):
         gained = (scores - reference) * better
     return np.where(np.isinf(scores) & (scores == reference), 0.0, gained)
-
-
-def count_worse(gained: Floats) -> int:
-    """How many clients are worse off (spec 14: underperformers)."""
-    return int((gained < 0).sum())
-
-
-class Paired(NamedTuple):
-    """A two-sided Wilcoxon signed-rank test: pairs that differ, smaller rank sum, p."""
-
-    n: int
-    statistic: float
-    p: float
-
-
-def wilcoxon(differences: Floats) -> Paired:
-    """Whether paired differences lie around zero; zeros are dropped, ties share their rank.
-
-    An infinite difference, of a client that diverged, has the highest rank. Up to 50 pairs the
-    distribution is enumerated exactly, ties included; beyond it is normal.
-    """
-    kept = np.round(differences[~np.isnan(differences)], 10)
-    kept = kept[kept != 0]
-    n = len(kept)
-    if n == 0:
-        return Paired(0, 0.0, 1.0)
-    ranks = _ranks(np.abs(kept))
-    statistic = float(min(ranks[kept > 0].sum(), ranks[kept < 0].sum()))
-    if n <= EXACT_UP_TO:
-        return Paired(n, statistic, _exact_p(ranks, statistic))
-    deviation = math.sqrt(float((ranks**2).sum()) / 4.0)
-    z = (statistic - float(ranks.sum()) / 2.0) / deviation
-    return Paired(n, statistic, min(1.0, math.erfc(-z / math.sqrt(2.0))))
-
-
-def _exact_p(ranks: Floats, statistic: float) -> float:
-    """Twice the share of all sign patterns whose rank sum is at most the one seen."""
-    doubled = np.round(2 * ranks).astype(int)  # mean ranks end in .5
-    ways = np.zeros(doubled.sum() + 1)
-    ways[0] = 1.0
-    for rank in doubled:
-        ways[rank:] = ways[rank:] + ways[: len(ways) - rank]
-    return min(1.0, 2.0 * float(ways[: round(2 * statistic) + 1].sum() / ways.sum()))
-
-
-class OverSeeds(NamedTuple):
-    """A number over seeds: its mean and sample deviation (NaN for a single seed)."""
-
-    mean: float
-    deviation: float
-
-
-def over_seeds(values: Sequence[float | None]) -> OverSeeds:
-    """Mean and sample deviation of the values that are known; infinite where one is."""
-    known = np.array([v for v in values if v is not None and not math.isnan(v)])
-    if len(known) == 0:
-        return OverSeeds(math.nan, math.nan)
-    deviation = math.sqrt(_variance(known, 1)) if len(known) > 1 else math.nan
-    return OverSeeds(float(mean_known(known)), deviation)
-
-
-class _Others(NamedTuple):
-    """The positive weights on others, of a matrix or of the non-zero entries of one."""
-
-    weight: Floats  # [K, K], or [n] of the entries that there are
-    row: Array  # whose they are, and on whom; shaped as the weights, or to be broadcast
-    column: Array
-
-    @property
-    def sums(self) -> Floats:
-        """Each client's total ``[K]``."""
-        if self.weight.ndim == 2:
-            return np.asarray(self.weight.sum(1))
-        return np.bincount(self.row, self.weight).astype(np.float64)
-
-
-def _others(A: Any) -> _Others:
-    if isinstance(A, np.ndarray):
-        K = np.arange(len(A))
-        weight = np.where(np.eye(len(A), dtype=bool), 0.0, np.maximum(A, 0.0))
-        return _Others(weight, K[:, None], K[None, :])
-    entries = A.tocoo()
-    there = (entries.row != entries.col) & (entries.data > 0)
-    return _Others(entries.data[there], entries.row[there], entries.col[there])
-
-
-def any_others(A: Any) -> bool:
-    """Whether anybody has a weight on another, of whatever sign."""
-    if isinstance(A, np.ndarray):
-        return bool((A != 0).sum() > (A.diagonal() != 0).sum())
-    return bool(A.count_nonzero() > np.count_nonzero(A.diagonal()))
-
-
-def kinship(A: Any, models_change_hands: bool) -> Any:
-    """The weights by which clients are judged to work together.
-
-    ``A`` itself, or ``A Aᵀ`` (how much two clients use the same models) where models change hands.
-    """
-    return A @ A.T if models_change_hands else A
-
-
-def add_up(matrices: Iterable[Any], models_change_hands: bool) -> Any:
-    """The weights on others of a whole run: the sum of its rounds' matrices; None without any.
-
-    Each entry is cut at zero first. Rounds in which clients rely on others count by how much they
-    do, so a method that ends by training alone is judged by the rounds before.
-    """
-    total: Any = None
-    for A in matrices:
-        kin = kinship(A, models_change_hands)
-        kin = np.maximum(kin, 0.0) if isinstance(kin, np.ndarray) else kin.maximum(0.0)
-        total = kin.astype(np.float64) if total is None else total + kin
-    return total
-
-
-def in_group_weight(A: Any, groups: Array | None, wanted: Array | None = None) -> float | None:
-    """The share of off-diagonal weight on clients of the same true group; None where nothing is.
-
-    ``wanted`` are the groups of the rows where they differ from those of the columns: under foreign
-    targets a client should rely on the group whose data judges it.
-
-    >>> in_group_weight(np.array([[0.5, 0.3, 0.2], [1, 0, 0], [0, 0, 1]]), np.array([0, 0, 1]))
-    0.8666666666666667
-    """
-    if groups is None:
-        return None
-    weight, row, column = _others(A)
-    total = float(weight.sum())
-    inside = (groups if wanted is None else wanted)[row] == groups[column]
-    return float(weight[inside].sum()) / total if total > 0 else None
-
-
-def weight_recovery(A: Array, groups: Array | None, wanted: Array | None = None) -> float | None:
-    """The AUC of off-diagonal weights as a detector of "same true group"; None where undefined.
-
-    ``wanted`` are the groups of the rows, as for :func:`in_group_weight`.
-    """
-    if groups is None:
-        return None
-    pairs = ~np.eye(len(A), dtype=bool)
-    same = (groups if wanted is None else wanted)[:, None] == groups
-    area = area_under_curve(A[pairs], same[pairs])
-    return None if math.isnan(area) else area
-
-
-def off_diagonal(A: Any, clients: Sequence[int]) -> Literal["zero", "uniform", "varied"]:
-    """What the weights between clients say: nothing at all, the same of everybody, or something.
-
-    Uniform is judged among the participants of the round, for only they could be weighed. Two
-    clients cannot be told apart from uniform and count as varied.
-    """
-    if _others(A).sums.max(initial=0.0) <= ZERO_WITHIN:
-        return "zero"
-    n, here = len(clients), list(clients)
-    among = A[here][:, here]
-    among = among if isinstance(among, np.ndarray) else among.toarray()
-    block = among[~np.eye(n, dtype=bool)].reshape(n, max(n - 1, 0))
-    if n < 3 or (block.sum(1) <= ZERO_WITHIN).any():
-        return "varied"
-    wide = (block.max(1) - block.min(1)) / block.mean(1)
-    return "uniform" if (wide <= UNIFORM_WITHIN).all() else "varied"

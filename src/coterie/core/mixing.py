@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .rows import Rows, Table, dense, updated
+from .rows import Rows, RowTable, dense, updated
 
 _COLUMNS = 1 << 16  # columns converted to float64 at once
 _CACHED = 1 << 18  # numbers that a CPU's cache holds
@@ -40,7 +40,7 @@ def nobody_yet(like: Tensor, population: int) -> Tensor:
     return like.new_zeros(1).expand(population, population)
 
 
-def noted(applied: Rows, clients: Tensor, weights: Tensor) -> Table:
+def noted(applied: Rows, clients: Tensor, weights: Tensor) -> RowTable:
     """Applied weights with those of a round: ``weights [m, m]`` between its clients."""
     rows = torch.zeros(len(clients), len(applied), dtype=applied[:0].dtype, device=clients.device)
     return updated(applied, clients, rows.index_copy(1, clients, weights.to(rows.dtype)))

@@ -32,6 +32,23 @@ CountOrZero = Annotated[int, Interval(ge=0, le=LARGEST)]
 Few = Annotated[int, Interval(ge=1, le=MODELS)]  # where each takes memory
 Auto = Literal["auto"]
 
+
+@dataclasses.dataclass(frozen=True)
+class OneOf:
+    """The range of a text that must be one of these names: ``Annotated[str, OneOf(NAMES)]``.
+
+    For names that a table holds; a fixed few are a ``Literal``.
+    """
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
+        """Pydantic's check of it: the same as of a ``Literal``."""
+        from pydantic_core import core_schema  # slow to import
+
+        return core_schema.literal_schema(list(self.names))
+
+
 __all__ = [
     "LARGEST",
     "AtLeastOne",
@@ -44,6 +61,7 @@ __all__ = [
     "MinLen",
     "NotNegative",
     "Number",
+    "OneOf",
     "Positive",
     "Share",
     "ShareAboveZero",
@@ -113,6 +131,9 @@ def in_words(kind: Any) -> str:
         return f"a list of {_plural(in_words(arguments[0]))}"
     if origin is Annotated:
         base, *limits = arguments
+        for limit in limits:
+            if isinstance(limit, OneOf):
+                return " or ".join(map(repr, limit.names))
         return in_words(base) + "".join(_limit(limit) for limit in limits)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)

@@ -1,9 +1,11 @@
 """How a client trains in one round: the ``[train]`` table of a config."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import ConfigError
 from .optim import Optimizer, adam, sgd
+from .ranges import Count, NotNegative, Positive, ShareAboveZero, ShareBelowOne
 
 
 @dataclass(frozen=True)
@@ -36,20 +38,20 @@ class Recipe:
     drawn, weighed or clipped concerns training batches; evaluations see samples as they are.
     """
 
-    optimizer: str = "sgd"
-    lr: float = 0.1
-    epochs: int = 1
-    batch: int = 32
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    decay: float = 1.0
-    floor: float = 0.0
-    steps: int | None = None
-    buffers: str = "average"
-    clip: float = 0.0
-    augment: str = "none"
-    class_weights: str = "none"
-    dropout: float | None = None
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: Positive = 0.1
+    epochs: Count = 1
+    batch: Count = 32
+    momentum: ShareBelowOne = 0.0
+    weight_decay: NotNegative = 0.0
+    decay: ShareAboveZero = 1.0
+    floor: NotNegative = 0.0
+    steps: Count | None = None
+    buffers: Literal["average", "local", "server"] = "average"
+    clip: NotNegative = 0.0
+    augment: Literal["none", "crop_flip"] = "none"
+    class_weights: Literal["none", "balanced"] = "none"
+    dropout: ShareBelowOne | None = None
 
     def rate(self, round_index: int) -> float:
         """The learning rate of a round."""

@@ -1,8 +1,8 @@
-"""A row for every client, of whom most may never have been called.
+"""One row for every client of a large population, at the cost of the rows that a round touches.
 
-A population may have ten thousand clients and a round a hundred. What is held of everybody must
-then cost a round only the rows of those hundred: a :class:`Table` on a server, as a value that
-methods replace, and a :class:`Shelf` for the clients' states, as memory that the round loop owns.
+A population may have ten thousand clients and a round a hundred. A :class:`RowTable` is a value: a
+method's server replaces it and shares the rows that did not change. A :class:`StateRows` holds the
+clients' states between rounds in memory that is written in place.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-Room = Callable[[tuple[int, ...], torch.dtype], Tensor]  # memory for an array, not yet filled
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]  # a shape and type -> an empty array
 _BLOCK = 256  # rows filled at once
 
 
-class Table:
+class RowTable:
     """Rows ``[K, ...]`` that never change: :meth:`updated` shares all other rows with its result.
 
-    >>> old = Table(torch.zeros(3, 2))
+    >>> old = RowTable(torch.zeros(3, 2))
     >>> new = old.updated(torch.tensor([1]), torch.ones(1, 2))
     >>> new[torch.tensor([0, 1])]
     tensor([[0., 0.],
@@ -55,30 +55,31 @@ class Table:
         """All rows as one tensor."""
         return self[:] if self.changed else self.base
 
-    def updated(self, at: Tensor, values: Tensor) -> "Table":
+    def updated(self, at: Tensor, values: Tensor) -> "RowTable":
         """The same rows but for those ``at`` some clients."""
         ids = at.tolist()
         if ids == list(range(len(self))):
-            return Table(values)
+            return RowTable(values)
         # a copy each: a view would keep the rows of all others of the round alive
         new = {client: row.clone() for client, row in zip(ids, values, strict=True)}
-        return Table(self.base, {**self.changed, **new})
+        return RowTable(self.base, {**self.changed, **new})
 
 
-Rows = Tensor | Table
+Rows = Tensor | RowTable
 
 
-class Shelf:
+class StateRows:
     """One array of the clients' states ``[K, ...]``, written in place.
 
-    All who have not been written yet are as everybody began: where that is one row, it is held
-    once, and memory is reserved for the others but taken only when they are written.
+    A client whose row has not been written has its row of ``begin``. Where all rows of ``begin``
+    are one expanded row, that row is held once; memory for the others is reserved, and taken when
+    they are written.
     """
 
-    def __init__(self, begin: Rows, room: Room) -> None:
-        changed = begin.changed if isinstance(begin, Table) else {}
-        base = begin.base if isinstance(begin, Table) else begin
-        self._held = room(tuple(base.shape), base.dtype)
+    def __init__(self, begin: Rows, allocate: Allocate) -> None:
+        changed = begin.changed if isinstance(begin, RowTable) else {}
+        base = begin.base if isinstance(begin, RowTable) else begin
+        self._held = allocate(tuple(base.shape), base.dtype)
         self._written: Tensor | None = torch.zeros(len(base), dtype=torch.bool)  # None: all are
         if base.stride(0) == 0 or not len(base):  # one row, expanded
             self.begin = base[:1].to(self.device).expand(base.shape)
@@ -120,18 +121,18 @@ class Shelf:
             self._written = None if bool(self._written.all()) else self._written
 
     def dense(self) -> Tensor:
-        """All rows as one tensor: the shelf's own memory, read only."""
+        """All rows as one tensor: the store's own memory, to be read only."""
         if self._written is not None:
             for ids in (~self._written).nonzero().flatten().split(_BLOCK):
                 self.write(ids, self.begin[ids.to(self.device)])
         return self._held
 
 
-def updated(rows: Rows, at: Tensor, values: Tensor) -> Table:
+def updated(rows: Rows, at: Tensor, values: Tensor) -> RowTable:
     """Rows with those of some clients replaced; what there was stays as it is."""
-    return (rows if isinstance(rows, Table) else Table(rows)).updated(at, values)
+    return (rows if isinstance(rows, RowTable) else RowTable(rows)).updated(at, values)
 
 
-def dense(rows: Tensor | Table | Shelf) -> Tensor:
+def dense(rows: Tensor | RowTable | StateRows) -> Tensor:
     """Rows as one tensor."""
     return rows if isinstance(rows, Tensor) else rows.dense()

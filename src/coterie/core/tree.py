@@ -1,19 +1,18 @@
-"""Messages and states as trees: tensors in NamedTuples, with a row a client.
+"""Messages and states as trees: tensors in (named) tuples, with one row per client.
 
-``torch.utils._pytree`` walks such trees too; this module exists for :class:`Bank`, which must stay
-one table for all clients where an ordinary leaf has a row for each.
+:func:`flatten` and :func:`unflatten` are the only code that walks such trees. A :class:`Bank` stays
+one table for all clients, where an ordinary leaf has a row for each.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .rows import Rows, Shelf, Table, dense
+from .rows import Rows, dense
 
 Tree = Any  # a Tensor, a Bank, or a (named) tuple of trees; () is the empty message
-Leaf = Tensor | Table | Shelf  # the last two only in what is kept: messages are tensors
 
 
 class Bank(NamedTuple):
@@ -52,43 +51,78 @@ class Parcels(NamedTuple):
     sent: Tensor  # [m, n] whether it crosses the wire
 
 
-def _rebuild(like: Tree, parts: list[Tree]) -> Tree:
+# ---- walking -------------------------------------------------------------------------------------
+
+
+def flatten(tree: Tree, whole: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every leaf, left to right, with the path that leads to it.
+
+    A path has a dot before each step: the name of a field, or a number in a plain tuple. All that
+    is no tuple is a leaf, and so is a tuple of one of the types ``whole``. The path of a tree that
+    is a leaf itself is empty.
+
+    >>> [path for path, _ in flatten((Parcels(torch.zeros(1), torch.ones(1)), torch.zeros(2)))]
+    ['.0.vectors', '.0.sent', '.1']
+    """
+    if not isinstance(tree, tuple) or isinstance(tree, whole):
+        yield "", tree
+        return
+    names = getattr(tree, "_fields", range(len(tree)))
+    for name, part in zip(names, tree, strict=True):
+        for path, leaf in flatten(part, whole):
+            yield f".{name}{path}", leaf
+
+
+def unflatten(like: Tree, leaves: Iterable[Any], whole: tuple[type, ...] = ()) -> Tree:
+    """A tree of the structure of ``like`` with other leaves, as :func:`flatten` lists them."""
+    return _filled(like, iter(leaves), whole)
+
+
+def _filled(like: Tree, leaves: Iterator[Any], whole: tuple[type, ...]) -> Tree:
+    if not isinstance(like, tuple) or isinstance(like, whole):
+        return next(leaves)
+    parts = [_filled(part, leaves, whole) for part in like]
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
 
 
 def walk(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
-    """Apply ``f`` leaf by leaf; a Bank keeps its table and is mapped on what has a row a client."""
-    if isinstance(tree, Leaf):
-        return f(tree, *others)
-    if isinstance(tree, Bank):
-        slots = f(tree.slot, *(other.slot for other in others))
-        return Bank(tree.models, slots, f(tree.owner, *(other.owner for other in others)))
-    return _rebuild(tree, [walk(f, *parts) for parts in zip(tree, *others, strict=True)])
+    """Apply ``f`` leaf by leaf to trees of one structure.
+
+    A Bank keeps its table; ``f`` is applied to what has a row per client.
+    """
+    lists = [[leaf for _, leaf in flatten(each, (Bank,))] for each in (tree, *others)]
+    found = [_applied(f, *leaves) for leaves in zip(*lists, strict=True)]
+    return unflatten(tree, found, (Bank,))
+
+
+def _applied(f: Callable[..., Tree], leaf: Any, *others: Any) -> Tree:
+    if not isinstance(leaf, Bank):
+        return f(leaf, *others)
+    slots = f(leaf.slot, *(other.slot for other in others))
+    return Bank(leaf.models, slots, f(leaf.owner, *(other.owner for other in others)))
 
 
 def map_leaves(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
-    """As :func:`walk`, for an ``f`` of tensors: what has its rows apart is put together."""
+    """As :func:`walk`, for an ``f`` of tensors: rows that are held apart are put together."""
     return walk(lambda *leaves: f(*map(dense, leaves)), tree, *others)
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
-    """All tensors with a row a client, left to right."""
-    if isinstance(tree, Leaf):
-        yield dense(tree)
-    elif isinstance(tree, Bank):
-        yield from (tree.slot, tree.owner)
-    else:
-        for part in tree:
-            yield from leaves(part)
+    """All tensors with a row per client, left to right."""
+    for _, leaf in flatten(tree, (Bank,)):
+        yield from (leaf.slot, leaf.owner) if isinstance(leaf, Bank) else (dense(leaf),)
 
 
 def dims(tree: Tree) -> Tree:
-    """``in_dims`` for vmap: 0 for what has a row a client, None for a Bank's table."""
-    if isinstance(tree, Tensor):
-        return 0
-    if isinstance(tree, Bank):
-        return Bank(None, 0, 0)  # type: ignore[arg-type]
-    return _rebuild(tree, [dims(part) for part in tree])
+    """``in_dims`` for vmap: 0 for what has a row per client, None for a Bank's table."""
+    per_client = Bank(None, 0, 0)  # type: ignore[arg-type]
+    found = flatten(tree, (Bank,))
+    return unflatten(
+        tree, [per_client if isinstance(leaf, Bank) else 0 for _, leaf in found], (Bank,)
+    )
+
+
+# ---- rows ----------------------------------------------------------------------------------------
 
 
 def take(tree: Tree, rows: Tensor) -> Tree:
@@ -127,11 +161,13 @@ def count_bytes(message: Tree) -> int:
     A Bank counts a model and its owner for every filled slot: who asks for five is sent five.
     Parcels count what is sent.
     """
-    if isinstance(message, Tensor):
-        return message.numel() * message.element_size()
-    if isinstance(message, Bank):
-        a_slot = message.models.shape[-1] * message.models.element_size()
-        return int((message.slot >= 0).sum()) * (a_slot + message.owner.element_size())
-    if isinstance(message, Parcels):
-        return int(message.sent.sum()) * message.vectors.shape[-1] * message.vectors.element_size()
-    return sum(count_bytes(part) for part in message)
+    return sum(_bytes(part) for _, part in flatten(message, (Bank, Parcels)))
+
+
+def _bytes(part: Tensor | Bank | Parcels) -> int:
+    if isinstance(part, Bank):
+        a_slot = part.models.shape[-1] * part.models.element_size()
+        return int((part.slot >= 0).sum()) * (a_slot + part.owner.element_size())
+    if isinstance(part, Parcels):
+        return int(part.sent.sum()) * part.vectors.shape[-1] * part.vectors.element_size()
+    return part.numel() * part.element_size()

@@ -2,7 +2,7 @@
 
 from .datasets import DATASETS, load
 from .federation import Dataset, Federation
-from .manifest import describe, emd, manifest, remarks
+from .manifest import ClientRow, describe, emd, manifest, remarks
 from .partition import PARTITIONS, federate
 from .sources.formats import FORMATS
 
@@ -10,6 +10,7 @@ __all__ = [
     "DATASETS",
     "FORMATS",
     "PARTITIONS",
+    "ClientRow",
     "Dataset",
     "Federation",
     "describe",

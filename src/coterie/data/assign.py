@@ -1,8 +1,8 @@
-"""Dealing samples to clients: what all partitions have in common.
+"""Assigns samples to clients: what all partitions have in common.
 
 A partition says what kind of sample each one is (its *cell*: a class, a cluster, an owner) and how
-many of each cell every client gets. Dealing then shuffles each cell once and hands out consecutive
-blocks, so no sample can be given twice and nothing can loop.
+many of each cell every client gets. :func:`assigned` shuffles each cell once and gives clients
+consecutive blocks of it, so that no sample is given twice and nothing can loop.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def largest_remainder(total: int, shares: Floats, ties: Floats | None = None) ->
     return quota
 
 
-def deal(dataset: Dataset, plan: Plan, seed: int) -> Parts:
+def assigned(dataset: Dataset, plan: Plan, seed: int) -> Parts:
     """Carry a plan out, on the training part and on the source's test part where it has one."""
     is_test = np.zeros(len(dataset.y), bool)
     if dataset.fixed is not None:

@@ -2,15 +2,14 @@
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
+from ..errors import StoreError
 from ..storage.archives import read_npz
 from ..storage.cache import folder
+from ..storage.files import whole
 from .arrays import Array
 
 Arrays = dict[str, Array]
@@ -35,18 +34,8 @@ def remember(name: str, make: Callable[[], Arrays]) -> Arrays:
         with contextlib.suppress(ValueError, OSError):
             return read_npz(file)
     made = make()
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        _write(file, made)
+    with contextlib.suppress(OSError, StoreError):  # an unwritable cache only costs time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole(file) as temporary, temporary.open("wb") as stream:
+            np.savez(stream, allow_pickle=False, **made)
     return made
-
-
-def _write(file: Path, arrays: Arrays) -> None:
-    """All of it or nothing, whoever else writes the same."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=file.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, allow_pickle=False, **arrays)
-        Path(name).replace(file)
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ class Distance(NamedTuple):
     l1: float  # the plain sum of absolute differences, at most 2
 
 
-class Row(NamedTuple):
+class ClientRow(NamedTuple):
     """One client, for a table."""
 
     client: str
@@ -64,13 +64,13 @@ def emd(federation: Federation) -> Distance | None:
     return distance(class_counts(federation, federation.train, federation.own_val))
 
 
-def describe(federation: Federation) -> list[Row]:
+def describe(federation: Federation) -> list[ClientRow]:
     """A row a client."""
     counts = None
     if not federation.dataset.regression:
         counts = class_counts(federation, federation.train, federation.own_val)
     return [
-        Row(
+        ClientRow(
             client=name,
             group=None if federation.groups is None else int(federation.groups[i]),
             train=len(federation.train[i]),
@@ -126,7 +126,7 @@ def manifest(federation: Federation) -> dict[str, Any]:
     }
 
 
-def _client(federation: Federation, row: Row, i: int) -> dict[str, Any]:
+def _client(federation: Federation, row: ClientRow, i: int) -> dict[str, Any]:
     relabel, foreign = federation.relabel, federation.foreign
     return {
         "name": row.client,

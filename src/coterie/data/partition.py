@@ -11,7 +11,7 @@ from .federation import Dataset, Federation
 from .partitions.base import Partition
 from .partitions.dirichlet import Dirichlet, DirichletClusters
 from .partitions.groups import ConceptShift, LabelGroups
-from .partitions.label_lists import Waffle
+from .partitions.label_lists import LabelLists
 from .partitions.latent import Latent
 from .partitions.practical import PracticalGroups
 from .partitions.simple import IID, Natural, Pathological
@@ -24,7 +24,7 @@ PARTITIONS: dict[str, type[Partition]] = {
     "pathological": Pathological,
     "latent": Latent,
     "practical_groups": PracticalGroups,
-    "waffle": Waffle,
+    "waffle": LabelLists,
     "label_groups": LabelGroups,
     "concept_shift": ConceptShift,
     "dirichlet": Dirichlet,

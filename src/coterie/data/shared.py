@@ -52,10 +52,6 @@ def form_pool(federation: Federation, sharing: Sharing, seed: int) -> Pool:
     ``from_clients`` copies the same share of every client's samples; ``held_out`` takes equally
     many of every class away from the clients (all there are of a class that has too few).
     """
-    if not 0 <= sharing.share < 1:
-        raise ConfigError(
-            f"algorithm.share: found {sharing.share}, expected a share from 0 to below 1"
-        )
     train = federation.train
     owner = torch.cat([torch.full((len(own),), i) for i, own in enumerate(train)])
     samples = torch.cat(train)

@@ -84,7 +84,7 @@ def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> d
     values, targets = predicted, _targets(shards, ids, split.samples)
     if targets.is_floating_point():
         values, targets = shards.in_units(values), shards.in_units(targets)
-    elif metric == "auc":
+    elif metrics.METRICS[metric].probabilities:
         values = predicted.float()
     else:
         values = torch.where(predicted.isfinite().all(-1), predicted.argmax(-1), -1)

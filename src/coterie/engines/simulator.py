@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core import paired, tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, rows
 from ..core.problem import Problem
-from ..core.rows import Room, Shelf
+from ..core.rows import Allocate, StateRows
 from ..core.tree import Tree
 from .base import Backend, Computed, Enrolment, Evaluation, Form, Predicted, Replies, state_device
 from .states import StateStore, in_files, in_memory
@@ -113,7 +113,7 @@ class Simulator:
             raise RuntimeError("the engine has no clients yet; call begin() first")
         return self._store
 
-    def _allocate(self, device: torch.device) -> Room:
+    def _allocate(self, device: torch.device) -> Allocate:
         return in_files(self._scratch) if self._state == "disk" else in_memory(device)
 
 
@@ -134,10 +134,10 @@ class _Predictors:
     Nothing is copied where everybody's come at once.
     """
 
-    def __init__(self, allocate: Room, wanted: bool) -> None:
+    def __init__(self, allocate: Allocate, wanted: bool) -> None:
         self._allocate, self._wanted = allocate, wanted
         self._weights: list[Tensor] = []
-        self._models: Shelf | None = None
+        self._models: StateRows | None = None
         self._whole: Mixture | None = None
 
     def add(self, mixture: Mixture, round: Round) -> None:
@@ -149,7 +149,7 @@ class _Predictors:
         if not self._wanted:
             return
         if self._models is None:
-            self._models = Shelf(rows(mixture.models[0], round.population), self._allocate)
+            self._models = StateRows(rows(mixture.models[0], round.population), self._allocate)
         first, models, at = self._models.begin[0], mixture.models, round.clients.cpu()
         other = torch.stack([~(model == first).all() for model in models])
         self._models.write(at[other], models[other])

@@ -21,6 +21,7 @@ from ..core.problem import Problem
 from ..core.shards import SPLITS, Ragged, Scaling, Shards
 from ..core.tree import Tree
 from ..errors import EngineError
+from ..storage import files
 from .codec import Message, decode, digest, encode, vocabulary
 from .loop import LoopBackend
 
@@ -87,7 +88,7 @@ class Site:
         """Take the new state; one that was taken before is taken again."""
         pending = self.folder / PENDING
         if pending.is_file() and digest(pending.read_bytes()) == state:
-            pending.replace(self.folder / STATE)
+            files.install(pending, self.folder / STATE)
         if digest((self.folder / STATE).read_bytes()) != state:
             return self._refused("stale_state")
         return encode(Message({"client": self.client, "state": state}))

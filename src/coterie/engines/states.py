@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.rows import Room, Shelf
+from ..core.rows import Allocate, StateRows
 from ..core.tree import Tree
 
 
@@ -19,8 +19,8 @@ class StateStore:
     Clients that were never written share the row that everybody began with.
     """
 
-    def __init__(self, states: Tree, allocate: Room) -> None:
-        self.states: Tree = tree.walk(lambda rows: Shelf(rows, allocate), states)
+    def __init__(self, states: Tree, allocate: Allocate) -> None:
+        self.states: Tree = tree.walk(lambda rows: StateRows(rows, allocate), states)
 
     def rows(self, clients: Tensor) -> Tree:
         """The states of some clients, copied."""
@@ -39,7 +39,7 @@ class StateStore:
         return _viewed(self.states)
 
 
-def in_memory(device: torch.device) -> Room:
+def in_memory(device: torch.device) -> Allocate:
     """Allocates in the memory of a device."""
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -48,7 +48,7 @@ def in_memory(device: torch.device) -> Room:
     return allocate
 
 
-def in_files(folder: Path | None = None) -> Room:
+def in_files(folder: Path | None = None) -> Allocate:
     """Allocates in files of a folder. They have no names, and are gone when the process is."""
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -67,7 +67,7 @@ def in_files(folder: Path | None = None) -> Room:
 
 
 def _viewed(states: Tree) -> Any:
-    if isinstance(states, Shelf):
+    if isinstance(states, StateRows):
         return states.dense()
     return _View(states) if isinstance(states, _Named) else tuple(map(_viewed, states))
 

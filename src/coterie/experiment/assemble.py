@@ -13,7 +13,7 @@ from torch import nn
 from ..core.algorithm import AnyAlgorithm, Sharing, check_run
 from ..core.fields import AUTO
 from ..core.flat import build
-from ..core.recipe import Recipe
+from ..core.metrics import metrics_for
 from ..data.arrays import AUTO_SCALE
 from ..data.datasets import load as load_data
 from ..data.federation import Dataset, Federation
@@ -25,9 +25,6 @@ from ..networks import registry
 from .config.checks import model_options, partition_options
 from .config.methods import Method
 from .config.schema import Config, Named
-
-CLASS_METRICS = ("accuracy", "balanced_accuracy", "auc", "f1")
-VALUE_METRICS = ("rmse", "r2")
 
 
 class Assembly(NamedTuple):
@@ -74,11 +71,10 @@ def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Sim
     ``merge_val`` concerns methods that never read validation data.
     """
     train = assembly.config.train
-    own = train.model_dump(exclude={"precision", "merge_val"})
     return simulate(
         assembly.federations[seed],
         assembly.factory,
-        Recipe(**own),
+        train.recipe(),
         seed=seed,
         device=assembly.config.engine.device,
         dtype=torch.float64 if train.precision == "float64" else torch.float32,
@@ -153,7 +149,7 @@ def _settled(config: Config, dataset: Dataset) -> Config:
 
 
 def _metric(metric: str, dataset: Dataset) -> str:
-    fit = VALUE_METRICS if dataset.regression else CLASS_METRICS
+    fit = metrics_for("numbers" if dataset.regression else "classes")
     if metric == AUTO:
         return fit[0]
     if metric not in fit:

@@ -19,15 +19,15 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from ..core.rows import Table
-from ..core.tree import Leaf, Tree
+from ..core.rows import RowTable
+from ..core.tree import Tree, flatten, unflatten
 from ..errors import StoreError
 from ..storage import faults, files
 from ..storage.packing import Array, Some, size_of, write_arrays
@@ -62,20 +62,15 @@ class Stored(NamedTuple):
 # ---- trees and their arrays ----------------------------------------------------------------------
 
 
-def flatten(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Every array of a tree with the names that lead to it."""
-    if isinstance(tree, Leaf):
-        yield path or ".", tree
-    else:
-        names = getattr(tree, "_fields", range(len(tree)))
-        for name, part in zip(names, tree, strict=True):
-            yield from flatten(part, f"{path}.{name}")
+def arrays_of(tree: Tree) -> dict[str, Any]:
+    """Every array of a tree by its name in the file: the path that leads to it."""
+    return {path or ".": leaf for path, leaf in flatten(tree)}
 
 
 def stored(tree: Tree) -> dict[str, Array]:
     """What is written of a tree: of rows that began alike only those that have changed."""
     arrays: dict[str, Array] = {}
-    for name, leaf in flatten(tree):
+    for name, leaf in arrays_of(tree).items():
         if isinstance(leaf, Tensor):
             arrays[name] = leaf
         else:
@@ -84,30 +79,30 @@ def stored(tree: Tree) -> dict[str, Array]:
     return arrays
 
 
-def rebuild(like: Tree, arrays: Mapping[str, Tensor], path: str = "") -> Tree:
+def rebuild(like: Tree, arrays: Mapping[str, Tensor]) -> Tree:
     """A tree of the structure of ``like`` with the arrays' values, each where ``like`` has it.
 
     Arrays are copied: a view into a file's bytes is not aligned as torch's own memory, and last
     bits may depend on that.
     """
-    if isinstance(like, Tensor):
-        name = path or "."
-        some = name not in arrays
-        found = arrays[name + ROWS] if some else arrays[name]
-        if found.dtype != like.dtype or found.dim() != like.dim():
-            raise StoreError(
-                f"the checkpoint has {path or 'an array'} as {found.dtype} {list(found.shape)}; "
-                f"expected {like.dtype} {list(like.shape)}; resume with the version it began with"
-            )
-        if not some:
-            return found.clone().to(like.device)
-        ids = arrays[name + IDS].tolist()
-        rows = (row.clone().to(like.device) for row in found)
-        return Table(like, dict(zip(ids, rows, strict=True)))
-    names = getattr(like, "_fields", range(len(like)))
-    pairs = zip(names, like, strict=True)
-    parts = [rebuild(part, arrays, f"{path}.{name}") for name, part in pairs]
-    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    return unflatten(like, [_read_leaf(*named, arrays) for named in arrays_of(like).items()])
+
+
+def _read_leaf(name: str, like: Tensor, arrays: Mapping[str, Tensor]) -> Tensor | RowTable:
+    """One array, or the rows of it that had been written."""
+    some = name not in arrays
+    found = arrays[name + ROWS] if some else arrays[name]
+    if found.dtype != like.dtype or found.dim() != like.dim():
+        raise StoreError(
+            f"the checkpoint has {'an array' if name == '.' else name} as {found.dtype} "
+            f"{list(found.shape)}; expected {like.dtype} {list(like.shape)}; resume with the "
+            "version it began with"
+        )
+    if not some:
+        return found.clone().to(like.device)
+    ids = arrays[name + IDS].tolist()
+    rows = (row.clone().to(like.device) for row in found)
+    return RowTable(like, dict(zip(ids, rows, strict=True)))
 
 
 def restore(stored: Stored, server: Tree, states: Tree) -> tuple[Tree, Tree]:
@@ -115,7 +110,7 @@ def restore(stored: Stored, server: Tree, states: Tree) -> tuple[Tree, Tree]:
     for part, like, arrays in zip(
         PARTS, (server, states), (stored.server, stored.states), strict=True
     ):
-        wanted = {name for name, _ in flatten(like)}
+        wanted = set(arrays_of(like))
         there = {name.removesuffix(IDS).removesuffix(ROWS) for name in arrays}
         if wanted != there:
             found, expected = (", ".join(sorted(names)) or "nothing" for names in (there, wanted))
@@ -150,8 +145,7 @@ def write(run: Path, rounds: int, server: Tree, states: Tree, logs: Listing) -> 
             files.write_json(temporary / files.MANIFEST, {**manifest, "sha256": _seal(manifest)})
             faults.at("checkpoint.manifest")
             shutil.rmtree(home / name, ignore_errors=True)  # one that was found to be bad
-            temporary.rename(home / name)
-            files.flush_to_disk(home)
+            files.install(temporary, home / name)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

@@ -17,7 +17,7 @@ from ..storage import files
 from ..training.rounds import Begin
 from . import checkpoint, run_folder
 from .config.loading import WRITTEN
-from .config.schema import Config, Engine, Table
+from .config.schema import Config, EngineTable, Table
 
 SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
 UNBOUNDED = LARGEST  # MiB: the chunk was chosen when the run began
@@ -56,12 +56,12 @@ class Left(NamedTuple):
     def with_engine(self, config: Config) -> Config:
         """The config with the engine that was chosen when the run began: "auto" stays settled."""
         chosen = dict(self.config["resolved"])
-        known = {key: value for key, value in chosen.items() if key in Engine.model_fields}
+        known = {key: value for key, value in chosen.items() if key in EngineTable.model_fields}
         threads = chosen.get("threads") or self.environment.get("threads")
         update = {**known, "threads": threads, "memory_mib": UNBOUNDED}
         try:
             asked = {**config.engine.model_dump(), **update, "name": chosen["engine"]}
-            engine = Engine.model_validate(asked)
+            engine = EngineTable.model_validate(asked)
         except (KeyError, ValidationError) as error:
             raise _altered(self.path) from error
         return config.model_copy(update={"engine": engine})

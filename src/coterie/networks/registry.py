@@ -1,7 +1,7 @@
-"""The papers' networks, and the choice of one by the kind of data.
+"""The networks by name, and the choice of one by the kind of data.
 
 A builder takes the shape of one sample, the number of classes (0 means regression, one output) and
-its options, and returns a fresh module. Every network ends in a layer called ``head``. Nothing here
+its options, and returns a fresh module. Every network ends in a layer called ``head``. No network
 works in place or keeps a state between calls, so that ``vmap`` can run a stack of parameters
 through it; the two LSTMs are the exception and need the ``loop`` engine.
 
@@ -10,138 +10,38 @@ derives from the run's seed.
 """
 
 import inspect
-import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..core.fields import checked, fields
 from ..core.imports import INSTALLED_ONLY, Code, imported
-from ..core.ranges import Interval
-from ..data.federation import Dataset
 from ..errors import ConfigError, did_you_mean
+from .convolutional import fedavg_cnn, fomo_code_cnn, leaf_cnn, lenet5, p2_cnn, resnet18, vgg11
+from .dense import linear, mlp
+from .recurrent import char_lstm, word_lstm
 
-Shape = tuple[int, ...]
 Builder = Callable[..., nn.Module]
-Width = Annotated[int, Interval(ge=1, le=100_000)]
-Vocabulary = Annotated[int, Interval(ge=1, le=10_000_000)]
 _TINY = 16  # pixels a side below which convolutions have nothing to find
 
 
-def linear(shape: Shape, classes: int) -> nn.Module:
-    """One linear layer: logistic or linear regression."""
-    return _chain(flat=nn.Flatten(), head=_head(math.prod(shape), classes))
+class Samples(Protocol):
+    """What a network has to know of a dataset."""
 
+    @property
+    def name(self) -> str:
+        """For messages."""
 
-def mlp(shape: Shape, classes: int, *, hidden: tuple[Width, ...] = (64,)) -> nn.Module:
-    """Fully connected layers with ReLU; P2's Office-Home network is hidden = [1000, 200].
+    @property
+    def x(self) -> Tensor:
+        """The samples ``[N, ...]``; int64 are tokens."""
 
-    hidden: the width of each hidden layer; an empty list is one linear layer
-    """
-    widths = (math.prod(shape), *hidden)
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inputs, outputs in itertools.pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return _chain(body=nn.Sequential(*layers), head=_head(widths[-1], classes))
-
-
-def lenet5(shape: Shape, classes: int) -> nn.Module:
-    """LeNet-5 as P4 uses it: 6@5x5 pad 2, pool, 16@5x5, pool, 120, 84; ReLU and max-pool.
-
-    Where an image is too small for the second, unpadded convolution (under 12 pixels a side), that
-    convolution is padded too.
-    """
-    channels, height, width = _image("lenet5", shape, 4)
-    pad = 0 if min(height, width) >= 12 else 2
-    body = [*_conv(channels, 6, 5, 2), nn.MaxPool2d(2), *_conv(6, 16, 5, pad), nn.MaxPool2d(2)]
-    return _dense(body, shape, (120, 84), classes)
-
-
-def fedavg_cnn(
-    shape: Shape, classes: int, *, padding: Annotated[int, Interval(ge=0, le=16)] = 2
-) -> nn.Module:
-    """The FedAvg paper's CNN (P1, P5): 5x5x32, pool, 5x5x64, pool, dense 512, same padding.
-
-    padding: pixels around the input of a convolution; 2 keeps its size, 0 cuts 4 of a side
-    """
-    return _two_convolutions("fedavg_cnn", shape, 512, classes, padding)
-
-
-def leaf_cnn(shape: Shape, classes: int) -> nn.Module:
-    """LEAF's FEMNIST CNN (P3): 5x5x32, pool, 5x5x64, pool, dense 2048, same padding."""
-    return _two_convolutions("leaf_cnn", shape, 2048, classes, 2)
-
-
-def p2_cnn(shape: Shape, classes: int) -> nn.Module:
-    """P2's CIFAR-10 network: three 3x3x128 convolutions, each with ReLU and pool, one linear."""
-    channels, *_ = _image("p2_cnn", shape, 8)
-    body: list[nn.Module] = []
-    for inputs in (channels, 128, 128):
-        body += [*_conv(inputs, 128, 3, 1), nn.MaxPool2d(2)]
-    return _dense(body, shape, (), classes)
-
-
-def fomo_code_cnn(shape: Shape, classes: int) -> nn.Module:
-    """The tutorial CNN of P1's public code: 3x3 convolutions 32, 64, 64, unpadded, dense 64."""
-    channels, *_ = _image("fomo_code_cnn", shape, 18)
-    body = [*_conv(channels, 32, 3, 0), nn.MaxPool2d(2), *_conv(32, 64, 3, 0), nn.MaxPool2d(2)]
-    return _dense([*body, *_conv(64, 64, 3, 0)], shape, (64,), classes)
-
-
-def vgg11(shape: Shape, classes: int) -> nn.Module:
-    """VGG-11: eight 3x3 convolutions and five pools; one linear layer, as for 32x32 images."""
-    channels, *_ = _image("vgg11", shape, 32)
-    body: list[nn.Module] = []
-    for widths in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
-        for width in widths:
-            body += _conv(channels, width, 3, 1)
-            channels = width
-        body.append(nn.MaxPool2d(2))
-    return _dense(body, shape, (), classes)
-
-
-def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "group") -> nn.Module:
-    """ResNet-18 with the 3x3 stem for small images (P2 and P5 on CIFAR-100, P3 on CIFAR-10).
-
-    Stands in for the DLA of P4.
-
-    norm: "group" (two channels a group at the stem, 32 groups) or "batch"
-    """
-    channels, *_ = _image("resnet18", shape, 8)
-    stem = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
-    blocks: list[nn.Module] = []
-    inputs = 64
-    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        blocks += [_Residual(inputs, width, stride, norm), _Residual(width, width, 1, norm)]
-        inputs = width
-    body = nn.Sequential(
-        stem, _norm(norm, 64), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    )
-    return _chain(body=body, head=_head(512, classes))
-
-
-def char_lstm(shape: Shape, classes: int, *, vocabulary: Vocabulary | None = None) -> nn.Module:
-    """LEAF's Shakespeare network: embedding 8, two LSTM layers of 256; predicts the next symbol.
-
-    vocabulary: the number of different tokens, at least what the data has; by default just that
-    """
-    _tokens("char_lstm", shape)
-    return _Recurrent(vocabulary or classes, classes, embedding=8, hidden=256)
-
-
-def word_lstm(shape: Shape, classes: int, *, vocabulary: Vocabulary | None = None) -> nn.Module:
-    """P3's Reddit network: two LSTM layers of 200, embedding 200 tied to the output, dropout 0.2.
-
-    Dropout is after the embedding and after each layer; train.dropout sets another rate.
-
-    vocabulary: the number of different tokens, at least what the data has; by default just that
-    """
-    _tokens("word_lstm", shape)
-    return _Recurrent(vocabulary or classes, classes, embedding=200, hidden=200, dropout=0.2)
+    @property
+    def classes(self) -> int:
+        """Their number; 0 means regression."""
 
 
 MODELS: dict[str, Builder] = {
@@ -159,7 +59,7 @@ MODELS: dict[str, Builder] = {
 }
 
 
-def default(dataset: Dataset) -> str:
+def default(dataset: Samples) -> str:
     """The network for a kind of data: table or tiny image, grey image, colour image, text."""
     shape = dataset.x.shape[1:]
     if dataset.x.dtype == torch.int64:
@@ -169,13 +69,13 @@ def default(dataset: Dataset) -> str:
     return "lenet5" if shape[0] == 1 else "fedavg_cnn"
 
 
-def factory(model: str | Builder, dataset: Dataset, **options: Any) -> Callable[[], nn.Module]:
+def factory(model: str | Builder, dataset: Samples, **options: Any) -> Callable[[], nn.Module]:
     """A function that makes fresh modules for this data; "auto" picks by the kind of data.
 
     A model is named, or its builder is given.
 
-    >>> import torch
-    >>> table = Dataset("t", torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64), classes=2)
+    >>> from types import SimpleNamespace
+    >>> table = SimpleNamespace(name="t", x=torch.zeros(3, 4), classes=2)
     >>> [type(layer).__name__ for layer in factory("auto", table)()]
     ['Sequential', 'Linear']
     """
@@ -227,100 +127,3 @@ def builder(name: str, code: Code = INSTALLED_ONLY) -> Builder:
         known = did_you_mean(name, ["auto", *MODELS, "package.module:Class"])
         raise ConfigError(f"model.name: no model is called '{name}'; {known}")
     return imported(name, nn.Module, "model.name", code)
-
-
-class _Residual(nn.Module):
-    """A basic block: two convolutions beside an identity, or a 1x1 where the shape changes."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm1 = _norm(norm, outputs)
-        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = _norm(norm, outputs)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inputs != outputs:
-            project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(project, _norm(norm, outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways, then ReLU."""
-        out = self.norm2(self.second(torch.relu(self.norm1(self.first(x)))))
-        return torch.relu(out + self.shortcut(x))
-
-
-class _Recurrent(nn.Module):
-    """Two LSTM layers over tokens; the last position's state predicts the class."""
-
-    def __init__(
-        self, vocabulary: int, classes: int, *, embedding: int, hidden: int, dropout: float = 0.0
-    ) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, embedding)
-        self.drop = nn.Dropout(dropout)
-        layers = (nn.LSTM(width, hidden, batch_first=True) for width in (embedding, hidden))
-        self.lstm = nn.ModuleList(layers)
-        self.head = _head(hidden, classes)
-        if embedding == hidden and vocabulary == classes:
-            self.head.weight = self.embedding.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores of the classes for every sequence."""
-        states = self.drop(self.embedding(x))
-        for layer in self.lstm:
-            states = self.drop(layer(states)[0])
-        scores: Tensor = self.head(states[:, -1])
-        return scores
-
-
-def _two_convolutions(name: str, shape: Shape, dense: int, classes: int, padding: int) -> nn.Module:
-    channels, *_ = _image(name, shape, 4 if padding >= 2 else 16)
-    body = [*_conv(channels, 32, 5, padding), nn.MaxPool2d(2)]
-    body += [*_conv(32, 64, 5, padding), nn.MaxPool2d(2)]
-    return _dense(body, shape, (dense,), classes)
-
-
-def _conv(inputs: int, outputs: int, kernel: int, pad: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, kernel, padding=pad), nn.ReLU()]
-
-
-def _dense(body: list[nn.Module], shape: Shape, hidden: tuple[int, ...], classes: int) -> nn.Module:
-    """Convolutions, then fully connected layers as wide as what the convolutions leave."""
-    features = nn.Sequential(*body, nn.Flatten())
-    with torch.no_grad():
-        width = features(torch.zeros(1, *shape)).shape[1]
-    layers: list[nn.Module] = []
-    for outputs in hidden:
-        layers += [nn.Linear(width, outputs), nn.ReLU()]
-        width = outputs
-    return _chain(features=features, body=nn.Sequential(*layers), head=_head(width, classes))
-
-
-def _chain(**layers: nn.Module) -> nn.Module:
-    return nn.Sequential(OrderedDict(layers))
-
-
-def _head(inputs: int, classes: int) -> nn.Linear:
-    return nn.Linear(inputs, classes or 1)
-
-
-def _norm(kind: str, width: int) -> nn.Module:
-    return nn.BatchNorm2d(width) if kind == "batch" else nn.GroupNorm(32, width)
-
-
-def _image(name: str, shape: Shape, least: int) -> Shape:
-    """The shape, or a refusal where it is not an image of at least ``least`` pixels a side."""
-    if len(shape) != 3 or min(shape[1:]) < least:
-        raise ConfigError(
-            f"model.name: {name} needs images [channels, height, width] of at least "
-            f"{least}x{least} pixels; a sample here has shape {list(shape)}; use mlp or auto"
-        )
-    return shape
-
-
-def _tokens(name: str, shape: Shape) -> None:
-    if len(shape) != 1:
-        raise ConfigError(
-            f"model.name: {name} needs sequences of tokens [length]; a sample here has shape "
-            f"{list(shape)}; use auto"
-        )

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from ..core import metrics
-from ..core.metrics import Floats
+from ..core.metrics import METRICS, Floats
 from ..results.history import History
 from ..results.judgement import LOCAL
 from . import words
@@ -58,7 +58,7 @@ def learning_curves(comparison: "Comparison") -> Markup:
         alone = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
         content.append(polyline(points, class_="line", stroke=colour(comparison, method), **alone))
     content += _end_labels(comparison, list(drawn), ends, WIDTH - right, (top, height - bottom))
-    what = words.METRIC_NAMES[comparison.metric]
+    what = METRICS[comparison.metric].title
     return figure(WIDTH, height, f"Mean {what} over rounds, a line a method", *content)
 
 
@@ -133,7 +133,7 @@ def _gain_axis(grid: Sequence[float], x: Scale, base: float, metric: str) -> lis
         drawn.append(tag("line", x1=x(value), x2=x(value), y1=base, y2=base + 4, class_="grid"))
         text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
         drawn.append(tag("text", text, x=x(value), y=base + 19, class_="tick middle"))
-    unit = "points" if metric in words.POINTS else words.METRIC_NAMES[metric]
+    unit = "points" if METRICS[metric].percent else METRICS[metric].title
     what = f"gain over training alone, {unit}"
     return [*drawn, tag("text", what, x=WIDTH / 2, y=base + 38, class_="tick middle")]
 

@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core import metrics
-from ..core.metrics import Floats, OverSeeds, Paired
+from ..core.metrics import Floats
 from ..errors import ConfigError, StoreError, did_you_mean, printable_lines
 from ..experiment import run_folder
 from ..experiment.comparison_folder import COMPARISON, REPORT
 from ..experiment.run_folder import RunData
-from ..results import judgement
+from ..results import judgement, statistics
 from ..results.alarms import Alarm, raise_alarms
 from ..results.history import History, last_score, summarise
 from ..results.judgement import LOCAL, Choice, ClientGain, Judgement
+from ..results.statistics import OverSeeds, Paired
 from ..storage import files
 
 
@@ -262,7 +263,7 @@ class Comparison:
 
 
 def _scores(history: History, at: str) -> Floats:
-    best = metrics.best_round(history.test, history.metric) if at == "best" else None
+    best = statistics.best_round(history.test, history.metric) if at == "best" else None
     scores: Floats = history.test[-1 if best is None else best]
     return scores
 
@@ -299,19 +300,19 @@ def _row(comparison: Comparison, method: str) -> Row:
     gained = comparison.gains(method)
 
     def over(name: str) -> OverSeeds:
-        return metrics.over_seeds([summary[name] for summary in found])
+        return statistics.over_seeds([summary[name] for summary in found])
 
     def paired(at: str) -> Paired | None:
         if method == LOCAL:
             return None
-        return metrics.wilcoxon(metrics.mean_known(comparison.gains(method, at).T))
+        return statistics.wilcoxon(metrics.mean_known(comparison.gains(method, at).T))
 
     prefix = "accuracy" if comparison.metric == "accuracy" else "score"
     traffic = [(s["bytes_up"] + s["bytes_down"]) / s["clients"] for s in found]
     raised = [a for r in runs for a in raise_alarms(r.history, comparison.of_seed(r.seed))]
     return Row(
         method=method,
-        mean=metrics.over_seeds([last_score(s) for s in found]),
+        mean=statistics.over_seeds([last_score(s) for s in found]),
         weighted_mean=over("weighted_mean"),
         worst_tenth=over("worst_tenth"),
         best_tenth=over("best_tenth"),
@@ -320,23 +321,23 @@ def _row(comparison: Comparison, method: str) -> Row:
         relative_to_local=over("relative_to_local"),
         worse_than_local=over("worse_than_local"),
         better=int((gained > 0).sum()),
-        worse=metrics.count_worse(gained),
+        worse=statistics.count_worse(gained),
         compared=int((~np.isnan(gained)).sum()),
         served=len(judgement.served(comparison, method)),
-        alone=metrics.over_seeds(
+        alone=statistics.over_seeds(
             [
                 judgement.served_mean(local.last, run.history.last)
                 for run, local in zip(runs, locals_, strict=True)
             ]
         ),
-        validation=metrics.over_seeds(
+        validation=statistics.over_seeds(
             [
                 float(metrics.mean_known(judgement.validation_scores(r.history, r.history.last)))
                 for r in runs
             ]
         ),
         in_group_weight=over("in_group_weight"),
-        bytes_per_client=metrics.over_seeds(traffic),
+        bytes_per_client=statistics.over_seeds(traffic),
         seconds=over("seconds"),
         paired=paired("last"),
         paired_on_test=paired("best"),

@@ -10,6 +10,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..core.metrics import METRICS
 from ..results.judgement import LOCAL, Claim
 from ..storage import files
 from . import figures, matrices, words
@@ -66,7 +67,7 @@ def page(comparison: "Comparison") -> str:
         heads=[words.label(method) for method in comparison.methods],
         clients=_clients(comparison, best),
         best=words.label(best),
-        metric=words.METRIC_NAMES[comparison.metric],
+        metric=METRICS[comparison.metric].title,
         command=_command(comparison),
         runs=comparison.to_dict()["runs"],
         config=_pretty(comparison.runs[-1].data.config),

@@ -1,10 +1,12 @@
 """The table of a comparison: the same cells for the terminal, for plain text and for a page."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
 
+from ..core.metrics import METRICS
 from ..results.judgement import LOCAL
 from . import words
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
     from .outcomes import Comparison, Row, RunResult
 
 
-class Column(NamedTuple):
-    """A heading and what it means."""
+class Heading(NamedTuple):
+    """A column's heading and what it means."""
 
     head: str
     meaning: str
@@ -33,26 +35,44 @@ class Line(NamedTuple):
 class Table(NamedTuple):
     """Columns and lines, the first cell of each being the method's name."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[Heading, ...]
     lines: tuple[Line, ...]
 
 
-_SERVING = (
-    Column(
-        "serves", "clients that have a model of this method; the star compares those of the same"
-    ),
-    Column("alone", "the mean of Local over the clients that the method serves"),
-)
+@dataclass(frozen=True)
+class TableColumn:
+    """One column of the table: all that its heading and its cells need.
+
+    ``{unit}`` and ``{metric}`` in its texts stand for those of the comparison.
+    """
+
+    head: str
+    meaning: str
+    cell: Callable[["Row", "Comparison"], str]
+    shown: Callable[["Comparison"], bool] = lambda _: True
+
+    def heading(self, comparison: "Comparison") -> Heading:
+        """The heading in this comparison."""
+        metric = METRICS[comparison.metric]
+        title = f"{metric.title}, {metric.unit}," if metric.unit else metric.title
+        unit = words.unit(comparison.metric).strip()
+        texts = (text.format(unit=unit, metric=title) for text in (self.head, self.meaning))
+        return Heading(*(text.strip() for text in texts))
 
 
 def table(comparison: "Comparison") -> Table:
     """The table of a comparison."""
-    best = comparison.best_on_test
+    best, columns = comparison.best_on_test, [c for c in COLUMNS if c.shown(comparison)]
     lines = tuple(
-        Line(_cells(row, comparison), row.method == best, row.method == LOCAL, bool(row.alarms))
+        Line(
+            tuple(column.cell(row, comparison) for column in columns),
+            best=row.method == best,
+            local=row.method == LOCAL,
+            alarm=bool(row.alarms),
+        )
         for row in comparison.rows
     )
-    return Table(_columns(comparison), lines)
+    return Table(tuple(column.heading(comparison) for column in columns), lines)
 
 
 def _some_serve_few(comparison: "Comparison") -> bool:
@@ -60,48 +80,75 @@ def _some_serve_few(comparison: "Comparison") -> bool:
     return len({row.served for row in comparison.rows}) > 1
 
 
-def _columns(comparison: "Comparison") -> tuple[Column, ...]:
-    unit = words.unit(comparison.metric).strip()
-    mean = f"mean {unit}".strip()
-    of = words.METRIC_NAMES[comparison.metric]
-    of += ", in the target's unit," if comparison.metric == "rmse" else ""
-    return (
-        Column("method", ""),
-        Column(mean, f"mean {of} over clients, last round"),
-        *(_SERVING if _some_serve_few(comparison) else ()),
-        Column("worst tenth", "mean of the tenth of clients that fare worst, last round"),
-        Column("worse off", "clients worse off than with their own local model, a run"),
-        Column("bytes a client", "bytes sent and received by a client to train, whole run"),
-        Column("in group", "share of the weight on others, over all rounds, inside the true group"),
-        Column("best by val.", "mean in the round that validation data chooses"),
-        Column("best on test", "mean in the best round on test data (BMTA): optimistic"),
-    )
-
-
-def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
-    metric = comparison.metric
-    clients = row.compared // max(1, len(comparison.of_method(row.method)))
-    alone = row.method == LOCAL
-    return (
-        words.label(row.method),
-        " ".join([words.spread(row.mean, metric), *_beside(row)]),
-        *(
-            (str(row.served), words.NONE if alone else words.spread(row.alone, metric))
-            if _some_serve_few(comparison)
-            else ()
-        ),
-        words.spread(row.worst_tenth, metric),
-        words.NONE if alone else f"{words.count(row.worse_than_local)} of {clients}",
-        words.size(row.bytes_per_client.mean),
-        words.share(row.in_group_weight),
-        words.spread(row.best_by_validation, metric),
-        words.spread(row.best_on_test, metric),
-    )
+def _score(name: str) -> Callable[["Row", "Comparison"], str]:
+    """The cell of a field of the row that is a score over seeds."""
+    return lambda row, on: words.spread(getattr(row, name), on.metric)
 
 
 def _beside(row: "Row") -> list[str]:
     """What alarms say beside the number, once each."""
     return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
+
+
+def _mean(row: "Row", on: "Comparison") -> str:
+    return " ".join([words.spread(row.mean, on.metric), *_beside(row)])
+
+
+def _alone(row: "Row", on: "Comparison") -> str:
+    return words.NONE if row.method == LOCAL else words.spread(row.alone, on.metric)
+
+
+def _worse_off(row: "Row", on: "Comparison") -> str:
+    if row.method == LOCAL:
+        return words.NONE
+    clients = row.compared // max(1, len(on.of_method(row.method)))
+    return f"{words.count(row.worse_than_local)} of {clients}"
+
+
+COLUMNS = (
+    TableColumn("method", "", lambda row, _: words.label(row.method)),
+    TableColumn("mean {unit}", "mean {metric} over clients, last round", _mean),
+    TableColumn(
+        "serves",
+        "clients that have a model of this method; the star compares those of the same",
+        lambda row, _: str(row.served),
+        shown=_some_serve_few,
+    ),
+    TableColumn(
+        "alone",
+        "the mean of Local over the clients that the method serves",
+        _alone,
+        shown=_some_serve_few,
+    ),
+    TableColumn(
+        "worst tenth",
+        "mean of the tenth of clients that fare worst, last round",
+        _score("worst_tenth"),
+    ),
+    TableColumn(
+        "worse off", "clients worse off than with their own local model, a run", _worse_off
+    ),
+    TableColumn(
+        "bytes a client",
+        "bytes sent and received by a client to train, whole run",
+        lambda row, _: words.size(row.bytes_per_client.mean),
+    ),
+    TableColumn(
+        "in group",
+        "share of the weight on others, over all rounds, inside the true group",
+        lambda row, _: words.share(row.in_group_weight),
+    ),
+    TableColumn(
+        "best by val.",
+        "mean in the round that validation data chooses",
+        _score("best_by_validation"),
+    ),
+    TableColumn(
+        "best on test",
+        "mean in the best round on test data (BMTA): optimistic",
+        _score("best_on_test"),
+    ),
+)
 
 
 MERGED = (
@@ -177,7 +224,7 @@ def comparison_text(comparison: "Comparison") -> str:
     """The table and the verdict, as ``repr`` shows them."""
     seeds = len(comparison.seeds)
     over = f", mean ± deviation over {seeds} seeds" if seeds > 1 else ""
-    title = f"{words.METRIC_NAMES[comparison.metric]} of {len(comparison.methods)} methods{over}"
+    title = f"{METRICS[comparison.metric].title} of {len(comparison.methods)} methods{over}"
     return "\n\n".join([title, to_text(table(comparison)), *notes(comparison), comparison.verdict])
 
 
@@ -199,7 +246,7 @@ def _facts(result: "RunResult") -> list[tuple[str, str]]:
     traffic = (found["bytes_up"] + found["bytes_down"]) / max(1, found["clients"])
     inside = found["in_group_weight"]
     return [
-        (f"mean {words.METRIC_NAMES[metric]}", f"{text(last)}{words.unit(metric)}"),
+        (f"mean {METRICS[metric].title}", f"{text(last)}{words.unit(metric)}"),
         ("worst tenth", text(found["worst_tenth"])),
         ("best by validation", text(found[f"{prefix}_best_by_validation"])),
         *([("merge_val", "true: trained on validation data too")] if found["merge_val"] else []),

@@ -8,6 +8,7 @@ would tell.
 import math
 from typing import TYPE_CHECKING
 
+from ..core.metrics import METRICS
 from ..results.judgement import LOCAL, ClientGain, Judgement
 from ..results.mean_gain import AT_MOST, more, more_samples
 from . import words
@@ -66,7 +67,7 @@ def _outcome(comparison: "Comparison", row: "Row") -> str:
     everybody = len(comparison.runs[0].history.roster)
     who = "" if row.served == everybody else f" for the {row.served} of {everybody} clients judged"
     return (
-        f"{_when(comparison)} {words.label(row.method)} gives a mean {words.METRIC_NAMES[metric]} "
+        f"{_when(comparison)} {words.label(row.method)} gives a mean {METRICS[metric].title} "
         f"of {mean}{unit} instead of {alone}{unit} alone{who}"
     )
 

@@ -2,20 +2,11 @@
 
 import math
 
-from ..core.metrics import OverSeeds
+from ..core.metrics import METRICS
+from ..results.statistics import OverSeeds
 
 NONE = "—"
-POINTS = ("accuracy", "balanced_accuracy", "auc", "f1")  # metrics in percent
 MINUS = "\N{MINUS SIGN}"
-
-METRIC_NAMES = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "auc": "AUC",
-    "f1": "F1",
-    "r2": "R²",
-    "rmse": "error (RMSE)",
-}
 
 
 def label(method: str) -> str:
@@ -36,7 +27,7 @@ def label(method: str) -> str:
 
 def _places(value: float, metric: str) -> int:
     """Decimals: one for percents, else as many as show three digits."""
-    if metric in POINTS or not math.isfinite(value) or value == 0:
+    if METRICS[metric].percent or not math.isfinite(value) or value == 0:
         return 1
     return min(6, max(0, 2 - math.floor(math.log10(abs(value)))))
 
@@ -54,7 +45,7 @@ def number(value: float, metric: str, sign: bool = False, places: int | None = N
 
 def unit(metric: str) -> str:
     """What stands behind a score in a sentence."""
-    return " %" if metric in POINTS else ""
+    return " %" if METRICS[metric].percent else ""
 
 
 def spread(value: OverSeeds, metric: str) -> str:
@@ -73,7 +64,7 @@ def interval(gain: float, low: float, high: float, metric: str) -> str:
     """
     places = _places(gain, metric)
     what = "gain" if gain >= 0 else "loss"
-    unit = " points" if metric in POINTS else ""
+    unit = " points" if METRICS[metric].percent else ""
     ends = [number(end, metric, places=places) for end in (low, high)]
     return f"a {what} of {number(abs(gain), metric)}{unit} (95 % interval {ends[0]} to {ends[1]})"
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..core.metrics import METRICS
 from .history import History
 
 TOLERANCE = 1e-6  # relative, on scores and losses: the same training, up to rounding
 STILL_SAME = 0.1  # share of later scores by which training alone is known where Local stops early
 EXPLODED = 100.0
-REGRESSION = ("rmse", "r2")
 NOT_FINITE = ("not_finite", "copies")  # reasons of rejections: the client's own training blew up
 
 
@@ -65,7 +65,7 @@ def _wild_scores(history: History) -> list[tuple[int, str]]:
     times the first one (or 1) for a regression, whose loss is half the squared error.
     """
     most = np.full(len(history.roster), EXPLODED)
-    if history.metric in REGRESSION:
+    if METRICS[history.metric].targets == "numbers":
         most = EXPLODED**2 * np.fmax(1.0, history.test_loss[0])
     for index, scores, losses in zip(history.rounds, history.test, history.test_loss, strict=True):
         judged = ~np.isnan(scores)  # the others have no test data, or no model
@@ -142,8 +142,7 @@ def two_cycle(history: History) -> tuple[float, float]:
 def of_cycles(history: History) -> list[Alarm]:
     """Clients that are served well in every second round only."""
     share, amplitude = two_cycle(history)
-    points = history.metric not in ("r2", "rmse")  # those have no common unit
-    if not points or share < CYCLE_SHARE or amplitude < CYCLE_POINTS:
+    if not METRICS[history.metric].percent or share < CYCLE_SHARE or amplitude < CYCLE_POINTS:
         return []
     text = (
         f"{history.method} swings between clients with period two: in the last rounds a client's "

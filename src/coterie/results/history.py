@@ -18,6 +18,7 @@ from ..core import metrics
 from ..core.metrics import Floats
 from ..core.paired import Outcomes
 from ..errors import StoreError
+from . import collaboration, statistics
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
@@ -146,7 +147,7 @@ class History:
         before is then what counts. None for methods that have no such matrix.
         """
         for packed in reversed(self.matrices):
-            if metrics.any_others(packed):
+            if collaboration.any_others(packed):
                 return dense(packed)
         return dense(self.matrices[-1]) if self.matrices else None
 
@@ -228,9 +229,9 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
             line[name] = float(metrics.mean_known(getattr(record.evaluation, name)))
     if record.collaboration is not None:
         A = record.collaboration
-        kin = metrics.kinship(A, swaps)
-        line["in_group_weight"] = metrics.in_group_weight(kin, *roster.truth(swaps))
-        line["off_diagonal"] = metrics.off_diagonal(A, record.clients)
+        kin = collaboration.kinship(A, swaps)
+        line["in_group_weight"] = collaboration.in_group_weight(kin, *roster.truth(swaps))
+        line["off_diagonal"] = collaboration.off_diagonal(A, record.clients)
     return line
 
 
@@ -240,12 +241,12 @@ def summarise(
     """The numbers of ``summary.json``; those relative to Local are None where it is not given."""
     metric, roster = history.metric, history.roster
     prefix = "accuracy" if metric == "accuracy" else "score"
-    spread = metrics.spread(history.last, roster.n_test, metric)
+    spread = statistics.over_clients(history.last, roster.n_test, metric)
     means = metrics.mean_known(history.test)
-    by_val = None if history.merge_val else metrics.best_round(history.val, metric)
-    by_test = metrics.best_round(history.test, metric)
+    by_val = None if history.merge_val else statistics.best_round(history.val, metric)
+    by_test = statistics.best_round(history.test, metric)
     gained = None if local is None else metrics.gains(history.last, local.last, metric)
-    kin, truth = metrics.add_up(history.matrices, history.swaps), roster.truth(history.swaps)
+    kin, truth = collaboration.add_up(history.matrices, history.swaps), roster.truth(history.swaps)
     lines = history.lines
     return {
         "method": history.method,
@@ -256,7 +257,9 @@ def summarise(
         f"{prefix}_best_by_validation": None if by_val is None else float(means[by_val]),
         "round_best_by_validation": None if by_val is None else int(history.rounds[by_val]),
         "bmta": None if by_test is None else float(means[by_test]),
-        "best_of_rounds": float(metrics.mean_known(metrics.best_of_rounds(history.test, metric))),
+        "best_of_rounds": float(
+            metrics.mean_known(statistics.best_of_rounds(history.test, metric))
+        ),
         "round_best_on_test": None if by_test is None else int(history.rounds[by_test]),
         "weighted_mean": spread.weighted_mean,
         "worst_tenth": spread.worst_tenth,
@@ -265,9 +268,11 @@ def summarise(
         "variance_worst_tenth": spread.variance_worst,
         "variance_best_tenth": spread.variance_best,
         "relative_to_local": None if gained is None else float(metrics.mean_known(gained)),
-        "worse_than_local": None if gained is None else metrics.count_worse(gained),
-        "in_group_weight": None if kin is None else metrics.in_group_weight(kin, *truth),
-        "weight_recovery_auc": None if kin is None else metrics.weight_recovery(dense(kin), *truth),
+        "worse_than_local": None if gained is None else statistics.count_worse(gained),
+        "in_group_weight": None if kin is None else collaboration.in_group_weight(kin, *truth),
+        "weight_recovery_auc": None
+        if kin is None
+        else collaboration.weight_recovery(dense(kin), *truth),
         "in_group_weight_of": "A A^T" if history.swaps else "A",
         "clients": len(roster),
         "clients_scored": spread.scored,

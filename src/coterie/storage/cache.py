@@ -66,9 +66,7 @@ def put(made: Path, path: Path) -> None:
     seal.write_text(files.sha256_of(made), encoding="ascii")
     for part, place in ((seal, _seal(path)), (made, path)):
         part.chmod(0o600)
-        files.flush_to_disk(part)
-        part.replace(place)
-    files.flush_to_disk(path.parent)
+        files.install(part, place)
 
 
 def flaw(path: Path) -> str | None:

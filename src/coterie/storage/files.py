@@ -20,7 +20,6 @@ from typing import Any
 from ..errors import ConfigError, StoreError, printable
 
 MANIFEST = "MANIFEST.json"
-TEMPORARY = re.compile(r"\.(.+)\.tmp")  # a write that a kill has cut short, and what it was to be
 
 
 # ---- paths ---------------------------------------------------------------------------------------
@@ -109,6 +108,13 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def install(made: Path, path: Path) -> None:
+    """Give a finished file or folder its name in one step; both survive a power cut."""
+    flush_to_disk(made)
+    made.replace(path)
+    flush_to_disk(path.parent)
+
+
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """A temporary path to write to; it becomes ``path`` in one step, or leaves no trace."""
@@ -117,9 +123,7 @@ def whole(path: Path) -> Iterator[Path]:
         with writing(path):
             temporary.unlink(missing_ok=True)  # a link that somebody put there
             yield temporary
-            flush_to_disk(temporary)
-            temporary.replace(path)
-            flush_to_disk(path.parent)
+            install(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.rows import Shelf, Table
+from ..core.rows import RowTable, StateRows
 
 DTYPES = {
     torch.float64: "F64",
@@ -30,13 +30,13 @@ BLOCK = 1 << 26  # bytes written at once
 class Some(NamedTuple):
     """Some rows of an array, in this order."""
 
-    rows: Tensor | Table | Shelf
+    rows: Tensor | RowTable | StateRows
     ids: Tensor  # [n]
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, rows: Tensor | Table | Shelf, ids: Tensor) -> "Some":
+    def of(cls, rows: Tensor | RowTable | StateRows, ids: Tensor) -> "Some":
         """The rows of some clients; those of the others are not looked at."""
         like = rows[ids[:0].to(rows.device)]
         return cls(rows, ids, (len(ids), *like.shape[1:]), like.dtype)

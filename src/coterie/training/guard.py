@@ -23,6 +23,7 @@ from torch import Tensor
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Round
 from ..core.messages import Rejection
+from ..core.ranges import AtLeastOne, Positive
 from ..core.tree import Bank, Tree
 
 SAMPLES, VALID = "size", "valid"
@@ -43,8 +44,8 @@ class Guard:
     """
 
     on: bool = True
-    norm: float | None = None
-    bound: float | None = 100.0
+    norm: Positive | None = None
+    bound: AtLeastOne | None = 100.0
 
 
 # ---- all uploads of a round ----------------------------------------------------------------------
@@ -126,12 +127,12 @@ def spoiled(before: Tree, after: Tree) -> bool:
 
 
 def _arrays(before: Tree, after: Tree) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every array of a server before and after a round."""
-    if isinstance(before, Tensor) and isinstance(after, Tensor):
-        yield before, after
-    elif isinstance(before, tuple) and isinstance(after, tuple):
-        for parts in zip(before, after, strict=True):
-            yield from _arrays(*parts)
+    """Every array that a server had before a round and has after it."""
+    had = dict(tree.flatten(before))
+    for path, new in tree.flatten(after):
+        old = had.get(path)
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            yield old, new
 
 
 def _flaws(leaf: Tensor) -> int:
@@ -263,23 +264,17 @@ def _norms(rows: Tensor) -> Tensor:
     return lengths
 
 
-def _fields(message: Tree, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every array with the name of its field."""
-    if isinstance(message, Tensor):
-        yield name, message
-    else:
-        names = getattr(message, "_fields", [name] * len(message))
-        for part_name, part in zip(names, message, strict=True):
-            yield from _fields(part, part_name)
+def _fields(message: Tree) -> Iterator[tuple[str, Tensor]]:
+    """Every array with the name of its field; the number in a plain tuple is no name."""
+    for path, leaf in tree.flatten(message):
+        names = [step for step in path.split(".") if step and not step.isdigit()]
+        yield names[-1] if names else "", leaf
 
 
 def _vectors(message: Tree) -> Iterator[Tensor]:
-    """Every floating array with a row a client as ``[m, n, P]``; a Bank's models by their slots."""
-    if isinstance(message, Bank):
-        yield message.models[message.slot.clamp(min=0)]
-    elif isinstance(message, Tensor):
-        if message.is_floating_point() and message.dim() >= 2 and message.numel():
-            yield message.reshape(len(message), -1, message.shape[-1])
-    else:
-        for part in message:
-            yield from _vectors(part)
+    """Every floating array with a row per client as ``[m, n, P]``; of a Bank the models in use."""
+    for _, leaf in tree.flatten(message, (Bank,)):
+        if isinstance(leaf, Bank):
+            yield leaf.models[leaf.slot.clamp(min=0)]
+        elif leaf.is_floating_point() and leaf.dim() >= 2 and leaf.numel():
+            yield leaf.reshape(len(leaf), -1, leaf.shape[-1])

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from ...core.fields import Checked
 from ...errors import ConfigError
-from ..assign import Parts, Plan, deal
+from ..assign import Parts, Plan, assigned
 from ..federation import Dataset
 
 
@@ -17,7 +17,7 @@ class Partition(Checked, ABC):
 
     def split(self, dataset: Dataset, seed: int) -> Parts:
         """Who gets what."""
-        return deal(dataset, self.plan(dataset, seed), seed)
+        return assigned(dataset, self.plan(dataset, seed), seed)
 
 
 def one_client_each(clients: int, groups: int, what: str) -> None:

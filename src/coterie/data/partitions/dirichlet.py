@@ -39,7 +39,7 @@ class DirichletClusters(Partition):
     clients: Count = 10  # how many
     clusters: Count = 4  # of classes
     alpha: Concentration = 0.4  # the smaller, the less alike the clients
-    fraction: ShareAboveZero = 1.0  # of the data to deal out
+    fraction: ShareAboveZero = 1.0  # of the data in use
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """The same shares for the training and the test part; the counts are drawn for each."""

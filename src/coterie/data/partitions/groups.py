@@ -26,7 +26,7 @@ class LabelGroups(Partition):
 
     clients: Count = 8  # how many
     groups: Count = 2  # hidden groups, with classes of their own
-    fraction: ShareAboveZero = 1.0  # of the data to deal out (P2: CIFAR-10 0.1, CIFAR-100 0.15)
+    fraction: ShareAboveZero = 1.0  # of the data in use (P2: CIFAR-10 0.1, CIFAR-100 0.15)
 
     def check_together(self) -> None:
         """Every group needs a client."""

@@ -28,7 +28,7 @@ SIZES: dict[str, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Waffle(Partition):
+class LabelLists(Partition):
     """P4's distributions A, B, C, and A*, B* with concept shift; agent 0 is Alice."""
 
     distribution: Literal["A", "B", "C", "A*", "B*"] = "A"  # how classes lie among the agents

@@ -88,8 +88,8 @@ def shard_classes(clients: int, each: int, classes: int, distinct: bool, seed: i
 def repair(hands: Ints, rng: np.random.Generator) -> Ints:
     """Swap repeated classes away, a client at a time; at most one pass over all pairs.
 
-    Where no swap helps, the sorted deck is dealt round and round instead, which never repeats a
-    class because none appears more often than there are clients.
+    Where no swap helps, the sorted classes are given to the clients in turn instead. That never
+    repeats a class, because none appears more often than there are clients.
     """
     hands = hands.copy()
     for i in range(len(hands)):

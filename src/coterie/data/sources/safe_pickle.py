@@ -2,7 +2,8 @@
 
 A pickle is a program that may call any function it can name. This reader knows three names, those
 that numpy arrays need, and gives the program inert stand-ins for them: what comes back is lists,
-dictionaries, strings, numbers, and :class:`Stored` arrays that :func:`array` turns into numpy's.
+dictionaries, strings, numbers, and each :class:`PickledArray` for :func:`array` to turn into
+numpy's.
 """
 
 import io
@@ -16,7 +17,7 @@ from ...errors import DataError
 from ..arrays import Array
 
 
-class Stored:
+class PickledArray:
     """What the program told of one array; nothing has been done with it yet."""
 
     __slots__ = ("state",)
@@ -54,8 +55,8 @@ class _Reader(pickle.Unpickler):
     def _kind(self, code: Any, *_: Any) -> _Kind:
         return _Kind(code)
 
-    def _reconstruct(self, *_: Any) -> Stored:
-        return Stored()
+    def _reconstruct(self, *_: Any) -> PickledArray:
+        return PickledArray()
 
 
 def loads(content: bytes, where: str) -> dict[str, Any]:

@@ -61,13 +61,7 @@ def read_table(
         delimiter: what separates the cells of a CSV file.
         encoding: of a CSV file.
     """
-    if task not in TASKS:
-        raise ConfigError(f"data.task: found '{task}'; {did_you_mean(task, TASKS)}")
-    if time is not None and split is not None:
-        raise ConfigError(
-            f"data.time, data.split: found '{time}' and '{split}'; both divide a client's rows: "
-            "name one of them"
-        )
+    _check_options(task, time, split)
     sheet = read_sheet(
         _files(path), delimiter, encoding, list(drop), () if time is None else (time,)
     )
@@ -93,6 +87,17 @@ def read_table(
         feature_names=found.names,
         **_divided(sheet, split, unit, time, owners),
     )
+
+
+def _check_options(task: str, time: str | None, split: str | None) -> None:
+    """Refuse an unknown task, and two ways to divide a client's rows."""
+    if task not in TASKS:
+        raise ConfigError(f"data.task: found '{task}'; {did_you_mean(task, TASKS)}")
+    if time is not None and split is not None:
+        raise ConfigError(
+            f"data.time, data.split: found '{time}' and '{split}'; both divide a client's rows: "
+            "name one of them"
+        )
 
 
 def _divided(

@@ -11,7 +11,7 @@ from ...core.fields import AUTO, checked, fields
 from ...core.imports import Code
 from ...errors import ConfigError, did_you_mean
 from .methods import NONE, algorithm_class, without_adaptation
-from .schema import METHODS, Algorithms, Config, Fields, Named, Table
+from .schema import METHODS, AlgorithmTable, Config, Fields, Named, Table
 
 MOST_SHOWN = 500  # characters of a value that a message repeats
 
@@ -115,7 +115,7 @@ def with_methods(config: Config, loose: Fields) -> Config:
     places = dict.fromkeys(config.run.methods or (), "run.methods") | places
     named = {name: _method_fields(name, told, places[name], config.code) for name in places}
     adapt = _adaptation(config.adapt, list(named))
-    update = {"algorithm": Algorithms(name=own, named=named), "adapt": adapt}
+    update = {"algorithm": AlgorithmTable(name=own, named=named), "adapt": adapt}
     config = config.model_copy(update=update)
     for method in (config.method(), *config.methods()):
         method.build()  # a method may refuse a combination of its fields

@@ -18,12 +18,10 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
-from ...core.fields import AUTO
 from ...core.imports import Code, Given
 from ...errors import ConfigError, CoterieError
 from ...storage.files import expanded
 from .checks import validated, with_methods, with_names
-from .methods import NONE
 from .schema import DEMO, Config, Fields, Table
 
 __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
@@ -31,9 +29,8 @@ __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 ALL = "all"  # as run.methods: every method there is
 MOST_SEEDS = 10_000  # each is a run of every method
 WRITTEN = ("resolved", "asked", "hash")  # what a run adds to its config.json
-# The tables of a name: its default, and the fields that are the table's own.
-NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}
-OWN = {"data": ("name", "val", "test", "aux", "scale"), "partition": ("name", "foreign_targets")}
+# The tables of a name, whose other fields belong to what the name stands for.
+NAMED = tuple(name for name, table in Config() if "options" in type(table).model_fields)
 
 
 def load(
@@ -110,7 +107,7 @@ def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
 def canonical(config: Config) -> Table:
     """The config as tables again: every default filled in, fit to be loaded once more."""
     tables = config.model_dump(mode="json", exclude_none=True)
-    for table in ("data", *NAMED):
+    for table in NAMED:
         tables[table] |= tables[table].pop("options")
     tables["algorithm"] |= tables["algorithm"].pop("named")
     return tables
@@ -167,14 +164,13 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def _formed(tables: Table) -> Table:
     """The tables in the schema's form: what belongs to a name apart, seeds as a list."""
     formed = dict(tables)
-    for table in ("data", *NAMED):
-        given = tables.get(table, {})
+    for table in NAMED:
+        given, default = tables.get(table, {}), getattr(Config(), table)
         if isinstance(given, Mapping):
-            own = OWN.get(table, ("name",))
+            own = type(default).model_fields.keys() - {"options"}
             fixed = {key: value for key, value in given.items() if key in own}
             rest = {key: value for key, value in given.items() if key not in own}
-            name = {"name": NAMED[table]} if table in NAMED else {}
-            formed[table] = {**name, **fixed, "options": rest}
+            formed[table] = {"name": default.name, **fixed, "options": rest}
     given = tables.get("algorithm", {})
     if isinstance(given, Mapping):
         named = {key: value for key, value in given.items() if isinstance(value, Mapping)}

@@ -4,21 +4,18 @@ What belongs to a name (a method's fields, a partition's) is kept as ``options``
 :mod:`coterie.experiment.config.loading` against what the name stands for.
 """
 
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from ...core.imports import Code
-from ...core.ranges import (
-    AtLeastOne,
-    Count,
-    CountOrZero,
-    NotNegative,
-    Positive,
-    ShareAboveZero,
-    ShareBelowOne,
-)
+from ...core.metrics import METRICS
+from ...core.ranges import Count, CountOrZero, OneOf, ShareAboveZero, ShareBelowOne
+from ...core.recipe import Recipe
+from ...engines import ENGINES
 from ...engines.base import DEVICE, MOST_THREADS
+from ...training.guard import Guard
 from .methods import Method, method_of
 
 Table = dict[str, Any]
@@ -37,47 +34,26 @@ DEMO: Table = {
     "run": {"rounds": 20},
 }
 
-# Options of the commands and of coterie.run(): what each of them sets.
-FLAGS = {
-    "data": "data.name",
-    "partition": "partition.name",
-    "clients": "partition.clients",
-    "model": "model.name",
-    "method": "algorithm.name",
-    "methods": "run.methods",
-    "rounds": "run.rounds",
-    "participation": "run.participation",
-    "seed": "run.seed",
-    "seeds": "run.seeds",
-    "epochs": "train.epochs",
-    "batch": "train.batch",
-    "lr": "train.lr",
-    "engine": "engine.name",
-    "device": "engine.device",
-    "adapt": "adapt.name",
-    "out": "run.out",
-}
+
+class _Table(BaseModel, frozen=True):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class Named(_Table):
+class Named(_Table, frozen=True):
     """A name and the fields of what it stands for."""
 
     name: str
     options: Fields = {}
 
 
-class Partition(Named):
+class PartitionTable(Named, frozen=True):
     """How samples are divided; each client may be judged on another's data (P1)."""
 
     name: str = "auto"
     foreign_targets: bool = False
 
 
-class Data(_Table):
+class DataTable(_Table, frozen=True):
     """Where samples come from, and how a client's are divided.
 
     ``aux`` is the share of all test samples that the server holds instead, for EWC. ``scale`` is of
@@ -92,41 +68,32 @@ class Data(_Table):
     options: Fields = {}
 
 
-class Train(_Table):
-    """How a client trains in a round; :class:`~coterie.core.task.Recipe` says what each field does.
+class TrainTable(_Table, Recipe, frozen=True):
+    """How a client trains in a round: all fields of Recipe, with its defaults and ranges.
 
     ``merge_val`` lets methods that weigh nothing on validation data train on it as well; no round
     is then chosen by validation (docs/protocol.md).
     """
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    lr: Positive = 0.1
-    epochs: Count = 1
-    batch: Count = 32
-    momentum: ShareBelowOne = 0.0
-    weight_decay: NotNegative = 0.0
-    decay: ShareAboveZero = 1.0
-    floor: NotNegative = 0.0
-    buffers: Literal["average", "local", "server"] = "average"
-    clip: NotNegative = 0.0
-    augment: Literal["none", "crop_flip"] = "none"
-    class_weights: Literal["none", "balanced"] = "none"
-    dropout: ShareBelowOne | None = None
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
     merge_val: bool = False
 
+    def recipe(self) -> Recipe:
+        """The recipe alone."""
+        return Recipe(**self.model_dump(include={field.name for field in fields(Recipe)}))
 
-class Algorithms(_Table):
+
+class AlgorithmTable(_Table, frozen=True):
     """The method of a run, and the fields of every method by its name."""
 
     name: str | None = None
     named: dict[str, Fields] = {}
 
 
-class Engine(_Table):
+class EngineTable(_Table, frozen=True):
     """Who computes, and where."""
 
-    name: Literal["auto", "vmap", "loop", "wire"] = "auto"
+    name: Annotated[str, OneOf(tuple(ENGINES))] = "auto"
     device: Annotated[str, Field(pattern=DEVICE)] = "cpu"
     chunk: Count | None = None
     memory_mib: Count | None = None
@@ -136,7 +103,7 @@ class Engine(_Table):
     compiled: bool | None = None
 
 
-class Run(_Table):
+class RunTable(_Table, frozen=True):
     """How long, how often, how many, and where to."""
 
     rounds: Count = 20
@@ -145,31 +112,27 @@ class Run(_Table):
     seeds: tuple[CountOrZero, ...] = ()
     methods: tuple[str, ...] | None = None
     evaluate_every: Count = 1
-    metric: Literal["auto", "accuracy", "balanced_accuracy", "auc", "f1", "r2", "rmse"] = "auto"
+    metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"
     checkpoint_every: Count | None = None
     out: str | None = None
 
 
-class Guard(_Table):
-    """What may enter an aggregation."""
-
-    on: bool = True
-    norm: Positive | None = None
-    bound: AtLeastOne | None = 100.0
+class GuardTable(_Table, Guard, frozen=True):
+    """What may enter an aggregation: all fields of Guard, with its defaults and ranges."""
 
 
-class Config(_Table):
+class Config(_Table, frozen=True):
     """A whole experiment, checked."""
 
-    data: Data = Data()
-    partition: Partition = Partition()
+    data: DataTable = DataTable()
+    partition: PartitionTable = PartitionTable()
     model: Named = Named(name="auto")
-    train: Train = Train()
-    algorithm: Algorithms = Algorithms()
+    train: TrainTable = TrainTable()
+    algorithm: AlgorithmTable = AlgorithmTable()
     adapt: Named = Named(name="none")
-    engine: Engine = Engine()
-    guard: Guard = Guard()
-    run: Run = Run()
+    engine: EngineTable = EngineTable()
+    guard: GuardTable = GuardTable()
+    run: RunTable = RunTable()
     _code: Code = PrivateAttr(default=Code())  # no field: a config cannot allow itself anything
 
     @property
@@ -180,7 +143,7 @@ class Config(_Table):
     def with_code(self, code: Code) -> "Config":
         """The config, with code allowed from these places."""
         allowed = self.model_copy()
-        allowed._code = code
+        allowed._code = code  # type: ignore[misc]  # private: no field, and never frozen
         return allowed
 
     @property
@@ -204,6 +167,6 @@ class Config(_Table):
     def single(self, method: Method, seed: int) -> "Config":
         """The config of one run of a comparison."""
         adapt = self.adapt if method.adaptation else Named(name="none")
-        algorithm = Algorithms(name=method.name, named={method.name: method.fields})
+        algorithm = AlgorithmTable(name=method.name, named={method.name: method.fields})
         run = self.run.model_copy(update={"seed": seed, "seeds": (), "methods": None})
         return self.model_copy(update={"algorithm": algorithm, "adapt": adapt, "run": run})

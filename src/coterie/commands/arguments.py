@@ -1,0 +1,95 @@
+"""The arguments of commands that take a config: flags made from the rows of OPTIONS."""
+
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigError
+from ..experiment.config.options import OPTIONS
+
+CODE = typer.Option(
+    "--code",
+    metavar="DIR",
+    help="a folder with a module that the config names as package.module:Class",
+)
+
+
+Command = Callable[[str | None, dict[str, Any]], None]
+
+
+def configured(command: Command) -> Callable[..., None]:
+    """A command that takes a config file and the options that override it."""
+    argument = typer.Argument(
+        help="TOML file; without it, a small built-in example", metavar="CONFIG"
+    )
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter(
+            "config", keyword, default=None, annotation=Annotated[str | None, argument]
+        )
+    ]
+    for row in OPTIONS.values():
+        option = typer.Option(help=f"{row.help} [{row.field}]", show_default=False)
+        hint: Any = Annotated[row.type | None, option]
+        parameters.append(inspect.Parameter(row.name, keyword, default=None, annotation=hint))
+    setting = typer.Option(
+        "--set", metavar="FIELD=VALUE", help="any field, as in train.momentum=0.9"
+    )
+    for name, repeated in (("set", setting), ("code", CODE)):
+        hint = Annotated[list[str] | None, repeated]
+        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=hint))
+
+    def wrapped(**given: Any) -> None:
+        config = given.pop("config")
+        try:
+            command(config, flags(given))
+        except KeyboardInterrupt:
+            print("coterie: interrupted; finished runs are kept", file=sys.stderr)
+            raise SystemExit(130) from None
+
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
+
+
+def flags(given: dict[str, Any]) -> dict[str, Any]:
+    """Options as :func:`coterie.api.configure` takes them: lists split, values read as TOML."""
+    found = {name: value for name, value in given.items() if value is not None and name != "set"}
+    if "methods" in found:
+        found["methods"] = [name.strip() for name in found["methods"].split(",") if name.strip()]
+    if "seeds" in found:
+        found["seeds"] = _seeds(found["seeds"])
+    found["set"] = dict(map(_setting, given.get("set") or []))
+    return found
+
+
+def _seeds(text: str) -> int | list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise ConfigError(f"run.seeds: found '{text}'; expected a number, or 0,1,2")
+    return numbers if "," in text else numbers[0]
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """``train.lr=0.1`` as a dotted name and a value in TOML's syntax; a bare word is a text."""
+    field, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or "." not in field:
+        raise ConfigError(f"--set {text}: expected FIELD=VALUE, as in train.momentum=0.9")
+    if re.fullmatch(r"[A-Za-z_][\w.:/-]*", value) and value not in ("true", "false", "nan", "inf"):
+        return field, value
+    try:
+        return field, tomllib.loads(f"value = {value}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        raise ConfigError(
+            f"--set {text[:60]}: '{value[:60]}' is no TOML value; expected a number, true, false, "
+            "a quoted text or a [list]"
+        ) from None

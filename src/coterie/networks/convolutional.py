@@ -1,0 +1,125 @@
+"""Networks for images."""
+
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..core.ranges import Interval
+from .blocks import Shape, chain, convolution, head, image_shape, with_dense
+
+
+def lenet5(shape: Shape, classes: int) -> nn.Module:
+    """LeNet-5 as P4 uses it: 6@5x5 pad 2, pool, 16@5x5, pool, 120, 84; ReLU and max-pool.
+
+    Where an image is too small for the second, unpadded convolution (under 12 pixels a side), that
+    convolution is padded too.
+    """
+    channels, height, width = image_shape("lenet5", shape, 4)
+    pad = 0 if min(height, width) >= 12 else 2
+    body = [
+        *convolution(channels, 6, 5, 2),
+        nn.MaxPool2d(2),
+        *convolution(6, 16, 5, pad),
+        nn.MaxPool2d(2),
+    ]
+    return with_dense(body, shape, (120, 84), classes)
+
+
+def fedavg_cnn(
+    shape: Shape, classes: int, *, padding: Annotated[int, Interval(ge=0, le=16)] = 2
+) -> nn.Module:
+    """The FedAvg paper's CNN (P1, P5): 5x5x32, pool, 5x5x64, pool, dense 512, same padding.
+
+    padding: pixels around the input of a convolution; 2 keeps its size, 0 cuts 4 of a side
+    """
+    return _two_convolutions("fedavg_cnn", shape, 512, classes, padding)
+
+
+def leaf_cnn(shape: Shape, classes: int) -> nn.Module:
+    """LEAF's FEMNIST CNN (P3): 5x5x32, pool, 5x5x64, pool, dense 2048, same padding."""
+    return _two_convolutions("leaf_cnn", shape, 2048, classes, 2)
+
+
+def p2_cnn(shape: Shape, classes: int) -> nn.Module:
+    """P2's CIFAR-10 network: three 3x3x128 convolutions, each with ReLU and pool, one linear."""
+    channels, *_ = image_shape("p2_cnn", shape, 8)
+    body: list[nn.Module] = []
+    for inputs in (channels, 128, 128):
+        body += [*convolution(inputs, 128, 3, 1), nn.MaxPool2d(2)]
+    return with_dense(body, shape, (), classes)
+
+
+def fomo_code_cnn(shape: Shape, classes: int) -> nn.Module:
+    """The tutorial CNN of P1's public code: 3x3 convolutions 32, 64, 64, unpadded, dense 64."""
+    channels, *_ = image_shape("fomo_code_cnn", shape, 18)
+    body = [
+        *convolution(channels, 32, 3, 0),
+        nn.MaxPool2d(2),
+        *convolution(32, 64, 3, 0),
+        nn.MaxPool2d(2),
+    ]
+    return with_dense([*body, *convolution(64, 64, 3, 0)], shape, (64,), classes)
+
+
+def vgg11(shape: Shape, classes: int) -> nn.Module:
+    """VGG-11: eight 3x3 convolutions and five pools; one linear layer, as for 32x32 images."""
+    channels, *_ = image_shape("vgg11", shape, 32)
+    body: list[nn.Module] = []
+    for widths in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+        for width in widths:
+            body += convolution(channels, width, 3, 1)
+            channels = width
+        body.append(nn.MaxPool2d(2))
+    return with_dense(body, shape, (), classes)
+
+
+def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "group") -> nn.Module:
+    """ResNet-18 with the 3x3 stem for small images (P2 and P5 on CIFAR-100, P3 on CIFAR-10).
+
+    Stands in for the DLA of P4.
+
+    norm: "group" (two channels a group at the stem, 32 groups) or "batch"
+    """
+    channels, *_ = image_shape("resnet18", shape, 8)
+    stem = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+    blocks: list[nn.Module] = []
+    inputs = 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [Residual(inputs, width, stride, norm), Residual(width, width, 1, norm)]
+        inputs = width
+    body = nn.Sequential(
+        stem, _norm(norm, 64), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    return chain(body=body, head=head(512, classes))
+
+
+class Residual(nn.Module):
+    """A basic block: two convolutions beside an identity, or a 1x1 where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.norm1 = _norm(norm, outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = _norm(norm, outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(project, _norm(norm, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum of both ways, then ReLU."""
+        out = self.norm2(self.second(torch.relu(self.norm1(self.first(x)))))
+        return torch.relu(out + self.shortcut(x))
+
+
+def _two_convolutions(name: str, shape: Shape, dense: int, classes: int, padding: int) -> nn.Module:
+    channels, *_ = image_shape(name, shape, 4 if padding >= 2 else 16)
+    body = [*convolution(channels, 32, 5, padding), nn.MaxPool2d(2)]
+    body += [*convolution(32, 64, 5, padding), nn.MaxPool2d(2)]
+    return with_dense(body, shape, (dense,), classes)
+
+
+def _norm(kind: str, width: int) -> nn.Module:
+    return nn.BatchNorm2d(width) if kind == "batch" else nn.GroupNorm(32, width)
