@@ -19,6 +19,7 @@ from coterie.engines import auto
 from coterie.engines.base import MOST_THREADS
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, StoreError, printable
 from coterie.experiment import run_folder, source
+from coterie.experiment.environment import environment
 from coterie.report.outcomes import Comparison
 from coterie.storage import cache
 from hostile import TINY, rewritten, unfinished
@@ -394,7 +395,7 @@ def test_git_is_never_run(canary, work, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
     (work / ".git").mkdir()
     (work / ".git" / "HEAD").write_text("0" * 40)
-    assert run_folder.environment()["git_commit"] != "0" * 40
+    assert environment()["git_commit"] != "0" * 40
     assert not canary.exists()
 
 

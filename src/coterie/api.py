@@ -24,9 +24,10 @@ from .experiment.comparison_folder import COMPARE
 from .experiment.config.loading import canonical, config_hash, load
 from .experiment.config.methods import Method
 from .experiment.config.schema import FLAGS, Config
-from .experiment.resume import Left, left
+from .experiment.resume import UnfinishedRun, unfinished_run
 from .experiment.runner import Progress, Watch, drive
 from .report.outcomes import Comparison, RunResult
+from .report.run_page import run_page
 from .results.history import History
 from .storage import faults, files, lock
 
@@ -59,7 +60,7 @@ def run(source: Source = None, *, progress: Watch | None = None, **flags: Any) -
         comparison_folder.refuse_used(out)
         run_folder.refuse_used(out)
     with _held(out) as stop:
-        return drive(assembly, method, config.run.seed, out, stop=stop, progress=progress)
+        return _driven(assembly, method, config.run.seed, out, stop=stop, progress=progress)
 
 
 def compare(source: Source = None, *, progress: Watch | None = None, **flags: Any) -> Comparison:
@@ -80,7 +81,7 @@ def compare(source: Source = None, *, progress: Watch | None = None, **flags: An
     with _held(out) as stop:
         if out is not None:
             comparison_folder.unseal(out)
-            files.write_json(out / COMPARE, canonical(config))
+            comparison_folder.write_asked(out, canonical(config))
         done: dict[tuple[str, int], RunResult] = {}
         for seed in config.seeds:
             known: dict[str, History] = {}
@@ -117,17 +118,17 @@ def resume(
             with lock.held(path):
                 run_folder.tidy(path)
         return RunResult.read(path)
-    if left(path) is None:
+    if unfinished_run(path) is None:
         raise StoreError(
             f"{path}: holds no run to continue; expected a folder of 'coterie run' or 'coterie "
             "compare'; a run that was stopped before it began has nothing to lose: start it again"
         )
     with _held(path) as stop:
-        unfinished = left(path)
+        unfinished = unfinished_run(path)
         if unfinished is None:  # another process has finished it in this moment
             return RunResult.read(path)
         config = load(unfinished.tables, {"run.out": str(path)}, allowed)
-        return drive(
+        return _driven(
             assemble(config),
             config.method(),
             config.run.seed,
@@ -135,7 +136,7 @@ def resume(
             stop=stop,
             references=_beside(path),
             progress=progress,
-            left=unfinished,
+            unfinished=unfinished,
         )
 
 
@@ -145,20 +146,13 @@ def expected(path: str | Path, code: Given = None) -> tuple[int, int]:
     if (path / COMPARE).is_file():
         config = _asked(path, allowed)
         return len(config.methods()) * len(config.seeds), config.run.rounds
-    found = left(path)
+    found = unfinished_run(path)
     return 1, 1 if found is None else load(found.tables, code=allowed).run.rounds
 
 
 def _asked(path: Path, code: Code) -> Config:
     """The config of a comparison, from its folder."""
-    comparison_folder.refuse_links(path)
-    tables = files.read_json(path / COMPARE)
-    if not isinstance(tables, dict):
-        raise StoreError(
-            f"{path / COMPARE}: is not as a comparison writes it; expected its config; start the "
-            "comparison again in another folder"
-        )
-    return load(tables, {"run.out": str(path)}, code)
+    return load(comparison_folder.read_asked(path), {"run.out": str(path)}, code)
 
 
 def verify(path: str | Path) -> dict[str, list[str]]:
@@ -176,6 +170,29 @@ def verify(path: str | Path) -> dict[str, list[str]]:
             "compare'; finish an interrupted one with 'coterie resume'"
         )
     return report
+
+
+def _driven(
+    assembly: Assembly,
+    method: Method,
+    seed: int,
+    out: Path | None,
+    *,
+    stop: interrupt.Stop,
+    references: Mapping[str, History] | None = None,
+    progress: Watch | None = None,
+    unfinished: UnfinishedRun | None = None,
+) -> RunResult:
+    """One run to its end, with its page where it has a folder."""
+    data = drive(
+        *(assembly, method, seed, out),
+        stop=stop,
+        references=references,
+        progress=progress,
+        left=unfinished,
+        render=run_page,
+    )
+    return RunResult(data)
 
 
 @contextlib.contextmanager
@@ -225,18 +242,18 @@ def _cell(
         found = _found(assembly, method, seed, out)  # nobody else writes into it now
         if isinstance(found, RunResult):
             return found
-        return drive(
+        return _driven(
             *(assembly, method, seed, place),
             stop=stop,
             references=known,
             progress=progress,
-            left=found,
+            unfinished=found,
         )
 
 
 def _found(
     assembly: Assembly, method: Method, seed: int, out: Path | None
-) -> RunResult | Left | None:
+) -> RunResult | UnfinishedRun | None:
     """A run of the very same config, finished or not; any other run in its place is refused."""
     if out is None:
         return None
@@ -248,7 +265,7 @@ def _found(
         if same and found.data.environment.get("coterie") == __version__:
             run_folder.refuse_other_data(place, assembly.federations[seed])
             return found
-    unfinished = left(place)
+    unfinished = unfinished_run(place)
     if unfinished is not None:
         unfinished.refuse_other(asked)
         run_folder.refuse_other_data(place, assembly.federations[seed])

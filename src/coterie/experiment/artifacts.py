@@ -17,6 +17,7 @@ from torch import Tensor
 from ..core.algorithm import Mixture
 from ..core.paired import Outcomes
 from ..errors import StoreError
+from ..results import kinds
 from ..results.history import SCORES, Line, Packed, Roster, Scores, dense
 from ..storage import packing
 from ..storage.archives import read_npz
@@ -131,18 +132,35 @@ def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]
     """The matrices of each recorded round, and ``groups`` and ``targets`` where they are known."""
     try:
         stored = read_npz(path)
-        rounds = stored["rounds"].tolist()
-        truth: dict[str, Any] = {n: stored[n] for n in ("groups", "targets") if n in stored}
+        rounds = _integers(stored["rounds"]).tolist()
+        truth: dict[str, Any] = {
+            n: _integers(stored[n]) for n in ("groups", "targets") if n in stored
+        }
         if "A" in stored:
-            return list(zip(rounds, stored["A"], strict=True)), truth
+            return list(zip(rounds, _numbers(stored["A"]), strict=True)), truth
         from scipy.sparse import csr_array
 
         K = len(stored["clients"])
-        parts = stored["data"], stored["indices"], stored["indptr"]
+        parts = _numbers(stored["data"]), _integers(stored["indices"]), _integers(stored["indptr"])
         stacked = csr_array(parts, shape=(len(rounds) * K, K))
+        stacked.check_format(full_check=True)
         return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], truth
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error, "the collaboration matrices of a run") from error
+
+
+def _integers(array: Any) -> Any:
+    """The array, if it is a list of integers."""
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"found {array.dtype} {list(array.shape)}, where integers were expected")
+    return array
+
+
+def _numbers(array: Any) -> Any:
+    """The array, if it holds real numbers."""
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"found {array.dtype}, where numbers were expected")
+    return array
 
 
 def write_outcomes(path: Path, outcomes: Outcomes) -> None:
@@ -155,12 +173,23 @@ def read_outcomes(path: Path) -> Outcomes:
     """Every answer to a test sample."""
     try:
         stored = read_npz(path)
-        found = Outcomes(*(stored[name] for name in Outcomes._fields))
-    except (OSError, ValueError, KeyError) as error:
-        raise _unreadable(path, error, "the predictions of a run") from error
-    if {len(part) for part in found[:3]} != {int(found.sizes.sum())}:
-        raise _unreadable(path, ValueError("its parts differ in length"), "a row a test sample")
+        values, targets = _numbers(stored["values"]), _numbers(stored["targets"])
+        found = Outcomes(values, targets, _integers(stored["units"]), _integers(stored["sizes"]))
+        if values.ndim not in (1, 2) or targets.ndim != 1 or bool((found.sizes < 0).any()):
+            raise ValueError("its arrays do not fit together")
+        if values.ndim == 2:
+            _check_classes(targets, values.shape[1])
+        if {len(part) for part in found[:3]} != {int(found.sizes.sum())}:
+            raise ValueError("its parts differ in length")
+    except (OSError, ValueError, KeyError, OverflowError) as error:
+        raise _unreadable(path, error, "the answers to test samples of a run") from error
     return found
+
+
+def _check_classes(targets: Any, classes: int) -> None:
+    """Refuse targets that no column of probabilities belongs to."""
+    if targets.dtype.kind not in "iu" or bool(((targets < 0) | (targets >= classes)).any()):
+        raise ValueError(f"its targets are not among its {classes} classes")
 
 
 def read_rounds(path: Path) -> list[Line]:
@@ -168,30 +197,43 @@ def read_rounds(path: Path) -> list[Line]:
     lines: list[Line] = []
     for text in _read_lines(path).split("\n")[:-1]:
         try:
-            line = json.loads(text)
-            if not isinstance(line, dict) or not _whole_line(line):
-                raise ValueError(f"a line is {text[:60]}")
+            lines.append(_checked_line(json.loads(text)))
         except (ValueError, RecursionError) as error:
             raise _unreadable(path, error, "a JSON object a line") from error
-        lines.append(line)
     return lines
 
 
-_LINE: dict[str, Any] = {  # what every line has, and its type
-    **{"round": int, "clients": list, "seconds": (int, float), "rejected": list},
-    **{"bytes_down": int, "bytes_up": int, "bytes_serve": int},
+LINE = {  # the fields that every line has, and what they hold
+    "round": "a count",
+    "clients": "a list of counts",
+    "bytes_down": "a count",
+    "bytes_up": "a count",
+    "bytes_serve": "a count",
+    "seconds": "finite seconds",
+    "rejected": "a list of clients and reasons",
+}
+LINE_MAY = {  # those that some lines have
+    **dict.fromkeys(SCORES, "a number or null"),
+    "in_group_weight": "a finite number or null",
+    "off_diagonal": "zero, uniform or varied",
+    "distillation": "two numbers",
 }
 
 
-def _whole_line(line: Line) -> bool:
-    """Whether a round's line has what every line has."""
-    typed = all(isinstance(line.get(name), kind) for name, kind in _LINE.items())
-    return typed and all(_is_rejection(one) for one in line["rejected"])
+def _checked_line(line: Any) -> Line:
+    """A line of ``rounds.jsonl``; else ValueError says which of its fields is wrong.
 
-
-def _is_rejection(value: Any) -> bool:
-    parts = [value.get(name) for name in ("client", "reason")] if isinstance(value, dict) else [0]
-    return all(isinstance(part, str) for part in parts)
+    Fields of a user's own method may hold anything.
+    """
+    if not isinstance(line, dict):
+        raise ValueError(f"a line is {kinds.shown(line)}")
+    for name, kind in LINE.items():
+        kinds.check(name, line.get(name), kind)
+    for name in LINE_MAY.keys() & line.keys():
+        kinds.check(name, line[name], LINE_MAY[name])
+    if "distillation" in line:
+        return {**line, "distillation": [kinds.number(part) for part in line["distillation"]]}
+    return line
 
 
 def client_rows(index: int, scores: Scores, roster: Roster) -> Iterator[tuple[Any, ...]]:
@@ -234,16 +276,23 @@ def read_clients(path: Path) -> tuple[list[tuple[int, Scores]], Roster]:
             row["client"] = _QUOTED.sub(r"\1", row["client"])
             rounds.setdefault(int(row["round"]), []).append(row)
         first = next(iter(rounds.values()), [])
-        sizes = {name: np.array([int(row[name]) for row in first]) for name in COLUMNS[2:5]}
+        sizes = {name: _sizes(first, name) for name in COLUMNS[2:5]}
         names = tuple(row["client"] for row in first)
         scores = [
             (index, {name: _column(rows, name) for name in SCORES})
             for index, rows in rounds.items()
             if tuple(row["client"] for row in rows) == names
         ]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, csv.Error) as error:
         raise _unreadable(path, error, f"a table with columns {', '.join(COLUMNS)}") from error
     return scores, Roster(names, **sizes, groups=None, fingerprint="", weak={})
+
+
+def _sizes(rows: list[dict[str, str]], name: str) -> Any:
+    sizes = np.array([int(row[name]) for row in rows], dtype=np.int64)
+    if bool((sizes < 0).any()):
+        raise ValueError(f"{name} is {sizes.min()}, below 0")
+    return sizes
 
 
 def _column(rows: list[dict[str, str]], name: str) -> Any:

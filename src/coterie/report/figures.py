@@ -62,6 +62,35 @@ def learning_curves(comparison: "Comparison") -> Markup:
     return figure(WIDTH, height, f"Mean {what} over rounds, a line a method", *content)
 
 
+MOST_LINES = 60  # clients that have a line of their own; of more, every few one has
+
+
+def client_curves(history: History) -> Markup:
+    """The test score of each client after every evaluated round of one run, and their mean."""
+    height, left, top, bottom, right = 320.0, 38.0, 12.0, 36.0, 54.0
+    shown = history.test[:, :: -(-len(history.roster) // MOST_LINES)]
+    rounds, means = _curve([history])
+    grid = ticks(*_extent([shown, means]))
+    first, last = int(rounds[0]) + 1, int(rounds[-1]) + 1
+    x = Scale(first, max(last, first + 1), left, WIDTH - right)
+    y = Scale(grid[0], grid[-1], height - bottom, top)
+
+    def points(scores: Floats) -> list[tuple[float, float]]:
+        return [(x(r + 1), y(v)) for r, v in zip(rounds, scores, strict=True)]
+
+    end = next((p[1] for p in reversed(points(means)) if math.isfinite(p[1])), y(grid[0]))
+    return figure(
+        WIDTH,
+        height,
+        f"{words.METRIC_NAMES[history.metric]} of each client over rounds",
+        *_level_lines(grid, y, left, WIDTH - right, history.metric),
+        *_round_axis(first, last, x, height - bottom),
+        *(polyline(points(scores), class_="client", stroke="var(--alone)") for scores in shown.T),
+        polyline(points(means), class_="line", stroke="var(--accent)"),
+        tag("text", "mean", x=WIDTH - right + 8, y=end + 4.5, class_="name", fill="var(--accent)"),
+    )
+
+
 def _curve(histories: Sequence[History]) -> tuple[NDArray[np.int64], Floats]:
     means = np.array([metrics.mean_known(history.test) for history in histories])
     return histories[0].rounds, metrics.mean_known(means.T)

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from markupsafe import Markup
 
 from ..results.judgement import LOCAL
+from ..results.summary import BY_VALIDATION, LAST, score_field
 from . import words
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from .outcomes import Comparison, Row, RunResult
+    from ..results.comparison import MethodRow
+    from .outcomes import Comparison, RunResult
 
 
 class Column(NamedTuple):
@@ -78,7 +80,7 @@ def _columns(comparison: "Comparison") -> tuple[Column, ...]:
     )
 
 
-def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
+def _cells(row: "MethodRow", comparison: "Comparison") -> tuple[str, ...]:
     metric = comparison.metric
     clients = row.compared // max(1, len(comparison.of_method(row.method)))
     alone = row.method == LOCAL
@@ -99,7 +101,7 @@ def _cells(row: "Row", comparison: "Comparison") -> tuple[str, ...]:
     )
 
 
-def _beside(row: "Row") -> list[str]:
+def _beside(row: "MethodRow") -> list[str]:
     """What alarms say beside the number, once each."""
     return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
 
@@ -188,20 +190,20 @@ def comparison_html(comparison: "Comparison") -> str:
     return str(Markup("<div>{}{}</div>").format(body, said))
 
 
-def _facts(result: "RunResult") -> list[tuple[str, str]]:
+def run_facts(result: "RunResult") -> list[tuple[str, str]]:
+    """The numbers of one run, each with its name."""
     found, metric = result.data.summary, result.history.metric
 
     def text(value: float | None) -> str:
         return words.NONE if value is None else words.number(float(value), metric)
 
-    prefix = "accuracy" if metric == "accuracy" else "score"
-    last = found[f"{prefix}_last"]
+    last = found[score_field(LAST, metric)]
     traffic = (found["bytes_up"] + found["bytes_down"]) / max(1, found["clients"])
     inside = found["in_group_weight"]
     return [
         (f"mean {words.METRIC_NAMES[metric]}", f"{text(last)}{words.unit(metric)}"),
         ("worst tenth", text(found["worst_tenth"])),
-        ("best by validation", text(found[f"{prefix}_best_by_validation"])),
+        ("best by validation", text(found[score_field(BY_VALIDATION, metric)])),
         *([("merge_val", "true: trained on validation data too")] if found["merge_val"] else []),
         ("best on test", text(found["bmta"])),
         ("each client's best round", text(found["best_of_rounds"])),
@@ -224,7 +226,7 @@ def _run_title(result: "RunResult") -> str:
 
 def run_text(result: "RunResult") -> str:
     """One run as ``repr`` shows it."""
-    facts = _facts(result)
+    facts = run_facts(result)
     width = max(len(name) for name, _ in facts)
     return "\n".join([_run_title(result), *(f"  {name:<{width}}  {text}" for name, text in facts)])
 
@@ -232,5 +234,5 @@ def run_text(result: "RunResult") -> str:
 def run_html(result: "RunResult") -> str:
     """One run as a notebook shows it."""
     cell = Markup('<tr><th scope="row" style="text-align:left">{}</th><td>{}</td></tr>')
-    rows = Markup("").join(cell.format(name, text) for name, text in _facts(result))
+    rows = Markup("").join(cell.format(name, text) for name, text in run_facts(result))
     return str(Markup("<table><caption>{}</caption>{}</table>").format(_run_title(result), rows))

@@ -5,8 +5,6 @@ folder gives the same history. Everything after it (summaries, alarms, tables, f
 function of histories, so a run in memory and a run on disk are judged by the same code.
 """
 
-import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -232,61 +230,3 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
         line["in_group_weight"] = metrics.in_group_weight(kin, *roster.truth(swaps))
         line["off_diagonal"] = metrics.off_diagonal(A, record.clients)
     return line
-
-
-def summarise(
-    history: History, digest: str | None = None, local: History | None = None
-) -> dict[str, Any]:
-    """The numbers of ``summary.json``; those relative to Local are None where it is not given."""
-    metric, roster = history.metric, history.roster
-    prefix = "accuracy" if metric == "accuracy" else "score"
-    spread = metrics.spread(history.last, roster.n_test, metric)
-    means = metrics.mean_known(history.test)
-    by_val = None if history.merge_val else metrics.best_round(history.val, metric)
-    by_test = metrics.best_round(history.test, metric)
-    gained = None if local is None else metrics.gains(history.last, local.last, metric)
-    kin, truth = metrics.add_up(history.matrices, history.swaps), roster.truth(history.swaps)
-    lines = history.lines
-    return {
-        "method": history.method,
-        "rounds": len(lines),
-        "seed": history.seed,
-        "metric": metric,
-        f"{prefix}_last": spread.mean,
-        f"{prefix}_best_by_validation": None if by_val is None else float(means[by_val]),
-        "round_best_by_validation": None if by_val is None else int(history.rounds[by_val]),
-        "bmta": None if by_test is None else float(means[by_test]),
-        "best_of_rounds": float(metrics.mean_known(metrics.best_of_rounds(history.test, metric))),
-        "round_best_on_test": None if by_test is None else int(history.rounds[by_test]),
-        "weighted_mean": spread.weighted_mean,
-        "worst_tenth": spread.worst_tenth,
-        "best_tenth": spread.best_tenth,
-        "variance": spread.variance,
-        "variance_worst_tenth": spread.variance_worst,
-        "variance_best_tenth": spread.variance_best,
-        "relative_to_local": None if gained is None else float(metrics.mean_known(gained)),
-        "worse_than_local": None if gained is None else metrics.count_worse(gained),
-        "in_group_weight": None if kin is None else metrics.in_group_weight(kin, *truth),
-        "weight_recovery_auc": None if kin is None else metrics.weight_recovery(dense(kin), *truth),
-        "in_group_weight_of": "A A^T" if history.swaps else "A",
-        "clients": len(roster),
-        "clients_scored": spread.scored,
-        "clients_without_test": spread.unscored,
-        "clients_without_validation": roster.without_validation,
-        "merge_val": history.merge_val,
-        "weak_clients": dict(roster.weak),
-        "bytes_up": sum(line["bytes_up"] for line in lines),
-        "bytes_down": sum(line["bytes_down"] for line in lines),
-        "bytes_serve": sum(line["bytes_serve"] for line in lines),
-        "seconds": sum(line["seconds"] for line in lines),
-        "digest": digest,
-        "partition_fingerprint": roster.fingerprint,
-        "alarms": [],
-        "rejected": dict(Counter(r["reason"] for line in lines for r in line["rejected"])),
-    }
-
-
-def last_score(summary: Mapping[str, Any]) -> float:
-    """The mean at the end, under whichever name the metric gives it."""
-    value = summary.get("accuracy_last", summary.get("score_last"))
-    return math.nan if value is None else float(value)

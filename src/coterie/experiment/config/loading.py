@@ -30,7 +30,7 @@ __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 
 ALL = "all"  # as run.methods: every method there is
 MOST_SEEDS = 10_000  # each is a run of every method
-WRITTEN = ("resolved", "asked", "hash")  # what a run adds to its config.json
+WRITTEN = ("format", "resolved", "asked", "hash")  # what a run adds to its config.json
 # The tables of a name: its default, and the fields that are the table's own.
 NAMED = {"partition": AUTO, "model": AUTO, "adapt": NONE}
 OWN = {"data": ("name", "val", "test", "aux", "scale"), "partition": ("name", "foreign_targets")}
