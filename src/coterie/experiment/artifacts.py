@@ -3,7 +3,6 @@
 import csv
 import hashlib
 import io
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from ..core.paired import Outcomes
 from ..errors import StoreError
 from ..results import kinds
 from ..results.history import SCORES, Line, Packed, Roster, Scores, dense
-from ..storage import packing
+from ..storage import files, packing
 from ..storage.archives import read_npz
 
 COLUMNS = ("round", "client", "n_train", "n_val", "n_test", *SCORES)
@@ -197,8 +196,8 @@ def read_rounds(path: Path) -> list[Line]:
     lines: list[Line] = []
     for text in _read_lines(path).split("\n")[:-1]:
         try:
-            lines.append(_checked_line(json.loads(text)))
-        except (ValueError, RecursionError) as error:
+            lines.append(_checked_line(files.from_json(text)))
+        except ValueError as error:
             raise _unreadable(path, error, "a JSON object a line") from error
     return lines
 
