@@ -180,7 +180,7 @@ def compare(config: str | None, given: dict[str, Any]) -> None:
 
     asked = default_out(api.configure(config, **given))
     with progress_on_stderr(len(asked.methods()) * len(asked.seeds), asked.run.rounds) as watch:
-        show_comparison(api.compare(asked, progress=watch))
+        show_comparison(api.compare_config(asked, watch))
 
 
 @app.command()
@@ -192,7 +192,7 @@ def run(config: str | None, given: dict[str, Any]) -> None:
 
     asked = default_out(api.configure(config, **given))
     with progress_on_stderr(1, asked.run.rounds) as watch:
-        show_run(api.run(asked, progress=watch))
+        show_run(api.run_config(asked, watch))
 
 
 @app.command()
