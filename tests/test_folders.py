@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie.errors import StoreError
-from coterie.experiment import artifacts, checkpoint, run_folder
+from coterie.experiment import checkpoint, run_folder
 from coterie.experiment.environment import environment
-from coterie.experiment.run_folder import RunFolder
+from coterie.experiment.run_folder import RunFolder, stored_logs, stored_models
 from coterie.results.history import SCORES, Log
 from coterie.storage import files, lock
 from hostile import TINY, StopError, contents, rewritten, unfinished
@@ -422,8 +422,8 @@ def test_a_comparison_that_was_begun_again_is_not_finished(compared):
 
 
 def test_the_digest_of_stored_models_is_that_of_the_models(whole):
-    assert artifacts.stored_digest(whole / run_folder.MODELS) == artifacts.digest(
-        artifacts.read_models(whole / run_folder.MODELS)
+    assert stored_models.stored_digest(whole / run_folder.MODELS) == stored_models.digest(
+        stored_models.read_models(whole / run_folder.MODELS)
     )
 
 
@@ -439,13 +439,13 @@ names = st.lists(
 
 
 def written(path, clients):
-    rows = artifacts.client_rows(
+    rows = stored_logs.client_rows(
         0,
         {name: np.zeros(len(clients)) for name in SCORES},
         roster(clients=len(clients), names=tuple(clients)),
     )
-    path.write_text(",".join(artifacts.COLUMNS) + "\n")
-    artifacts.append_clients(path, rows)
+    path.write_text(",".join(stored_logs.COLUMNS) + "\n")
+    stored_logs.append_clients(path, rows)
 
 
 @given(clients=names)
@@ -453,7 +453,7 @@ def test_no_name_is_a_formula_and_every_name_is_read_back(tmp_path_factory, clie
     """Also to a spreadsheet that takes semicolons or tabs for the ends of cells."""
     path = tmp_path_factory.getbasetemp() / "clients.csv"
     written(path, clients)
-    assert artifacts.read_clients(path)[1].clients == tuple(clients)
+    assert stored_logs.read_clients(path)[1].clients == tuple(clients)
     with path.open(newline="") as file:
         cells = [row[1] for row in csv.reader(file)][1:]
     for cell in cells:

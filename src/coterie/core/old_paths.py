@@ -36,7 +36,11 @@ MOVED: dict[str, tuple[str, ...]] = {
     "drive": ("experiment.runner",),
     "faults": ("storage.faults",),
     "files": ("storage.files",),
-    "formats": ("experiment.artifacts",),
+    "formats": (
+        "experiment.run_folder.stored_models",
+        "experiment.run_folder.stored_arrays",
+        "experiment.run_folder.stored_logs",
+    ),
     "guard": ("training.guard",),
     "history": ("results.history", "results.summary"),
     "imports": ("core.imports",),

@@ -17,8 +17,9 @@ While a run goes on, its matrices are in ``collaboration.parts/``, one file per 
 ``checkpoint/`` holds the state to continue from, so that a killed run can be continued
 (:meth:`RunFolder.reopen`).
 
-``names`` has the names, ``writing`` the folder of a run that goes on, ``reading`` and
-``verifying`` that of a finished one, ``finished_run`` its data.
+``names`` has the names and the format, ``stored_*`` one writer and one reader for each file,
+``writing`` the folder of a run that goes on, ``reading`` and ``verifying`` that of a finished one,
+``finished_run`` its data.
 """
 
 from .finished_run import RAN, RunData, collect, ran

@@ -13,7 +13,7 @@ from ...results.alarms import raise_alarms
 from ...results.history import History, Log
 from ...results.summary import summarise
 from ...storage import files
-from .. import artifacts
+from . import stored_models
 from .names import MODELS
 
 RAN = "ran"  # in the environment: how each form of a call was done
@@ -36,7 +36,7 @@ class RunData:
             return self.held
         if self.path is None:
             raise StoreError("this run kept no models; expected a folder or models in memory")
-        return artifacts.read_models(self.path / MODELS)
+        return stored_models.read_models(self.path / MODELS)
 
 
 def collect(
@@ -58,7 +58,7 @@ def collect(
                 f"{history.roster.fingerprint} and {other.roster.fingerprint}); expected the same "
                 "clients; run both with the same seed and partition"
             )
-    summary = summarise(history, artifacts.digest(mixture), known.get("local"))
+    summary = summarise(history, stored_models.digest(mixture), known.get("local"))
     summary["ran"] = _ran_summary(config, environment)
     summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(history, known)]
     return RunData(history, config, environment, files.plain(summary), held=mixture)

@@ -88,3 +88,11 @@ def tidy(path: Path) -> None:
     """Remove what only an unfinished run needs."""
     files.remove(path / PARTS, PART)
     checkpoint.clear(path)
+
+
+def unreadable(path: Path, error: Exception, expected: str) -> StoreError:
+    """The error of a file that is not as a run writes it."""
+    return StoreError(
+        f"{path}: cannot be read ({error}); expected {expected}; check the folder with "
+        "'coterie verify'"
+    )

@@ -9,7 +9,7 @@ from ...results import kinds
 from ...results.history import Log
 from ...results.summary import checked
 from ...storage import files
-from .. import artifacts
+from . import stored_arrays, stored_logs
 from .finished_run import RunData
 from .names import (
     CLIENTS,
@@ -63,15 +63,15 @@ def _read(path: Path) -> RunData:
 
 def _log(path: Path, summary: dict[str, Any]) -> Log:
     """All rounds of a run."""
-    scores, roster = artifacts.read_clients(path / CLIENTS)
+    scores, roster = stored_logs.read_clients(path / CLIENTS)
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     matrices: list[tuple[int, Any]] = []
     truth: dict[str, Any] = {}
     outcomes = None
     if (path / MATRICES).exists():
-        matrices, truth = artifacts.read_matrices(path / MATRICES)
+        matrices, truth = stored_arrays.read_matrices(path / MATRICES)
     if (path / PREDICTIONS).exists():
-        outcomes = artifacts.read_outcomes(path / PREDICTIONS)
+        outcomes = stored_arrays.read_outcomes(path / PREDICTIONS)
     return Log(
         summary["method"],
         summary["seed"],
@@ -79,7 +79,7 @@ def _log(path: Path, summary: dict[str, Any]) -> Log:
         replace(roster, **facts, **truth),
         swaps=summary["in_group_weight_of"] != "A",
         merge_val=summary["merge_val"],
-        lines=artifacts.read_rounds(path / ROUNDS),
+        lines=stored_logs.read_rounds(path / ROUNDS),
         evaluated=scores,
         matrices=matrices,
         outcomes=outcomes,

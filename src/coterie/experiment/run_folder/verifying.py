@@ -9,7 +9,7 @@ from ...data.manifest import changes
 from ...errors import StoreError
 from ...results.history import Line, Log
 from ...storage import files
-from .. import artifacts
+from . import stored_models
 from .names import (
     CLIENTS,
     CONFIG,
@@ -73,7 +73,7 @@ def _contents(path: Path) -> list[str]:
     }
     asked = data.config.get("run", {}).get("rounds", len(history.lines))
     wrong = _gaps(history.lines, kept, asked)
-    if artifacts.stored_digest(path / MODELS) != data.summary.get("digest"):
+    if stored_models.stored_digest(path / MODELS) != data.summary.get("digest"):
         wrong.append(f"{MODELS} does not give the digest in {SUMMARY}")
     return wrong
 

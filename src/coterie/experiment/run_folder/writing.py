@@ -10,7 +10,8 @@ from ...engines.base import Form
 from ...errors import StoreError
 from ...results.history import History, Line, Log
 from ...storage import faults, files
-from .. import artifacts, checkpoint
+from .. import checkpoint
+from . import stored_arrays, stored_logs, stored_models
 from .finished_run import RAN, RunData, collect, ran
 from .names import (
     CLIENTS,
@@ -73,7 +74,7 @@ class RunFolder:
         files.write_json(path / CONFIG, config)
         files.write_json(path / ENVIRONMENT, dict(environment))
         files.write_text(path / ROUNDS, "")
-        files.write_text(path / CLIENTS, ",".join(artifacts.COLUMNS) + "\n")
+        files.write_text(path / CLIENTS, ",".join(stored_logs.COLUMNS) + "\n")
         return cls(path, log, config, environment)
 
     @classmethod
@@ -82,22 +83,24 @@ class RunFolder:
 
         Of a run without a whole round only the config has to be there.
         """
-        lines = artifacts.read_rounds(path / ROUNDS)[:rounds] if rounds else []
+        lines = stored_logs.read_rounds(path / ROUNDS)[:rounds] if rounds else []
         if len(lines) < rounds:
             raise StoreError(
                 f"{path / ROUNDS}: found {len(lines)} whole rounds; expected {rounds}; resume from "
                 "an earlier checkpoint"
             )
-        scores = artifacts.read_clients(path / CLIENTS)[0] if rounds else []
+        scores = stored_logs.read_clients(path / CLIENTS)[0] if rounds else []
         scores = [(index, found) for index, found in scores if index < rounds]
         matrices, safe = _kept_parts(path, rounds)
         log = replace(log, lines=lines, evaluated=scores, matrices=matrices)
         refuse_gaps(path, log)
         files.write_text(path / ROUNDS, "".join(files.to_json(line) + "\n" for line in lines))
         with files.whole(path / CLIENTS) as temporary:
-            temporary.write_text(",".join(artifacts.COLUMNS) + "\n", encoding="utf-8")
+            temporary.write_text(",".join(stored_logs.COLUMNS) + "\n", encoding="utf-8")
             for index, found in log.evaluated:
-                artifacts.append_clients(temporary, artifacts.client_rows(index, found, log.roster))
+                stored_logs.append_clients(
+                    temporary, stored_logs.client_rows(index, found, log.roster)
+                )
         files.remove(path, CUT_SHORT)
         known = (path / ENVIRONMENT).is_file()
         where = files.read_json(path / ENVIRONMENT) if known else {}
@@ -133,12 +136,12 @@ class RunFolder:
                 file.write(files.to_json(line) + "\n")
             faults.at("log.line")
             if record.evaluation is not None:
-                rows = artifacts.client_rows(*self.log.evaluated[-1], self.log.roster)
-                artifacts.append_clients(self.path / CLIENTS, rows)
+                rows = stored_logs.client_rows(*self.log.evaluated[-1], self.log.roster)
+                stored_logs.append_clients(self.path / CLIENTS, rows)
             if record.collaboration is not None:
                 (self.path / PARTS).mkdir(exist_ok=True)
                 part = self.path / PARTS / f"{record.index:08d}.npz"
-                artifacts.write_matrices(part, self.log.matrices[-1:], self.log.roster)
+                stored_arrays.write_matrices(part, self.log.matrices[-1:], self.log.roster)
                 self._unsafe.append(part)
         return line
 
@@ -166,12 +169,12 @@ class RunFolder:
         self.sync()
         if log.matrices:
             with files.whole(path / MATRICES) as temporary:
-                artifacts.write_matrices(temporary, log.matrices, log.roster)
+                stored_arrays.write_matrices(temporary, log.matrices, log.roster)
         with files.whole(path / MODELS) as temporary:
-            artifacts.write_models(temporary, mixture)
+            stored_models.write_models(temporary, mixture)
         if log.outcomes is not None:
             with files.whole(path / PREDICTIONS) as temporary:
-                artifacts.write_outcomes(temporary, log.outcomes)
+                stored_arrays.write_outcomes(temporary, log.outcomes)
         faults.at("finish.models")
         files.write_json(path / SUMMARY, data.summary)
         faults.at("finish.summary")
@@ -193,7 +196,7 @@ def _kept_parts(path: Path, rounds: int) -> tuple[list[tuple[int, Any]], checkpo
         if not PART.fullmatch(part.name):
             continue
         if int(part.stem) < rounds:
-            matrices += artifacts.read_matrices(part)[0]
+            matrices += stored_arrays.read_matrices(part)[0]
             safe[f"{PARTS}/{part.name}"] = files.describe(part)
         else:
             part.unlink()
