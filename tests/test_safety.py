@@ -323,6 +323,8 @@ def test_a_folder_that_cannot_be_ends_in_one_message(command, work, path):
     [
         ("environment.json", {"threads": 100_000}),
         ("environment.json", {"resumed": 7}),
+        ("environment.json", {"argv": 7}),
+        ("environment.json", {"argv": [7]}),
         ("config.json", {"resolved": {"engine": "vmap", "chunk": "x"}}),
         ("config.json", {"resolved": {"engine": "../x"}}),
         ("config.json", {"resolved": {"engine": "loop", "threads": 100_000}}),
@@ -332,7 +334,7 @@ def test_a_folder_that_cannot_be_ends_in_one_message(command, work, path):
         ("config.json", {"hash": None}),
         ("config.json", {"run": []}),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_an_unfinished_run_with_odd_facts_is_not_continued(command, made, tmp_path, file, changes):
     run = Path(shutil.copytree(made, tmp_path / "run"))

@@ -28,7 +28,7 @@ def default_out(config: Config) -> Config:
 
 @contextlib.contextmanager
 def progress_on_stderr(runs: int, rounds: int) -> Iterator[Watch]:
-    """A bar over all runs and rounds; where stderr is no terminal, a line a finished run."""
+    """A bar over all runs and rounds; where stderr is no terminal, one line per finished run."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _plain_line

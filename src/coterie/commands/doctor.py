@@ -1,4 +1,4 @@
-"""A look at an experiment before it costs anything: data, clients, memory, time."""
+"""Checks an experiment before it is run: data, clients, memory, time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -107,7 +107,7 @@ def verify(out: Path) -> dict[str, list[str]]:
 
 
 def _faults(out: Path) -> list[str]:
-    """What differs from the manifest of a comparison, a sentence each."""
+    """What differs from the manifest of a comparison, one sentence per file."""
     if not (out / files.MANIFEST).is_file():
         return [f"has no {files.MANIFEST}: it is not finished; 'coterie resume' finishes it"]
     manifest = files.read_json(out / files.MANIFEST)

@@ -11,6 +11,7 @@ from ..core.ranges import LARGEST
 from ..core.tree import Tree
 from ..engines.base import COMPILED
 from ..errors import CoterieWarning, StoreError
+from ..results import kinds
 from ..results.history import Log
 from ..storage import files
 from ..training.rounds import Begin
@@ -81,6 +82,7 @@ def unfinished_run(path: Path) -> UnfinishedRun | None:
         not whole
         or not all(isinstance(config.get(key), kind) for key, kind in expected.items())
         or not isinstance(environment.get("resumed", []), list)
+        or not kinds.KINDS["a list of texts"](environment.get("argv", []))
     ):
         raise _altered(path)
     if not _whole_ran(environment.get(run_folder.RAN, {})):
@@ -93,8 +95,9 @@ def unfinished_run(path: Path) -> UnfinishedRun | None:
 
 def _altered(path: Path) -> StoreError:
     return StoreError(
-        f"{path / run_folder.CONFIG}: is not as a run writes it; expected its config, hash and "
-        "resolved engine; the run cannot be continued, start it again in another folder"
+        f"{path}: {run_folder.CONFIG} and {run_folder.ENVIRONMENT} are not as a run writes them; "
+        "expected its config, hash, resolved engine and command; the run cannot be continued, "
+        "start it again in another folder"
     )
 
 

@@ -40,7 +40,7 @@ def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
 
 
 def learning_curves(comparison: "Comparison") -> Markup:
-    """The mean test score after every evaluated round, a line a method, mean over seeds."""
+    """The mean test score after every evaluated round: one line per method, the mean over seeds."""
     drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
     height, left, top, bottom = 320.0, 38.0, 12.0, 36.0
     right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
@@ -59,7 +59,7 @@ def learning_curves(comparison: "Comparison") -> Markup:
         content.append(polyline(points, class_="line", stroke=colour(comparison, method), **alone))
     content += _end_labels(comparison, list(drawn), ends, WIDTH - right, (top, height - bottom))
     what = words.METRIC_NAMES[comparison.metric]
-    return figure(WIDTH, height, f"Mean {what} over rounds, a line a method", *content)
+    return figure(WIDTH, height, f"Mean {what} over rounds, one line per method", *content)
 
 
 MOST_LINES = 60  # clients that have a line of their own; of more, every few one has
@@ -139,7 +139,7 @@ def _end_labels(
 
 
 def gains(comparison: "Comparison") -> Markup:
-    """Each client's gain over its own local model: a dot a client and seed, a row a method."""
+    """Each client's gain over its local model: one dot per client and seed, one row per method."""
     methods = [method for method in comparison.methods if method != LOCAL]
     found = {method: comparison.gains(method) for method in methods}
     grid = ticks(*_extent([*found.values(), np.zeros(1)]), about=6)
@@ -153,7 +153,9 @@ def gains(comparison: "Comparison") -> Markup:
     ]
     for i, method in enumerate(methods):
         content += _gain_row(comparison, method, found[method], x, top + row * i, row)
-    return figure(WIDTH, height, "Each client's gain over training alone, a row a method", *content)
+    return figure(
+        WIDTH, height, "Each client's gain over training alone, one row per method", *content
+    )
 
 
 def _gain_axis(grid: Sequence[float], x: Scale, base: float, metric: str) -> list[Markup]:

@@ -89,7 +89,7 @@ class Compared(ABC, Generic[AnyRun]):
         return self.runs[0].history.metric
 
     def of_method(self, method: str) -> tuple[AnyRun, ...]:
-        """One method's runs, a seed each."""
+        """The runs of one method, one per seed."""
         return tuple(run for run in self.runs if run.method == method)
 
     def of_seed(self, seed: int) -> dict[str, History]:
@@ -109,7 +109,7 @@ class Compared(ABC, Generic[AnyRun]):
 
     @cached_property
     def rows(self) -> tuple[MethodRow, ...]:
-        """A row a method."""
+        """One row per method."""
         return tuple(_row(self, method) for method in self.methods)
 
     @cached_property

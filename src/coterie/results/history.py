@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..training.rounds import Record
 
 Line = dict[str, Any]  # one round, as a line of rounds.jsonl
-Scores = dict[str, Floats]  # for each name of SCORES, a number a client [K]
+Scores = dict[str, Floats]  # for each name of SCORES, one number per client [K]
 Matrix = NDArray[np.float32]  # [K, K]
 Packed = Any  # a Matrix, or a scipy.sparse.csr_array of one
 
@@ -112,7 +112,7 @@ def _lack(federation: "Federation", i: int) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """One run: a line a round, and in evaluated rounds a number a client."""
+    """One run: one line per round, and in evaluated rounds one score per client."""
 
     method: str
     seed: int
@@ -138,10 +138,10 @@ class History:
 
     @property
     def weights(self) -> Matrix | None:
-        """The last collaboration matrix in which anybody draws on another ``[K, K]``.
+        """The last collaboration matrix in which a client gives weight to another one ``[K, K]``.
 
-        A method may fall silent when it has nothing more to gain (FedFomo does); what it found
-        before is then what counts. None for methods that have no such matrix.
+        A method may stop to weigh others when it gains nothing more by it (FedFomo does); its last
+        weights on others are then shown. None for methods that have no such matrix.
         """
         for packed in reversed(self.matrices):
             if metrics.any_others(packed):

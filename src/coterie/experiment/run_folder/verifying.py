@@ -36,7 +36,7 @@ NOT_AS_WRITTEN = (
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with a finished run's folder, a sentence each; empty when all is as written."""
+    """What is wrong with a finished run's folder, in sentences; none where all is as written."""
     refuse_links(path)
     refuse_newer(path / CONFIG)
     return _files(path) or _contents(path)
