@@ -12,11 +12,11 @@ import pytest
 from coterie.core import metrics
 from coterie.errors import StoreError
 from coterie.experiment.run_folder import RunFolder, collect
-from coterie.report import figures, matrices, page, svg, table, words
+from coterie.report import figures, matrices, page, pieces, svg, table, words
 from coterie.report.outcomes import Comparison, RunResult
 from coterie.report.run_page import run_page
 from coterie.results.alarms import raise_alarms, same_run
-from coterie.results.history import Log
+from coterie.results.history import History, Log
 from synthetic import (
     CLIENTS,
     GROUPS,
@@ -371,6 +371,15 @@ def test_the_page_of_a_run_says_whom_a_client_learns_most_from():
 def test_the_page_of_a_run_draws_at_most_sixty_lines(clients):
     text = run_page(run_of("fedavg", who=roster(clients)).data)
     assert text.count('class="client"') == {1: 1, 60: 60, 130: 44}[clients]
+
+
+def test_a_page_draws_no_matrix_of_very_many_clients(monkeypatch, comparison):
+    """A run of 10,000 clients must not need gigabytes for its page."""
+    assert "Who learns from whom" in page.page(comparison)
+    monkeypatch.setattr(pieces, "MOST_DRAWN", CLIENTS - 1)
+    monkeypatch.setattr(History, "weights", property(lambda _: pytest.fail("made dense")))
+    for text in (page.page(comparison), run_page(run_of("fedamp").data)):
+        assert "Who learns from whom" not in text
 
 
 def test_names_on_the_page_of_a_run_are_text_and_nothing_else():

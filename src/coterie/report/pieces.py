@@ -12,9 +12,11 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..results.history import History, Roster
+from ..results.history import History, Matrix, Roster
 from ..storage import files
 from . import matrices, words
+
+MOST_DRAWN = 1000  # clients; a larger matrix would take minutes and gigabytes to draw
 
 
 class Card(NamedTuple):
@@ -43,9 +45,14 @@ def unbroken(text: str) -> str:
     return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
 
 
+def drawn_weights(history: History) -> Matrix | None:
+    """The weights of clients on one another; None where there are none, or too many clients."""
+    return history.weights if len(history.roster) <= MOST_DRAWN else None
+
+
 def card(history: History, stroke: str) -> Card | None:
-    """Who learns from whom in one run; None for methods that have no such matrix."""
-    A, name = history.weights, words.label(history.method)
+    """Who learns from whom in one run; None where that is not drawn."""
+    A, name = drawn_weights(history), words.label(history.method)
     if A is None:
         return None
     most = float((A - np.diag(A.diagonal())).max())

@@ -166,7 +166,7 @@ def _client_lines(history: History) -> list[ClientFacts]:
 
 def _sources(history: History) -> list[str]:
     """For each client the other one that it gives most weight to, in the last matrix."""
-    A, names = history.weights, history.roster.clients
+    A, names = pieces.drawn_weights(history), history.roster.clients
     if A is None:
         return [words.NONE] * len(names)
     others = np.where(np.eye(len(A), dtype=bool), -np.inf, A)

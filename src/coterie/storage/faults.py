@@ -30,7 +30,7 @@ POINTS = {
     "finish.models": "the predictors are written",
     "finish.summary": "the page and the manifest are missing",
     "finish.page": "only the manifest is missing",
-    "finish.manifest": "the run is finished, leftovers are still there",
+    "finish.manifest": "the run is finished, its checkpoints are still there",
     "compare.cell": "one run of a comparison is finished",
     "compare.report": "all runs are finished, the report is not written",
     "compare.manifest": "the report is written, the comparison's manifest is not",
