@@ -382,6 +382,21 @@ def test_a_page_draws_no_matrix_of_very_many_clients(monkeypatch, comparison):
         assert "Who learns from whom" not in text
 
 
+@pytest.mark.parametrize("weight", [None, 0.0, 1.0, -1.0, math.nan, math.inf, 1e38])
+@pytest.mark.parametrize("score", [0.0, math.nan, math.inf, -math.inf, 1e300, -1e300])
+@pytest.mark.parametrize("clients", [1, 3, 30])
+def test_a_page_of_a_diverged_run_is_made_without_a_warning(weight, score, clients):
+    """A run whose page fails could never be finished."""
+    A = None if weight is None else np.full((clients, clients), weight)
+    log = Log("fedamp", 0, "rmse", roster(clients))
+    for index in range(2):
+        with np.errstate(all="ignore"):
+            log.append(record(index, np.full(clients, score), A))
+    with np.errstate(all="ignore"):
+        data = collect(log, mixture(clients), {}, {})
+    read_page(run_page(data))
+
+
 def test_names_on_the_page_of_a_run_are_text_and_nothing_else():
     who = roster(names=(EVIL, *(f"c{i}" for i in range(1, CLIENTS))))
     data = run_of("fedamp", who=who).data

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .outcomes import Comparison
 
 WIDTH = 440.0
+LARGEST_SCORE = 1e100  # scores beyond it have left every axis
 RADII = (4.2, 3.2, 2.4, 1.7)  # of dots, the largest that hides none
 COLOURS = 7  # --c1 … --c7 of the page's style; more methods go round again
 
@@ -30,6 +31,11 @@ def colour(comparison: "Comparison", method: str) -> str:
     if method == LOCAL:
         return "var(--alone)"
     return f"var(--c{others.index(method) % COLOURS + 1})"
+
+
+def _drawable(scores: Floats) -> Floats:
+    """The scores, with those of a diverged run that no axis can show as infinite ones."""
+    return np.where(np.abs(scores) > LARGEST_SCORE, np.copysign(np.inf, scores), scores)
 
 
 def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
@@ -68,7 +74,7 @@ MOST_LINES = 60  # clients that have a line of their own; of more, every few one
 def client_curves(history: History) -> Markup:
     """The test score of each client after every evaluated round of one run, and their mean."""
     height, left, top, bottom, right = 320.0, 38.0, 12.0, 36.0, 54.0
-    shown = history.test[:, :: -(-len(history.roster) // MOST_LINES)]
+    shown = _drawable(history.test)[:, :: -(-len(history.roster) // MOST_LINES)]
     rounds, means = _curve([history])
     grid = ticks(*_extent([shown, means]))
     first, last = int(rounds[0]) + 1, int(rounds[-1]) + 1
@@ -93,7 +99,7 @@ def client_curves(history: History) -> Markup:
 
 def _curve(histories: Sequence[History]) -> tuple[NDArray[np.int64], Floats]:
     means = np.array([metrics.mean_known(history.test) for history in histories])
-    return histories[0].rounds, metrics.mean_known(means.T)
+    return histories[0].rounds, _drawable(metrics.mean_known(means.T))
 
 
 def _level_lines(
@@ -141,7 +147,7 @@ def _end_labels(
 def gains(comparison: "Comparison") -> Markup:
     """Each client's gain over its local model: one dot per client and seed, one row per method."""
     methods = [method for method in comparison.methods if method != LOCAL]
-    found = {method: comparison.gains(method) for method in methods}
+    found = {method: _drawable(comparison.gains(method)) for method in methods}
     grid = ticks(*_extent([*found.values(), np.zeros(1)]), about=6)
     row, top, bottom = 66.0, 4.0, 44.0
     height = top + row * max(1, len(methods)) + bottom

@@ -18,6 +18,8 @@ from . import matrices, words
 
 MOST_DRAWN = 1000  # clients; a larger matrix would take minutes and gigabytes to draw
 
+LARGEST_WEIGHT = 1e6  # products of larger ones may exceed float32
+
 
 class Card(NamedTuple):
     """One method's collaboration matrix at the end of one run."""
@@ -46,8 +48,12 @@ def unbroken(text: str) -> str:
 
 
 def drawn_weights(history: History) -> Matrix | None:
-    """The weights of clients on one another; None where there are none, or too many clients."""
-    return history.weights if len(history.roster) <= MOST_DRAWN else None
+    """The weights of clients on one another; None where there are none, or too many clients.
+
+    Numbers that a diverged run made (NaN, infinite, huge) are drawn as no weight.
+    """
+    A = history.weights if len(history.roster) <= MOST_DRAWN else None
+    return None if A is None else np.where(np.abs(A) < LARGEST_WEIGHT, A, np.float32(0))
 
 
 def card(history: History, stroke: str) -> Card | None:

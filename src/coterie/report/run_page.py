@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core import metrics
 from ..core.metrics import Floats
 from ..experiment.run_folder import RunData
 from ..results.history import History, Line
+from ..results.summary import last_score
 from . import figures, pieces, words
 from .outcomes import RunResult
 from .table import run_facts
@@ -76,7 +76,7 @@ def run_page(data: RunData) -> str:
 def _sentence(data: RunData) -> str:
     """Where the clients ended."""
     history, metric = data.history, data.history.metric
-    mean = float(metrics.mean_known(history.last))
+    mean = last_score(data.summary)
     text = (
         f"{words.label(history.method)} gives a mean {words.METRIC_NAMES[metric]} of "
         f"{words.number(mean, metric)}{words.unit(metric)} after {len(history.lines)} rounds"
