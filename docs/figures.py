@@ -24,9 +24,10 @@ from coterie.experiment.config.loading import WRITTEN
 from coterie.report import words
 from coterie.report.figures import WIDTH, learning_curves
 from coterie.report.matrices import heatmap
-from coterie.report.outcomes import LOCAL, Comparison, RunResult
+from coterie.report.outcomes import Comparison, RunResult
 from coterie.report.svg import Scale, figure, polyline, tag
 from coterie.results.history import History, dense
+from coterie.results.judgement import LOCAL
 
 DOCS = Path(__file__).parent
 HEADING = "## At work"

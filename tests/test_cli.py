@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import coterie
+from coterie import api
 from coterie.adapt import ADAPTATIONS
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.commands import cli
@@ -145,6 +146,50 @@ def test_every_seed_has_clients_of_its_own(command, work):
     command("compare", *QUICK, "--methods", "local", "--seeds", "3,1", "--out", "mine")
     read = [json.loads((work / f"mine/local/seed-{s}/summary.json").read_text()) for s in (3, 1)]
     assert read[0]["partition_fingerprint"] != read[1]["partition_fingerprint"]
+
+
+def test_a_run_writes_its_page_and_lists_it(command, work, monkeypatch):
+    options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
+    code, out, _ = command("run", *options, "--out", "mine")
+    place = work / "mine" / "report.html"
+    assert code == 0
+    assert out.endswith(f"page: {Path('mine') / 'report.html'}\n")
+    text = place.read_text()
+    assert "coterie run" in text
+    assert "FedAMP" in text
+    assert "report.html" in json.loads((work / "mine" / "MANIFEST.json").read_text())["files"]
+    assert command("verify", "mine")[0] == 0
+    place.write_text(text.replace("FedAMP", "FedArm"))
+    assert "report.html has changed" in command("verify", "mine")[1]
+
+
+def test_a_resumed_run_writes_its_page_too(command, work, monkeypatch):
+    options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "append", stop)
+    assert command("run", *options, "--out", "mine")[0] == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(work)
+    code, out, _ = command("resume", "mine")
+    assert code == 0
+    assert "page: " in out
+    assert (work / "mine" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["run", "compare"])
+def test_a_command_resolves_its_config_once(command, monkeypatch, name):
+    calls, configure = [], api.configure
+
+    def counted(*given, **options):
+        calls.append(given)
+        return configure(*given, **options)
+
+    monkeypatch.setattr(api, "configure", counted)
+    assert command(name, *QUICK, "--out", "mine")[0] == 0
+    assert len(calls) == 1
 
 
 def test_the_folder_of_a_run_has_a_name_of_its_own(command, work):
@@ -330,7 +375,7 @@ def test_an_interrupt_is_no_traceback(command, monkeypatch):
     def stop(*_arguments, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("coterie.api.compare", stop)
+    monkeypatch.setattr("coterie.api.compare_config", stop)
     code, _, err = command("compare")
     assert code == 130
     assert "interrupted" in err

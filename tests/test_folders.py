@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie.errors import StoreError
-from coterie.experiment import artifacts, checkpoint, run_folder
-from coterie.experiment.run_folder import RunFolder
-from coterie.results.history import SCORES
+from coterie.experiment import checkpoint, run_folder
+from coterie.experiment.environment import environment
+from coterie.experiment.run_folder import RunFolder, stored_logs, stored_models
+from coterie.results.history import SCORES, Log
 from coterie.storage import files, lock
 from hostile import TINY, StopError, contents, rewritten, unfinished
 from killing import command, finished, started, until
@@ -421,8 +422,8 @@ def test_a_comparison_that_was_begun_again_is_not_finished(compared):
 
 
 def test_the_digest_of_stored_models_is_that_of_the_models(whole):
-    assert artifacts.stored_digest(whole / run_folder.MODELS) == run_folder.digest(
-        artifacts.read_models(whole / run_folder.MODELS)
+    assert stored_models.stored_digest(whole / run_folder.MODELS) == stored_models.digest(
+        stored_models.read_models(whole / run_folder.MODELS)
     )
 
 
@@ -438,13 +439,13 @@ names = st.lists(
 
 
 def written(path, clients):
-    rows = artifacts.client_rows(
+    rows = stored_logs.client_rows(
         0,
         {name: np.zeros(len(clients)) for name in SCORES},
         roster(clients=len(clients), names=tuple(clients)),
     )
-    path.write_text(",".join(artifacts.COLUMNS) + "\n")
-    artifacts.append_clients(path, rows)
+    path.write_text(",".join(stored_logs.COLUMNS) + "\n")
+    stored_logs.append_clients(path, rows)
 
 
 @given(clients=names)
@@ -452,7 +453,7 @@ def test_no_name_is_a_formula_and_every_name_is_read_back(tmp_path_factory, clie
     """Also to a spreadsheet that takes semicolons or tabs for the ends of cells."""
     path = tmp_path_factory.getbasetemp() / "clients.csv"
     written(path, clients)
-    assert artifacts.read_clients(path)[1].clients == tuple(clients)
+    assert stored_logs.read_clients(path)[1].clients == tuple(clients)
     with path.open(newline="") as file:
         cells = [row[1] for row in csv.reader(file)][1:]
     for cell in cells:
@@ -463,11 +464,11 @@ def test_no_name_is_a_formula_and_every_name_is_read_back(tmp_path_factory, clie
 def test_a_run_with_formulae_for_names_is_read_and_continued(tmp_path):
     clients = ("=cmd|' /C calc'!A0", "@SUM(1)", "+1", "-1", "\t=1", "'quoted", "''", "a;=b", "a")
     clients += ("=cmd|' /C calc'!A1", "", "a\rb")
-    log = run_folder.Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
-    folder = RunFolder.create(tmp_path / "run", log, {}, run_folder.environment())
+    log = Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
+    folder = RunFolder.create(tmp_path / "run", log, {}, environment())
     for i, row in enumerate(scores("fedfomo", 7, 3)):
         folder.append(record(i, row, grouped(0.9)))
-    again = run_folder.Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
+    again = Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
     folder = RunFolder.reopen(folder.path, again, 2)
     folder.append(record(2, scores("fedfomo", 7, 3)[2], grouped(0.9)))
     folder.finish(mixture())

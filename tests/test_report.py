@@ -1,3 +1,4 @@
+import dataclasses
 import html.parser
 import io
 import json
@@ -10,11 +11,12 @@ import pytest
 
 from coterie.errors import StoreError
 from coterie.experiment.run_folder import RunFolder, collect
-from coterie.report import figures, matrices, page, svg, table, words
+from coterie.report import figures, matrices, page, pieces, svg, table, words
 from coterie.report.outcomes import Comparison, RunResult
+from coterie.report.run_page import run_page
 from coterie.results import statistics
 from coterie.results.alarms import raise_alarms, same_run
-from coterie.results.history import Log
+from coterie.results.history import History, Log
 from synthetic import (
     CLIENTS,
     GROUPS,
@@ -323,6 +325,87 @@ def test_names_from_users_are_text_and_nothing_else(comparison):
         read_page(text)
     assert "&lt;script&gt;" in page.page(whole)
     assert "coterie compare &#39;&lt;script" in page.page(whole)
+
+
+def test_the_page_of_a_run_stands_alone_and_tells_everything():
+    made = run_of("fedfomo")
+    text = run_page(made.data)
+    reader = read_page(text)
+    assert {"table", "svg", "details", "h1"} <= reader.seen
+    assert reader.seen.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert text.count('class="client"') == CLIENTS  # one line per client
+    for name in made.history.roster.clients:
+        assert f'<th scope="row">{name}</th>' in text
+    assert [f'<th scope="row">{r + 1}</th>' in text for r in range(20)] == [True] * 20
+    assert "Who learns from whom" in text
+    assert "site-1 (not finite)" in text  # round 3 left it out
+    assert "Uploads were left out as not finite: 1." in text
+    assert made.summary["digest"] in text
+
+
+def test_the_page_of_a_run_has_its_alarms_and_its_gain():
+    alone = run_of("local")
+    copy = run_of("fedavg", test=alone.history.test, references={"local": alone.history})
+    text = run_page(copy.data)
+    assert "Read this first" in text
+    assert "equals_local" in text
+    assert "Who learns from whom" not in text
+    assert "0.0 compared with each client’s own local model" in text
+    assert "Read this first" not in run_page(
+        run_of("fedamp", test=np.full((2, CLIENTS), 50.0)).data
+    )
+
+
+def test_the_page_of_a_run_says_whom_a_client_learns_most_from():
+    """By the largest entry of its row beside its own; nobody where it gives no weight."""
+    log = Log("fedamp", 0, "accuracy", roster(3))
+    A = np.array([[0.9, 0.0, 0.1], [0.0, 1.0, 0.0], [0.3, 0.2, 0.5]])
+    log.append(record(0, np.array([50.0, 60.0, 70.0]), A))
+    text = run_page(collect(log, mixture(3), {}, {}))
+    cells = re.findall(r'<th scope="row">(site-\d)</th>.*?<td>([^<]*)</td><td>—</td></tr>', text)
+    assert cells == [("site-0", "site-2 (0.1)"), ("site-1", "—"), ("site-2", "site-0 (0.3)")]
+
+
+@pytest.mark.parametrize("clients", [1, 60, 130])
+def test_the_page_of_a_run_draws_at_most_sixty_lines(clients):
+    text = run_page(run_of("fedavg", who=roster(clients)).data)
+    assert text.count('class="client"') == {1: 1, 60: 60, 130: 44}[clients]
+
+
+def test_a_page_draws_no_matrix_of_very_many_clients(monkeypatch, comparison):
+    """A run of 10,000 clients must not need gigabytes for its page."""
+    assert "Who learns from whom" in page.page(comparison)
+    monkeypatch.setattr(pieces, "MOST_DRAWN", CLIENTS - 1)
+    monkeypatch.setattr(History, "weights", property(lambda _: pytest.fail("made dense")))
+    for text in (page.page(comparison), run_page(run_of("fedamp").data)):
+        assert "Who learns from whom" not in text
+
+
+@pytest.mark.parametrize("weight", [None, 0.0, 1.0, -1.0, math.nan, math.inf, 1e38])
+@pytest.mark.parametrize("score", [0.0, math.nan, math.inf, -math.inf, 1e300, -1e300])
+@pytest.mark.parametrize("clients", [1, 3, 30])
+def test_a_page_of_a_diverged_run_is_made_without_a_warning(weight, score, clients):
+    """A run whose page fails could never be finished."""
+    A = None if weight is None else np.full((clients, clients), weight)
+    log = Log("fedamp", 0, "rmse", roster(clients))
+    for index in range(2):
+        with np.errstate(all="ignore"):
+            log.append(record(index, np.full(clients, score), A))
+    with np.errstate(all="ignore"):
+        data = collect(log, mixture(clients), {}, {})
+    read_page(run_page(data))
+
+
+def test_names_on_the_page_of_a_run_are_text_and_nothing_else():
+    who = roster(names=(EVIL, *(f"c{i}" for i in range(1, CLIENTS))))
+    data = run_of("fedamp", who=who).data
+    data = dataclasses.replace(
+        data, config={EVIL: EVIL}, environment={"argv": ["coterie", "run", EVIL]}
+    )
+    text = run_page(data)
+    assert read_page(text).seen.isdisjoint({"script"})
+    assert EVIL not in text
 
 
 def test_a_page_of_clients_without_scores_is_made_too():

@@ -18,6 +18,7 @@ from coterie.algorithms import ALGORITHMS
 from coterie.errors import CoterieWarning, StoreError
 from coterie.experiment import checkpoint, run_folder
 from coterie.experiment.checkpoint import SHARE, Keeper
+from coterie.experiment.environment import environment
 from coterie.storage import faults, files
 from killing import command, finished, started, until
 from support import METHODS
@@ -447,7 +448,7 @@ def test_other_versions_are_named(stopped):
     assert note["after_rounds"] == 2
     assert note["changed"] == {
         "torch": torch.__version__,
-        "source": run_folder.environment()["source"],
+        "source": environment()["source"],
     }
 
 

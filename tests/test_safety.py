@@ -19,6 +19,7 @@ from coterie.engines import auto
 from coterie.engines.base import MOST_THREADS
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, StoreError, printable
 from coterie.experiment import run_folder, source
+from coterie.experiment.environment import environment
 from coterie.report.outcomes import Comparison
 from coterie.storage import cache
 from hostile import TINY, rewritten, unfinished
@@ -322,6 +323,8 @@ def test_a_folder_that_cannot_be_ends_in_one_message(command, work, path):
     [
         ("environment.json", {"threads": 100_000}),
         ("environment.json", {"resumed": 7}),
+        ("environment.json", {"argv": 7}),
+        ("environment.json", {"argv": [7]}),
         ("config.json", {"resolved": {"engine": "vmap", "chunk": "x"}}),
         ("config.json", {"resolved": {"engine": "../x"}}),
         ("config.json", {"resolved": {"engine": "loop", "threads": 100_000}}),
@@ -331,7 +334,7 @@ def test_a_folder_that_cannot_be_ends_in_one_message(command, work, path):
         ("config.json", {"hash": None}),
         ("config.json", {"run": []}),
     ],
-    ids=range(10),
+    ids=range(12),
 )
 def test_an_unfinished_run_with_odd_facts_is_not_continued(command, made, tmp_path, file, changes):
     run = Path(shutil.copytree(made, tmp_path / "run"))
@@ -394,7 +397,7 @@ def test_git_is_never_run(canary, work, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
     (work / ".git").mkdir()
     (work / ".git" / "HEAD").write_text("0" * 40)
-    assert run_folder.environment()["git_commit"] != "0" * 40
+    assert environment()["git_commit"] != "0" * 40
     assert not canary.exists()
 
 

@@ -33,7 +33,8 @@ from coterie.data.simulation import Simulation
 from coterie.engines import simulator
 from coterie.engines.evaluation import judge
 from coterie.engines.states import StateStore, in_files, in_memory
-from coterie.experiment import artifacts, checkpoint
+from coterie.experiment import checkpoint
+from coterie.experiment.run_folder import stored_models
 from coterie.results import collaboration
 from coterie.storage import files, packing
 from coterie.training.rounds import Begin, train
@@ -296,11 +297,11 @@ def test_predictors_are_written_without_another_copy_of_them(tmp_path, monkeypat
     models[10:20] = models[0]
     mixture = Mixture(torch.ones(40, 1), models)
     with Count() as count:
-        artifacts.write_models(tmp_path / "models.safetensors", mixture)
+        stored_models.write_models(tmp_path / "models.safetensors", mixture)
     assert count.largest <= 4 * 3000
     found = load_file(tmp_path / "models.safetensors")
     assert found["models"].shape == (30, 3000)
-    back = artifacts.read_models(tmp_path / "models.safetensors")
+    back = stored_models.read_models(tmp_path / "models.safetensors")
     assert torch.equal(back.models, models)
     assert torch.equal(back.weights, mixture.weights)
 
@@ -308,10 +309,10 @@ def test_predictors_are_written_without_another_copy_of_them(tmp_path, monkeypat
 def test_a_predictor_that_all_have_is_written_once(tmp_path):
     models = torch.rand(1, 2, 5).expand(4, 2, 5)
     mixture = Mixture(torch.rand(4, 2), models)
-    artifacts.write_models(tmp_path / "models.safetensors", mixture)
-    back = artifacts.read_models(tmp_path / "models.safetensors")
+    stored_models.write_models(tmp_path / "models.safetensors", mixture)
+    back = stored_models.read_models(tmp_path / "models.safetensors")
     assert torch.equal(back.models, models)
-    assert artifacts.digest(back) == artifacts.digest(mixture)
+    assert stored_models.digest(back) == stored_models.digest(mixture)
 
 
 @pytest.mark.parametrize("dtype", list(packing.DTYPES))

@@ -11,10 +11,12 @@ from safetensors.torch import load_file
 from coterie.core.algorithm import Mixture
 from coterie.data.federation import Dataset, Federation
 from coterie.errors import StoreError
-from coterie.experiment import artifacts, run_folder
-from coterie.experiment.run_folder import RunFolder
+from coterie.experiment import run_folder
+from coterie.experiment.environment import environment
+from coterie.experiment.run_folder import RunFolder, stored_arrays, stored_logs, stored_models
 from coterie.results import history
-from coterie.results.history import SCORES, Log, Roster, summarise
+from coterie.results.history import SCORES, Log, Roster
+from coterie.results.summary import summarise
 from coterie.storage import files
 from coterie.training.rounds import Rejection
 from synthetic import CLIENTS, GROUPS, grouped, mixture, record, roster, scores
@@ -35,7 +37,7 @@ def records(count=4):
 @pytest.fixture
 def made(tmp_path):
     """A finished run's folder and what it was made from."""
-    folder = RunFolder.create(tmp_path / "run", log_of(), CONFIG, run_folder.environment())
+    folder = RunFolder.create(tmp_path / "run", log_of(), CONFIG, environment())
     for each in records():
         folder.append(each)
     return folder.path, folder.finish(mixture())
@@ -53,7 +55,7 @@ def test_the_folder_holds_exactly_the_files_of_the_design(made):
         "rounds.jsonl",
         "summary.json",
     ]
-    assert json.loads((path / "config.json").read_text()) == CONFIG
+    assert json.loads((path / "config.json").read_text()) == {"format": 1, **CONFIG}
     where = json.loads((path / "environment.json").read_text())
     assert where["argv"] == sys.argv
     assert where["versions"]["torch"] == torch.__version__
@@ -167,11 +169,11 @@ def test_the_digest_is_the_sha256_over_the_clients_own_of_weights_then_models():
         total.update(b"f4[2, 5]" + models.tobytes())
         own.append(total.hexdigest())
     expected = hashlib.sha256("\n".join(own).encode()).hexdigest()
-    assert run_folder.digest(given) == expected
+    assert stored_models.digest(given) == expected
     strided = Mixture(given.weights, given.models.transpose(1, 2).contiguous().transpose(1, 2))
-    assert run_folder.digest(strided) == expected
+    assert stored_models.digest(strided) == expected
     swapped = Mixture(given.weights.flip(0), given.models.flip(0))
-    assert run_folder.digest(swapped) != expected
+    assert stored_models.digest(swapped) != expected
 
 
 def test_a_model_of_weight_zero_is_no_part_of_the_digest():
@@ -181,12 +183,14 @@ def test_a_model_of_weight_zero_is_no_part_of_the_digest():
         torch.cat([given.models, torch.full((3, 1, 5), -7.0)], 1),
     )
     other = Mixture(padded.weights, padded.models.where(padded.models != -7, -1.0))
-    assert run_folder.digest(padded) == run_folder.digest(other) == run_folder.digest(given)
+    assert (
+        stored_models.digest(padded) == stored_models.digest(other) == stored_models.digest(given)
+    )
 
 
 def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
     monkeypatch.setattr(history, "SPARSE_FROM", 10)
-    monkeypatch.setattr(artifacts, "DENSE_UP_TO", 3 * CLIENTS**2 - 1)
+    monkeypatch.setattr(stored_arrays, "DENSE_UP_TO", 3 * CLIENTS**2 - 1)
     folder = RunFolder.create(tmp_path / "run", log_of(), {}, {})
     wanted = [grouped(share) for share in (0.5, 0.7, 1.0)]
     for index, A in enumerate(wanted):
@@ -266,7 +270,7 @@ def test_the_torn_start_of_a_line_is_not_a_line(tmp_path):
     folder.append(records()[0])
     with (tmp_path / "clients.csv").open("a") as file:
         file.write("0")  # of round 10
-    assert [index for index, _ in artifacts.read_clients(tmp_path / "clients.csv")[0]] == [0]
+    assert [index for index, _ in stored_logs.read_clients(tmp_path / "clients.csv")[0]] == [0]
 
 
 def test_verify_names_the_file_that_changed(made):

@@ -24,6 +24,7 @@ import torch
 import coterie
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.experiment import checkpoint, run_folder
+from coterie.experiment.environment import environment
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "digits"},
@@ -199,7 +200,7 @@ def main() -> None:
     torch.set_num_threads(1)
     luck = random.Random(asked.seed)
     methods = [*ALGORITHMS, *ALIASES]
-    where = run_folder.environment()
+    where = environment()
     rows, total, wrong = [], 0, 0
     with tempfile.TemporaryDirectory() as folder:
         for i, method in enumerate(methods):

@@ -3,13 +3,16 @@
     import coterie
     print(coterie.compare(rounds=10))
 
-Names are imported when they are first used, so that ``import coterie`` is quick.
+Names are imported when they are first used, so that ``import coterie`` is quick. What is public is
+listed in docs/README.md: the names of ``__all__`` and a few packages.
 """
 
 import importlib
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from .core import old_paths
 
 __version__ = "0.1.0"
 
@@ -69,7 +72,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Importing the module ``coterie.run`` must not hide the function ``coterie.run``."""
+    """Importing the old module ``coterie.run`` must not hide the function ``coterie.run``."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (isinstance(value, ModuleType) and name in __all__):
@@ -77,3 +80,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+old_paths.install()

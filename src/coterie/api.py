@@ -11,34 +11,57 @@ Without ``out`` nothing is written to disk. What is written survives a kill at a
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from . import __version__
 from .core.imports import Code, Given
 from .errors import ConfigError, StoreError, did_you_mean
-from .experiment import comparison_folder, interrupt, run_folder
-from .experiment.assemble import Assembly, assemble, check_methods
+from .experiment import cells, comparison_folder, interrupt, run_folder
+from .experiment.assemble import assemble, check_methods
 from .experiment.comparison_folder import COMPARE
-from .experiment.config.loading import canonical, config_hash, load
-from .experiment.config.methods import Method
+from .experiment.config.loading import canonical, load
 from .experiment.config.options import OPTIONS
 from .experiment.config.schema import Config
-from .experiment.resume import Left, left
-from .experiment.runner import Progress, Watch, drive
+from .experiment.resume import unfinished_run
+from .experiment.runner import Watch, drive
 from .report.outcomes import Comparison, RunResult
-from .results.history import History
+from .report.run_page import run_page
 from .storage import faults, files, lock
 
 Source = Config | Mapping[str, Any] | str | Path | None
-FIRST = ("local", "fedavg")  # what other methods are compared with has to be there before them
 
 
-def configure(source: Source = None, **flags: Any) -> Config:
+class Options(TypedDict, total=False):
+    """The options of the command line by their names, as Python takes them; None is left out."""
+
+    data: str | None
+    partition: str | None
+    clients: int | None
+    model: str | None
+    method: str | None
+    methods: Sequence[str] | str | None
+    rounds: int | None
+    participation: float | None
+    seed: int | None
+    seeds: int | Sequence[int] | None
+    epochs: int | None
+    batch: int | None
+    lr: float | None
+    engine: str | None
+    device: str | None
+    adapt: str | None
+    out: str | Path | None
+    set: Mapping[str, Any] | None  # any other field by its dotted name
+    code: Given  # folders in which code that the config names may lie
+
+
+def configure(source: Source = None, **options: Unpack[Options]) -> Config:
     """The config of a source with the options of the command line applied to it."""
-    changes, code = dict(flags.pop("set", None) or {}), flags.pop("code", None)
-    for name, value in flags.items():
+    changes, code = dict(options.get("set") or {}), options.get("code")
+    for name, value in options.items():
+        if name in ("set", "code"):
+            continue
         if name not in OPTIONS:
             known = did_you_mean(name, [*OPTIONS, "set", "code"])
             raise ConfigError(f"there is no option '{name}'; {known}")
@@ -50,9 +73,15 @@ def configure(source: Source = None, **flags: Any) -> Config:
     return load(source, changes, code)
 
 
-def run(source: Source = None, *, progress: Watch | None = None, **flags: Any) -> RunResult:
+def run(
+    source: Source = None, *, progress: Watch | None = None, **options: Unpack[Options]
+) -> RunResult:
     """Run one method with one seed."""
-    config = configure(source, **flags)
+    return run_config(configure(source, **options), progress)
+
+
+def run_config(config: Config, progress: Watch | None = None) -> RunResult:
+    """Run the one method of a config."""
     method = config.method()
     config = config.single(method, config.run.seed)
     out, assembly = _folder(config), assemble(config)
@@ -60,45 +89,42 @@ def run(source: Source = None, *, progress: Watch | None = None, **flags: Any) -
         comparison_folder.refuse_used(out)
         run_folder.refuse_used(out)
     with _held(out) as stop:
-        return drive(assembly, method, config.run.seed, out, stop=stop, progress=progress)
+        cell = assembly, method, config.run.seed, out
+        return RunResult(drive(*cell, stop=stop, progress=progress, render=run_page))
 
 
-def compare(source: Source = None, *, progress: Watch | None = None, **flags: Any) -> Comparison:
+def compare(
+    source: Source = None, *, progress: Watch | None = None, **options: Unpack[Options]
+) -> Comparison:
     """Run several methods, Local always among them, with every seed on the same clients.
 
     A run that is already finished in the folder, with the same config and version, is read instead;
     one that was interrupted is continued.
     """
-    config = configure(source, **flags)
+    return compare_config(configure(source, **options), progress)
+
+
+def compare_config(config: Config, progress: Watch | None = None) -> Comparison:
+    """Run all methods and seeds of a config."""
     methods, out = config.methods(), _folder(config)
     assembly = assemble(config)
     if out is not None:
         comparison_folder.refuse_run(out)
-    for method in methods:
-        for seed in config.seeds:
-            _found(assembly, method, seed, out)  # what is refused is refused before any training
+        cells.check_cells(assembly, methods, out)
     check_methods(assembly, methods)
     with _held(out) as stop:
         if out is not None:
             comparison_folder.unseal(out)
-            files.write_json(out / COMPARE, canonical(config))
-        done: dict[tuple[str, int], RunResult] = {}
-        for seed in config.seeds:
-            known: dict[str, History] = {}
-            for method in sorted(methods, key=_turn):
-                stop.here()
-                result = _cell(assembly, method, seed, out, stop, known, progress)
-                faults.at("compare.cell")
-                done[method.label, seed] = result
-                if method.label in FIRST:
-                    known[method.label] = result.history
-        runs = [done[method.label, seed] for method in methods for seed in config.seeds]
-        comparison = Comparison.of(runs, out)
+            comparison_folder.write_asked(out, canonical(config))
+        done = cells.run_cells(
+            assembly, methods, out, stop=stop, progress=progress, render=run_page
+        )
+        comparison = Comparison.of(map(RunResult, done), out)
         faults.at("compare.report")
         if out is not None:
             comparison.write(out)
             faults.at("compare.manifest")
-            comparison_folder.seal(out, [run.path for run in runs if run.path is not None])
+            comparison_folder.seal(out, [data.path for data in done if data.path is not None])
     return comparison
 
 
@@ -112,32 +138,31 @@ def resume(
     """
     path, allowed = files.folder_of(path, "RUN"), Code.of(code, installed=False)
     if (path / COMPARE).is_file():
-        return compare(_asked(path, allowed), progress=progress)
+        return compare_config(_asked(path, allowed), progress)
     if run_folder.finished(path):
         if run_folder.untidy(path):
             with lock.held(path):
                 run_folder.tidy(path)
         return RunResult.read(path)
-    if left(path) is None:
+    if unfinished_run(path) is None:
         raise StoreError(
             f"{path}: holds no run to continue; expected a folder of 'coterie run' or 'coterie "
             "compare'; a run that was stopped before it began has nothing to lose: start it again"
         )
     with _held(path) as stop:
-        unfinished = left(path)
+        unfinished = unfinished_run(path)
         if unfinished is None:  # another process has finished it in this moment
             return RunResult.read(path)
         config = load(unfinished.tables, {"run.out": str(path)}, allowed)
-        return drive(
-            assemble(config),
-            config.method(),
-            config.run.seed,
-            path,
+        data = drive(
+            *(assemble(config), config.method(), config.run.seed, path),
             stop=stop,
-            references=_beside(path),
+            references=cells.references_beside(path),
             progress=progress,
             left=unfinished,
+            render=run_page,
         )
+        return RunResult(data)
 
 
 def expected(path: str | Path, code: Given = None) -> tuple[int, int]:
@@ -146,20 +171,13 @@ def expected(path: str | Path, code: Given = None) -> tuple[int, int]:
     if (path / COMPARE).is_file():
         config = _asked(path, allowed)
         return len(config.methods()) * len(config.seeds), config.run.rounds
-    found = left(path)
+    found = unfinished_run(path)
     return 1, 1 if found is None else load(found.tables, code=allowed).run.rounds
 
 
 def _asked(path: Path, code: Code) -> Config:
     """The config of a comparison, from its folder."""
-    comparison_folder.refuse_links(path)
-    tables = files.read_json(path / COMPARE)
-    if not isinstance(tables, dict):
-        raise StoreError(
-            f"{path / COMPARE}: is not as a comparison writes it; expected its config; start the "
-            "comparison again in another folder"
-        )
-    return load(tables, {"run.out": str(path)}, code)
+    return load(comparison_folder.read_asked(path), {"run.out": str(path)}, code)
 
 
 def verify(path: str | Path) -> dict[str, list[str]]:
@@ -187,72 +205,5 @@ def _held(out: Path | None) -> Iterator[interrupt.Stop]:
         yield stop
 
 
-def _beside(path: Path) -> dict[str, History]:
-    """Finished runs of Local and FedAvg next to a run of a comparison."""
-    home = path.resolve().parent.parent
-    places = {name: home / name / path.resolve().name for name in FIRST}
-    if not (home / COMPARE).is_file():
-        return {}
-    return {name: RunResult.read(p).history for name, p in places.items() if run_folder.finished(p)}
-
-
-def _turn(method: Method) -> int:
-    return FIRST.index(method.label) if method.label in FIRST else len(FIRST)
-
-
 def _folder(config: Config) -> Path | None:
     return None if config.run.out is None else files.folder_of(config.run.out, "run.out")
-
-
-def _cell(
-    assembly: Assembly,
-    method: Method,
-    seed: int,
-    out: Path | None,
-    stop: interrupt.Stop,
-    known: Mapping[str, History],
-    progress: Watch | None,
-) -> RunResult:
-    """One run of a comparison: read, continued, or run from its first round."""
-    found = _found(assembly, method, seed, out)
-    if isinstance(found, RunResult):
-        if progress is not None:
-            turns = assembly.config.run.rounds
-            step = Progress(method.label, seed, turns, turns, None, reused=True, more=turns)
-            progress(step)
-        return found
-    place = None if out is None else comparison_folder.place(out, method.label, seed)
-    with contextlib.nullcontext() if place is None else lock.held(place):
-        found = _found(assembly, method, seed, out)  # nobody else writes into it now
-        if isinstance(found, RunResult):
-            return found
-        return drive(
-            *(assembly, method, seed, place),
-            stop=stop,
-            references=known,
-            progress=progress,
-            left=found,
-        )
-
-
-def _found(
-    assembly: Assembly, method: Method, seed: int, out: Path | None
-) -> RunResult | Left | None:
-    """A run of the very same config, finished or not; any other run in its place is refused."""
-    if out is None:
-        return None
-    place = comparison_folder.place(out, method.label, seed)
-    asked = config_hash(assembly.config.single(method, seed))
-    if run_folder.finished(place):
-        found = RunResult.read(place)
-        same = found.data.config.get("hash") == asked
-        if same and found.data.environment.get("coterie") == __version__:
-            run_folder.refuse_other_data(place, assembly.federations[seed])
-            return found
-    unfinished = left(place)
-    if unfinished is not None:
-        unfinished.refuse_other(asked)
-        run_folder.refuse_other_data(place, assembly.federations[seed])
-        return unfinished
-    run_folder.refuse_used(place)
-    return None

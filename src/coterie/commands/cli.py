@@ -75,7 +75,7 @@ def compare(config: str | None, given: dict[str, Any]) -> None:
 
     asked = default_out(api.configure(config, **given))
     with progress_on_stderr(len(asked.methods()) * len(asked.seeds), asked.run.rounds) as watch:
-        show_comparison(api.compare(asked, progress=watch))
+        show_comparison(api.compare_config(asked, watch))
 
 
 @app.command()
@@ -83,12 +83,11 @@ def compare(config: str | None, given: dict[str, Any]) -> None:
 def run(config: str | None, given: dict[str, Any]) -> None:
     """Run one method."""
     from .. import api
-    from .console import default_out, progress_on_stderr, show
+    from .console import default_out, progress_on_stderr, show_run
 
     asked = default_out(api.configure(config, **given))
     with progress_on_stderr(1, asked.run.rounds) as watch:
-        result = api.run(asked, progress=watch)
-    show(result)
+        show_run(api.run_config(asked, watch))
 
 
 @app.command()
@@ -103,7 +102,7 @@ def resume(
     """
     from .. import api
     from ..report.outcomes import Comparison
-    from .console import progress_on_stderr, show, show_comparison
+    from .console import progress_on_stderr, show_comparison, show_run
 
     runs, rounds = api.expected(folder, code)
     with progress_on_stderr(runs, rounds) as watch:
@@ -111,7 +110,7 @@ def resume(
     if isinstance(found, Comparison):
         show_comparison(found)
     else:
-        show(found)
+        show_run(found)
 
 
 @app.command()

@@ -14,7 +14,7 @@ from ..experiment.config.loading import config_hash
 from ..experiment.config.schema import Config
 from ..experiment.runner import Progress as Step
 from ..experiment.runner import Watch
-from ..report.outcomes import Comparison
+from ..report.outcomes import Comparison, RunResult
 
 
 def default_out(config: Config) -> Config:
@@ -28,7 +28,7 @@ def default_out(config: Config) -> Config:
 
 @contextlib.contextmanager
 def progress_on_stderr(runs: int, rounds: int) -> Iterator[Watch]:
-    """A bar over all runs and rounds; where stderr is no terminal, a line a finished run."""
+    """A bar over all runs and rounds; where stderr is no terminal, one line per finished run."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _plain_line
@@ -90,6 +90,13 @@ def show_comparison(comparison: Comparison) -> None:
     show(comparison.verdict)
     if comparison.path is not None:
         show(f"\nfolder: {comparison.path}\npage:   {comparison.path / REPORT}")
+
+
+def show_run(result: RunResult) -> None:
+    """The numbers of one run, and where its page is."""
+    show(result)
+    if result.path is not None and (result.path / REPORT).is_file():
+        show(f"\npage: {result.path / REPORT}")
 
 
 def show(text: object) -> None:

@@ -1,14 +1,14 @@
-"""A look at an experiment before it costs anything: data, clients, memory, time."""
+"""Checks an experiment before it is run: data, clients, memory, time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..api import Source, configure
+from ..api import Options, Source, configure
 from ..compiled.kernels import native
 from ..core import tree
 from ..core.algorithm import round_of
@@ -40,9 +40,9 @@ class Diagnosis:
         return "\n".join(map(printable, [*lines, *(f"warning: {w}" for w in self.warnings)]))
 
 
-def doctor(source: Source = None, **flags: object) -> Diagnosis:
+def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
     """Check a config and its data without training; a few steps are timed for the estimate."""
-    config = configure(source, **flags)
+    config = configure(source, **options)
     methods, assembly = config.methods(), assemble(config)
     seed = config.seeds[0]
     on = simulation_of(assembly, methods[-1].build(), seed)

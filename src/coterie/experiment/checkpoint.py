@@ -49,7 +49,7 @@ Listing = dict[str, dict[str, Any]]  # name: bytes and sha256
 Arrays = dict[str, Tensor]
 
 
-class Stored(NamedTuple):
+class StoredCheckpoint(NamedTuple):
     """A checkpoint that has been read and checked."""
 
     rounds: int
@@ -105,7 +105,7 @@ def _read_leaf(name: str, like: Tensor, arrays: Mapping[str, Tensor]) -> Tensor 
     return RowTable(like, dict(zip(ids, rows, strict=True)))
 
 
-def restore(stored: Stored, server: Tree, states: Tree) -> tuple[Tree, Tree]:
+def restore(stored: StoredCheckpoint, server: Tree, states: Tree) -> tuple[Tree, Tree]:
     """The trees of a checkpoint, in the structure of those a method begins with."""
     for part, like, arrays in zip(
         PARTS, (server, states), (stored.server, stored.states), strict=True
@@ -214,7 +214,7 @@ def clear(run: Path) -> None:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def newest(run: Path) -> tuple[Stored | None, list[str]]:
+def newest(run: Path) -> tuple[StoredCheckpoint | None, list[str]]:
     """The newest checkpoint that is as it was written, and what is wrong with newer ones."""
     files.refuse_links(run, [FOLDER])
     wrong: list[str] = []
@@ -234,7 +234,7 @@ def _candidates(home: Path) -> list[Path]:
     return [home / name for name in sorted({n for n in names if _NAME.fullmatch(n)}, reverse=True)]
 
 
-def read(folder: Path, run: Path) -> Stored:
+def read(folder: Path, run: Path) -> StoredCheckpoint:
     """A checkpoint, every byte of it checked before it is used."""
     rounds, listing, logs = _manifest(folder)
     for name, promised in logs.items():
@@ -244,7 +244,7 @@ def read(folder: Path, run: Path) -> Stored:
         path = folder / f"{part}.safetensors"
         _check_file(path, listing[path.name])
         arrays.append(_unpacked(path))
-    return Stored(rounds, folder, logs, *arrays)
+    return StoredCheckpoint(rounds, folder, logs, *arrays)
 
 
 def _manifest(folder: Path) -> tuple[int, Listing, Listing]:

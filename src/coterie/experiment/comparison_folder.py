@@ -1,15 +1,16 @@
 """The folder of a comparison: where its runs lie, its manifest, and the check of both.
 
-compare.json                  what was asked for
+compare.json                  what was asked for, and the folder's format
 comparison.json, report.html  the table, the verdict, the page
-METHOD/seed-N/                a run each
+METHOD/seed-N/                the folder of one run
 MANIFEST.json                 sha256 and size of the files above and of each run's own manifest;
                               written last, so a comparison without it is unfinished
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import StoreError
 from ..storage import files, lock
@@ -33,6 +34,24 @@ def _refuse_link(path: Path) -> None:
             f"{path}: is a link; expected a folder of this comparison; nothing was changed; copy "
             "the run into its place, or choose another folder with --out"
         )
+
+
+def write_asked(out: Path, tables: Mapping[str, Any]) -> None:
+    """Write what was asked for, with the format of the folder."""
+    files.write_json(out / COMPARE, {run_folder.FORMAT_KEY: run_folder.FORMAT, **tables})
+
+
+def read_asked(out: Path) -> dict[str, Any]:
+    """The config of a comparison, from its folder; one of a newer format is refused."""
+    refuse_links(out)
+    run_folder.refuse_newer(out / COMPARE)
+    tables = files.read_json(out / COMPARE)
+    if not isinstance(tables, dict):
+        raise StoreError(
+            f"{out / COMPARE}: is not as a comparison writes it; expected its config; start the "
+            "comparison again in another folder"
+        )
+    return {name: table for name, table in tables.items() if name != run_folder.FORMAT_KEY}
 
 
 def refuse_links(out: Path) -> None:
@@ -74,6 +93,7 @@ def seal(out: Path, runs: Iterable[Path]) -> None:
 def verify(out: Path) -> dict[str, list[str]]:
     """What is wrong in a comparison and each of its runs; empty lists where all is as written."""
     refuse_links(out)
+    run_folder.refuse_newer(out / COMPARE)
     places = sorted(found for found in out.glob("*/seed-*") if found.is_dir())
     for found in places:
         _refuse_link(found.parent)
@@ -87,20 +107,43 @@ def verify(out: Path) -> dict[str, list[str]]:
 
 
 def _faults(out: Path) -> list[str]:
-    """What differs from the manifest of a comparison, a sentence each."""
+    """What differs from the manifest of a comparison, one sentence per file."""
     if not (out / files.MANIFEST).is_file():
         return [f"has no {files.MANIFEST}: it is not finished; 'coterie resume' finishes it"]
     manifest = files.read_json(out / files.MANIFEST)
     promised = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(promised, dict) or not {*FILES} <= promised.keys():
         return [f"{files.MANIFEST} does not list {', '.join(FILES)}"]
-    wrong = []
-    for name, entry in promised.items():
-        run, _, last = name.rpartition("/")
-        if name not in FILES and not (_PLACE.fullmatch(run) and last == files.MANIFEST):
-            wrong.append(f"{files.MANIFEST} lists {name}, which is no file of a comparison")
-        elif not (out / name).is_file():
-            wrong.append(f"{name} is missing")
-        elif files.described(out / name) != entry:
-            wrong.append(f"{name} has changed since the comparison was finished")
-    return wrong
+    wrong = [fault for name, entry in promised.items() if (fault := _fault(out, name, entry))]
+    if wrong:
+        return wrong
+    names = [*FILES, *(f"{name}/{files.MANIFEST}" for name in run_names(out))]
+    if list(promised) != names:
+        return [f"{files.MANIFEST} does not list the runs of {COMPARISON} in its order"]
+    return run_folder.manifest_faults(out, {name: files.described(out / name) for name in names})
+
+
+def _fault(out: Path, name: str, entry: object) -> str | None:
+    """A sentence where a file is not as the manifest says."""
+    run, _, last = name.rpartition("/")
+    if name not in FILES and not (_PLACE.fullmatch(run) and last == files.MANIFEST):
+        return f"{files.MANIFEST} lists {name}, which is no file of a comparison"
+    if not (out / name).is_file():
+        return f"{name} is missing"
+    if files.described(out / name) != entry:
+        return f"{name} has changed since the comparison was finished"
+    return None
+
+
+def run_names(out: Path) -> list[str]:
+    """Where the runs of a comparison are, seen from its folder, in its order."""
+    found = files.read_json(out / COMPARISON)
+    runs = found.get("runs") if isinstance(found, dict) else None
+    tables = runs if isinstance(runs, list) else [None]
+    names = [run.get("path") if isinstance(run, dict) else None for run in tables]
+    if not all(isinstance(name, str) for name in names):
+        raise StoreError(
+            f"{out / COMPARISON}: is not as a comparison writes it; expected a list of runs, each "
+            "with its path; check the folder with 'coterie verify'"
+        )
+    return [str(name) for name in names]

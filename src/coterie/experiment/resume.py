@@ -1,4 +1,4 @@
-"""What an interrupted run has left, and how to go on from there."""
+"""Finds an unfinished run in its folder and continues it from its newest checkpoint."""
 
 import warnings
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from ..core.ranges import LARGEST
 from ..core.tree import Tree
 from ..engines.base import COMPILED
 from ..errors import CoterieWarning, StoreError
+from ..results import kinds
 from ..results.history import Log
 from ..storage import files
 from ..training.rounds import Begin
@@ -23,7 +24,7 @@ SAME = ("coterie", "source", "python", "versions", "device", "device_name", "thr
 UNBOUNDED = LARGEST  # MiB: the chunk was chosen when the run began
 
 
-class Left(NamedTuple):
+class UnfinishedRun(NamedTuple):
     """A folder with an unfinished run."""
 
     path: Path
@@ -67,11 +68,12 @@ class Left(NamedTuple):
         return config.model_copy(update={"engine": engine})
 
 
-def left(path: Path) -> Left | None:
+def unfinished_run(path: Path) -> UnfinishedRun | None:
     """The unfinished run of a folder; None where there is none."""
     run_folder.refuse_links(path)
     if run_folder.finished(path) or not (path / run_folder.CONFIG).is_file():
         return None
+    run_folder.refuse_newer(path / run_folder.CONFIG)
     config = files.read_json(path / run_folder.CONFIG)
     where = path / run_folder.ENVIRONMENT
     environment = files.read_json(where) if where.is_file() else {}
@@ -81,6 +83,7 @@ def left(path: Path) -> Left | None:
         not whole
         or not all(isinstance(config.get(key), kind) for key, kind in expected.items())
         or not isinstance(environment.get("resumed", []), list)
+        or not kinds.KINDS["a list of texts"](environment.get("argv", []))
     ):
         raise _altered(path)
     if not _whole_ran(environment.get(run_folder.RAN, {})):
@@ -88,13 +91,14 @@ def left(path: Path) -> Left | None:
             f"{where}: '{run_folder.RAN}' is not as a run writes it; expected how each call was "
             "done; the run cannot be continued, start it again in another folder"
         )
-    return Left(path, config, environment)
+    return UnfinishedRun(path, config, environment)
 
 
 def _altered(path: Path) -> StoreError:
     return StoreError(
-        f"{path / run_folder.CONFIG}: is not as a run writes it; expected its config, hash and "
-        "resolved engine; the run cannot be continued, start it again in another folder"
+        f"{path}: {run_folder.CONFIG} and {run_folder.ENVIRONMENT} are not as a run writes them; "
+        "expected its config, hash, resolved engine and command; the run cannot be continued, "
+        "start it again in another folder"
     )
 
 
@@ -107,7 +111,7 @@ def _whole_ran(ran: Any) -> bool:
 
 
 def reopen(
-    found: Left,
+    found: UnfinishedRun,
     log: Log,
     start: tuple[Tree, Tree],
     where: Mapping[str, Any],
@@ -136,7 +140,7 @@ def reopen(
     return folder, Begin(done, server, states, accepted), stored.folder
 
 
-def _refuse_uncompiled(found: Left, choice: Mapping[str, Any]) -> None:
+def _refuse_uncompiled(found: UnfinishedRun, choice: Mapping[str, Any]) -> None:
     """Refuse to go on in torch with steps that were compiled: the last bits would differ."""
     compiled = COMPILED in found.ways.values()
     if compiled and not choice.get("compiled"):

@@ -9,7 +9,6 @@ from ..core.buffers import governed
 from ..core.metrics import mean_known
 from ..data.manifest import manifest
 from ..engines import Engine
-from ..report.outcomes import RunResult
 from ..results.history import History, Log, Roster
 from ..storage import faults
 from ..training.guard import Guard
@@ -20,8 +19,9 @@ from .checkpoint import Keeper
 from .config.loading import canonical, config_hash
 from .config.methods import Method
 from .config.schema import Config
+from .environment import environment
 from .interrupt import Stop
-from .resume import Left
+from .resume import UnfinishedRun
 
 
 class Progress(NamedTuple):
@@ -51,9 +51,13 @@ def drive(
     stop: Stop,
     references: Mapping[str, History] | None = None,
     progress: Watch | None = None,
-    left: Left | None = None,
-) -> RunResult:
-    """One run; with a folder it is written down round by round, and ``left`` is continued."""
+    left: UnfinishedRun | None = None,
+    render: run_folder.Render | None = None,
+) -> run_folder.RunData:
+    """One run; with a folder it is written down round by round, and ``left`` is continued.
+
+    ``render`` makes the page that is written into the folder when the run is finished.
+    """
     asked, algorithm = assembly.config.single(method, seed), method.build()
     if left is not None:
         left.refuse_other(config_hash(asked))
@@ -68,7 +72,7 @@ def drive(
         engine = engine_of(left.with_engine(asked), on, left.ways, out)
     roster, swaps = Roster.of(federation), algorithm.traits.models_change_hands
     log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
-    config, where = written(asked, engine.choice), run_folder.environment(problem.device)
+    config, where = written(asked, engine.choice), environment(problem.device)
     folder, begin, keeper = None, None, None
     if out is not None and left is not None:
         folder, begin, newest = resume.reopen(
@@ -108,8 +112,8 @@ def drive(
         raise AssertionError("the last round of a run is always evaluated")
     if folder is None:
         where |= {run_folder.RAN: run_folder.ran(engine.forms)}
-        return RunResult(run_folder.collect(log, mixture, config, where, references))
-    return RunResult(folder.finish(mixture, references))
+        return run_folder.collect(log, mixture, config, where, references)
+    return folder.finish(mixture, references, render)
 
 
 def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:

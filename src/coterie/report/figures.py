@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .outcomes import Comparison
 
 WIDTH = 440.0
+LARGEST_SCORE = 1e100  # scores beyond it have left every axis
 RADII = (4.2, 3.2, 2.4, 1.7)  # of dots, the largest that hides none
 COLOURS = 7  # --c1 … --c7 of the page's style; more methods go round again
 
@@ -32,6 +33,11 @@ def colour(comparison: "Comparison", method: str) -> str:
     return f"var(--c{others.index(method) % COLOURS + 1})"
 
 
+def _drawable(scores: Floats) -> Floats:
+    """The scores, with those of a diverged run that no axis can show as infinite ones."""
+    return np.where(np.abs(scores) > LARGEST_SCORE, np.copysign(np.inf, scores), scores)
+
+
 def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
     """The smallest and the largest of all numbers that are numbers."""
     values = np.concatenate([array.ravel() for array in arrays])
@@ -40,7 +46,7 @@ def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
 
 
 def learning_curves(comparison: "Comparison") -> Markup:
-    """The mean test score after every evaluated round, a line a method, mean over seeds."""
+    """The mean test score after every evaluated round: one line per method, the mean over seeds."""
     drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
     height, left, top, bottom = 320.0, 38.0, 12.0, 36.0
     right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
@@ -59,12 +65,41 @@ def learning_curves(comparison: "Comparison") -> Markup:
         content.append(polyline(points, class_="line", stroke=colour(comparison, method), **alone))
     content += _end_labels(comparison, list(drawn), ends, WIDTH - right, (top, height - bottom))
     what = METRICS[comparison.metric].title
-    return figure(WIDTH, height, f"Mean {what} over rounds, a line a method", *content)
+    return figure(WIDTH, height, f"Mean {what} over rounds, one line per method", *content)
+
+
+MOST_LINES = 60  # clients that have a line of their own; of more, every few one has
+
+
+def client_curves(history: History) -> Markup:
+    """The test score of each client after every evaluated round of one run, and their mean."""
+    height, left, top, bottom, right = 320.0, 38.0, 12.0, 36.0, 54.0
+    shown = _drawable(history.test)[:, :: -(-len(history.roster) // MOST_LINES)]
+    rounds, means = _curve([history])
+    grid = ticks(*_extent([shown, means]))
+    first, last = int(rounds[0]) + 1, int(rounds[-1]) + 1
+    x = Scale(first, max(last, first + 1), left, WIDTH - right)
+    y = Scale(grid[0], grid[-1], height - bottom, top)
+
+    def points(scores: Floats) -> list[tuple[float, float]]:
+        return [(x(r + 1), y(v)) for r, v in zip(rounds, scores, strict=True)]
+
+    end = next((p[1] for p in reversed(points(means)) if math.isfinite(p[1])), y(grid[0]))
+    return figure(
+        WIDTH,
+        height,
+        f"{METRICS[history.metric].title} of each client over rounds",
+        *_level_lines(grid, y, left, WIDTH - right, history.metric),
+        *_round_axis(first, last, x, height - bottom),
+        *(polyline(points(scores), class_="client", stroke="var(--alone)") for scores in shown.T),
+        polyline(points(means), class_="line", stroke="var(--accent)"),
+        tag("text", "mean", x=WIDTH - right + 8, y=end + 4.5, class_="name", fill="var(--accent)"),
+    )
 
 
 def _curve(histories: Sequence[History]) -> tuple[NDArray[np.int64], Floats]:
     means = np.array([metrics.mean_known(history.test) for history in histories])
-    return histories[0].rounds, metrics.mean_known(means.T)
+    return histories[0].rounds, _drawable(metrics.mean_known(means.T))
 
 
 def _level_lines(
@@ -110,9 +145,9 @@ def _end_labels(
 
 
 def gains(comparison: "Comparison") -> Markup:
-    """Each client's gain over its own local model: a dot a client and seed, a row a method."""
+    """Each client's gain over its local model: one dot per client and seed, one row per method."""
     methods = [method for method in comparison.methods if method != LOCAL]
-    found = {method: comparison.gains(method) for method in methods}
+    found = {method: _drawable(comparison.gains(method)) for method in methods}
     grid = ticks(*_extent([*found.values(), np.zeros(1)]), about=6)
     row, top, bottom = 66.0, 4.0, 44.0
     height = top + row * max(1, len(methods)) + bottom
@@ -124,7 +159,9 @@ def gains(comparison: "Comparison") -> Markup:
     ]
     for i, method in enumerate(methods):
         content += _gain_row(comparison, method, found[method], x, top + row * i, row)
-    return figure(WIDTH, height, "Each client's gain over training alone, a row a method", *content)
+    return figure(
+        WIDTH, height, "Each client's gain over training alone, one row per method", *content
+    )
 
 
 def _gain_axis(grid: Sequence[float], x: Scale, base: float, metric: str) -> list[Markup]:

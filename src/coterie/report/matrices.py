@@ -14,7 +14,7 @@ ACCENT = (0, 114, 178)  # of images, which cannot take the page's colours
 
 
 def heatmap(A: NDArray[Any], history: History, title: str) -> Markup:
-    """A matrix over clients ordered by true group; the diagonal, oneself, is left grey.
+    """A matrix over clients ordered by true group; the diagonal (a client's own model) is grey.
 
     The scale runs to the largest weight on another client, for one's own often dwarfs all others.
     """

@@ -1,33 +1,14 @@
 """One page that holds a whole comparison: it needs no network, no script and no other file."""
 
-import json
-import re
-import shlex
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.metrics import METRICS
 from ..results.judgement import LOCAL, Claim
-from ..storage import files
-from . import figures, matrices, words
+from . import figures, pieces, words
 from .table import Table, notes, table, to_html
 
 if TYPE_CHECKING:
     from .outcomes import Comparison
-
-
-class Card(NamedTuple):
-    """One method's collaboration matrix at the end of its first seed's run."""
-
-    method: str
-    weights: Markup
-    shared: Markup
-    most: str  # the largest weight on another client
-    inside: Markup | None
 
 
 class ClientLine(NamedTuple):
@@ -44,58 +25,44 @@ class ClientLine(NamedTuple):
 
 def page(comparison: "Comparison") -> str:
     """The report as one HTML text; everything that comes from users is escaped."""
-    loader = PackageLoader("coterie.report", "templates")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    shown = table(comparison)
+    shown, last = table(comparison), comparison.runs[-1].data
     best = comparison.choice.method if comparison.choice else comparison.methods[-1]
-    return environment.get_template("report.html").render(
-        title="Is joining worth it?",
-        verdict=_unbroken(comparison.verdict),
-        facts=_facts(comparison),
-        alarms=[alarm for row in comparison.rows for alarm in row.alarms],
-        rejected=_rejected(comparison),
-        table=to_html(shown),
-        meanings=_meanings(shown),
-        notes=notes(comparison),
-        tests=_tests(comparison),
-        curves=figures.learning_curves(comparison),
-        gains=figures.gains(comparison) if len(comparison.methods) > 1 else None,
-        cards=_cards(comparison),
-        seed=comparison.seeds[0],
-        heads=[words.label(method) for method in comparison.methods],
-        clients=_clients(comparison, best),
-        best=words.label(best),
-        metric=METRICS[comparison.metric].title,
-        command=_command(comparison),
-        runs=comparison.to_dict()["runs"],
-        config=_pretty(comparison.runs[-1].data.config),
-        where=_pretty(comparison.runs[-1].data.environment),
+    return pieces.rendered(
+        "report.html",
+        {
+            "eyebrow": "coterie comparison",
+            "title": "Is joining worth it?",
+            "verdict": pieces.unbroken(comparison.verdict),
+            "facts": _facts(comparison),
+            "alarms": [alarm for row in comparison.rows for alarm in row.alarms],
+            "rejected": _rejected(comparison),
+            "table": to_html(shown),
+            "meanings": _meanings(shown),
+            "notes": notes(comparison),
+            "tests": _tests(comparison),
+            "curves": figures.learning_curves(comparison),
+            "gains": figures.gains(comparison) if len(comparison.methods) > 1 else None,
+            "cards": _cards(comparison),
+            "seed": comparison.seeds[0],
+            "heads": [words.label(method) for method in comparison.methods],
+            "clients": _clients(comparison, best),
+            "best": words.label(best),
+            "metric": METRICS[comparison.metric].title,
+            "command": pieces.command_of(last.environment),
+            "runs": comparison.to_dict()["runs"],
+            "config": pieces.pretty(last.config),
+            "where": pieces.pretty(last.environment),
+        },
     )
-
-
-def _unbroken(text: str) -> str:
-    """The text with numbers that stay on one line with their units."""
-    return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
 
 
 def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
     history = comparison.runs[0].history
-    roster = history.roster
-    groups = max(
-        (0 if r.history.roster.groups is None else len(set(r.history.roster.groups.tolist())))
-        for r in comparison.runs
-    )
-    size = (
-        f"{roster.n_train.min()}"
-        if len(set(roster.n_train.tolist())) == 1
-        else (f"{roster.n_train.min()}–{roster.n_train.max()}")
-    )
+    groups = max(pieces.groups_of(run.history.roster) for run in comparison.runs)
     facts = [
-        ("clients", str(len(roster))),
+        ("clients", str(len(history.roster))),
         ("true groups", str(groups)),
-        ("training samples a client", size),
+        ("training samples a client", pieces.samples_of(history.roster)),
         ("rounds", str(len(history.lines))),
         ("seeds", str(len(comparison.seeds))),
     ]
@@ -139,28 +106,14 @@ def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     return lines
 
 
-def _cards(comparison: "Comparison") -> list[Card]:
-    cards = []
-    for method in comparison.methods:
-        history = comparison.of_seed(comparison.seeds[0]).get(method)
-        A = None if history is None else history.weights
-        if history is None or A is None:
-            continue
-        name, most = words.label(method), float((A - np.diag(A.diagonal())).max())
-        cards.append(
-            Card(
-                name,
-                matrices.heatmap(
-                    A, history, f"{name}: weight of each row's client on each column's"
-                ),
-                matrices.heatmap(
-                    A @ A.T, history, f"{name}: how much two clients draw on the same"
-                ),
-                f"{most:.2g}",
-                matrices.inside_curve(history, figures.colour(comparison, method)),
-            )
-        )
-    return cards
+def _cards(comparison: "Comparison") -> list[pieces.Card]:
+    first = comparison.of_seed(comparison.seeds[0])
+    found = [
+        pieces.card(first[method], figures.colour(comparison, method))
+        for method in comparison.methods
+        if method in first
+    ]
+    return [card for card in found if card is not None]
 
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
@@ -186,15 +139,3 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
         )
         for i, name in enumerate(roster.clients)
     ]
-
-
-def _command(comparison: "Comparison") -> str | None:
-    """The command line that made this, where there was one."""
-    argv = comparison.runs[-1].data.environment.get("argv") or []
-    if not argv or Path(argv[0]).stem not in ("coterie", "__main__"):
-        return None
-    return shlex.join(["coterie", *argv[1:]])
-
-
-def _pretty(value: Any) -> str:
-    return json.dumps(files.plain(dict(value)), indent=2, ensure_ascii=False, default=str)

@@ -52,7 +52,8 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
     """
     if high <= low:
-        low, high = low - 0.5, high + 0.5
+        room = max(0.5, 1e-3 * abs(low))
+        low, high = low - room, high + room
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)

@@ -8,12 +8,14 @@ from markupsafe import Markup
 
 from ..core.metrics import METRICS
 from ..results.judgement import LOCAL
+from ..results.summary import BY_VALIDATION, LAST, score_field
 from . import words
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from .outcomes import Comparison, Row, RunResult
+    from ..results.comparison import MethodRow
+    from .outcomes import Comparison, RunResult
 
 
 class Heading(NamedTuple):
@@ -48,7 +50,7 @@ class TableColumn:
 
     head: str
     meaning: str
-    cell: Callable[["Row", "Comparison"], str]
+    cell: Callable[["MethodRow", "Comparison"], str]
     shown: Callable[["Comparison"], bool] = lambda _: True
 
     def heading(self, comparison: "Comparison") -> Heading:
@@ -80,25 +82,25 @@ def _some_serve_few(comparison: "Comparison") -> bool:
     return len({row.served for row in comparison.rows}) > 1
 
 
-def _score(name: str) -> Callable[["Row", "Comparison"], str]:
+def _score(name: str) -> Callable[["MethodRow", "Comparison"], str]:
     """The cell of a field of the row that is a score over seeds."""
     return lambda row, on: words.spread(getattr(row, name), on.metric)
 
 
-def _beside(row: "Row") -> list[str]:
+def _beside(row: "MethodRow") -> list[str]:
     """What alarms say beside the number, once each."""
     return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
 
 
-def _mean(row: "Row", on: "Comparison") -> str:
+def _mean(row: "MethodRow", on: "Comparison") -> str:
     return " ".join([words.spread(row.mean, on.metric), *_beside(row)])
 
 
-def _alone(row: "Row", on: "Comparison") -> str:
+def _alone(row: "MethodRow", on: "Comparison") -> str:
     return words.NONE if row.method == LOCAL else words.spread(row.alone, on.metric)
 
 
-def _worse_off(row: "Row", on: "Comparison") -> str:
+def _worse_off(row: "MethodRow", on: "Comparison") -> str:
     if row.method == LOCAL:
         return words.NONE
     clients = row.compared // max(1, len(on.of_method(row.method)))
@@ -235,20 +237,20 @@ def comparison_html(comparison: "Comparison") -> str:
     return str(Markup("<div>{}{}</div>").format(body, said))
 
 
-def _facts(result: "RunResult") -> list[tuple[str, str]]:
+def run_facts(result: "RunResult") -> list[tuple[str, str]]:
+    """The numbers of one run, each with its name."""
     found, metric = result.data.summary, result.history.metric
 
     def text(value: float | None) -> str:
         return words.NONE if value is None else words.number(float(value), metric)
 
-    prefix = "accuracy" if metric == "accuracy" else "score"
-    last = found[f"{prefix}_last"]
+    last = found[score_field(LAST, metric)]
     traffic = (found["bytes_up"] + found["bytes_down"]) / max(1, found["clients"])
     inside = found["in_group_weight"]
     return [
         (f"mean {METRICS[metric].title}", f"{text(last)}{words.unit(metric)}"),
         ("worst tenth", text(found["worst_tenth"])),
-        ("best by validation", text(found[f"{prefix}_best_by_validation"])),
+        ("best by validation", text(found[score_field(BY_VALIDATION, metric)])),
         *([("merge_val", "true: trained on validation data too")] if found["merge_val"] else []),
         ("best on test", text(found["bmta"])),
         ("each client's best round", text(found["best_of_rounds"])),
@@ -271,7 +273,7 @@ def _run_title(result: "RunResult") -> str:
 
 def run_text(result: "RunResult") -> str:
     """One run as ``repr`` shows it."""
-    facts = _facts(result)
+    facts = run_facts(result)
     width = max(len(name) for name, _ in facts)
     return "\n".join([_run_title(result), *(f"  {name:<{width}}  {text}" for name, text in facts)])
 
@@ -279,5 +281,5 @@ def run_text(result: "RunResult") -> str:
 def run_html(result: "RunResult") -> str:
     """One run as a notebook shows it."""
     cell = Markup('<tr><th scope="row" style="text-align:left">{}</th><td>{}</td></tr>')
-    rows = Markup("").join(cell.format(name, text) for name, text in _facts(result))
+    rows = Markup("").join(cell.format(name, text) for name, text in run_facts(result))
     return str(Markup("<table><caption>{}</caption>{}</table>").format(_run_title(result), rows))

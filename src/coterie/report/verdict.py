@@ -14,7 +14,8 @@ from ..results.mean_gain import AT_MOST, more, more_samples
 from . import words
 
 if TYPE_CHECKING:
-    from .outcomes import Comparison, Row
+    from ..results.comparison import MethodRow
+    from .outcomes import Comparison
 
 
 def verdict(comparison: "Comparison") -> str:
@@ -32,7 +33,7 @@ def verdict(comparison: "Comparison") -> str:
     return " ".join([*answer, *_warnings(comparison)])
 
 
-def _answer(comparison: "Comparison", row: "Row", found: Judgement) -> str:
+def _answer(comparison: "Comparison", row: "MethodRow", found: Judgement) -> str:
     outcome, metric = _outcome(comparison, row), comparison.metric
     lost = [one.client for one in found.clients if one.gain.gain == -math.inf]
     if lost:
@@ -61,7 +62,7 @@ def _answer(comparison: "Comparison", row: "Row", found: Judgement) -> str:
     )
 
 
-def _outcome(comparison: "Comparison", row: "Row") -> str:
+def _outcome(comparison: "Comparison", row: "MethodRow") -> str:
     metric, unit = comparison.metric, words.unit(comparison.metric)
     mean, alone = words.number(row.mean.mean, metric), words.number(row.alone.mean, metric)
     everybody = len(comparison.runs[0].history.roster)
@@ -112,7 +113,7 @@ def _advice(comparison: "Comparison", found: Judgement) -> str:
     return f"Even {AT_MOST:.0f} times as many test samples would not show a gain of this size."
 
 
-def _chosen(comparison: "Comparison", row: "Row") -> list[str]:
+def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
     """How the method was chosen among several, and which one is best on test data."""
     choice, metric = comparison.choice, comparison.metric
     if choice is None or choice.on == "nothing":
@@ -132,7 +133,7 @@ def _chosen(comparison: "Comparison", row: "Row") -> list[str]:
     return [f"{name} was chosen among {choice.tried} methods on validation data{rival}."]
 
 
-def _untested(comparison: "Comparison", row: "Row") -> str:
+def _untested(comparison: "Comparison", row: "MethodRow") -> str:
     return (
         f"Nothing is tested, for these runs were written without their answers to test samples: "
         f"{_outcome(comparison, row)}. Run them again with this version for a verdict."

@@ -5,8 +5,6 @@ folder gives the same history. Everything after it (summaries, alarms, tables, f
 function of histories, so a run in memory and a run on disk are judged by the same code.
 """
 
-import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -18,14 +16,14 @@ from ..core import metrics
 from ..core.metrics import Floats
 from ..core.paired import Outcomes
 from ..errors import StoreError
-from . import collaboration, statistics
+from . import collaboration
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
     from ..training.rounds import Record
 
 Line = dict[str, Any]  # one round, as a line of rounds.jsonl
-Scores = dict[str, Floats]  # for each name of SCORES, a number a client [K]
+Scores = dict[str, Floats]  # for each name of SCORES, one number per client [K]
 Matrix = NDArray[np.float32]  # [K, K]
 Packed = Any  # a Matrix, or a scipy.sparse.csr_array of one
 
@@ -115,7 +113,7 @@ def _lack(federation: "Federation", i: int) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """One run: a line a round, and in evaluated rounds a number a client."""
+    """One run: one line per round, and in evaluated rounds one score per client."""
 
     method: str
     seed: int
@@ -141,10 +139,10 @@ class History:
 
     @property
     def weights(self) -> Matrix | None:
-        """The last collaboration matrix in which anybody draws on another ``[K, K]``.
+        """The last collaboration matrix in which a client gives weight to another one ``[K, K]``.
 
-        A method may fall silent when it has nothing more to gain (FedFomo does); what it found
-        before is then what counts. None for methods that have no such matrix.
+        A method may stop to weigh others when it gains nothing more by it (FedFomo does); its last
+        weights on others are then shown. None for methods that have no such matrix.
         """
         for packed in reversed(self.matrices):
             if collaboration.any_others(packed):
@@ -233,65 +231,3 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
         line["in_group_weight"] = collaboration.in_group_weight(kin, *roster.truth(swaps))
         line["off_diagonal"] = collaboration.off_diagonal(A, record.clients)
     return line
-
-
-def summarise(
-    history: History, digest: str | None = None, local: History | None = None
-) -> dict[str, Any]:
-    """The numbers of ``summary.json``; those relative to Local are None where it is not given."""
-    metric, roster = history.metric, history.roster
-    prefix = "accuracy" if metric == "accuracy" else "score"
-    spread = statistics.over_clients(history.last, roster.n_test, metric)
-    means = metrics.mean_known(history.test)
-    by_val = None if history.merge_val else statistics.best_round(history.val, metric)
-    by_test = statistics.best_round(history.test, metric)
-    gained = None if local is None else metrics.gains(history.last, local.last, metric)
-    kin, truth = collaboration.add_up(history.matrices, history.swaps), roster.truth(history.swaps)
-    lines = history.lines
-    return {
-        "method": history.method,
-        "rounds": len(lines),
-        "seed": history.seed,
-        "metric": metric,
-        f"{prefix}_last": spread.mean,
-        f"{prefix}_best_by_validation": None if by_val is None else float(means[by_val]),
-        "round_best_by_validation": None if by_val is None else int(history.rounds[by_val]),
-        "bmta": None if by_test is None else float(means[by_test]),
-        "best_of_rounds": float(
-            metrics.mean_known(statistics.best_of_rounds(history.test, metric))
-        ),
-        "round_best_on_test": None if by_test is None else int(history.rounds[by_test]),
-        "weighted_mean": spread.weighted_mean,
-        "worst_tenth": spread.worst_tenth,
-        "best_tenth": spread.best_tenth,
-        "variance": spread.variance,
-        "variance_worst_tenth": spread.variance_worst,
-        "variance_best_tenth": spread.variance_best,
-        "relative_to_local": None if gained is None else float(metrics.mean_known(gained)),
-        "worse_than_local": None if gained is None else statistics.count_worse(gained),
-        "in_group_weight": None if kin is None else collaboration.in_group_weight(kin, *truth),
-        "weight_recovery_auc": None
-        if kin is None
-        else collaboration.weight_recovery(dense(kin), *truth),
-        "in_group_weight_of": "A A^T" if history.swaps else "A",
-        "clients": len(roster),
-        "clients_scored": spread.scored,
-        "clients_without_test": spread.unscored,
-        "clients_without_validation": roster.without_validation,
-        "merge_val": history.merge_val,
-        "weak_clients": dict(roster.weak),
-        "bytes_up": sum(line["bytes_up"] for line in lines),
-        "bytes_down": sum(line["bytes_down"] for line in lines),
-        "bytes_serve": sum(line["bytes_serve"] for line in lines),
-        "seconds": sum(line["seconds"] for line in lines),
-        "digest": digest,
-        "partition_fingerprint": roster.fingerprint,
-        "alarms": [],
-        "rejected": dict(Counter(r["reason"] for line in lines for r in line["rejected"])),
-    }
-
-
-def last_score(summary: Mapping[str, Any]) -> float:
-    """The mean at the end, under whichever name the metric gives it."""
-    value = summary.get("accuracy_last", summary.get("score_last"))
-    return math.nan if value is None else float(value)

@@ -15,7 +15,7 @@ was not trained on, the best on test data. That is a choice and no claim.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from .history import History
 from .mean_gain import MeanGain, mean_gain, of_one, widened
 
 if TYPE_CHECKING:
-    from ..report.outcomes import Comparison
+    from .comparison import Compared
 
 LOCAL = "local"
 Claim = Literal["better", "worse", "unclear"]
@@ -82,13 +82,13 @@ def claim(gain: float, p: float) -> Claim:
 # ---- the choice ----------------------------------------------------------------------------------
 
 
-def served(comparison: "Comparison", method: str) -> frozenset[int]:
+def served(comparison: "Compared[Any]", method: str) -> frozenset[int]:
     """The clients that have a predictor of a method and test data, with any seed."""
     known = ~np.isnan(comparison.gains(method)).all(0)
     return frozenset(np.flatnonzero(known).tolist())
 
 
-def compared(comparison: "Comparison") -> list[str]:
+def compared(comparison: "Compared[Any]") -> list[str]:
     """The methods beside Local whose means can be compared: they serve the same clients.
 
     Those that serve the most are taken, and of several such groups the first.
@@ -98,7 +98,7 @@ def compared(comparison: "Comparison") -> list[str]:
     return [method for method, clients in whom.items() if clients == most and most]
 
 
-def choose(comparison: "Comparison") -> Choice | None:
+def choose(comparison: "Compared[Any]") -> Choice | None:
     """The method of the best mean in the last round on validation data, else on test data."""
     rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
     if len(among) < 2:
@@ -110,7 +110,7 @@ def choose(comparison: "Comparison") -> Choice | None:
     return Choice(max(among, key=means.__getitem__), "validation" if known else "test", len(among))
 
 
-def best_on_test(comparison: "Comparison") -> str:
+def best_on_test(comparison: "Compared[Any]") -> str:
     """The best mean in the last round, Local's being taken over the clients the others serve.
 
     Local is the best of equals.
@@ -132,7 +132,7 @@ def validation_scores(history: History, served: Floats) -> Floats:
 # ---- the tests -----------------------------------------------------------------------------------
 
 
-def judge(comparison: "Comparison") -> dict[str, Judgement] | None:
+def judge(comparison: "Compared[Any]") -> dict[str, Judgement] | None:
     """Every method beside Local that has clients to judge; None where runs lack their outcomes."""
     if any(run.history.outcomes is None for run in comparison.runs):
         return None
@@ -180,7 +180,7 @@ def _clients(
 
 
 def _gains(
-    comparison: "Comparison", method: str, answers: Mapping[tuple[str, int], Sequence[Answers]]
+    comparison: "Compared[Any]", method: str, answers: Mapping[tuple[str, int], Sequence[Answers]]
 ) -> Found:
     """Each client's gain over all seeds, and the mean over clients."""
     runs, metric = comparison.of_method(method), comparison.metric

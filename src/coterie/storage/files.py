@@ -173,13 +173,33 @@ def write_json(path: Path, value: Any) -> None:
 # ---- reading -------------------------------------------------------------------------------------
 
 
+MOST_NESTED = 50  # lists and tables inside one another; runs write far fewer
+
+
+def from_json(text: str) -> Any:
+    """The value of JSON text; ValueError where it is none, or is nested too deep."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {MOST_NESTED} deep") from error
+    inside = [value]
+    for _ in range(MOST_NESTED):
+        tables = [part for part in inside if isinstance(part, dict | list)]
+        inside = [
+            part for one in tables for part in (one.values() if isinstance(one, dict) else one)
+        ]
+    if inside:
+        raise ValueError(f"it is nested more than {MOST_NESTED} deep")
+    return value
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise StoreError(f"{path}: missing; expected a finished run's folder") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path}: cannot be read ({error}); expected JSON text") from error
 
 

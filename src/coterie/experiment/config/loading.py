@@ -28,7 +28,7 @@ __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 
 ALL = "all"  # as run.methods: every method there is
 MOST_SEEDS = 10_000  # each is a run of every method
-WRITTEN = ("resolved", "asked", "hash")  # what a run adds to its config.json
+WRITTEN = ("format", "resolved", "asked", "hash")  # what a run adds to its config.json
 # The tables of a name, whose other fields belong to what the name stands for.
 NAMED = tuple(name for name, table in Config() if "options" in type(table).model_fields)
 

@@ -1,0 +1,117 @@
+"""The runs of a comparison, one per method and seed: each is read, continued, or run anew."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .. import __version__
+from ..results.history import History
+from ..storage import faults, lock
+from . import comparison_folder, run_folder
+from .assemble import Assembly
+from .config.loading import config_hash
+from .config.methods import Method
+from .interrupt import Stop
+from .resume import UnfinishedRun, unfinished_run
+from .run_folder import Render, RunData
+from .runner import Progress, Watch, drive
+
+FIRST = ("local", "fedavg")  # run before the others, whose alarms and gains refer to them
+
+
+def check_cells(assembly: Assembly, methods: Sequence[Method], out: Path) -> None:
+    """Refuse, before anything is trained, a folder in which a run can neither begin nor go on."""
+    for method in methods:
+        for seed in assembly.config.seeds:
+            _found(assembly, method, seed, comparison_folder.place(out, method.label, seed))
+
+
+def run_cells(
+    assembly: Assembly,
+    methods: Sequence[Method],
+    out: Path | None,
+    *,
+    stop: Stop,
+    progress: Watch | None,
+    render: Render,
+) -> list[RunData]:
+    """All runs, in the order of the methods and, for each, of the seeds."""
+    done: dict[tuple[str, int], RunData] = {}
+    for seed in assembly.config.seeds:
+        known: dict[str, History] = {}
+        for method in sorted(methods, key=_turn):
+            stop.here()
+            data = _cell(assembly, method, seed, out, stop, known, progress, render)
+            faults.at("compare.cell")
+            done[method.label, seed] = data
+            if method.label in FIRST:
+                known[method.label] = data.history
+    return [done[method.label, seed] for method in methods for seed in assembly.config.seeds]
+
+
+def references_beside(path: Path) -> dict[str, History]:
+    """The histories of finished runs of Local and FedAvg next to a run of a comparison."""
+    home = path.resolve().parent.parent
+    places = {name: home / name / path.resolve().name for name in FIRST}
+    if not (home / comparison_folder.COMPARE).is_file():
+        return {}
+    found = {name: place for name, place in places.items() if run_folder.finished(place)}
+    return {name: run_folder.read(place).history for name, place in found.items()}
+
+
+def _turn(method: Method) -> int:
+    return FIRST.index(method.label) if method.label in FIRST else len(FIRST)
+
+
+def _cell(
+    assembly: Assembly,
+    method: Method,
+    seed: int,
+    out: Path | None,
+    stop: Stop,
+    known: Mapping[str, History],
+    progress: Watch | None,
+    render: Render,
+) -> RunData:
+    """One run of a comparison."""
+    place = None if out is None else comparison_folder.place(out, method.label, seed)
+    found = _found(assembly, method, seed, place)
+    if isinstance(found, RunData):
+        if progress is not None:
+            turns = assembly.config.run.rounds
+            progress(Progress(method.label, seed, turns, turns, None, reused=True, more=turns))
+        return found
+    with contextlib.nullcontext() if place is None else lock.held(place):
+        found = _found(assembly, method, seed, place)  # nobody else writes into it now
+        if isinstance(found, RunData):
+            return found
+        return drive(
+            *(assembly, method, seed, place),
+            stop=stop,
+            references=known,
+            progress=progress,
+            left=found,
+            render=render,
+        )
+
+
+def _found(
+    assembly: Assembly, method: Method, seed: int, place: Path | None
+) -> RunData | UnfinishedRun | None:
+    """A run of the very same config, finished or not; any other run in its place is refused."""
+    if place is None:
+        return None
+    asked = config_hash(assembly.config.single(method, seed))
+    if run_folder.finished(place):
+        found = run_folder.read(place)
+        same = found.config.get("hash") == asked
+        if same and found.environment.get("coterie") == __version__:
+            run_folder.refuse_other_data(place, assembly.federations[seed])
+            return found
+    unfinished = unfinished_run(place)
+    if unfinished is not None:
+        unfinished.refuse_other(asked)
+        run_folder.refuse_other_data(place, assembly.federations[seed])
+        return unfinished
+    run_folder.refuse_used(place)
+    return None

@@ -1,0 +1,71 @@
+"""The folder of one run: everything needed to read it, draw it, repeat it and trust it.
+
+    config.json           what was run, resolved, and the folder's format; written before round 0
+    partition.json        who holds which samples, with hashes; written before round 0
+    environment.json      where it was run: versions, device, threads, command
+    rounds.jsonl          one line per round
+    clients.csv           one line per client and evaluated round
+    collaboration.npz     A [R, K, K], for methods that have one
+    models.safetensors    every client's predictor; identical models are stored once
+    predictions.npz       their answers to every test sample: the verdict is computed from them
+    summary.json          the numbers of the table
+    report.html           the run on one page
+    MANIFEST.json         sha256 and size of each file; written last, so a run without it is
+                          unfinished
+
+While a run goes on, its matrices are in ``collaboration.parts/``, one file per round, and
+``checkpoint/`` holds the state to continue from, so that a killed run can be continued
+(:meth:`RunFolder.reopen`).
+
+``names`` has the names and the format, ``stored_*`` one writer and one reader for each file,
+``writing`` the folder of a run that goes on, ``reading`` and ``verifying`` that of a finished one,
+``finished_run`` its data.
+"""
+
+from .finished_run import RAN, RunData, collect, ran
+from .names import (
+    CLIENTS,
+    CONFIG,
+    ENVIRONMENT,
+    FORMAT,
+    FORMAT_KEY,
+    MODELS,
+    REPORT,
+    ROUNDS,
+    finished,
+    refuse_links,
+    refuse_newer,
+    refuse_used,
+    tidy,
+    untidy,
+)
+from .reading import read
+from .verifying import manifest_faults, refuse_other_data, verify
+from .writing import Render, RunFolder
+
+__all__ = [
+    "CLIENTS",
+    "CONFIG",
+    "ENVIRONMENT",
+    "FORMAT",
+    "FORMAT_KEY",
+    "MODELS",
+    "RAN",
+    "REPORT",
+    "ROUNDS",
+    "Render",
+    "RunData",
+    "RunFolder",
+    "collect",
+    "finished",
+    "manifest_faults",
+    "ran",
+    "read",
+    "refuse_links",
+    "refuse_newer",
+    "refuse_other_data",
+    "refuse_used",
+    "tidy",
+    "untidy",
+    "verify",
+]

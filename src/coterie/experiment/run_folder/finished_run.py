@@ -1,0 +1,84 @@
+"""A finished run as data: its history, config, environment, summary and predictors."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.algorithm import Mixture
+from ...engines.base import Form
+from ...errors import StoreError
+from ...results.alarms import raise_alarms
+from ...results.history import History, Log
+from ...results.summary import summarise
+from ...storage import files
+from . import stored_models
+from .names import MODELS
+
+RAN = "ran"  # in the environment: how each form of a call was done
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """One finished run, in memory or read from its folder."""
+
+    history: History
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    path: Path | None = None
+    held: Mixture | None = None  # the predictors; None where they are in the folder
+
+    def mixture(self) -> Mixture:
+        """Every client's predictor: ``weights [K, r]``, ``models [K, r, P]``."""
+        if self.held is not None:
+            return self.held
+        if self.path is None:
+            raise StoreError("this run kept no models; expected a folder or models in memory")
+        return stored_models.read_models(self.path / MODELS)
+
+
+def collect(
+    log: Log,
+    mixture: Mixture,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    references: Mapping[str, History] | None = None,
+) -> RunData:
+    """A finished run in memory; ``references`` are the histories of ``local`` and ``fedavg``.
+
+    They must be of the same clients: a client is compared with itself.
+    """
+    history, known = log.history(), references or {}
+    for name, other in known.items():
+        if other.roster.fingerprint != history.roster.fingerprint:
+            raise StoreError(
+                f"{history.method} and {name} ran on different data (partition "
+                f"{history.roster.fingerprint} and {other.roster.fingerprint}); expected the same "
+                "clients; run both with the same seed and partition"
+            )
+    summary = summarise(history, stored_models.digest(mixture), known.get("local"))
+    summary["ran"] = _ran_summary(config, environment)
+    summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(history, known)]
+    return RunData(history, config, environment, files.plain(summary), held=mixture)
+
+
+def ran(forms: Iterable[Form]) -> dict[str, dict[str, str]]:
+    """How each form of a call was done, by the form's id."""
+    return {form.id: {"stage": form.stage, "way": form.way, "why": form.why} for form in forms}
+
+
+def _ran_summary(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What really ran: the engine, and how many forms of each stage were done in which way."""
+    chosen = config.get("resolved", {})
+    forms = [(f["stage"], f["way"], f["why"]) for f in environment.get(RAN, {}).values()]
+    counted = sorted(Counter(forms).items())
+    names = ("engine", "chunk", "compiler", "kernels")
+    return {
+        **{name: chosen.get(name) for name in names},
+        "calls": [
+            {"stage": stage, "way": way, "why": why or None, "forms": count}
+            for (stage, way, why), count in counted
+        ],
+    }

@@ -1,0 +1,104 @@
+"""``collaboration.npz`` and ``predictions.npz``: matrices of clients, answers to test samples."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...core.paired import Outcomes
+from ...results.history import Packed, Roster, dense
+from ...storage.archives import read_npz
+from .names import unreadable
+
+DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
+
+
+def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: Roster) -> None:
+    """``A [R, K, K]`` with ``rounds``, ``clients`` and, where known, ``groups`` and ``targets``.
+
+    Above 5e7 entries the matrices are stored by their non-zero entries, one under the other, as
+    the parts of one CSR matrix of ``R·K`` rows: ``data``, ``indices``, ``indptr``.
+    """
+    arrays: dict[str, Any] = {
+        "rounds": np.array([index for index, _ in matrices]),
+        "clients": np.array(roster.clients, dtype=str),
+    }
+    arrays |= {
+        name: found
+        for name in ("groups", "targets")
+        if (found := getattr(roster, name)) is not None
+    }
+    if len(matrices) * len(roster) ** 2 > DENSE_UP_TO:
+        from scipy.sparse import csr_array, vstack
+
+        stacked = vstack([csr_array(matrix) for _, matrix in matrices], format="csr")
+        arrays |= {"data": stacked.data, "indices": stacked.indices, "indptr": stacked.indptr}
+    else:
+        arrays["A"] = np.stack([dense(matrix) for _, matrix in matrices])
+    with path.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]:
+    """The matrices of each recorded round, and ``groups`` and ``targets`` where they are known."""
+    try:
+        stored = read_npz(path)
+        rounds = _integers(stored["rounds"]).tolist()
+        truth: dict[str, Any] = {
+            n: _integers(stored[n]) for n in ("groups", "targets") if n in stored
+        }
+        if "A" in stored:
+            return list(zip(rounds, _numbers(stored["A"]), strict=True)), truth
+        from scipy.sparse import csr_array
+
+        K = len(stored["clients"])
+        parts = _numbers(stored["data"]), _integers(stored["indices"]), _integers(stored["indptr"])
+        stacked = csr_array(parts, shape=(len(rounds) * K, K))
+        stacked.check_format(full_check=True)
+        return [(t, stacked[i * K : (i + 1) * K]) for i, t in enumerate(rounds)], truth
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise unreadable(path, error, "the collaboration matrices of a run") from error
+
+
+def _integers(array: Any) -> Any:
+    """The array, if it is a list of integers."""
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"found {array.dtype} {list(array.shape)}, where integers were expected")
+    return array
+
+
+def _numbers(array: Any) -> Any:
+    """The array, if it holds real numbers."""
+    if array.dtype.kind not in "biuf":
+        raise ValueError(f"found {array.dtype}, where numbers were expected")
+    return array
+
+
+def write_outcomes(path: Path, outcomes: Outcomes) -> None:
+    """``values``, ``targets``, ``units`` and ``sizes`` of the answers to test samples."""
+    with path.open("wb") as file:
+        np.savez_compressed(file, **outcomes._asdict())
+
+
+def read_outcomes(path: Path) -> Outcomes:
+    """Every answer to a test sample."""
+    try:
+        stored = read_npz(path)
+        values, targets = _numbers(stored["values"]), _numbers(stored["targets"])
+        found = Outcomes(values, targets, _integers(stored["units"]), _integers(stored["sizes"]))
+        if values.ndim not in (1, 2) or targets.ndim != 1 or bool((found.sizes < 0).any()):
+            raise ValueError("its arrays do not fit together")
+        if values.ndim == 2:
+            _check_classes(targets, values.shape[1])
+        if {len(part) for part in found[:3]} != {int(found.sizes.sum())}:
+            raise ValueError("its parts differ in length")
+    except (OSError, ValueError, KeyError, OverflowError) as error:
+        raise unreadable(path, error, "the answers to test samples of a run") from error
+    return found
+
+
+def _check_classes(targets: Any, classes: int) -> None:
+    """Refuse targets that no column of probabilities belongs to."""
+    if targets.dtype.kind not in "iu" or bool(((targets < 0) | (targets >= classes)).any()):
+        raise ValueError(f"its targets are not among its {classes} classes")

@@ -1,0 +1,85 @@
+"""``models.safetensors``: every client's predictor, and the digest of all of them."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...core.algorithm import Mixture
+from ...storage import packing
+from .names import unreadable
+
+
+def client_digest(predictor: Mixture) -> str:
+    """The sha256 of one client's predictor: weights ``[r]``, then models ``[r, P]``.
+
+    Models of weight zero predict nothing and are left out, so that engines which fill up a mixture
+    give the same digest. Numbers are written in little-endian order.
+    """
+    used = predictor.weights != 0
+    total = hashlib.sha256()
+    for part in (predictor.weights[used], predictor.models[used]):
+        array = part.detach().cpu().contiguous().numpy()
+        total.update(f"{array.dtype.str[1:]}{list(array.shape)}".encode())
+        total.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    return total.hexdigest()
+
+
+def combined_digest(clients: Iterable[str]) -> str:
+    """The digest of a run: the sha256 over its clients' own, in client order."""
+    return hashlib.sha256("\n".join(clients).encode()).hexdigest()
+
+
+def digest(mixture: Mixture) -> str:
+    """The digest of all clients' predictors, ``weights [K, r]`` and ``models [K, r, P]``."""
+    each = zip(mixture.weights.cpu(), mixture.models, strict=True)
+    return combined_digest(client_digest(Mixture(*predictor)) for predictor in each)
+
+
+def write_models(path: Path, mixture: Mixture) -> None:
+    """Every client's predictor: ``models [U, P]``, each once, ``index [K, r]``, ``weights``."""
+    weights, models = mixture.weights.detach().cpu(), mixture.models.detach().cpu()
+    flat = (models[:1] if models.stride(0) == 0 else models).flatten(0, 1)  # or all have the same
+    places: dict[bytes, int] = {}
+    kept: list[int] = []
+    index = torch.zeros(len(flat), dtype=torch.int64)
+    for at, model in enumerate(flat):
+        key = hashlib.sha256(model.contiguous().numpy().tobytes()).digest()
+        if key not in places:
+            places[key] = len(kept)
+            kept.append(at)
+        index[at] = places[key]
+    whose = index.view(-1, weights.shape[1]).expand(weights.shape)
+    once = packing.Some.of(flat, torch.tensor(kept))
+    packing.write_arrays(path, {"models": once, "index": whose, "weights": weights})
+
+
+def read_models(path: Path) -> Mixture:
+    """Every client's predictor: ``weights [K, r]``, ``models [K, r, P]``."""
+    weights, models, index = _stored_models(path)
+    return Mixture(weights, models[index])
+
+
+def stored_digest(path: Path) -> str:
+    """The :func:`digest` of stored predictors, with one client's models in memory at a time."""
+    weights, models, index = _stored_models(path)
+    each = zip(weights, index, strict=True)
+    return combined_digest(client_digest(Mixture(w, models[at])) for w, at in each)
+
+
+def _stored_models(path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """``weights [K, r]``, ``models [U, P]`` and ``index [K, r]`` into them."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+        weights, models, index = tensors["weights"], tensors["models"], tensors["index"]
+        fits = weights.shape == index.shape and models.dim() == 2 and index.dtype == torch.int64
+        if not fits or bool(((index < 0) | (index >= len(models))).any()):
+            raise ValueError("its arrays do not fit together")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise unreadable(path, error, "the models of a run") from error
+    return weights, models, index

@@ -1,0 +1,97 @@
+"""The pieces that the page of a comparison and the page of a run share."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..results.history import History, Matrix, Roster
+from ..storage import files
+from . import matrices, words
+
+MOST_DRAWN = 1000  # clients; a larger matrix would take minutes and gigabytes to draw
+
+LARGEST_WEIGHT = 1e6  # products of larger ones may exceed float32
+
+
+class Card(NamedTuple):
+    """One method's collaboration matrix at the end of one run."""
+
+    method: str
+    weights: Markup
+    shared: Markup
+    most: str  # the largest weight on another client
+    inside: Markup | None
+
+
+@cache
+def _templates() -> Environment:
+    loader = PackageLoader("coterie.report", "templates")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+
+
+def rendered(template: str, values: Mapping[str, Any]) -> str:
+    """A page as one HTML text; everything that comes from users is escaped."""
+    return _templates().get_template(template).render(values)
+
+
+def unbroken(text: str) -> str:
+    """The text with numbers that stay on one line with their units."""
+    return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
+
+
+def drawn_weights(history: History) -> Matrix | None:
+    """The weights of clients on one another; None where there are none, or too many clients.
+
+    Numbers that a diverged run made (NaN, infinite, huge) are drawn as no weight.
+    """
+    A = history.weights if len(history.roster) <= MOST_DRAWN else None
+    return None if A is None else np.where(np.abs(A) < LARGEST_WEIGHT, A, np.float32(0))
+
+
+def card(history: History, stroke: str) -> Card | None:
+    """Who learns from whom in one run; None where that is not drawn."""
+    A, name = drawn_weights(history), words.label(history.method)
+    if A is None:
+        return None
+    most = float((A - np.diag(A.diagonal())).max())
+    weights = f"{name}: weight of each row's client on each column's"
+    shared = f"{name}: how much two clients draw on the same"
+    return Card(
+        name,
+        matrices.heatmap(A, history, weights),
+        matrices.heatmap(A @ A.T, history, shared),
+        f"{most:.2g}",
+        matrices.inside_curve(history, stroke),
+    )
+
+
+def groups_of(roster: Roster) -> int:
+    """The number of true groups; 0 where they are not known."""
+    return 0 if roster.groups is None else len(set(roster.groups.tolist()))
+
+
+def samples_of(roster: Roster) -> str:
+    """The training samples of a client, or their range."""
+    least, most = roster.n_train.min(), roster.n_train.max()
+    return f"{most}" if least == most else f"{least}–{most}"
+
+
+def command_of(environment: Mapping[str, Any]) -> str | None:
+    """The command line of a run, where there was one."""
+    argv = environment.get("argv") or []
+    if not argv or Path(argv[0]).stem not in ("coterie", "__main__"):
+        return None
+    return shlex.join(["coterie", *argv[1:]])
+
+
+def pretty(value: Mapping[str, Any]) -> str:
+    """Tables as JSON text."""
+    return json.dumps(files.plain(dict(value)), indent=2, ensure_ascii=False, default=str)

@@ -1,0 +1,177 @@
+"""One page that holds a run: its rounds, clients, matrix, alarms and costs, in one HTML file."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.metrics import METRICS, Floats
+from ..experiment.run_folder import RunData
+from ..results.history import History, Line
+from ..results.summary import last_score
+from . import figures, pieces, words
+from .outcomes import RunResult
+from .table import run_facts
+
+ONE_RUN = (
+    "One run alone does not tell whether joining is worth it; “coterie compare” runs methods "
+    "beside training alone."
+)
+
+
+class RoundFacts(NamedTuple):
+    """One round of the run."""
+
+    round: int
+    clients: int
+    mean: str
+    sent: str
+    received: str
+    seconds: str
+    left_out: str
+
+
+class ClientFacts(NamedTuple):
+    """One client of the run."""
+
+    name: str
+    train: int
+    val: int
+    test: int
+    first: str
+    last: str
+    source: str  # the client with the largest weight in its row of the last matrix
+    lack: str
+
+
+def run_page(data: RunData) -> str:
+    """The page of one run as one HTML text; everything that comes from users is escaped."""
+    history, summary = data.history, data.summary
+    card = pieces.card(history, "var(--accent)")
+    return pieces.rendered(
+        "run.html",
+        {
+            "eyebrow": "coterie run",
+            "title": words.label(history.method),
+            "verdict": pieces.unbroken(f"{_sentence(data)} {ONE_RUN}"),
+            "facts": _facts(history),
+            "alarms": summary["alarms"],
+            "rejected": _rejected(summary["rejected"]),
+            "curves": figures.client_curves(history),
+            "numbers": [fact for fact in run_facts(RunResult(data)) if fact[0] != "alarm"],
+            "cards": [] if card is None else [card],
+            "costs": _costs(summary),
+            "rounds": [_round_line(line, history.metric) for line in history.lines],
+            "clients": _client_lines(history),
+            "seed": history.seed,
+            "metric": METRICS[history.metric].title,
+            "command": pieces.command_of(data.environment),
+            "digest": summary["digest"],
+            "config": pieces.pretty(data.config),
+            "where": pieces.pretty(data.environment),
+        },
+    )
+
+
+def _sentence(data: RunData) -> str:
+    """Where the clients ended."""
+    history, metric = data.history, data.history.metric
+    mean = last_score(data.summary)
+    text = (
+        f"{words.label(history.method)} gives a mean {METRICS[metric].title} of "
+        f"{words.number(mean, metric)}{words.unit(metric)} after {len(history.lines)} rounds"
+    )
+    gain = data.summary["relative_to_local"]
+    if gain is None:
+        return f"{text}."
+    size = words.number(float(gain), metric, sign=True)
+    return f"{text}, {size} compared with each client’s own local model."
+
+
+def _facts(history: History) -> list[tuple[str, str]]:
+    groups = pieces.groups_of(history.roster)
+    return [
+        ("clients", str(len(history.roster))),
+        *([("true groups", str(groups))] if groups else []),
+        ("training samples a client", pieces.samples_of(history.roster)),
+        ("rounds", str(len(history.lines))),
+        ("seed", str(history.seed)),
+    ]
+
+
+def _rejected(counts: Mapping[str, int]) -> list[str]:
+    """A sentence for each reason for which uploads were left out."""
+    return [
+        f"Uploads were left out as {reason.replace('_', ' ')}: {count}."
+        for reason, count in counts.items()
+    ]
+
+
+def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Bytes and seconds, and how the work was done."""
+    clients, ran = max(1, summary["clients"]), summary["ran"]
+    sizes = [
+        ("sent by a client to train, whole run", "bytes_up"),
+        ("received by a client to train, whole run", "bytes_down"),
+        ("received by a client only to predict", "bytes_serve"),
+    ]
+    calls = [
+        (f"{call['stage']}", f"{call['way']}{': ' + call['why'] if call['why'] else ''}")
+        for call in ran.get("calls", [])
+    ]
+    return [
+        *((text, words.size(summary[name] / clients)) for text, name in sizes),
+        ("seconds of all rounds", f"{summary['seconds']:.1f}"),
+        ("engine", str(ran.get("engine") or words.NONE)),
+        *dict.fromkeys(calls),
+    ]
+
+
+def _round_line(line: Line, metric: str) -> RoundFacts:
+    mean = words.NONE
+    if line.get("test") is not None:
+        mean = words.number(float(line["test"]), metric)
+    who = [f"{one['client']} ({one['reason'].replace('_', ' ')})" for one in line["rejected"]]
+    return RoundFacts(
+        line["round"] + 1,
+        len(line["clients"]),
+        mean,
+        words.size(line["bytes_up"]),
+        words.size(line["bytes_down"]),
+        f"{line['seconds']:.2f}",
+        words.listing(who) or words.NONE,
+    )
+
+
+def _client_lines(history: History) -> list[ClientFacts]:
+    roster, sources = history.roster, _sources(history)
+
+    def score(scores: Floats, i: int) -> str:
+        return words.number(float(scores[i]), history.metric)
+
+    return [
+        ClientFacts(
+            name,
+            int(roster.n_train[i]),
+            int(roster.n_val[i]),
+            int(roster.n_test[i]),
+            score(history.test[0], i),
+            score(history.last, i),
+            sources[i],
+            roster.weak.get(name, words.NONE),
+        )
+        for i, name in enumerate(roster.clients)
+    ]
+
+
+def _sources(history: History) -> list[str]:
+    """For each client the other one that it gives most weight to, in the last matrix."""
+    A, names = pieces.drawn_weights(history), history.roster.clients
+    if A is None:
+        return [words.NONE] * len(names)
+    others = np.where(np.eye(len(A), dtype=bool), -np.inf, A)
+    best = others.argmax(1)
+    return [
+        f"{names[j]} ({others[i, j]:.2g})" if others[i, j] > 0 else words.NONE
+        for i, j in enumerate(best.tolist())
+    ]

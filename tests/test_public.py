@@ -1,0 +1,166 @@
+"""What is public: the docs import nothing else, and module paths of before work for one release."""
+
+import ast
+import importlib
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+import coterie
+from coterie.core import old_paths
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAMS = sorted((ROOT / "docs").rglob("*.py"))
+LATER = {"coterie.testing"}  # public and not there yet
+
+
+def public():
+    """The public modules, as docs/README.md lists them."""
+    text = (ROOT / "docs" / "README.md").read_text("utf-8").partition("## What is public")[2]
+    return re.findall(r"^\| `(coterie[\w.]*)` \|", text, re.MULTILINE)
+
+
+def imports(code):
+    """Every (module, name) that code imports from coterie; name is None for a module itself."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            yield from ((a.name, None) for a in node.names if a.name.split(".")[0] == "coterie")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "coterie":
+            yield from ((node.module, a.name) for a in node.names)
+
+
+def uses(code):
+    """Every ``coterie.name`` in code that imports the package as a whole."""
+    for node in ast.walk(ast.parse(code)):
+        whole = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if whole and node.value.id == "coterie":
+            yield node.attr
+
+
+def blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def is_public(module, name):
+    if module == "coterie":
+        return name is None or name in coterie.__all__ or f"coterie.{name}" in public()
+    return any(
+        module == one or module.startswith(f"{one}.") for one in public() if one != "coterie"
+    )
+
+
+def exists(module, name):
+    """Whether an import works, without a warning that its path is old."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        found = importlib.import_module(module)
+        return name is None or hasattr(found, name) or importlib.import_module(f"{module}.{name}")
+
+
+def test_the_list_of_public_modules_is_true():
+    listed = public()
+    assert listed[0] == "coterie"
+    assert len(listed) > 3
+    for name in sorted({*listed} - LATER):
+        importlib.import_module(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_import_what_is_public(page):
+    for code in blocks(page):
+        for module, name in imports(code):
+            assert is_public(module, name), f"{module}.{name} is not public"
+            assert module in LATER or exists(module, name)
+        if any(found == ("coterie", None) for found in imports(code)):
+            assert {*uses(code)} <= {*coterie.__all__}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_programs_of_the_docs_import_what_exists(program):
+    found = list(imports(program.read_text("utf-8")))
+    assert found
+    assert all(exists(module, name) for module, name in found)
+
+
+def test_the_check_of_pages_can_fail():
+    (found,) = imports("from coterie.training.rounds import run")
+    assert not is_public(*found)
+    assert not is_public("coterie", "assemble")
+    assert [*uses("import coterie\ncoterie.rum()")] == ["rum"]
+
+
+# ---- old paths -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    """As if no old path had been imported yet."""
+    for old in old_paths.MOVED:
+        if old not in old_paths.PACKAGES:
+            monkeypatch.delitem(sys.modules, f"coterie.{old}", raising=False)
+
+
+@pytest.mark.parametrize("old", [old for old in old_paths.MOVED if old not in old_paths.PACKAGES])
+def test_an_old_path_gives_the_names_of_the_new_one_and_warns(old, forgotten):
+    home = old_paths.MOVED[old][0]
+    with pytest.warns(DeprecationWarning, match=rf"coterie\.{old} has moved to coterie\.{home}"):
+        found = importlib.import_module(f"coterie.{old}")
+    new = importlib.import_module(f"coterie.{home}")
+    own = [
+        name
+        for name, value in vars(new).items()
+        if getattr(value, "__module__", "") == new.__name__
+    ]
+    own = own or [name for name in vars(new) if not name.startswith("__")]
+    assert own
+    assert all(getattr(found, name) is getattr(new, name) for name in own)
+    with pytest.raises(AttributeError, match=f"'coterie.{old}' has no attribute 'nonsense'"):
+        _ = found.nonsense
+
+
+# Every import of an old path in README and docs at commit b075f68.
+TOLD = {
+    "assemble": ["assemble"],
+    "checkpoint": ["read"],
+    "config": ["WRITTEN"],
+    "history": ["History", "dense", "summarise"],
+    "judgement": ["Choice", "Judgement", "conclude"],
+    "mean_gain": ["mean_gain"],
+    "mixing": ["mix", "squared_distances"],
+    "paired": ["client_gain"],
+    "ranges": ["Share"],
+    "results": ["LOCAL", "Comparison", "RunResult"],
+    "run": ["run"],
+    "store": ["RunFolder", "read", "verify", "environment", "ROUNDS", "ENVIRONMENT"],
+    "task": ["Recipe", "Task"],
+}
+
+
+@pytest.mark.parametrize("old", TOLD)
+def test_what_the_docs_imported_before_still_works(old, forgotten):
+    code = f"from coterie.{old} import {', '.join(TOLD[old])}"
+    with pytest.warns(DeprecationWarning, match=f"coterie.{old} has moved") as caught:
+        exec(code, {})
+    assert {Path(warning.filename).name for warning in caught} == {"<string>"}
+
+
+@pytest.mark.parametrize(("name", "home"), [("run", "api"), ("doctor", "commands.doctor")])
+def test_an_old_module_does_not_hide_a_public_function(name, home, forgotten):
+    with pytest.warns(DeprecationWarning, match=name):
+        importlib.import_module(f"coterie.{name}")
+    assert getattr(coterie, name) is getattr(importlib.import_module(f"coterie.{home}"), name)
+
+
+def test_only_old_paths_are_found():
+    finder = old_paths.OldPaths()
+    assert finder.find_spec("coterie.mixing", None) is not None
+    for name in ("mixing", "coterie", "coterie.results", "coterie.core.mixing", "other.mixing"):
+        assert finder.find_spec(name, None) is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("coterie.nonsense")
+    with pytest.raises(ImportError):
+        exec("from coterie.results import nonsense", {})
