@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.tree import Bank, Tree, count_bytes, row, take
+from ..data.federation import Federation
 from .differences import copied, difference, named
 from .harness import PIXELS, Outcome, with_other
 from .laws import Case, NotApplicableError
@@ -20,19 +21,30 @@ SUBSETS = ([0, 1, 3], [1, 2, 4], [0, 2, 3])  # who takes part in three rounds
 
 
 def validation_is_declared(case: Case) -> Iterator[str]:
-    """``uses_validation`` is true exactly where other validation data give other models."""
-    other = case.trial.on(with_other("val", case.trial.federation))
-    found = other.run(participation=case.participation)[-1]
+    """``uses_validation`` says whether other validation data give other models."""
+    changed = with_other("val", case.trial.federation)
+    found = case.trial.on(changed).run(participation=case.participation)[-1]
     words = difference(found.mixture, case.reference[-1].mixture, "predictors")
     if words and not case.algorithm.uses_validation:
-        yield (
-            f"it reads validation data and does not say so: with other validation data {words}; "
-            "declare uses_validation, so that no run trains on these data, or read 'train' instead"
-        )
+        yield from _undeclared(case, changed)
     if not words and case.algorithm.uses_validation:
         yield (
             "it declares uses_validation, but other validation data change nothing; leave the "
             "declaration out: it keeps validation data from training"
+        )
+
+
+def _undeclared(case: Case, changed: Federation) -> Iterator[str]:
+    """Validation data that are read where ``client.validated`` says that they may be trained on."""
+    pair = [
+        trial.unvalidated().run(participation=case.participation)[-1].mixture
+        for trial in (case.trial, case.trial.on(changed))
+    ]
+    if words := difference(pair[1], pair[0], "predictors"):
+        yield (
+            f"it reads validation data and does not say so: with other validation data {words}; "
+            "declare uses_validation, so that no run trains on these data, or use them only where "
+            "client.validated"
         )
 
 

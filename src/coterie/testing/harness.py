@@ -35,7 +35,7 @@ from ..training.rounds import Begin, run
 SIZES = (23, 12, 16, 3, 27)  # training samples of each client
 VALIDATION, TEST = (6, 0, 6, 6, 6), 7
 CLASSES, PIXELS = 3, 36
-RECIPE = Recipe(lr=0.1, epochs=2, batch=10, momentum=0.5, weight_decay=1e-3)
+RECIPE = Recipe(lr=0.1, epochs=1, batch=10, momentum=0.5, weight_decay=1e-3)
 ROUNDS = 3
 
 Network = Callable[[], nn.Module]
@@ -136,6 +136,12 @@ class Trial:
         self._task = Task(
             self.federation, network, recipe, dtype=torch.float64, sharing=algorithm.sharing
         )
+
+    def unvalidated(self) -> "Trial":
+        """The same where no client's validation data may choose: as if it were trained on."""
+        other = self.on(self.federation)
+        other._task.validated = torch.zeros_like(other._task.validated)
+        return other
 
     @property
     def population(self) -> int:

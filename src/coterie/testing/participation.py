@@ -19,6 +19,10 @@ def half_of_the_clients_are_enough(case: Case) -> Iterator[str]:
     """Rounds of half of the clients work, and the others keep their states."""
     if case.algorithm.everybody:
         raise NotApplicableError("it declares everybody: all clients take part in every round")
+    wrong = list(_rows_of_some(case))
+    yield from wrong
+    if wrong:
+        return
     if isinstance(case.halves, Exception):
         yield (
             f"a round of half of the clients fails: {failure(case.halves, case.algorithm)}; "
@@ -27,7 +31,6 @@ def half_of_the_clients_are_enough(case: Case) -> Iterator[str]:
         )
         return
     _, before = case.trial.init()
-    yield from _rows_of_some(case)
     for outcome in case.halves:
         absent = [i for i in range(case.trial.population) if i not in outcome.clients]
         rows = torch.tensor(absent)
@@ -88,6 +91,13 @@ def _nobody(case: Case) -> Iterator[str]:
             "then aggregate() is not called, and the server begins round 1 as init() made it"
         )
         return
+    for outcome in outcomes[1:]:
+        for client, reason in outcome.rejected[:1]:
+            yield (
+                f"after a round in which no reply arrived, an honest reply (of client {client}) "
+                f"was rejected as '{reason}'; the server may begin round 1 as init() made it"
+            )
+            return
     yield from _finite(case, "after a round without replies", outcomes[-1].mixture)
 
 
