@@ -1,4 +1,4 @@
-"""Clients that send what they should not: any method, with one client's upload spoilt."""
+"""What clients send that they should not, beyond what ``coterie.testing`` has them send."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -8,37 +8,9 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.fedavg import FedAvg, Update
-from coterie.core.algorithm import Mixture, Round, Wrapper
 from coterie.core.client import Client
-from coterie.core.task import Task
-from coterie.core.tree import Tree, map_leaves
-
-BAD = 2  # the client that misbehaves
-
-Spoil = Callable[[Tree, Tensor], Tree]  # (upload, whether this is the client) -> upload
-
-
-def with_value(value: float) -> Spoil:
-    """One number of every floating array replaced."""
-
-    def spoil(upload: Tree, bad: Tensor) -> Tree:
-        def one(leaf: Tensor) -> Tensor:
-            if not leaf.is_floating_point():
-                return leaf
-            first = torch.arange(leaf.numel(), device=leaf.device).view(leaf.shape) == 0
-            return torch.where(bad & first, value, leaf)
-
-        return map_leaves(one, upload)
-
-    return spoil
-
-
-def scaled(factor: float) -> Spoil:
-    """Every number multiplied."""
-    return lambda upload, bad: map_leaves(
-        lambda leaf: torch.where(bad, factor * leaf, leaf) if leaf.is_floating_point() else leaf,
-        upload,
-    )
+from coterie.core.tree import Tree
+from coterie.testing.hostility import BAD, Spoil, with_value
 
 
 def claiming(samples: float, everybody: bool = False) -> Spoil:
@@ -77,39 +49,6 @@ MISSHAPEN: dict[str, tuple[Callable[[Update], Any], str]] = {
     "no names": (lambda u: (u.w, u.size), "fields"),
     "nothing": (lambda u: (), "fields"),
 }
-
-
-@dataclass(frozen=True)
-class Spoilt(Wrapper[Any, Any, Any, Any]):
-    """Any method in which one client's uploads are spoilt; ``apart``: outside of vmap."""
-
-    spoil: Spoil
-    apart: bool = False
-
-    def init(self, task: Task) -> tuple[Tree, Tree]:
-        return self.algorithm.init(task)
-
-    def download(self, server: Tree, round: Round) -> Tree:
-        return self.algorithm.download(server, round)
-
-    def local(self, client: Client, received: Tree, state: Tree) -> tuple[Tree, Tree]:
-        upload, after = self.algorithm.local(client, received, state)
-        bad = client.id == BAD
-        if self.apart and not bool(bad):
-            return upload, after
-        return self.spoil(upload, bad), after
-
-    def aggregate(self, server: Tree, uploads: Tree, round: Round) -> Tree:
-        return self.algorithm.aggregate(server, uploads, round)
-
-    def serve(self, server: Tree, round: Round) -> Tree:
-        return self.algorithm.serve(server, round)
-
-    def predictor(self, client: Client, served: Tree, state: Tree) -> Mixture:
-        return self.algorithm.predictor(client, served, state)
-
-    def collaboration(self, server: Tree, states: Tree, round: Round) -> Tensor | None:
-        return self.algorithm.collaboration(server, states, round)
 
 
 @dataclass(frozen=True)
