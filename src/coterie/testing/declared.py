@@ -184,11 +184,14 @@ def the_matrix_is_what_was_applied(case: Case) -> Iterator[str]:
 
 
 def _unapplied(case: Case, place: str) -> Iterator[str]:
-    """Weights that the matrix shows though the other's data change nothing."""
+    """Weights that the matrix shows though the other's data change nothing.
+
+    In round 0 a method may draw on the starting points of others, which depend on nobody's data.
+    """
     federated = with_other("train", case.trial.federation, OTHER)
     other = case.trial.on(federated).run(participation=1.0)
     for i in range(case.trial.population):
-        shown = max(float(outcome.matrix[i, OTHER]) for outcome in case.full)
+        shown = max(float(outcome.matrix[i, OTHER]) for outcome in case.full[1:])
         if i != OTHER and shown > SHOWN and _same(case.full[-1], other[-1], i):
             yield (
                 f"{place} shows that client {i} draws on client {OTHER} with weight {shown:.2g}, "
