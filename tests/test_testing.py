@@ -85,9 +85,8 @@ def remember(method: Any, **values: Any) -> None:
 
 
 @dataclass
-class NotFrozen(Plain.__mro__[1]):  # type: ignore[misc]
-    init, download, local = Plain.init, Plain.download, Plain.local
-    model = Plain.model
+class NotFrozen(GlobalModel[Any, Any, Any, Any]):
+    init, download, local, model = Plain.init, Plain.download, Plain.local, Plain.model
 
     def aggregate(self, server, uploads, round):
         return mean(uploads)
@@ -501,7 +500,9 @@ def test_a_lawful_method_passes(lawful):
     assert str(report).startswith(f"{lawful.__name__}: {len(report.held)} laws hold")
 
 
-@pytest.mark.parametrize(("method", "law", "words"), BROKEN, ids=lambda part: str(part)[:30])
+@pytest.mark.parametrize(
+    ("method", "law", "words"), BROKEN, ids=[row[0].__name__ for row in BROKEN]
+)
 def test_a_broken_law_is_told_in_words_and_no_other(method, law, words):
     with pytest.raises(BrokenLawsError, match=f"(?s){words}") as found:
         check_method(method, laws=[name for name in LAWS if name == law or name not in SLOW])
@@ -523,6 +524,12 @@ def test_an_instance_and_chosen_laws():
     assert list(report.not_applicable) == ["fields"]
     with pytest.raises(ConfigError, match="did you mean 'order'"):
         check_method(FedAvg, laws=["ordr"])
+
+
+@pytest.mark.parametrize("something", [object, 3, "fedavg"])
+def test_what_is_no_method_is_refused(something):
+    with pytest.raises(ConfigError, match=r"check_method: found .*; expected a"):
+        check_method(something)
 
 
 def test_an_exception_is_told_once_with_its_line():

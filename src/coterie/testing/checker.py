@@ -4,16 +4,15 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..core.algorithm import AnyAlgorithm
+from ..core.algorithm import Algorithm, AnyAlgorithm
 from ..errors import ConfigError, CoterieError, did_you_mean
 from . import agreement, declared, form, hostility, participation, purity
 from .harness import Network, mlp
 from .laws import Case, Law, NotApplicableError
 from .locations import failure
 
-_FORM = ("fields", "init", "messages", "rounds")
-_RUN = _FORM[1:]
-_PURE = (*_FORM, "inputs", "repeatable", "isolation")
+_RUN = ("init", "messages", "rounds")
+_PURE = (*_RUN, "inputs", "repeatable", "isolation")
 
 LAWS: dict[str, Law] = {
     "fields": Law(
@@ -43,7 +42,7 @@ LAWS: dict[str, Law] = {
     "isolation": Law(
         "local() of one client does not depend on which clients were computed before",
         purity.clients_do_not_meet_in_local,
-        (*_RUN, "repeatable"),
+        ("fields", *_RUN, "repeatable"),
     ),
     "predictor": Law(
         "Predictors have finite models and finite weights that sum to one",
@@ -83,7 +82,7 @@ LAWS: dict[str, Law] = {
     "replay": Law(
         "Rounds that are traced once and replayed give the same numbers to 1e-9",
         agreement.replayed_rounds_agree,
-        (*_PURE, "predictor", "chapter", "engines", "evaluation"),
+        ("fields", *_PURE, "predictor", "chapter", "engines", "evaluation"),
     ),
     "order": Law(
         "Listing the clients in another order changes nothing",
@@ -93,7 +92,7 @@ LAWS: dict[str, Law] = {
     "resume": Law(
         "A run that is stopped after any round and resumed ends with the same digest",
         agreement.a_stopped_run_ends_the_same,
-        (*_PURE, "predictor", "evaluation"),
+        ("fields", *_PURE, "predictor", "evaluation"),
     ),
     "guard": Law(
         "Honest replies pass the guard; a hostile one is rejected and harms nobody else",
@@ -113,7 +112,7 @@ LAWS: dict[str, Law] = {
     "sharing": Law(
         "Raw samples travel only where sharing says so",
         declared.shared_samples_are_declared,
-        _FORM,
+        _RUN,
     ),
     "matrix": Law(
         "The collaboration matrix has the right shape and shows what was applied",
@@ -188,9 +187,16 @@ def _chosen(laws: Iterable[str] | None) -> list[str]:
 
 
 def _made(method: type[AnyAlgorithm] | AnyAlgorithm) -> AnyAlgorithm:
-    """The method with its default fields."""
+    """The method, with its default fields where a class is given."""
     if not isinstance(method, type):
-        return method
+        if isinstance(method, Algorithm):
+            return method
+        raise ConfigError(f"check_method: found {method!r}; expected a method or its class")
+    if not issubclass(method, Algorithm):
+        raise ConfigError(
+            f"check_method: found {method.__name__}; expected a class that derives from OwnModel, "
+            "GlobalModel or Algorithm"
+        )
     try:
         return method()
     except Exception as error:
