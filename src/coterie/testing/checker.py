@@ -211,33 +211,31 @@ def _report(case: Case, chosen: list[str], began: float) -> MethodReport:
     """All chosen laws in order; one whose needs are broken is not checked."""
     held: list[str] = []
     broken: dict[str, tuple[str, ...]] = {}
-    not_applicable: dict[str, str] = {}
-    not_checked: dict[str, str] = {}
+    apart: dict[str, str] = {}
+    unchecked: dict[str, str] = {}
     for name in chosen:
         needed = [other for other in LAWS[name].needs if other in broken]
+        findings = None if needed else _findings(case, LAWS[name])
         if needed:
-            not_checked[name] = f"mend '{needed[0]}' first"
-            continue
-        try:
-            findings = tuple(LAWS[name].findings(case))
-        except NotApplicableError as reason:
-            not_applicable[name] = str(reason)
-            continue
-        except Exception as error:
-            findings = (failure(error, case.algorithm),)
-            known = next((other for other, words in broken.items() if findings == words), None)
-            if known is not None:
-                not_checked[name] = f"the error of '{known}' again"
-                continue
-        if findings:
-            broken[name] = findings
-        else:
+            unchecked[name] = f"mend '{needed[0]}' first"
+        elif isinstance(findings, str):
+            apart[name] = findings
+        elif not findings:
             held.append(name)
-    return MethodReport(
-        type(case.algorithm).__name__,
-        tuple(held),
-        broken,
-        not_applicable,
-        not_checked,
-        time.perf_counter() - began,
-    )
+        elif findings in broken.values():  # one exception, met by several laws
+            unchecked[name] = "an error that is told above prevents it"
+        else:
+            broken[name] = findings
+    seconds = time.perf_counter() - began
+    title = type(case.algorithm).__name__
+    return MethodReport(title, tuple(held), broken, apart, unchecked, seconds)
+
+
+def _findings(case: Case, law: Law) -> tuple[str, ...] | str:
+    """Where a law is broken; a text where it says nothing about this method."""
+    try:
+        return tuple(law.findings(case))
+    except NotApplicableError as reason:
+        return str(reason)
+    except Exception as error:
+        return (failure(error, case.algorithm),)
