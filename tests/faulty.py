@@ -1,4 +1,4 @@
-"""Clients that send what they should not: any method, with one client's upload spoilt."""
+"""What clients send that they should not, beyond what ``coterie.testing`` has them send."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -8,46 +8,9 @@ import torch
 from torch import Tensor
 
 from coterie.algorithms.fedavg import FedAvg, Update
-from coterie.core.algorithm import Mixture, Round, Wrapper
 from coterie.core.client import Client
-from coterie.core.problem import Problem
-from coterie.core.tree import Tree, map_leaves
-
-BAD = 2  # the client that misbehaves
-
-Spoil = Callable[[Tree, Tensor], Tree]  # (upload, whether this is the client) -> upload
-
-
-# Classes and functions of this module, not closures: the wire engine's process imports them.
-
-
-@dataclass(frozen=True)
-class WithValue:
-    """One number of every floating array replaced."""
-
-    value: float
-
-    def __call__(self, upload: Tree, bad: Tensor) -> Tree:
-        def one(leaf: Tensor) -> Tensor:
-            if not leaf.is_floating_point():
-                return leaf
-            first = torch.arange(leaf.numel(), device=leaf.device).view(leaf.shape) == 0
-            return torch.where(bad & first, self.value, leaf)
-
-        return map_leaves(one, upload)
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """Every number multiplied."""
-
-    factor: float
-
-    def __call__(self, upload: Tree, bad: Tensor) -> Tree:
-        def one(leaf: Tensor) -> Tensor:
-            return torch.where(bad, self.factor * leaf, leaf) if leaf.is_floating_point() else leaf
-
-        return map_leaves(one, upload)
+from coterie.core.tree import Tree
+from coterie.testing.hostility import BAD, WithValue
 
 
 @dataclass(frozen=True)
@@ -98,42 +61,6 @@ MISSHAPEN: dict[str, tuple[Callable[[Update], Any], str]] = {
     "no names": (lambda u: (u.w, u.size), "fields"),
     "nothing": (lambda u: (), "fields"),
 }
-
-
-@dataclass(frozen=True)
-class Spoilt(Wrapper[Any, Any, Any, Any]):
-    """Any method in which one client's uploads are spoilt; ``apart``: outside of vmap."""
-
-    spoil: Spoil
-    apart: bool = False
-
-    def init(self, problem: Problem) -> tuple[Tree, Tree]:
-        return self.algorithm.init(problem)
-
-    def download(self, server: Tree, round: Round) -> Tree:
-        return self.algorithm.download(server, round)
-
-    def local(self, client: Client, received: Tree, state: Tree) -> tuple[Tree, Tree]:
-        upload, after = self.algorithm.local(client, received, state)
-        bad = client.id == BAD
-        if self.apart and not bool(bad):
-            return upload, after
-        return self.spoil(upload, bad), after
-
-    def aggregate(self, server: Tree, uploads: Tree, round: Round) -> Tree:
-        return self.algorithm.aggregate(server, uploads, round)
-
-    def serve(self, server: Tree, round: Round) -> Tree:
-        return self.algorithm.serve(server, round)
-
-    def predictor(self, client: Client, served: Tree, state: Tree) -> Mixture:
-        return self.algorithm.predictor(client, served, state)
-
-    def shown(self, state: Tree) -> Tree:
-        return self.algorithm.shown(state)
-
-    def collaboration(self, server: Tree, shown: Tree, round: Round) -> Tensor | None:
-        return self.algorithm.collaboration(server, shown, round)
 
 
 @dataclass(frozen=True)

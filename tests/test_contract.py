@@ -1,6 +1,8 @@
 """What every method promises, on every engine: one table-driven test for all of them.
 
-Each law comes with a sensitivity check that shows the comparison can fail.
+The laws are those of ``coterie.testing``, which anyone's method is checked with; that each of them
+can fail is shown in ``test_testing.py``. Beside them are the laws of tracing and compiling, and
+what shows that runs which must differ do.
 """
 
 from dataclasses import replace
@@ -15,7 +17,9 @@ from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.core import tree
 from coterie.core.buffers import governed
 from coterie.core.recipe import Recipe
+from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
+from coterie.testing import check_method
 from coterie.training.rounds import train
 from support import (
     METHODS,
@@ -23,7 +27,6 @@ from support import (
     assert_close,
     backend_of,
     cnn,
-    engine_of,
     federation,
     last,
     mlp,
@@ -43,24 +46,25 @@ SOME_ALIKE = (17, 17, 17, 24, 31)  # three without padding but a short last batc
 UNPLAYED: dict[str, str] = {}  # method -> why calls of it cannot be recorded; none at present
 
 
-def run_of(name, engine="vmap", network="mlp", recipe=RECIPE, federated=None, **options):
+def run_of(name, recipe=RECIPE, federated=None, **options):
     algorithm = METHODS[name]()
-    on = task(algorithm, NETWORKS[network], recipe=recipe, federated=federated, merge=False)
-    return last(algorithm, on, engine, **options)
+    on = task(algorithm, recipe=recipe, federated=federated, merge=False)
+    return last(algorithm, on, **options)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_engines_agree(name, network):
-    reference = run_of(name, "loop", network)
-    for engine, chunk in (("vmap", 2), ("vmap", 5), ("wire", None)):
-        other = run_of(name, engine, network, chunk=chunk)
-        assert_close(predictors(other).models, predictors(reference).models)
-        assert_close(predictors(other).weights, predictors(reference).weights)
-        for found, expected in zip(other.evaluation, reference.evaluation, strict=True):
-            assert_close(torch.from_numpy(found), torch.from_numpy(expected))
-        assert other.traffic == reference.traffic
-        assert other.clients == reference.clients
+def test_every_law_holds(name):
+    check_method(METHODS[name]())
+
+
+@pytest.mark.parametrize("adaptation", ["fb", "kd", "ewc"])  # ft is among the methods
+def test_every_law_holds_for_an_adapted_method(adaptation):
+    check_method(Adapted(METHODS["fedavg"](), ADAPTATIONS[adaptation]()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engines_agree_on_a_convolutional_network(name):
+    check_method(METHODS[name](), laws=["engines"], network=cnn)
 
 
 def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
@@ -68,7 +72,7 @@ def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
     on = task(algorithm, network, federation(SOME_ALIKE), PLAIN, merge=False)
     reference = last(algorithm, on, "loop", rounds, participation=1.0, evaluate_every=rounds)
     engine = VmapBackend(on.problem, on.shards, chunk=chunk, threads=2, compiled=compiled)
-    *_, played = train(algorithm, on.problem, engine, rounds, evaluate_every=rounds)
+    *_, played = train(algorithm, on.problem, Simulator(engine), rounds, evaluate_every=rounds)
     assert_close(predictors(played).models, predictors(reference).models)
     assert_close(predictors(played).weights, predictors(reference).weights)
     for found, expected in zip(played.evaluation, reference.evaluation, strict=True):
@@ -77,10 +81,9 @@ def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
     return engine._player.unplayed + (engine._player.uncompiled if compiled else 0)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_played_rounds_agree(name, network):
-    unplayed = assert_plays(METHODS[name](), NETWORKS[network])
+def test_played_rounds_agree(name):
+    unplayed = assert_plays(METHODS[name](), cnn)
     assert bool(unplayed) == (name in UNPLAYED)
 
 
@@ -134,7 +137,7 @@ def assert_trains(name, recipe, compiled=False):
     on = task(plain, network, federation(SOME_ALIKE), how)
     algorithm = governed(plain, on.problem)
     loop, played = (
-        engine_of("loop", on),
+        backend_of("loop", on),
         VmapBackend(on.problem, on.shards, chunk=3, threads=2, compiled=compiled),
     )
     server, states = algorithm.init(on.problem)
@@ -186,71 +189,11 @@ def test_a_changed_rate_shows(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_same_seed_same_bits(name):
-    first, second = predictors(run_of(name)), predictors(run_of(name))
-    assert torch.equal(first.models, second.models)
-    assert torch.equal(first.weights, second.weights)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_another_seed_shows(name):
     algorithm = METHODS[name]()
     usual = predictors(last(algorithm, task(algorithm)))
     other = predictors(last(algorithm, task(algorithm, seed=1)))
     assert (usual.models - other.models).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_evaluating_more_often_changes_nothing(name):
-    often = predictors(run_of(name, rounds=4, evaluate_every=1))
-    once = predictors(run_of(name, rounds=4, evaluate_every=4))
-    assert torch.equal(often.models, once.models)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_listing_clients_in_another_order_changes_nothing(name):
-    order = [3, 0, 4, 2, 1]
-    usual = predictors(run_of(name, "loop"))
-    listed = predictors(run_of(name, "loop", federated=federation(order=order)))
-    assert_close(listed.models, usual.models[order])
-    assert_close(listed.weights, usual.weights[order])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_inputs_are_left_unchanged(name):
-    algorithm = METHODS[name]()
-    on = task(algorithm)
-    engine = backend_of("loop", on)
-    server, states = algorithm.init(on.problem)
-    for index in range(2):
-        round = whole_round(on, index)
-        held = (server, states, round.clients)
-        before = tree.map_leaves(torch.clone, held)
-        received = algorithm.download(server, round)
-        message = tree.map_leaves(torch.clone, received)
-        uploads, after = engine.local(algorithm, received, states, round)
-        sent = tree.map_leaves(torch.clone, uploads)
-        new = algorithm.aggregate(server, uploads, round)
-        algorithm.collaboration(server, algorithm.shown(states), round)
-        engine.predict(algorithm, algorithm.serve(server, round), states, round, "accuracy")
-        for now, then in ((held, before), (received, message), (uploads, sent)):
-            for a, b in zip(tree.leaves(now), tree.leaves(then), strict=True):
-                assert torch.equal(a, b)
-        server, states = new, after
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_absent_clients_keep_their_state(name):
-    algorithm = METHODS[name]()
-    on = task(algorithm)
-    _, states = algorithm.init(on.problem)
-    before = tree.map_leaves(torch.clone, states)
-    for record in train(algorithm, on.problem, engine_of("vmap", on), 4, participation=0.5):
-        here = set(record.clients)  # everybody, for some methods
-        absent = torch.tensor([i not in here for i in range(on.problem.population)])
-        for now, then in zip(tree.leaves(record.states), tree.leaves(before), strict=True):
-            assert torch.equal(now[absent], then[absent])
-        before = tree.map_leaves(torch.clone, record.states)
 
 
 def keeps_state(name):

@@ -15,9 +15,10 @@ from coterie.algorithms.fedavg import Update
 from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.messages import REASONS, Reply, admit
+from coterie.testing.hostility import BAD, Scaled, Spoilt, WithValue
 from coterie.training.guard import Guard, aggregate, screen
 from coterie.training.rounds import train
-from faulty import BAD, MISSHAPEN, Claiming, Misshapen, Scaled, Spoilt, WithValue
+from faulty import MISSHAPEN, Claiming, Misshapen
 from support import METHODS, backend_of, engine_of, predictors, task, whole_round
 
 FOUR = ("fedavg", "scaffold", "fedfomo", "fedamp")  # of different state
@@ -63,19 +64,15 @@ def test_who_sends_no_number_is_left_out_and_nobody_else_is_affected(name, value
     assert_same(records[-1].states, states)
 
 
-@pytest.mark.parametrize(
-    ("name", "factor"), [(name, 1e30) for name in METHODS] + [(name, 1e4) for name in FOUR]
-)
+@pytest.mark.parametrize("factor", [1e30, 1e4])
+@pytest.mark.parametrize("name", FOUR)
 def test_one_huge_finite_upload_is_left_out_and_named(name, factor):
-    """As printed, too: a number that would end the federation blames no honest client."""
-    if name == "local":  # sends nothing
-        return
+    """A number that would end the federation blames no honest client."""
     records = records_of(Spoilt(METHODS[name](), Scaled(factor)))
     for record in records:
         assert {client for client, _ in record.rejected} == {BAD}
         assert {reason for _, reason in record.rejected} == {"outsized"}
-    if name in FOUR:
-        assert_same(records[-1].server, without(name, {BAD})[0])
+    assert_same(records[-1].server, without(name, {BAD})[0])
     assert np.isfinite(records[-1].evaluation.test_loss).all()
 
 
@@ -148,6 +145,8 @@ def test_finite_numbers_whose_sum_overflows_may_enter():
 @pytest.mark.parametrize("what", MISSHAPEN)
 def test_messages_of_another_form_are_left_out(what, engine):
     _, reason = MISSHAPEN[what]
+    if engine == "wire" and what in ("a field too many", "a field too few"):
+        reason = "unreadable"  # of a type that is none of the method's
     spoilt = Spoilt(METHODS["fedavg"](), Misshapen(what), apart=True)
     records = records_of(spoilt, engine)
     assert [record.rejected for record in records] == [((BAD, reason),)] * ROUNDS
@@ -240,7 +239,7 @@ def test_a_step_is_measured_from_what_the_client_had():
     on = task(METHODS["fedavg"]())
     sent = torch.arange(5.0)[:, None] * 100 + torch.zeros(5, 8)
     moved = sent + torch.tensor([1.0, 1.1, 4.0, 0.9, 1.0])[:, None]
-    _, rejected = screen(moved, whole_round(on), on.problem.sizes, Guard(norm=3.0), (sent, ()))
+    _, rejected = screen(moved, whole_round(on), on.problem.sizes, Guard(norm=3.0), sent)
     assert rejected == ((2, "norm"),)
 
 

@@ -1,5 +1,6 @@
 """The page that teaches how to write a method is run as it stands, so that it cannot rot."""
 
+import importlib
 import re
 import shlex
 import sys
@@ -11,15 +12,15 @@ import pytest
 
 import coterie
 from coterie.commands.cli import main
+from coterie.testing import LAWS, BrokenLawsError, check_method
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_method.md").read_text("utf-8")
 
 
-def block(language: str) -> str:
-    """The page's one block of a language; commands have none."""
+def block(language: str, number: int = 0) -> str:
+    """A block of the page by its language, which commands lack, and its number."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    (found,) = (text for tongue, text in blocks if tongue == language)
-    return found
+    return [text for tongue, text in blocks if tongue == language][number]
 
 
 @pytest.fixture
@@ -56,6 +57,32 @@ def test_the_method_of_the_page_is_local_training_at_share_0_and_not_at_its_defa
     assert not np.array_equal(alone.history.test_loss, half.history.test_loss)
     assert half.summary["digest"] == wire.summary["digest"]
     assert np.allclose(half.history.weights.sum(1), 1)
+
+
+def test_the_check_of_the_page_passes(folder, monkeypatch):
+    """The page's second block of Python, as pytest would run it."""
+    monkeypatch.syspath_prepend(folder)
+    scope = {}
+    exec(block("python", 1), scope)
+    scope["test_twin"]()
+
+
+def test_the_mistake_of_the_page_is_told_as_printed(folder, monkeypatch):
+    """The page says what the error would say; it does."""
+    monkeypatch.syspath_prepend(folder)
+    whole = block("python").replace("server.used.clone()", "server.used")
+    assert whole != block("python")
+    (folder / "twin.py").write_text(whole, "utf-8")
+    twin = importlib.import_module("twin")
+    with pytest.raises(BrokenLawsError) as found:
+        check_method(twin.Twin)
+    assert block("text") in str(found.value)
+
+
+def test_the_page_lists_the_laws():
+    """Each law with its promise, in the order in which they are checked."""
+    listed = re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
+    assert listed == [(name, law.promise) for name, law in LAWS.items()]
 
 
 def test_the_method_fits_in_the_lines_that_are_promised():

@@ -21,8 +21,9 @@ _HOMES = {
     "commands.doctor": ("doctor",),
     "report.outcomes": ("RunResult", "Comparison"),
     "experiment.config.loading": ("Config", "load"),
-    "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round"),
+    "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round", "Traits"),
     "core.client": ("Client",),
+    "core.problem": ("Problem",),
     "errors": ("CoterieError", "ConfigError", "DataError", "EngineError", "StoreError"),
 }
 
@@ -38,9 +39,11 @@ __all__ = [
     "GlobalModel",
     "Mixture",
     "OwnModel",
+    "Problem",
     "Round",
     "RunResult",
     "StoreError",
+    "Traits",
     "compare",
     "doctor",
     "load",
@@ -52,8 +55,9 @@ __all__ = [
 if TYPE_CHECKING:
     from .api import compare, resume, run, verify
     from .commands.doctor import doctor
-    from .core.algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round
+    from .core.algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round, Traits
     from .core.client import Client
+    from .core.problem import Problem
     from .errors import ConfigError, CoterieError, DataError, EngineError, StoreError
     from .experiment.config.loading import Config, load
     from .report.outcomes import Comparison, RunResult

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 import torch
@@ -32,8 +32,36 @@ from .base import Enrolment, Evaluation, Form, Predicted, Replies
 from .codec import Message, Types, decode, digest, encode, vocabulary
 from .loop import together
 from .simulator import joined
-from .site import SHARD, STATE, write_shard
+from .site import SHARD, STATE, Site, write_shard
 from .worker import FAILED, SETUP, Setup, place, receive, send
+
+
+class Host(Protocol):
+    """Answers for clients, in another process or in this one."""
+
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm) -> None:
+        """Begin a run whose clients' folders lie in ``home``."""
+
+    def ask(self, client: int, data: bytes) -> bytes | None:
+        """The reply of a client; None where there is none."""
+
+    def close(self) -> None:
+        """End what answers."""
+
+
+class Inline:
+    """Answers in this process, still through bytes and files."""
+
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm) -> None:
+        """Begin a run."""
+        self._home, self._told = home, (problem, algorithm)
+
+    def ask(self, client: int, data: bytes) -> bytes | None:
+        """The reply of a client."""
+        return Site(place(self._home, client), client, *self._told).answer(data)
+
+    def close(self) -> None:
+        """Nothing is left to end."""
 
 
 class Worker:
@@ -43,9 +71,10 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._setup: bytes | None = None
 
-    def set_up(self, setup: Setup) -> None:
-        """What the process is told before the first request of a run."""
-        self._setup = pickle.dumps(setup)
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm) -> None:
+        """Tell the process of a run before its first request."""
+        pickled = _pickled(problem, algorithm)
+        self._setup = pickle.dumps(Setup(sys.path, torch.get_num_threads(), str(home), pickled))
         if self._process is not None:
             self._tell(_open(self._process.stdin))
 
@@ -102,9 +131,9 @@ class WireEngine:
     that is given serves several engines in turn, and its owner ends it.
     """
 
-    def __init__(self, shards: Shards, *, worker: Worker | None = None) -> None:
+    def __init__(self, shards: Shards, *, worker: Host | None = None) -> None:
         self._shards, self._lent = shards, worker is not None
-        self._worker = worker or Worker()
+        self._worker: Host = worker or Worker()
         self._threads = torch.get_num_threads()
         self._home = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
         self._held: list[str] = []  # the sha256 of every client's state
@@ -135,8 +164,7 @@ class WireEngine:
         rows = algorithm.init(problem)[1] if states is None else states
         self.restore(rows)
         self._shown = [algorithm.shown(self._state(k)) for k in range(problem.population)]
-        setup = Setup(sys.path, self._threads, str(self._home), _pickled(problem, algorithm))
-        self._worker.set_up(setup)
+        self._worker.set_up(self._home, problem, algorithm)
         return Enrolment(problem.clients, problem.counts)
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:

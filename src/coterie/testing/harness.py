@@ -1,0 +1,295 @@
+"""Puts a method on a small federation in memory and runs it: the one file that knows how.
+
+The laws call only what is here, so that a change of the seam (tasks, engines, records) changes this
+file and no law.
+
+The federation has five clients in two hidden groups that read the labels differently. No two hold
+equally many samples; client 3 holds three, fewer than a batch; client 1 has no validation data.
+Samples are pictures ``[1, 6, 6]`` of three classes. All numbers are float64.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..core import tree
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
+from ..core.batches import shape_of, views
+from ..core.client import Client, Clock
+from ..core.recipe import Recipe
+from ..core.tree import Tree
+from ..data.federation import Dataset, Federation
+from ..data.simulation import simulate
+from ..engines import Engine, make_engine
+from ..engines.wire import Inline, WireEngine
+from ..experiment import checkpoint
+from ..experiment.run_folder.stored_models import digest
+from ..training.guard import Guard
+from ..training.rounds import Begin, train
+
+SIZES = (23, 12, 16, 3, 27)  # training samples of each client
+VALIDATION, TEST = (6, 0, 6, 6, 6), 7
+CLASSES, PIXELS = 3, 36
+RECIPE = Recipe(lr=0.1, epochs=1, batch=10, momentum=0.5, weight_decay=1e-3)
+ROUNDS = 3
+
+Network = Callable[[], nn.Module]
+
+
+def mlp() -> nn.Module:
+    """A network with one hidden layer for the pictures of the federation."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(PIXELS, 8), nn.Tanh(), nn.Linear(8, CLASSES))
+
+
+@cache
+def federation(order: tuple[int, ...] = (0, 1, 2, 3, 4)) -> Federation:
+    """The federation of the module's docstring, its clients listed in an order."""
+    data = _pictures(sum(SIZES) + sum(VALIDATION) + len(SIZES) * TEST)
+    left = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(1))
+    parts: list[list[Tensor]] = [[], [], []]  # a list of indices per client, for each split
+    for lengths in zip(SIZES, VALIDATION, (TEST,) * len(SIZES), strict=True):
+        for split, length in zip(parts, lengths, strict=True):
+            split.append(left[:length])
+            left = left[length:]
+    train, val, test = (tuple(split[i] for i in order) for split in parts)
+    group = torch.arange(len(SIZES)) % 2
+    relabel = torch.stack([torch.arange(CLASSES).roll(int(g)) for g in group])
+    return Federation(
+        data,
+        "coterie.testing",
+        tuple(f"site {i}" for i in order),
+        train,
+        val,
+        test,
+        groups=group[list(order)],
+        relabel=relabel[list(order)],
+    )
+
+
+def _pictures(samples: int) -> Dataset:
+    """Classes that are noisy versions of random pictures."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(samples) % CLASSES
+    centre = torch.randn(CLASSES, 1, 6, 6, generator=generator)
+    x = centre[y] + 0.7 * torch.randn(samples, 1, 6, 6, generator=generator)
+    return Dataset("pictures", x.float(), y, CLASSES)
+
+
+def with_other(split: str, federated: Federation, client: int | None = None) -> Federation:
+    """The same federation with other samples and labels in one split, of all clients or of one."""
+    lists = {"train": federated.train, "val": federated.val, "test": federated.test}[split]
+    at = torch.cat(lists) if client is None else lists[client]
+    data = federated.dataset
+    x, y = data.x.clone(), data.y.clone()
+    x[at], y[at] = x[at].flip(0) * 3 + 1, (y[at] + 1) % CLASSES
+    return replace(federated, dataset=replace(data, x=x, y=y))
+
+
+class Outcome(NamedTuple):
+    """One round of a run."""
+
+    index: int  # type: ignore[assignment]
+    clients: tuple[int, ...]
+    bytes: tuple[int, int, int]  # down, up, and to predict with
+    rejected: tuple[tuple[int, str], ...]  # (client, reason)
+    scores: Any  # [4, K] test, validation and their losses; None where it was not evaluated
+    matrix: Any  # [K, K] or None
+    mixture: Mixture | None  # every client's predictor, in the last round
+    server: Tree
+    accepted: Tensor  # what the guard remembers of each client
+    states: Tree  # a row for every client
+
+    @property
+    def digest(self) -> str:
+        """The digest of all predictors, in the last round."""
+        if self.mixture is None:
+            raise ValueError("only the last round has predictors")
+        return digest(self.mixture)
+
+
+class Step(NamedTuple):
+    """One round taken function by function."""
+
+    round: Round  # as ``aggregate`` saw it: its clients are those who replied
+    received: Tree
+    uploads: Tree  # a row for each of those who replied
+    server: Tree  # after the round
+    states: Tree  # of all clients, after the round
+
+
+class Trial:
+    """A method on a federation."""
+
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        network: Network = mlp,
+        federated: Federation | None = None,
+        recipe: Recipe = RECIPE,
+    ) -> None:
+        self.algorithm, self.network = algorithm, network
+        self.federation = federation() if federated is None else federated
+        self._problem, self._shards, _ = simulate(
+            self.federation, network, recipe, dtype=torch.float64, sharing=algorithm.traits.sharing
+        )
+
+    def unvalidated(self) -> "Trial":
+        """The same where no client's validation data may choose: as if it were trained on."""
+        other = self.on(self.federation)
+        counts = other._problem.counts
+        nobody = counts._replace(validated=(False,) * self.population)
+        other._problem = replace(other._problem, counts=nobody)
+        return other
+
+    @property
+    def population(self) -> int:
+        """How many clients there are."""
+        return self._problem.population
+
+    @property
+    def start(self) -> Tensor:
+        """The common starting point ``[P]``."""
+        return self._problem.start
+
+    def on(self, federated: Federation) -> "Trial":
+        """The same method on another federation."""
+        return Trial(self.algorithm, self.network, federated, self._problem.recipe)
+
+    def of(self, algorithm: AnyAlgorithm) -> "Trial":
+        """Another method on the same federation."""
+        return Trial(algorithm, self.network, self.federation, self._problem.recipe)
+
+    def check(self, rounds: int = ROUNDS) -> None:
+        """Ask the method whether it can run here."""
+        check_run(self.algorithm, self._problem, rounds)
+
+    def init(self) -> tuple[Tree, Tree]:
+        """The server and all clients' states before round 0."""
+        return self.algorithm.init(self._problem)
+
+    def round(
+        self, index: int, clients: Sequence[int] | None = None, horizon: int = ROUNDS
+    ) -> Round:
+        """A round for some clients, or for all."""
+        ids = range(self.population) if clients is None else clients
+        return round_of(self._problem, index, horizon, torch.tensor(list(ids), dtype=torch.int64))
+
+    def client(
+        self, i: int, index: int, told: tuple[int, int] | None = None, horizon: int = ROUNDS
+    ) -> Client:
+        """Client ``i`` in round ``index``; ``told`` is another (round, horizon) on its clock."""
+        view = tree.row(views(self._problem, self._shards, [i], index), 0)
+        shape = shape_of(self._shards, [i], batched=False)
+        clock = Clock(*(told or (index, horizon)))
+        return Client(self._problem, self._shards, view, shape, clock)
+
+    def local(self, received: Tree, states: Tree, round: Round) -> tuple[Tree, Tree]:
+        """Uploads and new states of a round's clients, one row per client."""
+        pairs = []
+        for position, i in enumerate(round.clients.tolist()):
+            client = self.client(i, round.index, horizon=round.horizon)
+            rows = tree.row(received, position), tree.row(states, position)
+            pairs.append(self.algorithm.local(client, *rows))
+        uploads, kept = zip(*pairs, strict=True)
+        return tree.stack(list(uploads)), tree.stack(list(kept))
+
+    def step(
+        self,
+        server: Tree,
+        states: Tree,
+        round: Round,
+        replied: Sequence[int] | None = None,
+    ) -> Step:
+        """One round; ``replied`` are positions among its clients whose replies arrived."""
+        received = self.algorithm.download(server, round)
+        uploads, kept = self.local(received, tree.take(states, round.clients), round)
+        at = torch.tensor(list(range(len(round.clients)) if replied is None else replied))
+        narrow = round._replace(clients=round.clients[at], sent_to=round.clients)
+        uploads, kept = tree.take(uploads, at), tree.take(kept, at)
+        new = self.algorithm.aggregate(server, uploads, narrow)
+        after = tree.map_leaves(
+            lambda old, rows: old.index_copy(0, narrow.clients, rows), states, kept
+        )
+        return Step(narrow, received, uploads, new, after)
+
+    def run(
+        self,
+        engine: str = "loop",
+        *,
+        rounds: int = ROUNDS,
+        participation: float = 0.5,
+        evaluate_every: int = 1,
+        guarded: bool = True,
+        begin: Begin | None = None,
+    ) -> list[Outcome]:
+        """A whole run. ``engine`` is loop, wire, vmap, or traced: vmap that replays its rounds."""
+        made = self._engine(engine)
+        records = train(
+            self.algorithm,
+            self._problem,
+            made,
+            rounds,
+            participation=participation,
+            evaluate_every=evaluate_every,
+            guard=Guard(on=guarded),
+            begin=begin,
+        )
+        try:
+            return [_outcome(record) for record in records]
+        finally:
+            made.close()
+
+    def _engine(self, name: str) -> Engine:
+        if name == "wire":  # in this process: a class of a notebook cannot be sent to another
+            return WireEngine(self._shards, worker=Inline())
+        batched = name in ("vmap", "traced")
+        return make_engine(
+            "vmap" if batched else name,
+            self._problem,
+            self._shards,
+            chunk=5 if name == "traced" else 2,  # one chunk is traced sooner than three
+            threads=1 if batched else None,  # the other engines would set it for the whole process
+            play=name == "traced",
+            compiled=False,
+        )
+
+    def saved_and_read(self, after: Outcome) -> Begin:
+        """Where a run can go on: a round written as a checkpoint and read again."""
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            server = after.server, after.accepted
+            checkpoint.write(place, after.index + 1, server, after.states, {})
+            stored, wrong = checkpoint.newest(place)
+            if stored is None:
+                raise ValueError(f"the checkpoint could not be read: {wrong}")
+            first, states = self.init()
+            (first, accepted), states = checkpoint.restore(stored, (first, server[1]), states)
+            return Begin(stored.rounds, first, states, accepted)
+
+    def samples(self, i: int) -> Tensor:
+        """The training samples of a client as the network sees them, one row per sample."""
+        x = self.federation.dataset.x[self.federation.train[i]]
+        return x.flatten(1).double()
+
+
+def _outcome(record: Any) -> Outcome:
+    """What the laws look at; states are copied, because the next round overwrites them."""
+    return Outcome(
+        record.index,
+        record.clients,
+        tuple(record.traffic),
+        tuple((r.client, r.reason) for r in record.rejected),
+        None if record.evaluation is None else np.stack(record.evaluation),
+        record.collaboration,
+        record.mixture,
+        record.server,
+        record.accepted,
+        tree.map_leaves(torch.clone, record.states),
+    )
