@@ -71,12 +71,20 @@ MOVED: dict[str, tuple[str, ...]] = {
     "task": ("core.recipe", "core.problem", "core.shards", "core.batches"),
     "tree": ("core.tree",),
 }
+# Names that were replaced: (old module, old name) -> (new module, new name).
+REPLACED: dict[tuple[str, str], tuple[str, str]] = {
+    ("run", "run"): ("training.rounds", "train"),
+    ("task", "Task"): ("core.problem", "Problem"),
+}
 # Packages that have the name of an old module, and the names of it that they still give.
 PACKAGES: dict[str, tuple[str, ...]] = {"results": ("LOCAL", "Comparison", "RunResult")}
 
 
 def moved_attribute(old: str, name: str) -> Any:
     """What an old module called ``name``, from the new modules; else AttributeError."""
+    if (old, name) in REPLACED:
+        home, new = REPLACED[old, name]
+        return vars(importlib.import_module(f"{PACKAGE}.{home}"))[new]
     if not name.startswith("__"):
         for home in MOVED[old]:
             module = importlib.import_module(f"{PACKAGE}.{home}")

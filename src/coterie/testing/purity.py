@@ -46,7 +46,7 @@ def calls(case: Case, method: AnyAlgorithm, begun: Begun) -> Iterator[Call]:
         )
     yield (
         "collaboration",
-        lambda server, states: method.collaboration(server, states, round),
+        lambda server, states: method.collaboration(server, method.shown(states), round),
         {"server": step.server, "states": step.states},
     )
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...core.metrics import METRICS
 from ...errors import StoreError
 from ...results import kinds
 from ...results.history import Log
@@ -99,5 +100,6 @@ def _check_clients(log: Log) -> None:
     if log.outcomes is not None and len(log.outcomes.sizes) != K:
         answered = len(log.outcomes.sizes)
         raise ValueError(f"{PREDICTIONS}: holds answers of {answered} clients; expected {K}")
-    if log.outcomes is not None and (log.metric == "auc") != (log.outcomes.values.ndim == 2):
+    mixed = METRICS[log.metric].probabilities
+    if log.outcomes is not None and mixed != (log.outcomes.values.ndim == 2):
         raise ValueError(f"{PREDICTIONS}: its answers are not of a kind that {log.metric} scores")
