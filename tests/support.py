@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.compiled.kernels.native import compiler
 from coterie.core.algorithm import AnyAlgorithm, Mixture, round_of
 from coterie.core.client import Client, Clock
 from coterie.core.task import Recipe, Task
@@ -17,6 +16,7 @@ from coterie.core.tree import row
 from coterie.data.federation import Dataset, Federation
 from coterie.engines import make_engine
 from coterie.engines.base import shape_of
+from coterie.engines.vmap import compiler
 from coterie.training.rounds import Record, run
 
 with_a_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")

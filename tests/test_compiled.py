@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import grad, vmap
 
-from coterie.compiled.executor import Player
+from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import convolve, max_pool, native
-from coterie.compiled.trace import scan
-from coterie.compiled.trace.writer import Memory, laid_out
+from coterie.compiled.trace.cpp_writer import Memory, assign_offsets
+from coterie.core.loops import scan
 from support import assert_close, with_a_compiler
 
 CLIENTS, STEPS = 3, 3
@@ -97,12 +97,12 @@ def test_an_operation_is_torchs(name, dtype):
 
 def assert_compiled(one, *inputs, tolerance=None):
     """Compiled, it gives what it gives as it is written, for numbers that it was not tried with."""
-    player, call = Player(compiled=True), vmap(one)
+    executor, call = Executor(compiled=True), vmap(one)
     tolerance = tolerance or (1e-9 if inputs[0].dtype == torch.float64 else 1e-5)
     for factor in (1.0, 0.3):
         given = tuple(leaf * factor for leaf in inputs)
-        assert_close(player("some", call, given), call(*given), tolerance)
-    assert (player.unplayed, player.uncompiled) == (0, 0)
+        assert_close(executor("some", call, given), call(*given), tolerance)
+    assert (executor.untraced, executor.uncompiled) == (0, 0)
 
 
 # channels, filters, image, filter's size, padding
@@ -159,11 +159,11 @@ def test_images_of_bytes_are_scaled_as_torch_does():
 
         return scan(step, [0] * STEPS, w)
 
-    player, call = Player(compiled=True), vmap(one)
+    executor, call = Executor(compiled=True), vmap(one)
     for seed in range(2):
         given = numbers(seed, CLIENTS, 24), torch.arange(4).expand(CLIENTS, 4) + seed
-        assert_close(player("some", call, given), call(*given))
-    assert (player.unplayed, player.uncompiled) == (0, 0)
+        assert_close(executor("some", call, given), call(*given))
+    assert (executor.untraced, executor.uncompiled) == (0, 0)
 
 
 @pytest.mark.parametrize("why", ["unknown", "no compiler", "a compiler that fails"])
@@ -178,9 +178,9 @@ def test_torch_plays_what_is_not_compiled(why, monkeypatch):
 
         return scan(step, [0] * STEPS, w)
 
-    player, w = Player(compiled=True), numbers(0, CLIENTS, 5)
-    assert_close(player("some", vmap(one), (w,)), vmap(one)(w))
-    assert (player.unplayed, player.uncompiled) == (0, 1)
+    executor, w = Executor(compiled=True), numbers(0, CLIENTS, 5)
+    assert_close(executor("some", vmap(one), (w,)), vmap(one)(w))
+    assert (executor.untraced, executor.uncompiled) == (0, 1)
 
 
 def test_layers_need_no_compiler(monkeypatch):
@@ -203,7 +203,7 @@ def test_memory_that_is_needed_at_once_is_apart(spans):
         for i, (size, first, more, _) in enumerate(spans)
     ]
     always = {m.name for m, (*_, kept) in zip(memories, spans, strict=True) if kept}
-    places, whole = laid_out(memories, always)
+    places, whole = assign_offsets(memories, always)
     for i, a in enumerate(memories):
         assert places[a.name] % 64 == 0
         assert places[a.name] + a.size <= whole

@@ -73,14 +73,14 @@ def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
     for found, expected in zip(played.evaluation, reference.evaluation, strict=True):
         assert_close(torch.from_numpy(found), torch.from_numpy(expected))
     assert played.traffic == reference.traffic
-    return engine._player.unplayed + (engine._player.uncompiled if compiled else 0)
+    return engine._executor.untraced + (engine._executor.uncompiled if compiled else 0)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_played_rounds_agree(name, network):
-    unplayed = assert_plays(METHODS[name](), NETWORKS[network])
-    assert bool(unplayed) == (name in UNPLAYED)
+    untraced = assert_plays(METHODS[name](), NETWORKS[network])
+    assert bool(untraced) == (name in UNPLAYED)
 
 
 @pytest.mark.parametrize("name", OF_MANY_MODELS)
@@ -141,8 +141,8 @@ def assert_trains(name, recipe, compiled=False):
         for a, b in zip(tree.leaves(found), tree.leaves(expected), strict=True):
             assert_close(a, b)
         server, states = algorithm.aggregate(server, expected[0], round), expected[1]
-    assert not played._player.unplayed
-    return played._player
+    assert not played._executor.untraced
+    return played._executor
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -35,7 +35,7 @@ def test_auto_times_what_is_played_and_not_its_recording():
     timed = one._timed
 
     def noted():
-        known.append(len(engine._player._known))
+        known.append(len(engine._executor._known))
         timed()
         return next(taken)
 
@@ -43,7 +43,7 @@ def test_auto_times_what_is_played_and_not_its_recording():
     for _ in range(3):
         one.turn()
     assert known == [0, 1, 1]
-    assert engine._player.unplayed == 0
+    assert engine._executor.untraced == 0
     assert one.seconds == 20.0 / 5
 
 

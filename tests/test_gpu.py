@@ -1,4 +1,4 @@
-"""The contract on a GPU, where tapes become CUDA graphs. Run by hand: ``pytest -m gpu``."""
+"""The contract on a GPU, where traces become CUDA graphs. Run by hand: ``pytest -m gpu``."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ import torch
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
+from coterie.core.calls import REPLAYED, WRITTEN
 from coterie.engines import make_engine
-from coterie.engines.base import PLAYED, WRITTEN
 from coterie.engines.vmap import VmapEngine
 from coterie.training.rounds import run
 from support import METHODS, RECIPE, assert_close, cnn, last, mlp, normed, predictors, task
@@ -43,7 +43,7 @@ def test_batch_norm_is_played(name, buffers):
     engine = VmapEngine(on, chunk=5)
     *_, record = run(method, on, engine, 4)
     assert_close(predictors(record).models, predictors(reference).models, 1e-7)
-    assert engine._player.unplayed == 0
+    assert engine._executor.untraced == 0
 
 
 @pytest.mark.parametrize("adaptation", ADAPTATIONS)
@@ -54,7 +54,7 @@ def test_adaptations_are_played(adaptation):
     engine = VmapEngine(on, chunk=5)
     *_, record = run(method, on, engine, 3)
     assert_close(predictors(record).models, predictors(reference).models, 1e-7)
-    assert engine._player.unplayed == 0
+    assert engine._executor.untraced == 0
 
 
 def test_rounds_are_really_captured_and_equal_the_plain_ones():
@@ -63,7 +63,7 @@ def test_rounds_are_really_captured_and_equal_the_plain_ones():
     played, plain = VmapEngine(on, chunk=5), VmapEngine(on, chunk=5, play=False)
     results = [list(run(method, on, engine, 5))[-1] for engine in (played, plain)]
     assert_close(*(predictors(record).models for record in results), 1e-12)
-    assert all(one.playing._graph is not None for one in played._player._known.values())
+    assert all(one.replay._graph is not None for one in played._executor._known.values())
     assert played.choice["play"]
     assert not plain.choice["play"]
 
@@ -78,7 +78,7 @@ def test_kernels_in_float32_give_what_the_reference_gives(name):
     engine = VmapEngine(on, chunk=5)
     *_, record = run(method, on, engine, 2)
     assert_close(predictors(record).models.double(), predictors(reference).models, 1e-3)
-    assert engine._player.unplayed == 0
+    assert engine._executor.untraced == 0
 
 
 def test_state_may_stay_in_host_memory():
@@ -96,7 +96,7 @@ def test_auto_chooses_on_a_gpu():
 def test_an_honest_recording_is_captured_in_float32(lr, network):
     torch.backends.cudnn.allow_tf32 = False
     form = trained(lr, network=network, device="cuda")
-    assert (form.way, form.why) == (PLAYED, "")
+    assert (form.way, form.why) == (REPLAYED, "")
 
 
 @pytest.mark.parametrize("lr", RATES)

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from ..api import Source, configure
-from ..compiled.kernels import native
 from ..core import tree
 from ..core.algorithm import round_of
 from ..core.buffers import governed
@@ -18,7 +17,7 @@ from ..data.duplicates import Duplicates, duplicates, shared_units
 from ..data.extremes import extremes
 from ..data.federation import Federation
 from ..engines import auto
-from ..engines.vmap import VmapEngine
+from ..engines.vmap import VmapEngine, compiler_version
 from ..errors import printable
 from ..experiment.assemble import Assembly, assemble, task_of
 from ..experiment.config.methods import Method
@@ -114,7 +113,10 @@ def _cost_facts(
             f"{len(methods)} methods x {len(assembly.config.seeds)} seeds, {run.rounds} rounds",
         ),
         ("fastest engine", f"{found['engine']}, {together} clients at a time"),
-        ("C++ compiler", native.version() or "none: training loops run in torch, which is slower"),
+        (
+            "C++ compiler",
+            compiler_version() or "none: training loops run in torch, which is slower",
+        ),
         ("memory", f"about {mib:,.0f} MiB beside the data"),
         ("training time", f"about {_duration(seconds)}, without evaluation"),
     ]

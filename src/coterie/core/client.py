@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..compiled import trace
 from ..errors import EngineError
-from . import random, tree
+from . import loops, random, tree
 from .augment import crop_flip
 from .task import Recipe, Split, Task, View
 
@@ -368,7 +367,7 @@ class Client:
             return kept
 
         sizes = self._batch_sizes()
-        carry, mine.buffers = trace.scan(one, sizes, (carry, mine.buffers))
+        carry, mine.buffers = loops.scan(one, sizes, (carry, mine.buffers))
         return carry
 
     def _prepare(self) -> None:

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-import torch
-
 from ..core.task import Task
 from ..errors import ConfigError, did_you_mean
 from .base import Engine, Evaluation
@@ -33,9 +31,10 @@ def make_engine(
 ) -> Engine:
     """The engine of a configuration. ``auto`` measures; the others take what they are given.
 
-    ``play`` traces rounds and replays them (``compiled/executor.py``), ``compiled`` puts C++ in the
-    place of their loops on a CPU; None does it where so many ``rounds`` repay it. ``before`` says
-    how each form of a call (``Form.id``) was done before a run was stopped.
+    ``play`` traces calls and replays them (``coterie.compiled``), ``compiled`` replaces the loops
+    of a trace by C++ on a CPU; None does it where a run of this many ``rounds`` repays it.
+    ``before`` says how each form of a call (``Form.id``) was executed before a run was stopped.
+    Nothing is set for the process: ``process.settings`` does that around a run.
     """
     from . import auto
     from .loop import LoopEngine
@@ -52,10 +51,8 @@ def make_engine(
         return VmapEngine(
             task, chunk=chunk, state=state, threads=threads, before=before, **how._asdict()
         )
-    if threads is not None:
-        torch.set_num_threads(threads)
     if name == "loop":
-        return LoopEngine(task, state=state)
+        return LoopEngine(task, state=state, threads=threads)
     if name == "wire":
-        return WireEngine(task, state=state)
+        return WireEngine(task, state=state, threads=threads)
     raise ConfigError(f"engine '{name}' is unknown; {did_you_mean(name, ENGINES)}")

@@ -18,14 +18,14 @@ import torch
 
 from .. import __version__
 from ..algorithms.local import Local
-from ..compiled.kernels.native import compiler
 from ..core.algorithm import round_of
 from ..core.task import Task
 from ..errors import CoterieError
 from ..storage.cache import folder
 from .base import MOST_THREADS, Engine
 from .loop import LoopEngine
-from .vmap import VmapEngine
+from .process import settings
+from .vmap import VmapEngine, compiler, tracing
 
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
@@ -55,7 +55,7 @@ def repaid(
     """What makes a run of so many rounds faster, unless it was said."""
     on_gpu = task.device.type == "cuda"
     if play is None:
-        play = on_gpu or rounds >= REPAID_AFTER
+        play = (on_gpu or rounds >= REPAID_AFTER) and tracing() is not None
     if compiled is None:
         compiled = play and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
     return How(play, compiled)
@@ -79,8 +79,7 @@ def pick(
         found = measure(task, how, tries, memory_mib, threads)
         _write(key, found)
     if found["engine"] == "loop":
-        torch.set_num_threads(found["threads"])
-        return LoopEngine(task, state=state)
+        return LoopEngine(task, state=state, threads=found["threads"])
     size, threads = found["chunk"], found["threads"]
     return VmapEngine(task, chunk=size, state=state, threads=threads, **how._asdict())
 
@@ -183,9 +182,9 @@ class _Candidate:
         """Once more, unless it failed before."""
         if self._failed:
             return
-        torch.set_num_threads(self._threads)
         try:
-            self.seconds = min(self.seconds, self._timed() / len(self._able))
+            with settings(threads=self._threads):
+                self.seconds = min(self.seconds, self._timed() / len(self._able))
         except (RuntimeError, CoterieError):  # too large, or an operation that vmap cannot batch
             self._failed, self.seconds = True, float("inf")
 

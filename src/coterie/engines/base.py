@@ -1,7 +1,6 @@
 """The seam between the round loop and whatever runs the clients."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ..core import metrics, paired, tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.calls import Form as Form
 from ..core.client import EVALUATION_BLOCK, Shape
 from ..core.flat import FlatModel
 from ..core.paired import Answers, Outcomes
@@ -40,20 +40,6 @@ class Predicted(NamedTuple):
     outcomes: Outcomes | None  # every answer to a test sample, where the predictors are kept
 
 
-WRITTEN, PLAYED, COMPILED = "as written", "played", "compiled"  # how a call can be done
-
-
-@dataclass
-class Form:
-    """One form of a call that an engine makes: how it is done, why not faster, what it took."""
-
-    id: str  # the same in another process
-    stage: str  # whose code it is
-    way: str = WRITTEN
-    why: str = ""  # why it is not played, or not compiled, though that was asked for
-    seconds: float = 0.0  # of all calls, without what it took to record the first
-
-
 class Replies(NamedTuple):
     """What came back in a round: a row for each of ``clients``, who need not be all."""
 
@@ -78,7 +64,7 @@ class Engine(Protocol):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms of calls that came so far; none where all calls are done as written."""
+        """The forms of calls so far; none where every call is executed as it is written."""
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round

@@ -51,8 +51,8 @@ def together(
 class LoopEngine:
     """One client at a time."""
 
-    def __init__(self, task: Task, *, state: str = "device") -> None:
-        self.task, self.state = task, state
+    def __init__(self, task: Task, *, state: str = "device", threads: int | None = None) -> None:
+        self.task, self.state, self.threads = task, state, threads
 
     @property
     def state_device(self) -> torch.device:
@@ -62,7 +62,11 @@ class LoopEngine:
     @property
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
-        return {"engine": "loop", "state": self.state, "threads": torch.get_num_threads()}
+        return {
+            "engine": "loop",
+            "state": self.state,
+            "threads": self.threads or torch.get_num_threads(),
+        }
 
     @property
     def forms(self) -> tuple[Form, ...]:

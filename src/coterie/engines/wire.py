@@ -60,8 +60,8 @@ def _through(row: Tree) -> Tree:
 class WireEngine:
     """One client at a time, everything it reads and writes through bytes."""
 
-    def __init__(self, task: Task, *, state: str = "device") -> None:
-        self.task, self._loop = task, LoopEngine(task, state=state)
+    def __init__(self, task: Task, *, state: str = "device", threads: int | None = None) -> None:
+        self.task, self._loop = task, LoopEngine(task, state=state, threads=threads)
 
     @property
     def state_device(self) -> torch.device:

@@ -94,14 +94,11 @@ def check_methods(assembly: Assembly, methods: Iterable[Method]) -> None:
 
 
 def engine_of(config: Config, task: Task, before: Mapping[str, str] | None = None) -> Engine:
-    """The engine a config asks for, with the process set to its threads and precision.
+    """The engine a config asks for; ``engines.process`` sets the process for it.
 
-    ``before`` says how an interrupted run did each form of a call (``engines.base.Form``).
+    ``before`` says how an interrupted run executed each form of a call (``core.calls.Form``).
     """
     asked = config.engine
-    loose = config.train.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = loose
-    torch.backends.cudnn.allow_tf32 = loose
     return make_engine(
         asked.name,
         task,

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from ..core.calls import COMPILED
 from ..core.ranges import LARGEST
 from ..core.tree import Tree
-from ..engines.base import COMPILED
 from ..errors import CoterieWarning, StoreError
 from ..results.history import Log
 from ..storage import files

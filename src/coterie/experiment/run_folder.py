@@ -32,8 +32,8 @@ import torch
 
 from .. import __version__
 from ..core.algorithm import Mixture
+from ..core.calls import Form
 from ..data.manifest import changes
-from ..engines.base import Form
 from ..errors import StoreError
 from ..results.alarms import raise_alarms
 from ..results.history import History, Line, Log, summarise

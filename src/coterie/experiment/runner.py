@@ -1,6 +1,7 @@
 """One run, from its first round or from where it was left: trained, written down, kept safe."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ from ..core.algorithm import check_run
 from ..core.buffers import governed
 from ..core.metrics import mean_known
 from ..data.manifest import manifest
-from ..engines import Engine
+from ..engines import Engine, process
 from ..report.outcomes import RunResult
 from ..results.history import History, Log, Roster
 from ..storage import faults
@@ -55,6 +56,24 @@ def drive(
     left: Left | None = None,
 ) -> RunResult:
     """One run; with a folder it is written down round by round, and ``left`` is continued."""
+    with ExitStack() as scope:
+        tf32 = assembly.config.train.precision == "tf32"
+        scope.enter_context(process.settings(tf32=tf32))
+        return _drive(scope, assembly, method, seed, out, stop, references, progress, left)
+
+
+def _drive(
+    scope: ExitStack,
+    assembly: Assembly,
+    method: Method,
+    seed: int,
+    out: Path | None,
+    stop: Stop,
+    references: Mapping[str, History] | None,
+    progress: Watch | None,
+    left: Left | None,
+) -> RunResult:
+    """The same, with the settings of the process entered into ``scope``."""
     asked, algorithm = assembly.config.single(method, seed), method.build()
     if left is not None:
         left.refuse_other(config_hash(asked))
@@ -66,6 +85,7 @@ def drive(
         engine = engine_of(asked, task)
     else:
         engine = engine_of(left.with_engine(asked), task, left.ways)
+    scope.enter_context(process.settings(**process.of_engine(engine.choice, task.device)))
     roster, swaps = Roster.of(task.federation), algorithm.models_change_hands
     log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
     config, where = written(asked, engine.choice), run_folder.environment(task.device)
