@@ -17,6 +17,7 @@ from ..data.duplicates import Duplicates, duplicates, shared_units
 from ..data.extremes import extremes
 from ..data.federation import Federation
 from ..engines import auto
+from ..engines.candidates import PROBE_STEPS, Length, steps
 from ..engines.vmap import VmapEngine, compiler_version
 from ..errors import printable
 from ..experiment.assemble import Assembly, assemble, task_of
@@ -97,14 +98,15 @@ def _cost_facts(
 ) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     """What it costs, and the engine that would run it."""
     run, engine = assembly.config.run, assembly.config.engine
-    how = auto.repaid(task, run.rounds, play=engine.play, compiled=engine.compiled)
-    tries = auto.tries_of(task, run.rounds, engine.chunk)
-    found = auto.measure(task, how, tries, engine.memory_mib, engine.threads)
+    asked = auto.Asked(
+        engine.chunk, engine.memory_mib, engine.threads, engine.play, engine.compiled
+    )
+    runs = len(methods) * len(assembly.config.seeds)
+    found = auto.resolve(task, Length(run.rounds, run.participation, runs), asked)
     together = found.get("chunk", 1)
     held = task.population * task.model.size * task.start.element_size() * 4
     mib = (auto.footprint(task) * together + held) / 2**20
-    turns = run.rounds * len(methods) * len(assembly.config.seeds)
-    seconds = found["seconds"] / auto.PROBE_STEPS * auto.steps(task) * run.participation * turns
+    seconds = found["seconds"] / PROBE_STEPS * steps(task) * run.participation * run.rounds * runs
     names = ", ".join(method.label for method in methods)
     facts = [
         ("methods", names),
@@ -120,7 +122,7 @@ def _cost_facts(
         ("memory", f"about {mib:,.0f} MiB beside the data"),
         ("training time", f"about {_duration(seconds)}, without evaluation"),
     ]
-    return facts, {**found, **how._asdict()}
+    return facts, found
 
 
 def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
@@ -130,7 +132,7 @@ def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> li
     algorithm = method.build()
     task = task_of(assembly, algorithm, assembly.config.seeds[0])
     algorithm = governed(algorithm, task)
-    task.recipe = replace(task.recipe, steps=auto.PROBE_STEPS)
+    task.recipe = replace(task.recipe, steps=PROBE_STEPS)
     able = (task.sizes > 0).nonzero().flatten()[: engine["chunk"]]
     round = round_of(task, 0, assembly.config.run.rounds, able)
     server, states = algorithm.init(task)

@@ -93,10 +93,13 @@ def check_methods(assembly: Assembly, methods: Iterable[Method]) -> None:
         check_run(algorithm, tasks[needs], config.run.rounds)
 
 
-def engine_of(config: Config, task: Task, before: Mapping[str, str] | None = None) -> Engine:
+def engine_of(
+    config: Config, task: Task, before: Mapping[str, str] | None = None, *, runs: int = 1
+) -> Engine:
     """The engine a config asks for; ``engines.process`` sets the process for it.
 
-    ``before`` says how an interrupted run executed each form of a call (``core.calls.Form``).
+    ``before`` says how an interrupted run executed each form of a call (``core.calls.Form``),
+    ``runs`` how many runs of a comparison share what ``auto`` measures.
     """
     asked = config.engine
     return make_engine(
@@ -109,6 +112,8 @@ def engine_of(config: Config, task: Task, before: Mapping[str, str] | None = Non
         play=asked.play,
         compiled=asked.compiled,
         rounds=config.run.rounds,
+        participation=config.run.participation,
+        runs=runs,
         before=before,
     )
 

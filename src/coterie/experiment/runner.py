@@ -82,7 +82,7 @@ def _drive(
     algorithm = governed(algorithm, task)
     check_run(algorithm, task, asked.run.rounds)
     if left is None:
-        engine = engine_of(asked, task)
+        engine = engine_of(asked, task, runs=_runs(assembly.config, asked))
     else:
         engine = engine_of(left.with_engine(asked), task, left.ways)
     scope.enter_context(process.settings(**process.of_engine(engine.choice, task.device)))
@@ -129,6 +129,11 @@ def _drive(
         where |= {run_folder.RAN: run_folder.ran(engine.forms)}
         return RunResult(run_folder.collect(log, mixture, config, where, references))
     return RunResult(folder.finish(mixture, references))
+
+
+def _runs(config: Config, one: Config) -> int:
+    """How many runs a config asks for, of which this is one."""
+    return 1 if config == one else len(config.methods()) * len(config.seeds)
 
 
 def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
