@@ -29,7 +29,7 @@ from ..core.calls import COMPILED, REPLAYED, WRITTEN, Destination, Form
 from ..core.client import Clock
 from ..core.tree import Tree
 from ..errors import EngineError, MismatchError, SlowerError, TraceError
-from .kernels import ManyClients
+from .kernels import ManyClients, native
 from .trace import InDouble, Trace, Tracer, doubled
 from .trust import Call, Trial, rebuilt, tensors
 
@@ -127,13 +127,13 @@ class Executor:
         name = hashlib.sha256(repr((stage, rest, shapes)).encode()).hexdigest()[:16]
         form = self._seen.setdefault(name, Form(name, stage))
         before = self._before.get(name)
-        began, checked = time.perf_counter(), form.checking
+        began, checked = _clock(), form.checking
         try:
             replay = self._traced(form, call, inputs, clock, before)
         except SlowerError as error:
             replay, form.way, form.why = None, WRITTEN, str(error)
             _tell(error, "a call of %s is not replayed, which is slower: %s", stage, error)
-        form.tracing += time.perf_counter() - began - (form.checking - checked)
+        form.tracing += _clock() - began - (form.checking - checked)
         if before not in (None, form.way):
             raise EngineError(
                 f"{stage} was {before} when the run began and now can only be {form.way} "
@@ -309,11 +309,16 @@ def _bugs_told() -> Iterator[None]:
 @contextmanager
 def _checking(form: Form) -> Iterator[None]:
     """Add the seconds of a comparison."""
-    began = time.perf_counter()
+    began = _clock()
     try:
         yield
     finally:
-        form.checking += time.perf_counter() - began
+        form.checking += _clock() - began
+
+
+def _clock() -> float:
+    """Seconds without those of compiling kernels, which other forms need as well."""
+    return time.perf_counter() - native.waited()
 
 
 def _tell(error: SlowerError, *words: object) -> None:

@@ -23,7 +23,7 @@ class Form:
     way: str = WRITTEN
     why: str = ""  # why it is not replayed, or not compiled, though that was asked for
     seconds: float = 0.0  # of all calls, without tracing, checking and compiling
-    tracing: float = 0.0  # seconds of tracing and compiling
+    tracing: float = 0.0  # seconds of tracing the call, and of compiling its steps
     checking: float = 0.0  # seconds of comparing the trace with the call
 
     @contextmanager

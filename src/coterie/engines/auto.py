@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from ..core.task import Task
 from ..errors import CoterieError
@@ -24,7 +25,7 @@ from .candidates import PROBE_STEPS, Candidate, Length, Tracing
 from .loop import LoopEngine
 from .process import settings
 from .remembered import key_of, recall, remember
-from .vmap import VmapEngine, compiler, tracing
+from .vmap import VmapEngine, compiler, kernels_cached, tracing
 
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
@@ -37,6 +38,8 @@ _MARGIN = 0.9  # of the loop's estimate: another engine has to be below it
 _FEWER_THREADS = 0.97  # one thread is preferred unless all of them take less than this share
 _TRACED, _TRACED_MORE = 10, 30  # loop steps that tracing a probe costs, and more for each client
 _IMPORT, _COMPILE = 0.1, 3.0  # seconds
+_KERNELS = 4.0  # seconds of compiling the kernels of one convolution and its pool, once
+_KERNELS_SHARE = 0.1  # of the estimated run of the loop: what compiling kernels may take
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
@@ -121,8 +124,9 @@ class _Search:
             return True
         cost = self._cost(other)
         if self.batched is None:
-            run = self.loop.total(self.task, self.length)
-            return self._spent + cost <= _SHARE * run * self.length.runs
+            run = self.loop.total(self.task, self.length) * self.length.runs
+            kernels = _kernels(self.task) if other.choice["play"] else 0.0
+            return self._spent + cost <= _SHARE * run and kernels <= _KERNELS_SHARE * run
         hoped = self._hoped(other, self.batched) + cost / self.length.runs
         return hoped < self.batched.total(self.task, self.length)
 
@@ -177,6 +181,12 @@ class _Search:
         steps = _TRACED + _TRACED_MORE * other.together
         fixed = _IMPORT + (_COMPILE if other.choice["compiled"] else 0.0)
         return Tracing(fixed, steps * self.loop.step / PROBE_STEPS)
+
+
+def _kernels(task: Task) -> float:
+    """An estimate of the seconds of compiling a model's kernels, where none are in the cache."""
+    layers = sum(isinstance(module, nn.Conv2d) for module in task.model.module.modules())
+    return 0.0 if kernels_cached() else _KERNELS * layers
 
 
 def _sizes(task: Task, asked: Asked) -> tuple[int, ...]:

@@ -72,6 +72,12 @@ def compiler() -> str | None:
     return found
 
 
+def kernels_cached() -> bool:
+    """Whether kernels need not be compiled: the user's cache has some, or there is no compiler."""
+    package = tracing()
+    return package is None or compiler() is None or bool(package.native.cached())
+
+
 def compiler_version() -> str | None:
     """The version of :func:`compiler`."""
     package = tracing()
