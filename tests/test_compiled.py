@@ -9,6 +9,7 @@ from torch.func import grad, vmap
 
 from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import convolve, max_pool, native
+from coterie.compiled.memory import Allocator
 from coterie.compiled.trace.cpp_writer import Memory, assign_offsets
 from coterie.core.loops import scan
 from support import assert_close, with_a_compiler
@@ -212,3 +213,29 @@ def test_memory_that_is_needed_at_once_is_apart(spans):
             if both or {a.name, b.name} & always:
                 begin, end = places[a.name], places[a.name] + a.size
                 assert end <= places[b.name] or places[b.name] + b.size <= begin
+
+
+# ---- buffers ------------------------------------------------------------------------------------
+
+
+def test_a_large_buffer_can_be_written():
+    buffer = Allocator().empty(torch.Size((5, 300_000)), torch.float32, torch.device("cpu"))
+    assert buffer.shape == (5, 300_000)
+    buffer.fill_(1.0)
+    assert buffer.sum() == buffer.numel()
+
+
+def test_a_large_buffer_is_used_again_once_nothing_refers_to_it():
+    allocator = Allocator()
+
+    def one():
+        return allocator.empty(torch.Size((3, 700_001)), torch.float32, torch.device("cpu"))
+
+    buffer = one().fill_(1.0)
+    part = buffer[1:]
+    del buffer
+    other = one().fill_(2.0)  # part of the first is still in use
+    assert part.eq(1.0).all()
+    place = other.data_ptr()
+    del other
+    assert one().data_ptr() == place

@@ -76,6 +76,7 @@ def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
     return engine._executor.untraced + (engine._executor.uncompiled if compiled else 0)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", NAMES)
 def test_played_rounds_agree(name, network):
@@ -83,6 +84,7 @@ def test_played_rounds_agree(name, network):
     assert bool(untraced) == (name in UNPLAYED)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", OF_MANY_MODELS)
 def test_played_rounds_of_one_client_and_one_model_at_a_time_agree(name):
     assert not assert_plays(METHODS[name](), chunk=1)
@@ -95,6 +97,7 @@ def test_compiled_rounds_agree(name, network):
     assert not assert_plays(METHODS[name](), NETWORKS[network], compiled=True)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("adaptation", ["fb", "kd", "ewc"])  # ft is among the methods
 def test_played_adaptations_agree(adaptation):
     assert not assert_plays(Adapted(METHODS["fedavg"](), ADAPTATIONS[adaptation]()))
@@ -145,6 +148,7 @@ def assert_trains(name, recipe, compiled=False):
     return played._executor
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "scaffold", "fedfomo"])
 def test_played_training_agrees_for_every_recipe(name, recipe):

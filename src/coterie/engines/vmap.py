@@ -45,6 +45,7 @@ from .base import (
     shape_of,
     state_device,
 )
+from .process import settings
 
 if TYPE_CHECKING:
     from ..compiled import Executor
@@ -236,13 +237,8 @@ class VmapEngine:
             for chunk in chunks:
                 done(chunk)
             return
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(min(self.threads, len(chunks))) as pool:
-                list(pool.map(done, chunks))
-        finally:
-            torch.set_num_threads(before)
+        with settings(threads=1), ThreadPoolExecutor(min(self.threads, len(chunks))) as pool:
+            list(pool.map(done, chunks))
 
     def _mapped(
         self,

@@ -15,6 +15,7 @@ import torch
 from ...core.task import Task
 from ...engines import Engine, make_engine
 from ...engines.base import DEVICE
+from ...engines.process import settings
 from ...errors import ConfigError, EngineError, did_you_mean
 from .ceiling import Bill, Machine, bill, machine
 from .plain import fastest
@@ -24,6 +25,7 @@ from .workloads import WORKLOADS, Workload
 
 ENGINES = ("auto", "vmap", "loop")
 PRECISIONS = ("float32", "tf32")
+LONG = 1000  # rounds of the run that engines are made for: what they measure is paid back
 
 
 class Result(NamedTuple):
@@ -91,15 +93,14 @@ def tell(line: str) -> None:
 def _results(
     works: list[Workload], device: torch.device, precision: str, repeats: int
 ) -> Iterator[Result]:
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    tell("the machine's rates")
-    here = machine(device, precision)
-    for work in works:
-        cost, laps = measured(work, device, repeats)
-        loop = laps["plain"].seconds
-        for name, lap in laps.items():
-            yield _result(work, name, lap, loop, cost, here)
+    with settings(tf32=precision == "tf32"):
+        tell("the machine's rates")
+        here = machine(device, precision)
+        for work in works:
+            cost, laps = measured(work, device, repeats)
+            loop = laps["plain"].seconds
+            for name, lap in laps.items():
+                yield _result(work, name, lap, loop, cost, here)
 
 
 def _result(
@@ -130,27 +131,24 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
     """What a round of a workload costs, and how the plain loop and every engine fared."""
     tell(f"{work.name}, {work.about}, {work.clients} x {work.samples}: setting up")
     start, cores = steady(work.method, work.task(device)), torch.get_num_threads()
-    try:
-        plain, chosen = fastest(start, cores)
-        field = {"plain": Contestant(plain, chosen["threads"], _words(chosen))}
-        cost = bill(work, plain.clients)
-        failed = {}
-        for name in ENGINES:
-            torch.set_num_threads(cores)
-            tell(f"{work.name}: making engine '{name}'")
-            try:
-                field[name] = _contestant(name, start)
-            except FAILURES as error:
-                failed[name] = Lap(failed=reason(error))
+    plain, chosen = fastest(start, cores)
+    field = {"plain": Contestant(plain, chosen["threads"], _words(chosen))}
+    cost = bill(work, plain.clients)
+    failed = {}
+    for name in ENGINES:
+        tell(f"{work.name}: making engine '{name}'")
+        try:
+            field[name] = _contestant(name, start)
+        except FAILURES as error:
+            failed[name] = Lap(failed=reason(error))
+    with settings(keep_memory=device.type == "cpu"):
         laps = race(field, device, repeats, lambda line: tell(f"{work.name}: {line}"))
-        return cost, {**laps, **failed}
-    finally:
-        torch.set_num_threads(cores)
+    return cost, {**laps, **failed}
 
 
 def engine_of(name: str, task: Task) -> Engine:
     """The engine of a name, as in a long run: every engine that is measured is made here."""
-    return make_engine(name, task, rounds=100)
+    return make_engine(name, task, rounds=LONG)
 
 
 def _contestant(name: str, start: Steady) -> Contestant:

@@ -15,6 +15,7 @@ import torch
 from ...algorithms.ditto import Ditto
 from ...algorithms.fedavg import FedAvg
 from ...core.algorithm import AnyAlgorithm
+from ...engines.process import of_engine, settings
 from ...training.rounds import Record, run
 from . import check, engine_of, tell
 from .peak_memory import watched
@@ -61,24 +62,21 @@ def population(
 
 def _cost(method: str, registered: int, clients: int, device: str, repeats: int) -> Cost:
     tell(f"{method}, {clients} of {registered} clients")
-    at, cores = torch.device(device), torch.get_num_threads()
+    at = torch.device(device)
     work = LENET._replace(method=METHODS[method], clients=registered, holders=clients)
     share, rounds = clients / registered, WARM + repeats
-    try:
-        task = work.task(at)
-        engine = engine_of("auto", task)
-        with watched(at) as peak:
-            records = run(
-                work.method,
-                task,
-                engine,
-                rounds + 1,
-                participation=share,
-                evaluate_every=rounds + 2,
-            )
-            seconds = list(_seconds(islice(records, rounds), at))
-    finally:
-        torch.set_num_threads(cores)
+    task = work.task(at)
+    engine = engine_of("auto", task)
+    with settings(**of_engine(engine.choice, at)), watched(at) as peak:
+        records = run(
+            work.method,
+            task,
+            engine,
+            rounds + 1,
+            participation=share,
+            evaluate_every=rounds + 2,
+        )
+        seconds = list(_seconds(islice(records, rounds), at))
     a_round = statistics.median(seconds[WARM:])
     chosen = str(engine.choice["engine"])
     return Cost(method, registered, clients, chosen, a_round, a_round / clients, peak.mib, device)
