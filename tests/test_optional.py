@@ -69,6 +69,22 @@ def _at_run_time(path: Path):
             yield "coterie.compiled" if re.search(r"from \.+compiled", text) else text
 
 
+def test_private_names_of_torch_stay_with_the_compiler():
+    private = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*|from torch[.\w]* import .*\b_[A-Za-z]\w*")
+    others = [path for path in SOURCE.rglob("*.py") if SOURCE / "compiled" not in path.parents]
+    found = {path.name: private.findall(ast.unparse(_bare(path))) for path in others}
+    assert not {name: names for name, names in found.items() if names}
+
+
+def _bare(path: Path) -> ast.Module:
+    """A module without its docstrings."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(None)
+    return tree
+
+
 def test_the_core_loads_neither_readers_nor_the_compiler():
     code = (
         "import sys, coterie.core, coterie.core.loops, coterie.core.calls, coterie.core.optim, "

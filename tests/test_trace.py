@@ -468,6 +468,18 @@ def test_inputs_may_lie_otherwise_in_memory():
 
 # ---- training --------------------------------------------------------------------------------
 
+
+def test_what_tracing_relies_on_in_the_core():
+    """One split in the flat model gives the layers, one addcmul in SGD the fused descent."""
+    on = task(FedAvg(), mlp, federation((20,) * 3), Recipe(lr=0.1, batch=10), merge=False)
+    engine = VmapEngine(on, chunk=3)
+    engine.local(FedAvg(), on.start.expand(3, -1), (), whole_round(on))
+    (known,) = engine._executor._known.values()
+    (loop,) = known.replay._trace.loops
+    assert tuple(slot.shape.numel() for slot in on.model.slots) in loop.sizes
+    assert torch.Tensor.baddbmm_ in targets(known.replay._trace)
+
+
 RECIPES = {
     "plain": Recipe(lr=0.1, epochs=2, batch=10),
     "momentum": Recipe(lr=0.1, epochs=2, batch=10, momentum=0.9),
