@@ -162,6 +162,7 @@ def test_compiled_training_agrees_for_every_recipe(recipe):
     assert bool(left) == (RECIPES[recipe][0] in (normed, group_normed))  # torch's are taken
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -120,13 +120,23 @@ print(auto.data.config["resolved"]["engine"])
 print(dict(coterie.doctor(config).facts)["C++ compiler"])
 """
 
+ASKED = """
+from coterie.commands import doctor as look
+found = {"engine": "vmap", "chunk": 2, "threads": 1, "play": False, "compiled": False,
+         "seconds": 1.0}
+look.auto.resolve = lambda *_: found
+config["engine"] = {"name": "vmap", "play": True}
+print(*coterie.doctor(config, method="fedavg").warnings)
+"""
+
 
 def test_without_the_compiler_vmap_runs_uncompiled_and_says_why():
-    lines = python(HIDDEN + RUN).splitlines()
+    lines = python(HIDDEN + RUN + ASKED).splitlines()
     assert lines[0] == f"as written | {vmap.MISSING}"
     assert lines[1] == lines[2]
     assert lines[3] in ("loop", "vmap")
     assert lines[4].startswith("none")
+    assert vmap.MISSING in lines[5]  # doctor
 
 
 def test_a_traced_run_is_not_continued_without_the_compiler(monkeypatch):

@@ -127,7 +127,7 @@ def _cost_facts(
 
 def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
     """What of a method's local work cannot be played or compiled as it would be, and why."""
-    if engine["engine"] != "vmap" or not engine["play"]:
+    if engine["engine"] != "vmap" or not (engine["play"] or assembly.config.engine.play):
         return []
     algorithm = method.build()
     task = task_of(assembly, algorithm, assembly.config.seeds[0])
