@@ -148,7 +148,7 @@ def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(monkeypatch, r
 def test_a_comparison_shares_what_its_tries_cost(monkeypatch):
     on = task(Local())
     monkeypatch.setattr(candidates.Length, "bucket", lambda *_: 0)
-    assert auto.Asked().how(on, Length(1)).play == (auto.tracing() is not None)
+    assert auto.Asked().how(on, Length(1)).play == auto.can_trace()
     loop = Timed(1.0, engine="loop", threads=1)
     loop.turn()
     other = Timed(0.1, engine="vmap", chunk=1, threads=1, play=False, compiled=False)

@@ -25,7 +25,7 @@ from .candidates import PROBE_STEPS, Candidate, Length, Tracing
 from .loop import LoopEngine
 from .process import settings
 from .remembered import key_of, recall, remember
-from .vmap import VmapEngine, compiler, kernels_cached, tracing
+from .vmap import VmapEngine, can_trace, compiler, kernels_cached
 
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
@@ -56,7 +56,7 @@ def repaid(
     """What repays itself for the vmap engine in a run of this many rounds, unless it was said."""
     on_gpu = task.device.type == "cuda"
     if play is None:
-        play = (on_gpu or rounds >= REPAID_AFTER) and tracing() is not None
+        play = (on_gpu or rounds >= REPAID_AFTER) and can_trace()
     if compiled is None:
         compiled = play and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
     return How(play, compiled)
@@ -73,7 +73,7 @@ class Asked(NamedTuple):
 
     def how(self, task: Task, length: Length) -> How:
         """Whether candidates are traced and compiled; a run that is too short will not try them."""
-        play = tracing() is not None if self.play is None else self.play
+        play = can_trace() if self.play is None else self.play
         return repaid(task, length.rounds, play=play, compiled=self.compiled)
 
 
@@ -98,11 +98,12 @@ def resolve(task: Task, length: Length, asked: Asked) -> dict[str, Any]:
     probe = copy.copy(task)
     probe.recipe = replace(task.recipe, steps=PROBE_STEPS)
     search = _Search(task, length, _looped(probe, asked.threads))
-    how = asked.how(task, length)
-    with settings(keep_memory=how.play and task.device.type == "cpu"):
-        for other in _batched(probe, how, _sizes(task, asked), asked):
-            if not search.affords(other) or not search.faster(other):
-                break
+    if search.affords_any():
+        how = asked.how(task, length)
+        with settings(keep_memory=how.play and task.device.type == "cpu"):
+            for other in _batched(probe, how, _sizes(task, asked), asked):
+                if not search.affords(other) or not search.faster(other):
+                    break
     best = search.batched or search.loop
     if search.batched is None and asked.threads is None:
         best = search.with_threads(_looped(probe, 1, turns=0))
@@ -117,6 +118,13 @@ class _Search:
         self.batched: Candidate | None = None  # the fastest so far, if faster than the loop
         self._last: Candidate | None = None
         self._spent = 2 * loop.seconds  # its first turn warms up what the run needs anyway
+
+    def affords_any(self) -> bool:
+        """Whether the run is long enough for the cheapest try: one client, not traced."""
+        if self.task.device.type == "cuda":
+            return True
+        run = self.loop.total(self.task, self.length) * self.length.runs
+        return self._spent + _TURNS * self.loop.seconds + _IMPORT <= _SHARE * run
 
     def affords(self, other: Candidate) -> bool:
         """Whether a try of this engine costs little beside the run."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from .. import __version__
 from ..core.task import Task
 from ..storage.cache import folder
 from .base import MOST_THREADS
-from .vmap import compiler
+from .vmap import can_trace
 
 _MOST_BYTES = 1 << 20  # of the file; a larger one was not written here
 
@@ -34,7 +35,7 @@ def key_of(task: Task, *asked: object) -> str:
         torch.get_num_threads(),
         torch.__version__,
         __version__,
-        compiler(),
+        can_trace() and shutil.which(os.environ.get("CXX", "c++")),
         *asked,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]

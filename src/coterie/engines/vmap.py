@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from itertools import groupby
 from threading import Lock
 from types import ModuleType
@@ -64,6 +65,14 @@ def tracing() -> ModuleType | None:
         if error.name != name:
             raise
         return None
+
+
+def can_trace() -> bool:
+    """Whether :func:`tracing` would find the package, without importing it."""
+    try:
+        return find_spec(f"{__package__.rpartition('.')[0]}.compiled") is not None
+    except ModuleNotFoundError:  # an import hook hides it
+        return False
 
 
 def compiler() -> str | None:
