@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.compiled.kernels.native import compiler
 from coterie.core.algorithm import AnyAlgorithm, Mixture, round_of
 from coterie.core.batches import shape_of, views
 from coterie.core.client import Client, Clock
@@ -17,7 +16,9 @@ from coterie.core.recipe import Recipe
 from coterie.core.tree import row
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
-from coterie.engines import make_backend, make_engine
+from coterie.engines import make_engine
+from coterie.engines.loop import LoopBackend
+from coterie.engines.vmap import VmapBackend, compiler
 from coterie.engines.wire import WireEngine, Worker
 from coterie.training.rounds import Record, train
 
@@ -123,7 +124,10 @@ def engine_of(name: str, on: Simulation, **options: Any) -> Any:
 
 def backend_of(name: str, on: Simulation, **options: Any) -> Any:
     """What computes the client half of a simulation."""
-    return make_backend(name, on.problem, on.shards, **options)
+    if name == "vmap":
+        options = {"chunk": 20, "play": False, **options}
+        return VmapBackend(on.problem, on.shards, **options)
+    return LoopBackend(on.problem, on.shards, **options)
 
 
 def last(

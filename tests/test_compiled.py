@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import grad, vmap
 
-from coterie.compiled.executor import Player
+from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import convolve, max_pool, native
-from coterie.compiled.trace import scan
-from coterie.compiled.trace.writer import Memory, laid_out
+from coterie.compiled.memory import Allocator
+from coterie.compiled.trace.cpp_writer import Memory, assign_offsets
+from coterie.core.loops import scan
 from support import assert_close, with_a_compiler
 
 CLIENTS, STEPS = 3, 3
@@ -97,12 +98,12 @@ def test_an_operation_is_torchs(name, dtype):
 
 def assert_compiled(one, *inputs, tolerance=None):
     """Compiled, it gives what it gives as it is written, for numbers that it was not tried with."""
-    player, call = Player(compiled=True), vmap(one)
+    executor, call = Executor(compiled=True), vmap(one)
     tolerance = tolerance or (1e-9 if inputs[0].dtype == torch.float64 else 1e-5)
     for factor in (1.0, 0.3):
         given = tuple(leaf * factor for leaf in inputs)
-        assert_close(player("some", call, given), call(*given), tolerance)
-    assert (player.unplayed, player.uncompiled) == (0, 0)
+        assert_close(executor("some", call, given), call(*given), tolerance)
+    assert (executor.untraced, executor.uncompiled) == (0, 0)
 
 
 # channels, filters, image, filter's size, padding
@@ -159,11 +160,11 @@ def test_images_of_bytes_are_scaled_as_torch_does():
 
         return scan(step, [0] * STEPS, w)
 
-    player, call = Player(compiled=True), vmap(one)
+    executor, call = Executor(compiled=True), vmap(one)
     for seed in range(2):
         given = numbers(seed, CLIENTS, 24), torch.arange(4).expand(CLIENTS, 4) + seed
-        assert_close(player("some", call, given), call(*given))
-    assert (player.unplayed, player.uncompiled) == (0, 0)
+        assert_close(executor("some", call, given), call(*given))
+    assert (executor.untraced, executor.uncompiled) == (0, 0)
 
 
 @pytest.mark.parametrize("why", ["unknown", "no compiler", "a compiler that fails"])
@@ -178,9 +179,9 @@ def test_torch_plays_what_is_not_compiled(why, monkeypatch):
 
         return scan(step, [0] * STEPS, w)
 
-    player, w = Player(compiled=True), numbers(0, CLIENTS, 5)
-    assert_close(player("some", vmap(one), (w,)), vmap(one)(w))
-    assert (player.unplayed, player.uncompiled) == (0, 1)
+    executor, w = Executor(compiled=True), numbers(0, CLIENTS, 5)
+    assert_close(executor("some", vmap(one), (w,)), vmap(one)(w))
+    assert (executor.untraced, executor.uncompiled) == (0, 1)
 
 
 def test_layers_need_no_compiler(monkeypatch):
@@ -203,7 +204,7 @@ def test_memory_that_is_needed_at_once_is_apart(spans):
         for i, (size, first, more, _) in enumerate(spans)
     ]
     always = {m.name for m, (*_, kept) in zip(memories, spans, strict=True) if kept}
-    places, whole = laid_out(memories, always)
+    places, whole = assign_offsets(memories, always)
     for i, a in enumerate(memories):
         assert places[a.name] % 64 == 0
         assert places[a.name] + a.size <= whole
@@ -212,3 +213,29 @@ def test_memory_that_is_needed_at_once_is_apart(spans):
             if both or {a.name, b.name} & always:
                 begin, end = places[a.name], places[a.name] + a.size
                 assert end <= places[b.name] or places[b.name] + b.size <= begin
+
+
+# ---- buffers ------------------------------------------------------------------------------------
+
+
+def test_a_large_buffer_can_be_written():
+    buffer = Allocator().empty(torch.Size((5, 300_000)), torch.float32, torch.device("cpu"))
+    assert buffer.shape == (5, 300_000)
+    buffer.fill_(1.0)
+    assert buffer.sum() == buffer.numel()
+
+
+def test_a_large_buffer_is_used_again_once_nothing_refers_to_it():
+    allocator = Allocator()
+
+    def one():
+        return allocator.empty(torch.Size((3, 700_001)), torch.float32, torch.device("cpu"))
+
+    buffer = one().fill_(1.0)
+    part = buffer[1:]
+    del buffer
+    other = one().fill_(2.0)  # part of the first is still in use
+    assert part.eq(1.0).all()
+    place = other.data_ptr()
+    del other
+    assert one().data_ptr() == place

@@ -78,15 +78,18 @@ def assert_plays(algorithm, network=mlp, rounds=2, compiled=False, chunk=3):
     for found, expected in zip(played.evaluation, reference.evaluation, strict=True):
         assert_close(torch.from_numpy(found), torch.from_numpy(expected))
     assert played.traffic == reference.traffic
-    return engine._player.unplayed + (engine._player.uncompiled if compiled else 0)
+    return engine._executor.untraced + (engine._executor.uncompiled if compiled else 0)
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", NAMES)
-def test_played_rounds_agree(name):
-    unplayed = assert_plays(METHODS[name](), cnn)
-    assert bool(unplayed) == (name in UNPLAYED)
+def test_played_rounds_agree(name, network):
+    untraced = assert_plays(METHODS[name](), NETWORKS[network])
+    assert bool(untraced) == (name in UNPLAYED)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("name", OF_MANY_MODELS)
 def test_played_rounds_of_one_client_and_one_model_at_a_time_agree(name):
     assert not assert_plays(METHODS[name](), chunk=1)
@@ -99,6 +102,7 @@ def test_compiled_rounds_agree(name, network):
     assert not assert_plays(METHODS[name](), NETWORKS[network], compiled=True)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("adaptation", ["fb", "kd", "ewc"])  # ft is among the methods
 def test_played_adaptations_agree(adaptation):
     assert not assert_plays(Adapted(METHODS["fedavg"](), ADAPTATIONS[adaptation]()))
@@ -148,10 +152,11 @@ def assert_trains(name, recipe, compiled=False):
         for a, b in zip(tree.leaves(found), tree.leaves(expected), strict=True):
             assert_close(a, b)
         server, states = algorithm.aggregate(server, expected[0], round), expected[1]
-    assert not played._player.unplayed
-    return played._player
+    assert not played._executor.untraced
+    return played._executor
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "scaffold", "fedfomo"])
 def test_played_training_agrees_for_every_recipe(name, recipe):
@@ -165,6 +170,7 @@ def test_compiled_training_agrees_for_every_recipe(recipe):
     assert bool(left) == (RECIPES[recipe][0] in (normed, group_normed))  # torch's are taken
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -1,6 +1,7 @@
 """What engines promise beside the contract: memory, host state, errors, and what auto chose."""
 
 import json
+import types
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,10 @@ from torch import nn
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
-from coterie.compiled.memory import roomy
 from coterie.core import tree
 from coterie.core.tree import Bank, count_bytes, row
-from coterie.engines import ENGINES, auto
+from coterie.engines import ENGINES, auto, candidates, remembered
+from coterie.engines.candidates import PROBE_STEPS, Candidate, Length, Tracing, forms, steps
 from coterie.engines.codec import Message, decode, encode, vocabulary
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
@@ -26,19 +27,20 @@ def test_auto_chooses_remembers_and_says_so(monkeypatch):
     on = task(Local())
     first = engine_of("auto", on)
     assert first.choice["engine"] in ("vmap", "loop")
-    (remembered,) = json.loads(auto.cache_file().read_text()).values()
-    assert remembered["engine"] == first.choice["engine"]
-    monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("measured again"))
+    (kept,) = json.loads(remembered.cache_file().read_text()).values()
+    assert kept["engine"] == first.choice["engine"]
+    monkeypatch.setattr(auto, "resolve", lambda *_: pytest.fail("measured again"))
     assert engine_of("auto", on).choice == first.choice
 
 
-def test_auto_times_what_is_played_and_not_its_recording():
+@pytest.mark.compiled
+def test_auto_times_the_replay_and_not_the_tracing():
     engine = VmapBackend(*task(Local())[:2], chunk=5)
-    one, known, taken = auto._Candidate(engine, {}, 1, 5), [], iter([60.0, 20.0, 30.0])
+    one, known, taken = Candidate(engine, {}, 1, 5), [], iter([60.0, 20.0, 30.0])
     timed = one._timed
 
     def noted():
-        known.append(len(engine._player._known))
+        known.append(len(engine._executor._known))
         timed()
         return next(taken)
 
@@ -46,89 +48,154 @@ def test_auto_times_what_is_played_and_not_its_recording():
     for _ in range(3):
         one.turn()
     assert known == [0, 1, 1]
-    assert engine._player.unplayed == 0
+    assert engine._executor.untraced == 0
     assert one.seconds == 20.0 / 5
 
 
 class Timed:
-    """A candidate that takes so many seconds, of which nobody knows before its turn."""
+    """A candidate whose steps and setup take so long; nothing is known before its turn."""
 
-    def __init__(self, seconds, **choice):
+    def __init__(self, seconds, *, setup=0.0, clients=1, **choice):
         self.seconds, self._seconds, self.choice = float("inf"), seconds, choice
+        self._setup, self.clients, self.turns = setup, range(clients), 0
+        self.tracing = Tracing(0.0, 0.0)
+        self.engine, self.together = types.SimpleNamespace(forms=()), clients
 
     def turn(self):
-        self.seconds = self._seconds
+        self.seconds, self.turns = self._seconds, self.turns + 1
+
+    @property
+    def step(self):
+        return self.seconds / PROBE_STEPS
+
+    def setup(self, *_):
+        return self._setup
+
+    def total(self, on, length):
+        return self.step * length.steps(on) + self._setup
+
+
+def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, play=False, cores=1):
+    """What auto chooses, and the candidates it tried."""
+    made = []
+
+    def batched(_task, _how, sizes, *_):
+        for size in sizes:
+            choice = {
+                "engine": "vmap",
+                "chunk": size,
+                "threads": 1,
+                "play": play,
+                "compiled": False,
+            }
+            made.append(Timed(seconds[size], setup=setup, clients=size, **choice))
+            yield made[-1]
+
+    def looped(_task, threads, *, turns=2):
+        one = Timed(alone, engine="loop", threads=threads or cores)
+        for _ in range(turns):
+            one.turn()
+        return one
+
+    monkeypatch.setattr(auto, "_looped", looped)
+    monkeypatch.setattr(auto, "_batched", batched)
+    monkeypatch.setattr(auto, "_IMPORT", 0.0)
+    monkeypatch.setitem(auto.CHUNKS, "cpu", tuple(seconds))
+    found = auto.resolve(on or task(Local()), Length(rounds), auto.Asked())
+    return found, [one.choice["chunk"] for one in made if one.turns]
 
 
 @pytest.mark.parametrize(
     ("alone", "seconds", "chosen", "tried"),
     [
-        (9.0, {1: 5.0, 5: 3.0, 10: 2.0, 20: 4.0, 50: 1.0}, 10, 4),
-        (9.0, {1: 5.0, 5: 6.0, 10: 2.0}, 1, 2),
-        (9.0, {1: 5.0, 5: 4.0}, 5, 2),
-        (3.0, {1: 5.0, 5: 4.0, 10: 4.0}, None, 3),
-        (3.0, {1: float("inf"), 5: 2.0, 10: 4.0}, 5, 3),
-        (3.0, {}, None, 0),
+        (9.0, {1: 5.0, 5: 3.0, 10: 2.0, 20: 4.0, 50: 1.0}, 10, [1, 5, 10, 20]),
+        (9.0, {1: 5.0, 5: 6.0, 10: 2.0}, 1, [1, 5]),
+        (9.0, {1: 5.0, 5: 4.0}, 5, [1, 5]),
+        (3.0, {1: 5.0, 5: 4.0, 10: 4.0}, None, [1, 5, 10]),
+        (3.0, {1: float("inf"), 5: 2.0, 10: 4.0}, 5, [1, 5, 10]),
+        (3.0, {1: 2.9, 5: 2.8}, None, [1, 5]),  # hardly faster is not faster
     ],
 )
 def test_auto_tries_larger_chunks_as_long_as_they_are_faster(
     monkeypatch, alone, seconds, chosen, tried
 ):
-    made = []
-
-    def batched(_problem, _shards, _how, sizes, *_):
-        for size in sizes:
-            made.append(size)
-            yield Timed(seconds[size], engine="vmap", chunk=size)
-
-    loop = Timed(alone, engine="loop")
-    loop.turn()
-    monkeypatch.setattr(auto, "_loop", lambda *_: loop)
-    monkeypatch.setattr(auto, "_batched", batched)
-    tries = auto.Tries(tuple(seconds), 50)
-    found = auto.measure(*task(Local())[:2], auto.How(True, False), tries, None, None)
+    found, made = resolved(monkeypatch, alone, seconds, rounds=10**6)
     assert found.get("chunk") == chosen
     assert found["seconds"] == seconds.get(chosen, alone)
-    assert len(made) == tried
+    assert made == tried
 
 
-def test_what_auto_tries_is_small_beside_the_run():
+@pytest.mark.parametrize("rounds", [1, 3, 10, 30, 100, 1000, 10**5])
+def test_what_auto_tries_is_small_beside_the_run(monkeypatch, rounds):
+    """Until something is faster than the loop, tries cost at most 3.5 % of the loop's run."""
+    slower = {1: 1.0, 5: 0.99, 10: 0.98, 20: 0.97, 50: 0.96}
     on = task(Local())
-    everything = auto.CHUNKS["cpu"]
-    assert auto.tries_of(on.problem, on.shards, 1, None) == (everything, everything[0])
-    assert auto.tries_of(on.problem, on.shards, 10**6, None) == (everything, everything[-1])
-    assert auto.tries_of(on.problem, on.shards, 1, 7) == ((7,), 7)
-    for rounds in (10, 100, 1000):
-        most = auto.tries_of(on.problem, on.shards, rounds, None).most
-        assert most in everything
-        assert most == everything[0] or auto._A_TRY * most <= 0.02 * rounds * auto.steps(
-            on.problem, on.shards
-        )
+    found, made = resolved(monkeypatch, 1.0, slower, rounds=rounds, on=on)
+    assert found["engine"] == "loop"
+    run = rounds * steps(on) / PROBE_STEPS
+    assert sum(auto._TURNS * size for size in made) + 2.0 <= max(0.035 * run, 2.0)
+    assert (rounds < 10**5) or made == [1, 5, 10, 20, 50]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "most", "tried"),
-    [(1e-4, 1, [1, 5, 10, 20, 50]), (100.0, 1, [1]), (100.0, 10, [1, 5, 10])],
-)
-def test_what_auto_tries_beyond_takes_but_a_moment(monkeypatch, seconds, most, tried):
-    def batched(_problem, _shards, _how, sizes, *_):
-        assert sizes == tried
-        return iter([Timed(seconds, engine="vmap", chunk=size) for size in sizes])
+@pytest.mark.parametrize("rounds", [10, 1000])
+def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(monkeypatch, rounds):
+    on = task(Local())
+    run = 1000 * steps(on) / PROBE_STEPS  # of the loop, in seconds
+    found, made = resolved(
+        monkeypatch, 1.0, {1: 0.5}, rounds=10 * rounds, setup=3 * run, on=on, play=True
+    )
+    assert made == [1]
+    assert found["engine"] == ("vmap" if rounds == 1000 else "loop")
 
-    loop = Timed(seconds, engine="loop")
+
+def test_a_comparison_shares_what_its_tries_cost(monkeypatch):
+    on = task(Local())
+    monkeypatch.setattr(candidates.Length, "bucket", lambda *_: 0)
+    assert auto.Asked().how(on, Length(1)).play == auto.can_trace()
+    loop = Timed(1.0, engine="loop", threads=1)
     loop.turn()
-    monkeypatch.setattr(auto, "_loop", lambda *_: loop)
-    monkeypatch.setattr(auto, "_batched", batched)
-    tries = auto.Tries((1, 5, 10, 20, 50), most)
-    found = auto.measure(*task(Local())[:2], auto.How(True, False), tries, None, None)
-    assert found == {"engine": "loop", "seconds": seconds}
+    other = Timed(0.1, engine="vmap", chunk=1, threads=1, play=False, compiled=False)
+    few, many = (auto._Search(on, Length(3, runs=runs), loop) for runs in (1, 100))
+    assert not few.affords(other)
+    assert many.affords(other)
 
 
-def test_auto_measures_anew_for_a_run_that_is_worth_more_tries():
+def test_a_larger_chunk_that_could_not_save_its_try_is_not_tried(monkeypatch):
     on = task(Local())
-    for rounds in (1, 2, 5000):
+    loop, best = (Timed(t, engine="loop", threads=1) for t in (1.0, 0.1))
+    for one in (loop, best):
+        one.turn()
+    larger = Timed(0.01, setup=1e9, engine="vmap", threads=1, play=True, compiled=False)
+    search = auto._Search(on, Length(1000), loop)
+    search.batched = search._last = best
+    assert not search.affords(larger)
+    larger._setup = 0.0
+    assert search.affords(larger)
+
+
+def test_one_thread_is_preferred_where_all_are_hardly_faster(monkeypatch):
+    found, _ = resolved(monkeypatch, 1.0, {1: 2.0}, rounds=1000, cores=4)
+    assert found["threads"] == 1
+    found, _ = resolved(monkeypatch, 1.0, {1: 2.0}, rounds=1, cores=4)
+    assert found["threads"] == 4  # no time to compare: as the loop engine itself
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("sizes", [(31, 17, 24, 9, 40), (20, 20, 20, 30, 30, 30)])
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_the_forms_of_a_run_are_foretold(sizes, chunk):
+    on = task(Local(), federated=federation(sizes))
+    engine = VmapBackend(on.problem, on.shards, chunk=chunk)
+    list(train(Local(), on.problem, engine, 2, participation=1.0))
+    trained = [form for form in engine.forms if form.stage == "Local.local"]
+    assert len(trained) == forms(engine, on, Length(2))
+
+
+def test_auto_measures_anew_for_a_run_of_another_length():
+    on = task(Local())
+    for rounds in (5, 5, 5000):
         engine_of("auto", on, rounds=rounds, play=False)
-    assert len(json.loads(auto.cache_file().read_text())) == 2
+    assert len(json.loads(remembered.cache_file().read_text())) == 2
 
 
 def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
@@ -136,42 +203,19 @@ def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(VmapBackend, "local", fail)
-    found = auto.measure(
-        *task(Local())[:2], auto.How(False, False), auto.Tries((1, 5), 5), None, None
-    )
+    found = auto.resolve(task(Local()), Length(10**6), auto.Asked(play=False))
     assert found["engine"] == "loop"
-
-
-def test_rows_have_their_room_wherever_it_is():
-    room = roomy(torch.Size((5, 300_000)), torch.float32, torch.device("cpu"))
-    assert room.shape == (5, 300_000)
-    room.fill_(1.0)
-    assert room.sum() == room.numel()
-
-
-def test_a_large_room_is_used_again_once_nobody_uses_it_any_more():
-    def one():
-        return roomy(torch.Size((3, 700_001)), torch.float32, torch.device("cpu"))
-
-    room = one().fill_(1.0)
-    part = room[1:]
-    del room
-    other = one().fill_(2.0)  # part of the first is still in use
-    assert part.eq(1.0).all()
-    place = other.data_ptr()
-    del other
-    assert one().data_ptr() == place
 
 
 def test_auto_measures_anew_for_another_model():
     engine_of("auto", task(Local()))
     engine_of("auto", task(Local(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3))))
-    assert len(json.loads(auto.cache_file().read_text())) == 2
+    assert len(json.loads(remembered.cache_file().read_text())) == 2
 
 
 def test_auto_survives_a_cache_that_is_nonsense():
-    auto.cache_file().parent.mkdir(parents=True)
-    auto.cache_file().write_text("{not json")
+    remembered.cache_file().parent.mkdir(parents=True)
+    remembered.cache_file().write_text("{not json")
     assert engine_of("auto", task(Local())).choice["engine"] in ("vmap", "loop")
 
 
@@ -272,6 +316,7 @@ def test_a_packed_message_comes_back():
     assert number == 1.5
 
 
+@pytest.mark.compiled  # without it there is one thread
 @pytest.mark.parametrize("clients", [1, 2, 5, 12, 30, 100])
 @pytest.mark.parametrize("chunk", [1, 5, 20, 1000])
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
@@ -290,10 +335,12 @@ def test_chunks_are_alike_and_the_same_for_every_thread(clients, chunk, threads)
     assert again.chunks(list(range(clients))) == chunks
 
 
+@pytest.mark.compiled
 def test_auto_tries_no_chunk_twice():
     on = task(Local(), federated=federation((5,) * 12))
-    found = auto._batched(on.problem, on.shards, auto.How(True, False), [1, 5, 10, 20, 50], None, 2)
-    assert [(one.choice["chunk"], len(one._able)) for one in found] == [(1, 2), (5, 6), (10, 12)]
+    asked = auto.Asked(threads=2)
+    found = auto._batched(on, auto.How(True, False), (1, 5, 10, 20, 50), asked)
+    assert [(one.choice["chunk"], len(one.clients)) for one in found] == [(1, 2), (5, 6), (10, 12)]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfomo"])
@@ -320,7 +367,8 @@ def test_a_chunk_of_one_client_takes_its_models_one_at_a_time(monkeypatch):
         last(method, task(method), chunk=2)
 
 
-def test_rounds_are_played_where_they_repay_it():
+@pytest.mark.compiled
+def test_rounds_are_traced_where_they_repay_it():
     on = task(Local())
     assert not engine_of("vmap", on, rounds=2).choice["play"]
     assert engine_of("vmap", on, rounds=1000).choice["play"]

@@ -1,4 +1,4 @@
-"""The contract on a GPU, where tapes become CUDA graphs. Run by hand: ``pytest -m gpu``."""
+"""The contract on a GPU, where traces become CUDA graphs. Run by hand: ``pytest -m gpu``."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ import torch
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.engines.base import PLAYED, WRITTEN
+from coterie.core.calls import REPLAYED, WRITTEN
 from coterie.engines.vmap import VmapBackend
 from coterie.training.rounds import train
 from support import (
@@ -53,7 +53,7 @@ def test_batch_norm_is_played(name, buffers):
     engine = VmapBackend(on.problem, on.shards, chunk=5)
     *_, record = train(method, on.problem, engine, 4)
     assert_close(predictors(record).models, predictors(reference).models, 1e-7)
-    assert engine._player.unplayed == 0
+    assert engine._executor.untraced == 0
 
 
 @pytest.mark.parametrize("adaptation", ADAPTATIONS)
@@ -64,7 +64,7 @@ def test_adaptations_are_played(adaptation):
     engine = VmapBackend(on.problem, on.shards, chunk=5)
     *_, record = train(method, on.problem, engine, 3)
     assert_close(predictors(record).models, predictors(reference).models, 1e-7)
-    assert engine._player.unplayed == 0
+    assert engine._executor.untraced == 0
 
 
 def test_rounds_are_really_captured_and_equal_the_plain_ones():
@@ -76,7 +76,7 @@ def test_rounds_are_really_captured_and_equal_the_plain_ones():
     )
     results = [list(train(method, on.problem, engine, 5))[-1] for engine in (played, plain)]
     assert_close(*(predictors(record).models for record in results), 1e-12)
-    assert all(one.playing._graph is not None for one in played._player._known.values())
+    assert all(one.replay._graph is not None for one in played._executor._known.values())
     assert played.choice["play"]
     assert not plain.choice["play"]
 
@@ -91,7 +91,7 @@ def test_kernels_in_float32_give_what_the_reference_gives(name):
     engine = VmapBackend(on.problem, on.shards, chunk=5)
     *_, record = train(method, on.problem, engine, 2)
     assert_close(predictors(record).models.double(), predictors(reference).models, 1e-3)
-    assert engine._player.unplayed == 0
+    assert engine._executor.untraced == 0
 
 
 def test_state_may_stay_in_host_memory():
@@ -109,7 +109,7 @@ def test_auto_chooses_on_a_gpu():
 def test_an_honest_recording_is_captured_in_float32(lr, network):
     torch.backends.cudnn.allow_tf32 = False
     form = trained(lr, network=network, device="cuda")
-    assert (form.way, form.why) == (PLAYED, "")
+    assert (form.way, form.why) == (REPLAYED, "")
 
 
 @pytest.mark.parametrize("lr", RATES)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from coterie.compiled.kernels import ManyClients, native
-from coterie.compiled.trace import Recording, Tape
+from coterie.compiled.trace import Trace, Tracer
 from support import assert_close, with_a_compiler
 
 ours = torch.ops.coterie
@@ -97,7 +97,7 @@ def test_without_a_compiler_the_pools_gradient_is_written_out(monkeypatch):
         assert_close(a, b)
 
 
-# ---- in a recording --------------------------------------------------------------------------
+# ---- in a tracer --------------------------------------------------------------------------
 
 
 def network(w, x, *, bias=True, relu=True, stride=1, see=lambda y: y):
@@ -179,11 +179,11 @@ def test_a_recording_has_both_gradients_put_together(name):
         return numbers(CLIENTS, 133, seed=seed), numbers(CLIENTS, IMAGES, 2, 12, 13, seed=seed)
 
     inputs = drawn(0)
-    with Recording(inputs) as recording:
+    with Tracer(inputs) as tracer:
         result = call(*inputs)
-    tape = Tape(recording, [result])
-    assert_close(tape(drawn(1))[0], vmap(one)(*drawn(1)))
-    targets = [node.target for part in tape.segments for node in part.module.graph.nodes]
+    trace = Trace(tracer, [result])
+    assert_close(trace(drawn(1))[0], vmap(one)(*drawn(1)))
+    targets = [node.target for part in trace.segments for node in part.module.graph.nodes]
     if written_out is not None:
         assert targets.count(ours.pool_gradient.default) == written_out
         assert targets.count(ours.pooled_filters_gradient.default) == without

@@ -139,6 +139,7 @@ def test_an_adaptation_is_resumed(tmp_path, config, shelf):
     killed_and_resumed("fedavg_ft", "round.local:2", config, tmp_path, shelf)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize("method", ["fedfomo", "pafl_ewc"])
 def test_played_rounds_are_resumed_and_played(method, tmp_path):
     played = {**TINY, "engine": {**TINY["engine"], "play": True, "threads": 2}}

@@ -15,7 +15,7 @@ import pytest
 import coterie
 from coterie.commands import cli
 from coterie.core import imports
-from coterie.engines import auto
+from coterie.engines import auto, remembered
 from coterie.engines.base import MOST_THREADS
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, StoreError, printable
 from coterie.experiment import run_folder, source
@@ -443,12 +443,14 @@ def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path, form):
         {"engine": "loop", "threads": 100_000},
         {"engine": "vmap", "threads": 1, "chunk": 10**9},
         {"engine": "vmap", "threads": 1, "chunk": True},
+        {"engine": "vmap", "threads": 1, "chunk": 1},
+        {"engine": "vmap", "threads": 1, "chunk": 1, "play": 1, "compiled": False},
     ],
 )
 def test_a_remembered_engine_that_was_never_measured_is_measured_again(monkeypatch, found):
     usual, measured = {"engine": "loop", "threads": 1, "seconds": 1.0}, []
-    monkeypatch.setattr(auto, "measure", lambda *_: measured.append(1) or usual)
-    monkeypatch.setattr(auto, "_read", lambda: _Everything(found))
+    monkeypatch.setattr(auto, "resolve", lambda *_: measured.append(1) or usual)
+    monkeypatch.setattr(remembered, "_read", lambda: _Everything(found))
     coterie.run({**TINY, "engine": {"name": "auto"}}, method="fedavg", rounds=1)
     assert measured
 
@@ -466,9 +468,9 @@ class _Everything(dict):
 
 @pytest.mark.parametrize("text", ["", "[" * DEEP, "\xff", "null", " " * (2 << 20) + '{"a": 1}'])
 def test_a_file_of_measurements_that_is_not_ours_is_ignored(text):
-    auto.cache_file().parent.mkdir(parents=True, exist_ok=True)
-    auto.cache_file().write_text(text, encoding="latin-1")
-    assert auto._read() == {}
+    remembered.cache_file().parent.mkdir(parents=True, exist_ok=True)
+    remembered.cache_file().write_text(text, encoding="latin-1")
+    assert remembered._read() == {}
 
 
 # ---- what reaches a terminal ---------------------------------------------------------------------

@@ -12,14 +12,13 @@ import coterie
 from coterie.algorithms.fedavg import FedAvg
 from coterie.commands.console import _lines
 from coterie.commands.doctor import doctor
-from coterie.compiled.executor import Player
+from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import native
-from coterie.compiled.trace import InDouble, doubled, replay, rewrite
-from coterie.compiled.trace import machine as tape_native
-from coterie.compiled.trace.writer import OPERATIONS
+from coterie.compiled.trace import InDouble, doubled, native_loop, replay, rewrite
+from coterie.compiled.trace.cpp_writer import OPERATIONS
 from coterie.compiled.trust import Trial
+from coterie.core.calls import COMPILED, REPLAYED, WRITTEN, Form
 from coterie.core.recipe import Recipe
-from coterie.engines.base import COMPILED, PLAYED, WRITTEN, Form
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import EngineError, MismatchError, StoreError
@@ -35,7 +34,7 @@ LAYER = slice(-27, -3)  # the weights of the last layer
 
 
 def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM, device="cpu"):
-    """One played round and one as it is written, in float32; the player's forms."""
+    """One played round and one as it is written, in float32; the executor's forms."""
     method, sizes = FedAvg(), (31,) * 3
     recipe = Recipe(lr=lr, epochs=2, batch=10, momentum=momentum)
     how = {"merge": False, "dtype": torch.float32, "device": device}
@@ -46,7 +45,7 @@ def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM, device="cpu")
     found, expected = (e.local(method, start, (), round)[0].w for e in (played, plain))
     moved, off = (expected - start).norm(), (found - expected).norm()
     assert off <= 0.05 * moved  # whatever is refused, the result is right
-    (form,) = played._player.forms
+    (form,) = played._executor.forms
     return form
 
 
@@ -54,7 +53,7 @@ def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM, device="cpu")
 @pytest.mark.parametrize("lr", RATES)
 def test_an_honest_recording_is_played(lr, network):
     form = trained(lr, network=network)
-    assert (form.way, form.why) == (PLAYED, "")
+    assert (form.way, form.why) == (REPLAYED, "")
 
 
 def wide():
@@ -76,7 +75,7 @@ def grouped():
 @pytest.mark.parametrize("network", [wide, grouped, normed])
 def test_honest_recordings_of_other_layers_are_played(network, compiled):
     form = trained(1e-2, network=network, compiled=compiled)
-    assert form.way == PLAYED
+    assert form.way == REPLAYED
     assert "gives something else" not in form.why
 
 
@@ -94,7 +93,7 @@ def test_layers_may_be_torchs_in_float64(monkeypatch):
     for kernels in ("native_conv", "native_pool", "native_pooled"):  # as on a GPU
         monkeypatch.setattr(f"coterie.compiled.kernels.{kernels}.library", single)
     form = trained(1e-2, network=cnn)
-    assert (form.way, form.why) == (PLAYED, "")
+    assert (form.way, form.why) == (REPLAYED, "")
 
 
 # ---- recordings that are wrong -------------------------------------------------------------------
@@ -102,14 +101,14 @@ def test_layers_may_be_torchs_in_float64(monkeypatch):
 
 def spoilt_loop(change):
     """Loops, played by torch, whose first result is changed."""
-    original = replay.Steps.__call__
+    original = replay.TracedLoop.__call__
 
-    def call(self, held, rooms=replay._NOWHERE):
-        made = list(original(self, held, rooms))
+    def call(self, held, destinations=replay._ANYWHERE):
+        made = list(original(self, held, destinations))
         made[0] = change(held[self._begin[0]], made[0])
         return made
 
-    return "Steps.__call__", call
+    return "TracedLoop.__call__", call
 
 
 def identity():
@@ -139,17 +138,17 @@ def one_client_frozen():
 
 
 def without_the_last_batch():
-    original = replay.Steps.__init__
+    original = replay.TracedLoop.__init__
 
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
         self._numbers, self._order = self._numbers[:-1], self._order[:-1]
 
-    return "Steps.__init__", init
+    return "TracedLoop.__init__", init
 
 
 def without_momentum():
-    original = replay.Step.__init__
+    original = replay.LoopBody.__init__
 
     def init(self, *args, **kwargs):
         original(self, *args, **kwargs)
@@ -157,9 +156,9 @@ def without_momentum():
             if MOMENTUM in node.args:
                 node.args = tuple(0.0 if arg == MOMENTUM else arg for arg in node.args)
         self.module.recompile()
-        self.play = self.module.forward
+        self.replay = self.module.forward
 
-    return "Step.__init__", init
+    return "LoopBody.__init__", init
 
 
 WRONG = [
@@ -196,7 +195,7 @@ def test_a_pass_over_the_graph_that_trains_nothing_is_refused(lr, monkeypatch):
 
 def in_the_source(old, new):
     """C++ with something else in the place of some text."""
-    original = tape_native.compiled
+    original = native_loop.compiled
 
     def compiled(name, source, macros):
         assert old in source
@@ -207,15 +206,15 @@ def in_the_source(old, new):
 
 def in_the_result(change):
     """Compiled steps whose first result is changed."""
-    original = tape_native.Native.__call__
+    original = native_loop.NativeLoop.__call__
 
-    def call(self, begin, beside, rooms):
+    def call(self, begin, beside, destinations):
         before = begin[0].clone()
-        outs = original(self, begin, beside, rooms)
+        outs = original(self, begin, beside, destinations)
         change(before, outs[0])
         return outs
 
-    return "Native.__call__", call
+    return "NativeLoop.__call__", call
 
 
 def negated(begin, end):
@@ -239,9 +238,9 @@ WRONG_CODE = {
 @pytest.mark.parametrize("wrong", WRONG_CODE)
 def test_compiled_steps_that_do_not_train_as_the_call_does_are_refused(wrong, lr, monkeypatch):
     where, broken = WRONG_CODE[wrong]()
-    monkeypatch.setattr(f"coterie.compiled.trace.machine.{where}", broken)
+    monkeypatch.setattr(f"coterie.compiled.trace.native_loop.{where}", broken)
     form = trained(lr, compiled=True)
-    assert form.way == PLAYED
+    assert form.way == REPLAYED
     assert "gives something else" in form.why
 
 
@@ -253,7 +252,7 @@ def test_every_method_is_played_in_float32(name):
     engine = VmapBackend(on.problem, on.shards, chunk=3)
     for _ in train(method, on.problem, Simulator(engine), 1):
         pass
-    assert {(form.way, form.why) for form in engine._player.forms} == {(PLAYED, "")}
+    assert {(form.way, form.why) for form in engine._executor.forms} == {(REPLAYED, "")}
 
 
 def test_a_call_in_float64_is_the_call_without_rounding():
@@ -287,7 +286,7 @@ def test_a_graph_that_gives_something_else_than_its_recording_is_refused():
 
 
 @pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, IndexError])
-@pytest.mark.parametrize("where", ["Steps.__init__", "Tape.__call__"])
+@pytest.mark.parametrize("where", ["TracedLoop.__init__", "Trace.__call__"])
 def test_a_bug_of_the_recorder_is_seen(where, error, monkeypatch):
     def broken(*args, **kwargs):
         raise error("a bug")
@@ -304,7 +303,7 @@ def test_a_bug_of_the_compiler_is_seen(error, monkeypatch):
     def broken(*args, **kwargs):
         raise error("a bug")
 
-    monkeypatch.setattr("coterie.compiled.trace.writer.Writer.body", broken)
+    monkeypatch.setattr("coterie.compiled.trace.cpp_writer.Writer.body", broken)
     with pytest.raises(error, match="a bug"):
         trained(0.1, compiled=True)
 
@@ -313,7 +312,7 @@ def test_a_failure_of_torch_in_a_recording_is_a_bug_too(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("sizes do not fit")
 
-    monkeypatch.setattr("coterie.compiled.trace.replay.Tape.__call__", broken)
+    monkeypatch.setattr("coterie.compiled.trace.replay.Trace.__call__", broken)
     with pytest.raises(AssertionError, match=r"sizes do not fit.*engine.play = false"):
         trained(0.1)
 
@@ -323,7 +322,7 @@ def test_an_error_of_the_call_itself_keeps_its_words():
         raise EngineError("client 'a' has no data")
 
     with pytest.raises(EngineError, match=r"^client 'a' has no data$"):
-        Player()("some", call, (torch.ones(2, 3),))
+        Executor()("some", call, (torch.ones(2, 3),))
 
 
 def test_what_cannot_be_computed_in_float64_is_done_as_it_is_written():
@@ -332,9 +331,9 @@ def test_what_cannot_be_computed_in_float64_is_done_as_it_is_written():
             raise RuntimeError("only float32")
         return w + 1
 
-    player = Player()
-    assert torch.equal(player("some", call, (torch.ones(2, 3),)), torch.full((2, 3), 2.0))
-    (form,) = player.forms
+    executor = Executor()
+    assert torch.equal(executor("some", call, (torch.ones(2, 3),)), torch.full((2, 3), 2.0))
+    (form,) = executor.forms
     assert form.way == WRITTEN
     assert "only float32" in form.why
 
@@ -343,22 +342,23 @@ def test_what_cannot_be_computed_in_float64_is_done_as_it_is_written():
 
 
 def ways(before, call=lambda w: w * 2):
-    player = Player(before=before)
-    player("some", call, (torch.ones(2, 3),))
-    return {form.id: form.way for form in player.forms}
+    executor = Executor(before=before)
+    executor("some", call, (torch.ones(2, 3),))
+    return {form.id: form.way for form in executor.forms}
 
 
 def test_a_form_is_done_as_it_was_before():
     ((form, way),) = ways(None).items()
-    assert way == PLAYED
+    assert way == REPLAYED
     assert ways({form: WRITTEN}) == {form: WRITTEN}
+    assert ways({form: "played"}) == {form: REPLAYED}  # the word of earlier run folders
     with pytest.raises(EngineError, match=r"was compiled when the run began.*start a new run"):
         ways({form: COMPILED})
 
 
 def test_a_form_that_was_forgotten_is_done_as_before_and_compared_once(monkeypatch):
     monkeypatch.setattr("coterie.compiled.executor.KEPT", 1)
-    player, works, trials = Player(), [True], []
+    executor, works, trials = Executor(), [True], []
     monkeypatch.setattr(
         "coterie.compiled.executor.Trial", lambda *given: trials.append(given) or Trial(*given)
     )
@@ -367,11 +367,11 @@ def test_a_form_that_was_forgotten_is_done_as_before_and_compared_once(monkeypat
         return w * 2 if works[0] else w * float(w.sum())
 
     for rows in (2, 3, 2, 3):
-        player("some", call, (torch.ones(rows, 3),))
-    assert len(trials) == len(player.forms) == 2
+        executor("some", call, (torch.ones(rows, 3),))
+    assert len(trials) == len(executor.forms) == 2
     works[0] = False
-    with pytest.raises(EngineError, match="was played when the run began"):
-        player("some", call, (torch.ones(2, 3),))
+    with pytest.raises(EngineError, match="was replayed when the run began"):
+        executor("some", call, (torch.ones(2, 3),))
 
 
 # a run on data of bytes, whose steps are compiled
@@ -438,7 +438,7 @@ def test_without_a_compiler_nothing_is_said_to_be_compiled(monkeypatch):
     found = coterie.run(RUN)
     assert found.data.config["resolved"]["compiled"] is False
     assert found.summary["ran"]["compiler"] is None
-    assert called(found.summary)["FedAvg.local"] == (PLAYED, None)
+    assert called(found.summary)["FedAvg.local"] == (REPLAYED, None)
 
 
 @with_a_compiler
@@ -446,13 +446,13 @@ def test_what_is_not_compiled_and_why_is_told(monkeypatch):
     monkeypatch.delitem(OPERATIONS, aten._log_softmax.default)
     told = []
     summary = coterie.run(RUN, progress=told.append).summary
-    assert called(summary)["FedAvg.local"] == (PLAYED, "aten._log_softmax.default")
+    assert called(summary)["FedAvg.local"] == (REPLAYED, "aten._log_softmax.default")
     assert all("log_softmax" in line for line in told[-1].slow)
     assert slowly(Took(1.0), 6.0) == ()
     (line,) = slowly(Took(1.0), 3.0)
-    assert line == "FedAvg.local took 33% of the time: it is played, not faster: unknown"
+    assert line == "FedAvg.local took 33% of the time: it is replayed, not faster: unknown"
     assert _lines(told[-1]._replace(slow=(line,)))[0] == f"fedavg, seed 0: {line}"
-    assert any("FedAvg.local is played, which is slower" in w for w in doctor(RUN).warnings)
+    assert any("FedAvg.local is replayed, which is slower" in w for w in doctor(RUN).warnings)
 
 
 class Took:
@@ -460,7 +460,7 @@ class Took:
 
     def __init__(self, seconds):
         self.choice = {"threads": 2}
-        self.forms = (Form("1", "FedAvg.local", PLAYED, "unknown", 2 * seconds),)
+        self.forms = (Form("1", "FedAvg.local", REPLAYED, "unknown", 2 * seconds),)
 
 
 # ---- machine code in the cache -------------------------------------------------------------------

@@ -88,6 +88,8 @@ def compare(workload: str, peers: list[str], repeats: int, cores: int) -> list[R
     """All contestants on one workload."""
     from ours import job, ours
 
+    from coterie.engines.process import settings
+
     entrants, absent = [], []
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -104,6 +106,7 @@ def compare(workload: str, peers: list[str], repeats: int, cores: int) -> list[R
             *entrants,
         ]
         tell(f"{workload}: timing")
+        stack.enter_context(settings(keep_memory=True))  # as a run of ours sets it
         times = take_turns(entrants, repeats)
     return [*rows(workload, entrants, times), *absent]
 

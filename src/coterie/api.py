@@ -24,7 +24,7 @@ from .experiment.config.loading import canonical, load
 from .experiment.config.options import OPTIONS
 from .experiment.config.schema import Config
 from .experiment.resume import unfinished_run
-from .experiment.runner import Watch, drive
+from .experiment.runner import Watch, execute
 from .report.outcomes import Comparison, RunResult
 from .report.run_page import run_page
 from .storage import faults, files, lock
@@ -90,7 +90,7 @@ def run_config(config: Config, progress: Watch | None = None) -> RunResult:
         run_folder.refuse_used(out)
     with _held(out) as stop:
         cell = assembly, method, config.run.seed, out
-        return RunResult(drive(*cell, stop=stop, progress=progress, render=run_page))
+        return RunResult(execute(*cell, stop=stop, progress=progress, render=run_page))
 
 
 def compare(
@@ -154,7 +154,7 @@ def resume(
         if unfinished is None:  # another process has finished it in this moment
             return RunResult.read(path)
         config = load(unfinished.tables, {"run.out": str(path)}, allowed)
-        data = drive(
+        data = execute(
             *(assemble(config), config.method(), config.run.seed, path),
             stop=stop,
             references=cells.references_beside(path),

@@ -8,9 +8,9 @@
     └── StoppedError       the user asked a run to stop, and it has
 
     SlowerError            a faster way that is not taken; the run goes on without it and says so
-    ├── RecordingError     a call that cannot be recorded
+    ├── TraceError         a call that cannot be traced
     ├── CompilerError      steps that cannot be compiled: an unknown operation, no compiler
-    └── MismatchError      a recording or compiled steps that do not give what the call gives
+    └── MismatchError      a trace or compiled steps that do not compute what the call computes
 
     CoterieWarning         something that a reader of the results has to know
 
@@ -79,7 +79,7 @@ class SlowerError(Exception):
     """A faster way of doing a call that is not taken. Engines catch it; no user sees it raised."""
 
 
-class RecordingError(SlowerError):
+class TraceError(SlowerError):
     """A call did something that a list of operations cannot repeat."""
 
 
@@ -88,7 +88,7 @@ class CompilerError(SlowerError):
 
 
 class MismatchError(SlowerError):
-    """A recording, or compiled steps, that cannot be shown to give what the call gives."""
+    """A trace, or compiled steps, that cannot be shown to compute what the call computes."""
 
 
 class CoterieWarning(UserWarning):

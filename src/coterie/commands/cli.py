@@ -184,6 +184,10 @@ def bench(
     population: Annotated[
         bool, typer.Option("--population", help="instead: 100 clients of 100 to 10,000")
     ] = False,
+    short: Annotated[
+        bool,
+        typer.Option("--short", help="instead: whole runs of 1, 3 and 10 rounds against the loop"),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="a list of objects")] = False,
     force: Annotated[bool, typer.Option("--force", help="even on a busy machine")] = False,
 ) -> None:
@@ -193,13 +197,17 @@ def bench(
     """
     from . import bench as timing
     from .bench import growth, printing
+    from .bench import short as short_runs
 
-    if scale and population:
-        raise ConfigError("--scale and --population: found both; give one of them")
+    if scale + population + short > 1:
+        raise ConfigError("--scale, --population, --short: found several; give one of them")
     if scale:
         printing.show_costs(growth.scale(device, repeats, force=force), as_json=as_json)
     elif population:
         printing.show_costs(growth.population(device, repeats, force=force), as_json=as_json)
+    elif short:
+        timing.check(device, precision, force=force)
+        printing.show_short(short_runs.short(workloads or [], repeats), as_json=as_json)
     else:
         results = timing.measure(workloads or [], device, precision, repeats, force=force)
         printing.show_results(results, as_json=as_json)

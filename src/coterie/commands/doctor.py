@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from ..api import Options, Source, configure
-from ..compiled.kernels import native
 from ..core import tree
 from ..core.algorithm import round_of
 from ..core.buffers import governed
@@ -18,7 +17,10 @@ from ..data.extremes import extremes
 from ..data.federation import Federation
 from ..data.simulation import Simulation
 from ..engines import auto
-from ..engines.vmap import VmapBackend
+from ..engines.base import Work
+from ..engines.candidates import PROBE_STEPS
+from ..engines.settings import Asked, Length
+from ..engines.vmap import VmapBackend, compiler_version
 from ..errors import printable
 from ..experiment.assemble import Assembly, assemble, simulation_of
 from ..experiment.config.methods import Method
@@ -98,20 +100,14 @@ def _cost_facts(
 ) -> tuple[list[tuple[str, str]], dict[str, Any]]:
     """What it costs, and the engine that would run it."""
     run, engine = assembly.config.run, assembly.config.engine
-    how = auto.repaid(on.problem, run.rounds, play=engine.play, compiled=engine.compiled)
-    tries = auto.tries_of(on.problem, on.shards, run.rounds, engine.chunk)
-    found = auto.measure(on.problem, on.shards, how, tries, engine.memory_mib, engine.threads)
+    asked = Asked(engine.chunk, engine.memory_mib, engine.threads, engine.play, engine.compiled)
+    runs, work = len(methods) * len(assembly.config.seeds), Work(on.problem, on.shards)
+    length = Length(run.rounds, run.participation, runs)
+    found = auto.resolve(work, length, asked)
     together = found.get("chunk", 1)
     held = on.problem.population * on.problem.start.nbytes * 4
-    mib = (auto.footprint(on.problem) * together + held) / 2**20
-    turns = run.rounds * len(methods) * len(assembly.config.seeds)
-    seconds = (
-        found["seconds"]
-        / auto.PROBE_STEPS
-        * auto.steps(on.problem, on.shards)
-        * run.participation
-        * turns
-    )
+    mib = (auto.footprint(work) * together + held) / 2**20
+    seconds = found["seconds"] / PROBE_STEPS * length.steps(work) * runs
     names = ", ".join(method.label for method in methods)
     facts = [
         ("methods", names),
@@ -120,21 +116,24 @@ def _cost_facts(
             f"{len(methods)} methods x {len(assembly.config.seeds)} seeds, {run.rounds} rounds",
         ),
         ("fastest engine", f"{found['engine']}, {together} clients at a time"),
-        ("C++ compiler", native.version() or "none: training loops run in torch, which is slower"),
+        (
+            "C++ compiler",
+            compiler_version() or "none: training loops run in torch, which is slower",
+        ),
         ("memory", f"about {mib:,.0f} MiB beside the data"),
         ("training time", f"about {_duration(seconds)}, without evaluation"),
     ]
-    return facts, {**found, **how._asdict()}
+    return facts, found
 
 
 def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
     """What of a method's local work cannot be played or compiled as it would be, and why."""
-    if engine["engine"] != "vmap" or not engine["play"]:
+    if engine["engine"] != "vmap" or not (engine["play"] or assembly.config.engine.play):
         return []
     algorithm = method.build()
     on = simulation_of(assembly, algorithm, assembly.config.seeds[0])
     algorithm = governed(algorithm, on.problem)
-    problem = replace(on.problem, recipe=replace(on.problem.recipe, steps=auto.PROBE_STEPS))
+    problem = replace(on.problem, recipe=replace(on.problem.recipe, steps=PROBE_STEPS))
     able = (problem.sizes > 0).nonzero().flatten()[: engine["chunk"]]
     round = round_of(problem, 0, assembly.config.run.rounds, able)
     server, states = algorithm.init(problem)

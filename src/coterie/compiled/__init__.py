@@ -1,1 +1,11 @@
-"""Optional: traces the vmap engine's calls once and replays them, as C++ or as CUDA graphs."""
+"""Optional: traces the vmap engine's calls and replays them, as C++ or as CUDA graphs.
+
+``engines/vmap.py`` imports this package when it is first asked to trace, and nothing else does.
+Without the folder everything else works, and the vmap engine executes calls as they are written.
+"""
+
+from .executor import Executor
+from .kernels import native
+from .memory import Allocator
+
+__all__ = ["Allocator", "Executor", "native"]

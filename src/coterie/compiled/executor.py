@@ -1,14 +1,15 @@
-"""Records each distinct call once and plays the recording from then on.
+"""Traces each distinct call once and replays the trace from then on.
 
-What a client's code does to tensors depends on shapes alone, so a call is recorded the first time
-it comes in some form (``compiled.trace``) and played from then on: without Python's and functorch's
-layers, with less traffic to memory, and on a GPU as one CUDA graph in place of thousands of
-launches. A call that asked which round it is, and may have acted upon it, is never recorded. A
-recording is played only if ``compiled/trust.py`` finds that it gives what the call gives.
+What a client's code does to tensors depends on their shapes alone. So the first call of each form
+(code and input shapes) is traced (``compiled.trace``), and later calls of that form replay the
+trace: without the overhead of Python and functorch, with less memory traffic, and on a GPU as one
+CUDA graph instead of thousands of kernel launches. A call that reads which round it is may act on
+it and is never traced. A trace is replayed only if ``compiled/trust.py`` finds that it computes
+what the call computes.
 
-Whether a call is played depends on its form and never on what came before: a run that was stopped
-and resumed ends with the same bits. How each form was done is noted (:class:`Form`), and a resumed
-run does it that way again.
+Whether a call is replayed depends on its form and never on earlier calls, so a run that was stopped
+and resumed ends with the same bits. The way each form is executed is kept in a
+:class:`~coterie.core.calls.Form`, and a resumed run executes it in the same way.
 """
 
 import hashlib
@@ -24,30 +25,31 @@ import torch
 from torch import Tensor
 
 from ..core import tree
+from ..core.calls import COMPILED, REPLAYED, WRITTEN, Destination, Form
 from ..core.client import Clock
 from ..core.tree import Tree
-from ..engines.base import COMPILED, PLAYED, WRITTEN, Form
-from ..errors import EngineError, MismatchError, RecordingError, SlowerError
-from .kernels import ManyClients
-from .trace import InDouble, Recording, Room, Tape, doubled
+from ..errors import EngineError, MismatchError, SlowerError, TraceError
+from .kernels import ManyClients, native
+from .trace import InDouble, Trace, Tracer, doubled
 from .trust import Call, Trial, rebuilt, tensors
 
 _LOG = logging.getLogger(__name__)
-KEPT = 64  # recordings; clients of ever new sizes would fill the memory with them
+KEPT = 64  # traces; clients of ever new sizes would fill the memory with them
+_OLD_WAYS = {"played": REPLAYED}  # as runs of before 16 November 2026 wrote it
 
 
 class _Known(NamedTuple):
-    """A form and its recording; None where it is done as it is written."""
+    """A form and its trace; None where the call is executed as it is written."""
 
     form: Form
-    playing: "_Playing | None"
+    replay: "_Replay | None"
 
 
-class Player:
-    """Runs calls, each form of them from its recording: captured on a GPU, compiled on a CPU.
+class Executor:
+    """Executes calls, each form from its trace: captured on a GPU, compiled on a CPU.
 
-    ``layers`` are the sizes of a model's parts, which recordings are compared by. ``before`` says
-    in which way an earlier process did each form (by its id).
+    ``layers`` are the sizes of the layers of a model vector, by which traces are compared with
+    their calls. ``before`` maps the id of a form to the way an earlier process executed it.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class Player:
         before: Mapping[str, str] | None = None,
     ) -> None:
         self._capture, self._compile, self._layers = capture, compiled, tuple(layers)
-        self._before = dict(before or {})
-        self._trusted: set[str] = set()  # forms whose recordings were compared, and let go
+        self._before = {name: _OLD_WAYS.get(way, way) for name, way in (before or {}).items()}
+        self._trusted: set[str] = set()  # forms whose traces were compared and then dropped
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._seen: dict[str, Form] = {}
         self._learning = Lock()
@@ -71,11 +73,11 @@ class Player:
         call: Call,
         inputs: tuple[Tree, ...],
         clock: Clock | None = None,
-        rooms: Callable[[int], Room] | None = None,
+        destinations: Callable[[int], Destination] | None = None,
     ) -> Tree:
-        """``call(*inputs)``, from its recording where there is one.
+        """``call(*inputs)``, replayed where there is a trace of it.
 
-        ``rooms`` says where each tensor of the result is wanted; it need not be put there.
+        ``destinations`` gives the buffer for each tensor of the result; using it is optional.
         """
         shapes = tuple((tuple(t.shape), t.dtype) for t in tensors(inputs))
         with self._learning:
@@ -83,30 +85,30 @@ class Player:
                 self._known[key, shapes] = self._learnt(key, shapes, call, inputs, clock)
                 self._forget()
             self._known.move_to_end((key, shapes))
-            form, playing = self._known[key, shapes]
-            if playing is None:  # alone too: a module holds one client's parameters at a time
-                with _timed(form):
+            form, replay = self._known[key, shapes]
+            if replay is None:  # one at a time: a module holds the parameters of one call
+                with form.timed():
                     return call(*inputs)
-        with _timed(form):
-            return playing(*inputs, rooms=rooms)
+        with form.timed():
+            return replay(*inputs, destinations=destinations)
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """Every form that came so far."""
+        """Every form so far."""
         return tuple(self._seen.values())
 
     @property
     def uncompiled(self) -> int:
-        """Forms of calls with loops that torch plays."""
-        return sum(one.playing is not None and one.playing.slow for one in self._known.values())
+        """The number of forms with loops that torch replays."""
+        return sum(one.replay is not None and one.replay.slow for one in self._known.values())
 
     @property
-    def unplayed(self) -> int:
-        """Forms of calls that are done as they are written."""
-        return sum(one.playing is None for one in self._known.values())
+    def untraced(self) -> int:
+        """The number of forms that are executed as they are written."""
+        return sum(one.replay is None for one in self._known.values())
 
     def _forget(self) -> None:
-        """Let the oldest recording go; its form is done in the same way when it comes again."""
+        """Drop the least recently used trace; its form is executed in the same way next time."""
         if len(self._known) > KEPT:
             _, (form, _) = self._known.popitem(last=False)
             self._before[form.id] = form.way
@@ -120,148 +122,160 @@ class Player:
         inputs: tuple[Tree, ...],
         clock: Clock | None,
     ) -> _Known:
-        """A form that comes for the first time, recorded if that can be and was so before."""
+        """A new form, traced if that is possible and was done before."""
         stage, rest = _named(key)
         name = hashlib.sha256(repr((stage, rest, shapes)).encode()).hexdigest()[:16]
         form = self._seen.setdefault(name, Form(name, stage))
         before = self._before.get(name)
+        began, checked = _clock(), form.checking
         try:
-            playing = self._recorded(form, call, inputs, clock, before)
+            replay = self._traced(form, call, inputs, clock, before)
         except SlowerError as error:
-            playing, form.way, form.why = None, WRITTEN, str(error)
-            _told(error, "a call of %s is not played, which is slower: %s", stage, error)
+            replay, form.way, form.why = None, WRITTEN, str(error)
+            _tell(error, "a call of %s is not replayed, which is slower: %s", stage, error)
+        form.tracing += _clock() - began - (form.checking - checked)
         if before not in (None, form.way):
             raise EngineError(
-                f"{stage} was {before} when the run began and now can only be done {form.way} "
+                f"{stage} was {before} when the run began and now can only be {form.way} "
                 f"({form.why}): the last bits of the results would differ; resume where the run "
                 "began (same machine, compiler and CXX), or start a new run"
             )
-        return _Known(form, playing)
+        return _Known(form, replay)
 
-    def _recorded(
+    def _traced(
         self,
         form: Form,
         call: Call,
         inputs: tuple[Tree, ...],
         clock: Clock | None,
         before: str | None,
-    ) -> "_Playing":
+    ) -> "_Replay":
         if before == WRITTEN:
-            raise RecordingError(form.why or "it was not played when the run began")
-        trial = None if form.id in self._trusted else _trial(call, inputs, self._layers)
+            raise TraceError(form.why or "it was not replayed when the run began")
+        with _checking(form):
+            trial = None if form.id in self._trusted else _trial(call, inputs, self._layers)
         if clock is not None and clock.asked:
-            raise RecordingError("it asks which round it is (Algorithm.chapter can tell)")
+            raise TraceError("it asks which round it is (Algorithm.chapter can tell)")
         with _bugs_told():
-            playing = _Playing(*_taped(call, inputs))
+            replay = _Replay(*_trace(call, inputs))
             if trial is not None:
-                trial.recorded(playing)
-            form.way = PLAYED
-            if self._compile and playing.steps and before != PLAYED:
-                self._make_native(form, playing, trial, call, inputs)
+                with _checking(form):
+                    trial.traced(replay)
+            form.way = REPLAYED
+            if self._compile and replay.steps and before != REPLAYED:
+                self._make_native(form, replay, trial, call, inputs)
             if self._capture:
-                playing.capture(inputs)
+                replay.capture(inputs)
                 if trial is not None:
-                    trial.captured(playing, playing.uncaptured)
-        return playing
+                    trial.captured(replay, replay.uncaptured)
+        return replay
 
     def _make_native(
         self,
         form: Form,
-        playing: "_Playing",
+        replay: "_Replay",
         trial: Trial | None,
         call: Call,
         inputs: tuple[Tree, ...],
     ) -> None:
-        """Put C++ in the place of the loops, where that is possible and right."""
+        """Replace the loops by C++ where that is possible and correct."""
         try:
-            playing.compile(call, inputs)
-            if trial is not None and not trial.compiled(playing, playing.steps):
-                given = doubled(inputs)
-                exact = _Playing(*_taped(call, given, double=True))
-                exact.compile(call, given, double=True)
-                trial.exact(exact)
+            replay.compile(call, inputs)
+            if trial is not None:
+                with _checking(form):
+                    shown = trial.compiled(replay, replay.steps)
+                if not shown:
+                    given = doubled(inputs)
+                    exact = _Replay(*_trace(call, given, double=True))
+                    exact.compile(call, given, double=True)
+                    with _checking(form):
+                        trial.exact(exact)
             form.way, form.why = COMPILED, ""
         except SlowerError as error:
-            playing.uncompile()
+            replay.uncompile()
             form.why = str(error)
-            _told(error, "steps of %s are not compiled, which is slower: %s", form.stage, error)
+            _tell(error, "steps of %s are not compiled, which is slower: %s", form.stage, error)
 
 
 def _trial(call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> Trial:
     try:
         return Trial(call, inputs, layers)
     except (RuntimeError, TypeError, ValueError, AssertionError, EngineError) as error:
-        call(*inputs)  # an error that is the call's own is raised here, as it is
-        raise RecordingError(f"it cannot be compared in float64: {error}") from error
+        call(*inputs)  # an error of the call itself is raised here, unchanged
+        raise TraceError(f"it cannot be compared in float64: {error}") from error
 
 
-def _taped(
+def _trace(
     call: Call, inputs: tuple[Tree, ...], *, plain: bool = False, double: bool = False
-) -> tuple[Tape, Tree]:
-    """A recording of a call, and what it returned; ``double`` of what it does in float64."""
-    copies = list(map(_copied, tensors(inputs)))  # no tensor twice among them
+) -> tuple[Trace, Tree]:
+    """A trace of a call, and the call's result; with ``double`` the call computes in float64."""
+    copies = list(map(_copied, tensors(inputs)))  # no tensor is among them twice
     exactly = InDouble() if double else nullcontext()
-    with Recording(copies) as recording, exactly, ManyClients():
+    with Tracer(copies) as tracer, exactly, ManyClients():
         result = call(*rebuilt(inputs, iter(copies)))
-    return Tape(recording, tensors(result), plain=plain), result
+    return Trace(tracer, tensors(result), plain=plain), result
 
 
-class _Playing:
-    """The recording of one form of a call."""
+class _Replay:
+    """Replays the trace of one form of a call."""
 
-    def __init__(self, tape: Tape, like: Tree) -> None:
-        self._tape, self._like = tape, tree.map_leaves(lambda leaf: leaf.new_empty(0), like)
-        self._graph: _Graph | None = None
+    def __init__(self, trace: Trace, like: Tree) -> None:
+        self._trace, self._like = trace, tree.map_leaves(lambda leaf: leaf.new_empty(0), like)
+        self._graph: _CudaGraph | None = None
 
     @property
     def slow(self) -> bool:
-        """Whether torch plays its loops."""
-        return any(loop.native is None for loop in self._tape.loops)
+        """Whether torch replays its loops."""
+        return any(loop.native is None for loop in self._trace.loops)
 
     @property
     def steps(self) -> int:
-        """Steps of its longest loop; 0 without a loop."""
-        return max((loop.steps for loop in self._tape.loops), default=0)
+        """The number of steps of its longest loop; 0 without a loop."""
+        return max((loop.steps for loop in self._trace.loops), default=0)
 
-    def __call__(self, *inputs: Tree, rooms: Callable[[int], Room] | None = None) -> Tree:
+    def __call__(
+        self, *inputs: Tree, destinations: Callable[[int], Destination] | None = None
+    ) -> Tree:
         if self._graph is None:
-            return self.uncaptured(*inputs, rooms=rooms)
+            return self.uncaptured(*inputs, destinations=destinations)
         return rebuilt(self._like, iter(self._graph.replay(tensors(inputs))))
 
-    def uncaptured(self, *inputs: Tree, rooms: Callable[[int], Room] | None = None) -> Tree:
-        """The same from the tape itself, where there is a CUDA graph of it, too."""
-        return rebuilt(self._like, iter(self._tape(tensors(inputs), rooms)))
+    def uncaptured(
+        self, *inputs: Tree, destinations: Callable[[int], Destination] | None = None
+    ) -> Tree:
+        """The same from the trace itself, also where there is a CUDA graph of it."""
+        return rebuilt(self._like, iter(self._trace(tensors(inputs), destinations)))
 
     def compile(self, call: Call, inputs: tuple[Tree, ...], *, double: bool = False) -> None:
-        """Put C++ in the place of its loops, by a recording of the first client alone."""
-        alone, _ = _taped(call, tuple(map(_first, inputs)), plain=True, double=double)
-        self._tape.compile(alone)
+        """Replace its loops by C++, written from a trace of the first client alone."""
+        alone, _ = _trace(call, tuple(map(_first, inputs)), plain=True, double=double)
+        self._trace.compile(alone)
 
     def uncompile(self) -> None:
-        """Let torch play its loops."""
-        self._tape.uncompile()
+        """Let torch replay its loops."""
+        self._trace.uncompile()
 
     def capture(self, inputs: tuple[Tree, ...]) -> None:
-        """Make one CUDA graph of it."""
+        """Capture it as one CUDA graph."""
         try:
-            self._graph = _Graph(self._tape, tensors(inputs))
+            self._graph = _CudaGraph(self._trace, tensors(inputs))
         except RuntimeError as error:  # an operation that waits for the host
-            raise RecordingError(f"it cannot be captured as a CUDA graph: {error}") from error
+            raise TraceError(f"it cannot be captured as a CUDA graph: {error}") from error
 
 
-class _Graph:
-    """A tape as a CUDA graph, with the memory it reads and writes."""
+class _CudaGraph:
+    """A trace captured as a CUDA graph, with the memory it reads and writes."""
 
-    def __init__(self, tape: Tape, inputs: list[Tensor]) -> None:
+    def __init__(self, trace: Trace, inputs: list[Tensor]) -> None:
         self._inputs = list(map(_copied, inputs))
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # libraries set themselves up outside the recording
-            tape(self._inputs)
+        with torch.cuda.stream(stream):  # libraries initialise outside the capture
+            trace(self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._outputs = tape(self._inputs)
+            self._outputs = trace(self._inputs)
 
     def replay(self, inputs: list[Tensor]) -> list[Tensor]:
         """The outputs for other numbers of the same shapes."""
@@ -273,9 +287,10 @@ class _Graph:
 
 @contextmanager
 def _bugs_told() -> Iterator[None]:
-    """Let an error of the recorder or of the compiler be seen, and say how to go on without them.
+    """Raise an error of the tracer or of the compiler, and say how to go on without them.
 
-    A RuntimeError of torch is made another error: ``auto`` takes those for a lack of memory.
+    A RuntimeError of torch becomes an AssertionError: ``auto`` takes the former for a lack of
+    memory.
     """
     advice = "engine.play = false runs calls as they are written, engine.compiled = false in torch"
     try:
@@ -283,25 +298,31 @@ def _bugs_told() -> Iterator[None]:
     except (SlowerError, EngineError):
         raise
     except torch.OutOfMemoryError as error:
-        raise RecordingError(f"it needs more memory than there is: {error}") from error
+        raise TraceError(f"it needs more memory than there is: {error}") from error
     except RuntimeError as error:
-        raise AssertionError(
-            f"a recorded call failed ({error}), which is a bug; {advice}"
-        ) from error
+        raise AssertionError(f"a traced call failed ({error}), which is a bug; {advice}") from error
     except Exception as error:
-        error.add_note(f"coterie failed to record or to compile a call, which is a bug; {advice}")
+        error.add_note(f"coterie failed to trace or to compile a call, which is a bug; {advice}")
         raise
 
 
 @contextmanager
-def _timed(form: Form) -> Iterator[None]:
-    began = time.perf_counter()
-    yield
-    form.seconds += time.perf_counter() - began
+def _checking(form: Form) -> Iterator[None]:
+    """Add the seconds of a comparison."""
+    began = _clock()
+    try:
+        yield
+    finally:
+        form.checking += _clock() - began
 
 
-def _told(error: SlowerError, *words: object) -> None:
-    """A result that is wrong is worth a warning, something that cannot be done is not."""
+def _clock() -> float:
+    """Seconds without those of compiling kernels, which other forms need as well."""
+    return time.perf_counter() - native.waited()
+
+
+def _tell(error: SlowerError, *words: object) -> None:
+    """Warn of a wrong result; only inform of something that cannot be done."""
     level = logging.WARNING if isinstance(error, MismatchError) else logging.INFO
     _LOG.log(level, *words)
 

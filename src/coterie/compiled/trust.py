@@ -1,15 +1,14 @@
-"""Whether a recording gives what its call gives, judged by what the call changes.
+"""Tests whether a trace computes what its call computes, relative to what the call changes.
 
-A round at a small learning rate moves a model by less than a thousandth of its length, so a
-recording is compared by *changes*: what a tensor of the result has beyond the nearest tensor that
-the call was given, for each client and each layer of a model vector, other results as a whole.
+A round at a small learning rate moves a model by less than a thousandth of its norm. So a trace is
+judged by *changes*: the difference between a result tensor and the nearest input tensor, for each
+client and each layer of a model vector; other results as a whole.
 
-The comparison is made in float64 (``tape.InDouble``), where rounding is far below every change. The
-clients then stand in other places, and all numbers are a little different from those that were
-recorded: whatever was taken for the same in every round, and is not, shows. A recording that passes
-is played in float32 too, and may there differ by what rounding does to the call. Compiled steps may
-differ by what rounding did to the recording; where that hides more than a part of one step, they
-are compiled and compared in float64 as well.
+The comparison is made in float64 (``trace.InDouble``), where rounding is far below every change.
+The clients are in other positions, and all numbers are perturbed: a value that was wrongly traced
+as a constant shows. A trace that passes is replayed in float32 too, where it may differ by the
+rounding error of the call. Compiled steps may differ by the rounding error of the trace; where that
+could hide more than a part of one step, the steps are compiled and compared in float64 as well.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,22 +25,22 @@ from ..errors import MismatchError
 from .trace import InDouble, doubled
 
 Call = Callable[..., Tree]
-_SHAKE = 0.01  # how much the numbers of a call are changed for the comparison
-_EXACTLY = 1e-6  # of a change: what float64 may be off
-_AT_MOST = 1e-3  # of a change: what is never allowed in float64
-_NOTHING = 1e-12  # of a vector: a change that is none
-_CONSTANTS = 1e-7  # float32 constants in a recording are off by so much
-_ROUNDING = 1e-6  # a share that is little more than float32's rounding
-_TIMES = 4  # as much as the call itself shows
-_STORED = 2 * torch.finfo(torch.float32).eps  # rounding of a vector that is moved many times
-_OF_A_STEP = 0.1  # what must be seen of one step among many
-_NOISE = 65_537  # draws that take turns: a prime, so that rows of a tensor get different ones
-_FEW = 3  # clients that a call is made for
-_CANDIDATES = 64  # tensors of the input, at most, that a result is compared with
+_PERTURBATION = 0.01  # by which share the inputs are perturbed
+_EXACTLY = 1e-6  # of a change: the error that float64 may show
+_AT_MOST = 1e-3  # of a change: more is never allowed in float64
+_NOTHING = 1e-12  # of a vector: a smaller change counts as none
+_CONSTANTS = 1e-7  # relative error of the float32 constants of a trace
+_ROUNDING = 1e-6  # a perturbation slightly above float32's rounding
+_TIMES = 4  # times the error of the call itself
+_STORED = 2 * torch.finfo(torch.float32).eps  # rounding of a vector that is updated many times
+_OF_A_STEP = 0.1  # the share of one step that must be detectable
+_NOISE = 65_537  # draws, used cyclically; a prime, so that rows of a tensor get different ones
+_FEW = 3  # clients for which the call itself is executed
+_CANDIDATES = 64  # input tensors, at most, that a result is compared with
 
 
 class Off(NamedTuple):
-    """How far one tensor of a result is off, for each layer and client ``[layers, rows]``."""
+    """The error of one result tensor, for each layer and client ``[layers, rows]``."""
 
     far: Tensor
     change: Tensor  # how far it is from the nearest input
@@ -51,17 +50,17 @@ class Off(NamedTuple):
 
 
 class Trial:
-    """A call on numbers of its own, and what it gives in float64.
+    """A call on perturbed inputs, and its result in float64.
 
-    The call is made for few clients. Recordings are played for as many as they were made for: the
-    same few, each in several places.
+    The call is executed for few clients. Traces are replayed for as many clients as they were made
+    for: the same few, each in several positions.
     """
 
     def __init__(self, call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> None:
         self._call, self._layers = call, tuple(layers)
         self._places = _places(len(next(tree.leaves(inputs))))
         few = tree.map_leaves(lambda leaf: leaf[: int(self._places.max()) + 1], inputs)
-        self._few = shaken(few, _SHAKE)
+        self._few = perturbed(few, _PERTURBATION)
         floats = [leaf for leaf in tensors(inputs) if leaf.is_floating_point()]
         self.single = any(leaf.dtype != torch.float64 for leaf in floats)
         self._exact = doubled(self._few)
@@ -70,81 +69,81 @@ class Trial:
         self._changes = [self._change(leaf) for leaf in self._expected]
         self._rounded: list[Off] | None = None
 
-    def recorded(self, play: Call) -> None:
-        """Refuse a recording that does not give what the call gives."""
-        self.exact(play)
+    def traced(self, replay: Call) -> None:
+        """Refuse a trace that does not compute what the call computes."""
+        self.exact(replay)
         if self.single:
-            self._rounded = self._only_rounded(play)
+            self._rounded = self._only_rounded(replay)
 
-    def exact(self, play: Call) -> None:
+    def exact(self, replay: Call) -> None:
         """Refuse what does not give the call's own result in float64."""
-        found = self._off(self._played_in_double(play))
+        found = self._off(self._replayed_in_double(replay))
         if all(map(_exactly, found)):
             return
         again = self._off(self._spread(self._in_double(self._call, self._exact)))
         if not all(map(_exactly, again)):
             raise MismatchError("the same call gives something else every time")
-        nudged = shaken(self._exact, _CONSTANTS)
+        nudged = perturbed(self._exact, _CONSTANTS)
         own = self._off(self._spread(self._in_double(self._call, nudged)))
         for off, mine in zip(found, own, strict=True):
             allowed = torch.minimum(_TIMES * mine.far, _AT_MOST * off.change)
             _refuse(off, torch.maximum(allowed, _exact_bound(off)))
 
-    def _only_rounded(self, play: Call) -> list[Off]:
+    def _only_rounded(self, replay: Call) -> list[Off]:
         """Refuse what differs from the call by more than rounding, in the call's own precision."""
-        found = self._off(self._played(play))
+        found = self._off(self._replayed(replay))
         bounds = [_AT_MOST * off.change for off in found]
         for roughly in (self._nudged, self._as_written):
             if not _all_within(found, bounds):
-                own = [_rounding(off) for off in roughly(play)]
+                own = [_rounding(off) for off in roughly(replay)]
                 bounds = [torch.maximum(*pair) for pair in zip(bounds, own, strict=True)]
         for off, bound in zip(found, bounds, strict=True):
             _refuse(off, bound)
         return found
 
-    def compiled(self, play: Call, steps: int) -> bool:
-        """Refuse what differs by more than the recording; whether that shows a part of a step."""
+    def compiled(self, replay: Call, steps: int) -> bool:
+        """Refuse what differs by more than the trace; whether an error of part of a step shows."""
         if self._rounded is None:
-            self.exact(play)
+            self.exact(replay)
             return True
-        found, bounds = self._off(self._played(play)), list(map(_rounding, self._rounded))
+        found, bounds = self._off(self._replayed(replay)), list(map(_rounding, self._rounded))
         for off, bound in zip(found, bounds, strict=True):
             _refuse(off, bound)
         seen = _OF_A_STEP / max(steps, 10)
         pairs = zip(found, bounds, strict=True)
         return all(_shows(off, bound, seen) for off, bound in pairs if off.layered)
 
-    def captured(self, replay: Call, play: Call) -> None:
-        """Refuse a CUDA graph that differs from its recording by more than rounding.
+    def captured(self, graph: Call, replay: Call) -> None:
+        """Refuse a CUDA graph that differs from its trace by more than rounding.
 
-        Both in the precision of the run, which may be tf32: a graph cannot be in another.
+        Both compute in the precision of the run, which may be tf32: a graph has no other.
         """
         given = self._spread(self._few)
-        bounds = map(_rounding, self._off(play(*given)))
-        for off, bound in zip(self._off(replay(*given)), bounds, strict=True):
+        bounds = map(_rounding, self._off(replay(*given)))
+        for off, bound in zip(self._off(graph(*given)), bounds, strict=True):
             _refuse(off, bound)
 
-    def _nudged(self, play: Call) -> list[Off]:
-        """What a change that is little more than rounding makes of the result."""
-        return self._off(self._in_double(play, shaken(self._many, _ROUNDING)))
+    def _nudged(self, replay: Call) -> list[Off]:
+        """The error that a perturbation of about the size of rounding causes."""
+        return self._off(self._in_double(replay, perturbed(self._many, _ROUNDING)))
 
-    def _as_written(self, play: Call) -> list[Off]:
-        """What rounding makes of the call itself."""
+    def _as_written(self, replay: Call) -> list[Off]:
+        """The rounding error of the call itself."""
         with full_precision():
             return self._off(self._spread(self._call(*self._few)))
 
-    def _played(self, play: Call) -> Tree:
+    def _replayed(self, replay: Call) -> Tree:
         with full_precision():
-            return play(*self._spread(self._few))
+            return replay(*self._spread(self._few))
 
-    def _played_in_double(self, play: Call) -> Tree:
+    def _replayed_in_double(self, replay: Call) -> Tree:
         try:
-            return self._in_double(play, self._many)
+            return self._in_double(replay, self._many)
         except RuntimeError as error:
             if not self.single:
                 raise
-            self._played(play)  # what fails in the call's own precision too is raised here
-            raise MismatchError(f"it cannot be played in float64: {error}") from error
+            self._replayed(replay)  # an error in the call's own precision too is raised here
+            raise MismatchError(f"it cannot be replayed in float64: {error}") from error
 
     def _spread(self, few: Tree) -> Tree:
         return tree.take(few, self._places)
@@ -162,7 +161,7 @@ class Trial:
     def _one(self, at: int, found: Tensor, expected: Tensor, change: Tensor) -> Off:
         what = f"result {at}, {tuple(expected.shape)} of {expected.dtype},"
         if not expected.is_floating_point():
-            far = (found != expected).double().mean().view(1, 1)  # the share that is not equal
+            far = (found != expected).double().mean().view(1, 1)  # the share of unequal entries
             return Off(far, torch.zeros_like(far), torch.zeros_like(far), False, what)
         difference = found.double() - expected
         both = (found == expected) | (found.isnan() & expected.isnan())
@@ -171,7 +170,7 @@ class Trial:
         return Off(self._norms(difference), change, length, self._cut(expected) is not None, what)
 
     def _change(self, leaf: Tensor) -> Tensor:
-        """How far a result is from the nearest tensor of the input, or from zero."""
+        """The distance of a result from the nearest input tensor, or from zero."""
         if not leaf.is_floating_point():
             return leaf.new_zeros(1, 1, dtype=torch.float64)
         leaf = leaf.nan_to_num(0.0, 0.0, 0.0)
@@ -181,7 +180,7 @@ class Trial:
         return nearest
 
     def _norms(self, leaf: Tensor) -> Tensor:
-        """Norms ``[layers, rows]``; a tensor that is no model is one layer with a row a client."""
+        """Norms ``[layers, rows]``; other tensors are one layer, one row per client."""
         cut = self._cut(leaf)
         parts: Sequence[Tensor] = (leaf.reshape(len(leaf), -1),)
         if cut is not None:
@@ -197,7 +196,7 @@ class Trial:
 
 
 def _places(count: int) -> Tensor:
-    """Which of a few clients stands in each of so many places: the first are turned around."""
+    """Which of a few clients is in each of ``count`` positions; the first are reversed."""
     few = min(count, _FEW)
     luck = torch.randint(few, (count,), generator=torch.Generator().manual_seed(0))
     luck[:few] = torch.arange(few).flip(0)
@@ -205,7 +204,7 @@ def _places(count: int) -> Tensor:
 
 
 def _alike(leaf: Tensor, inputs: Tree, model: bool) -> Iterator[Tensor]:
-    """Tensors of the input that a result may have begun as; one of several models at a time."""
+    """Input tensors that a result may have started from; of several models one at a time."""
     left = _CANDIDATES
     for given in _rows(inputs):
         if not given.is_floating_point() or not left:
@@ -223,7 +222,7 @@ def _alike(leaf: Tensor, inputs: Tree, model: bool) -> Iterator[Tensor]:
 
 
 def _rows(value: Any) -> Iterator[Tensor]:
-    """Every tensor with a row a client; of a Bank each client's models, one slot at a time."""
+    """Every tensor with one row per client; of a Bank each client's models, slot by slot."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Bank):
@@ -244,9 +243,9 @@ def _exactly(off: Off) -> bool:
 
 
 def _rounding(own: Off) -> Tensor:
-    """What rounding may do: what it did here, to this layer or to the whole vector it is part of.
+    """The error that rounding may cause: the error seen in this layer or in its whole vector.
 
-    A layer of few entries may have been lucky.
+    The error of a layer of few entries may be small by chance.
     """
     far, change = (part.square().sum(0).sqrt() for part in (own.far, own.change))
     share = (far / change.clamp(min=1e-300)).max()
@@ -259,7 +258,7 @@ def _all_within(found: Sequence[Off], bounds: Sequence[Tensor]) -> bool:
 
 
 def _shows(off: Off, bound: Tensor, share: float) -> bool:
-    """Whether a bound is smaller than such a share of every change, of layers that change."""
+    """Whether a bound is below this share of the change of every layer that changes."""
     whole = off.length.square().sum(0, keepdim=True).sqrt()
     still = off.change <= _NOTHING * whole
     return bool((still | (bound <= share * off.change)).all())
@@ -280,7 +279,7 @@ def _refuse(off: Off, bound: Tensor) -> None:
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Without tf32: differences of losses are compared, which it rounds away."""
+    """Disable tf32, which would round away the differences that are compared."""
     products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
     before = products.allow_tf32, convolutions.allow_tf32
     products.allow_tf32 = convolutions.allow_tf32 = False
@@ -291,7 +290,7 @@ def full_precision() -> Iterator[None]:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """Every tensor, a Bank's table too."""
+    """Every tensor, including the table of a Bank."""
     if isinstance(value, Tensor):
         return [value]
     return [leaf for part in value for leaf in tensors(part)]
@@ -305,8 +304,8 @@ def rebuilt(like: Any, leaves: Iterator[Tensor]) -> Any:
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
 
 
-def shaken(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
-    """The same inputs with every number that is not whole changed by about such a share."""
+def perturbed(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
+    """The same inputs with every floating-point number changed by about this share."""
     noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
     def one(at: int, leaf: Tensor) -> Tensor:

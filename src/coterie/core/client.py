@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..compiled import trace
 from ..errors import EngineError
-from . import losses, random, tree
+from . import loops, losses, random, tree
 from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
 from .losses import mean
 from .problem import Problem
@@ -297,7 +296,7 @@ class Client:
             kept: tuple[Carry, Tensor] = tree.where(number < steps, (new, mine.buffers), held)
             return kept
 
-        carry, mine.buffers = trace.scan(one, self._batches.sizes(), (carry, mine.buffers))
+        carry, mine.buffers = loops.scan(one, self._batches.sizes(), (carry, mine.buffers))
         return carry
 
     def train(

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import ConfigError, did_you_mean
 from . import random
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Slot(NamedTuple):
@@ -88,8 +89,9 @@ class FlatModel:
         return torch.cat([named[s.name].reshape(-1) for s in self._slots])
 
     def _named(self, w: Tensor) -> dict[str, Tensor]:
-        # one split, not a slice a slot: its gradient is one concatenation instead of a sum of
-        # vectors that are zero but for a slot
+        # One split, not one slice per slot: its gradient is one concatenation instead of a sum of
+        # vectors that are zero except in one slot. A tracer may hold the parts of this split apart
+        # (compiled.trace.rewrite); with slices it would keep vectors whole, which is slower.
         stop = self._slots[-1].stop
         parts = (w if len(w) == stop else w[:stop]).split([s.shape.numel() for s in self._slots])
         return {s.name: part.view(s.shape) for s, part in zip(self._slots, parts, strict=True)}
@@ -212,7 +214,7 @@ def _masked(module: nn.Module, rate: float | None) -> list[_Mask]:
 
 def _couples(module: nn.Module) -> bool:
     """Whether there is batch norm; a kind of it that cannot be told by a vector is refused."""
-    norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
     for norm in norms:
         if not norm.track_running_stats or norm.momentum is None:
             raise ConfigError(

@@ -34,7 +34,11 @@ def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
 
 
 def _minus(w: Tensor, lr: Tensor | float, g: Tensor) -> Tensor:
-    """``w − lr · g`` in one pass over memory, which is what a step of a small model waits for."""
+    """``w − lr · g`` in one pass over memory, which bounds the speed of a small model.
+
+    A tracer may fuse the ``addcmul`` with the matrix product that made ``g``
+    (``compiled.trace.rewrite.fuse_descent``); otherwise the result is the same and slower.
+    """
     if isinstance(lr, Tensor):
         return torch.addcmul(w, lr, g, value=-1)
     return torch.add(w, g, alpha=-lr)

@@ -8,13 +8,14 @@ import torch
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..errors import ConfigError, did_you_mean
-from .base import Backend, Engine, Evaluation
+from .base import Backend, Engine, Evaluation, Work
+from .settings import NOTHING_ASKED, ONE_ROUND, Asked, Length
 from .simulator import Simulator
 
 __all__ = ["ENGINES", "Engine", "Evaluation", "make_backend", "make_engine"]
 
 ENGINES = {
-    "auto": "measures the others on the real model and takes the fastest",
+    "auto": "measures the others on the real model and takes the fastest for the run",
     "vmap": "many clients at once, on one CPU or GPU",
     "loop": "one client at a time: the reference",
     "wire": "each client in another process, with its own shard file and state file",
@@ -33,33 +34,30 @@ def make_engine(
     play: bool | None = None,
     compiled: bool | None = None,
     rounds: int = 1,
+    participation: float = 1.0,
+    runs: int = 1,
     before: Mapping[str, str] | None = None,
     scratch: Path | None = None,
 ) -> Engine:
     """The engine of a configuration. ``auto`` measures; the others take what they are given.
 
-    ``play`` traces rounds and replays them (``compiled/executor.py``), ``compiled`` puts C++ in the
-    place of their loops on a CPU; None does it where so many ``rounds`` repay it. ``before`` says
-    how each form of a call (``Form.id``) was done before a run was stopped. Files of states lie in
-    the folder ``scratch``, or where temporary files go.
+    ``play`` traces calls and replays them (``coterie.compiled``), ``compiled`` replaces the loops
+    of a trace by C++ on a CPU; None does it where a run of this many ``rounds`` with this
+    ``participation`` repays it. ``runs`` of a comparison share what ``auto`` measures. ``before``
+    says how each form of a call (``Form.id``) was executed before a run was stopped. Files of
+    states lie in the folder ``scratch``, or where temporary files go.
+    Nothing is set for the process: ``process.settings`` does that around a run.
     """
     if name == "wire":
         from .wire import WireEngine
 
-        if threads is not None:
-            torch.set_num_threads(threads)
-        return WireEngine(shards)
+        return WireEngine(shards, threads=threads)
     backend = make_backend(
         name,
-        problem,
-        shards,
-        chunk=chunk,
-        memory_mib=memory_mib,
+        Work(problem, shards),
+        Length(rounds, participation, runs),
+        Asked(chunk, memory_mib, threads, play, compiled),
         state=state,
-        threads=threads,
-        play=play,
-        compiled=compiled,
-        rounds=rounds,
         before=before,
     )
     return Simulator(backend, state=state, scratch=scratch)
@@ -67,16 +65,11 @@ def make_engine(
 
 def make_backend(
     name: str,
-    problem: Problem,
-    shards: Shards,
+    on: Work,
+    length: Length = ONE_ROUND,
+    asked: Asked = NOTHING_ASKED,
     *,
-    chunk: int | None = None,
-    memory_mib: int | None = None,
     state: str = "device",
-    threads: int | None = None,
-    play: bool | None = None,
-    compiled: bool | None = None,
-    rounds: int = 1,
     before: Mapping[str, str] | None = None,
 ) -> Backend:
     """What computes the client half in this process."""
@@ -84,31 +77,18 @@ def make_backend(
     from .loop import LoopBackend
     from .vmap import VmapBackend
 
-    how = auto.repaid(problem, rounds, play=play, compiled=compiled)
     if name == "auto":
-        return auto.pick(
-            problem,
-            shards,
-            how,
-            rounds,
-            chunk=chunk,
-            memory_mib=memory_mib,
-            threads=threads,
-            state=state,
-        )
+        return auto.pick(on, length, asked, state=state)
     if name == "vmap":
-        chunk, threads = auto.fitting(problem, chunk, memory_mib), threads or auto.CORES
+        how = auto.repaid(on, length.rounds, play=asked.play, compiled=asked.compiled)
         return VmapBackend(
-            problem,
-            shards,
-            chunk=chunk,
+            *on,
+            chunk=auto.fitting(on, asked.chunk, asked.memory_mib),
             state=state,
-            threads=threads,
+            threads=asked.threads or torch.get_num_threads(),
             before=before,
             **how._asdict(),
         )
-    if threads is not None:
-        torch.set_num_threads(threads)
     if name == "loop":
-        return LoopBackend(problem, shards)
+        return LoopBackend(*on, threads=asked.threads)
     raise ConfigError(f"engine '{name}' is unknown; {did_you_mean(name, ENGINES)}")

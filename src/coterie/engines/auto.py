@@ -1,224 +1,232 @@
-"""Which engine is fastest here: a short measurement on the real model, remembered.
+"""Which engine finishes a run first: measured on the real model, within a small part of the run.
 
-The answer is kept in the user's cache for each (version, model, shapes, recipe, device), so that a
-second run resolves to the same engine and hence to the same digest.
+The loop is timed first, on a few steps of one client, which gives the length of the run. Another
+engine is tried only if the try costs little beside that. Once one is faster than the loop, a larger
+chunk is tried only if it could save more than the try costs. Tracing and compiling count: engines
+are compared by the estimate of the whole run, not of a round.
+
+The choice is kept in the user's cache, so that a second run resolves to the same engine and hence
+to the same digest.
 """
 
-import hashlib
-import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from .. import __version__
-from ..algorithms.local import Local
-from ..compiled.kernels.native import compiler
-from ..core.algorithm import round_of
-from ..core.problem import Problem
-from ..core.shards import Shards
 from ..errors import CoterieError
-from ..storage.cache import folder
-from .base import MOST_THREADS, Backend
+from .base import Backend, Work
+from .candidates import PROBE_STEPS, Candidate, Tracing
 from .loop import LoopBackend
-from .vmap import VmapBackend
+from .process import settings
+from .remembered import key_of, recall, remember
+from .settings import Asked, Length
+from .vmap import VmapBackend, can_trace, compiler, kernels_cached
 
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
-PROBE_STEPS = 4
-TURNS = 4  # of each candidate: in the first it warms up and is written down, which takes longest
-_A_TRY = 25  # local steps of each client in a chunk: what it takes to write it down and to time it
-_SHARE = 0.02  # of all steps of a run: what the try of one size may take,
-_MOMENT = 3.0  # or so many seconds, if that is more
-REPAID_AFTER = 10  # rounds: writing one down costs about as much as five rounds without
+REPAID_AFTER = 10  # rounds: the vmap engine traces a run of this many
 COMPILED_AFTER = 50  # rounds: a compiler takes some seconds, the first time
-CORES = torch.get_num_threads()  # what torch would use if nobody chose
-_METHOD = Local(keep="last")  # one and the same: what is played is known by its method
-_MOST_BYTES = 1 << 20  # of the file of measurements; a larger one is not ours
+_TURNS = 3  # of each candidate; the first warms up, or traces
+_SHARE = 0.035  # of the estimated run of the loop: what tries may cost before one is faster
+_HOPED = 0.6  # of the seconds of a step: what a larger chunk may bring them to
+_MARGIN = 0.9  # of the loop's estimate: another engine has to be below it
+_FEWER_THREADS = 0.97  # one thread is preferred unless all of them take less than this share
+_TRACED, _TRACED_MORE = 10, 30  # loop steps that tracing a probe costs, and more for each client
+_IMPORT, _COMPILE = 0.1, 3.0  # seconds
+_KERNELS = 4.0  # seconds of compiling the kernels of one convolution and its pool, once
+_KERNELS_SHARE = 0.1  # of the estimated run of the loop: what compiling kernels may take
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
 class How(NamedTuple):
-    """What is done before the first round to make the others faster."""
+    """What the vmap engine does before the first round to make the others faster."""
 
-    play: bool  # write rounds down
-    compiled: bool  # with C++ in the place of their loops
+    play: bool  # trace calls and replay them
+    compiled: bool  # with C++ in place of their loops
 
 
-def repaid(
-    problem: Problem, rounds: int, *, play: bool | None = None, compiled: bool | None = None
-) -> How:
-    """What makes a run of so many rounds faster, unless it was said."""
-    on_gpu = problem.device.type == "cuda"
+def repaid(on: Work, rounds: int, *, play: bool | None = None, compiled: bool | None = None) -> How:
+    """What repays itself for the vmap engine in a run of this many rounds, unless it was said."""
+    on_gpu = on.problem.device.type == "cuda"
     if play is None:
-        play = on_gpu or rounds >= REPAID_AFTER
+        play = (on_gpu or rounds >= REPAID_AFTER) and can_trace()
     if compiled is None:
         compiled = play and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
     return How(play, compiled)
 
 
-def pick(
-    problem: Problem,
-    shards: Shards,
-    how: How,
-    rounds: int,
-    *,
-    chunk: int | None,
-    memory_mib: int | None,
-    threads: int | None,
-    state: str,
-) -> Backend:
-    """The fastest backend for this problem; a loop with the process set to its threads."""
-    tries = tries_of(problem, shards, rounds, chunk)
-    key = _key(problem, tries, memory_mib, threads, how)
-    found: Any = _read().get(key)
-    if not _fits(found, tries):
-        found = measure(problem, shards, how, tries, memory_mib, threads)
-        _write(key, found)
+def how_of(on: Work, length: Length, asked: Asked) -> How:
+    """Whether candidates are traced and compiled; a run that is too short will not try them."""
+    play = can_trace() if asked.play is None else asked.play
+    return repaid(on, length.rounds, play=play, compiled=asked.compiled)
+
+
+def pick(on: Work, length: Length, asked: Asked, *, state: str) -> Backend:
+    """The engine that is expected to finish this run first."""
+    key = key_of(on, length.bucket(on), asked)
+    found = recall(key, max(_sizes(on, asked)))
+    if found is None:
+        found = resolve(on, length, asked)
+        remember(key, found)
     if found["engine"] == "loop":
-        torch.set_num_threads(found["threads"])
-        return LoopBackend(problem, shards)
-    size, threads = found["chunk"], found["threads"]
-    return VmapBackend(problem, shards, chunk=size, state=state, threads=threads, **how._asdict())
+        return LoopBackend(*on, threads=found["threads"])
+    chosen = {name: found[name] for name in ("chunk", "threads", "play", "compiled")}
+    return VmapBackend(*on, state=state, **chosen)
 
 
-def steps(problem: Problem, shards: Shards) -> int:
-    """Local steps of all clients together, in a round with everybody."""
-    sizes = shards.splits["train"].sizes
-    return sum(problem.recipe.count(size, problem.least) for size in sizes)
+def resolve(on: Work, length: Length, asked: Asked) -> dict[str, Any]:
+    """The choice for a run: the fastest of a loop and of chunks, by steps of real clients.
 
-
-class Tries(NamedTuple):
-    """Chunks to try, small ones first."""
-
-    sizes: tuple[int, ...]
-    most: int  # larger ones only if that takes but a moment
-
-
-def tries_of(problem: Problem, shards: Shards, rounds: int, chunk: int | None) -> Tries:
-    """What is worth a try in a run of so many rounds; on a CPU large chunks take long to try."""
-    sizes = (chunk,) if chunk else CHUNKS[problem.device.type]
-    if problem.device.type == "cuda":
-        return Tries(sizes, sizes[-1])
-    most = _SHARE * rounds * steps(problem, shards) / _A_TRY
-    return Tries(sizes, max((size for size in sizes if size <= most), default=sizes[0]))
-
-
-def measure(
-    problem: Problem,
-    shards: Shards,
-    how: How,
-    tries: Tries,
-    memory_mib: int | None,
-    threads: int | None,
-) -> dict[str, Any]:
-    """The fastest of a loop and of chunks, by a few steps of real clients.
-
-    Larger chunks are tried as long as they are faster. Its ``seconds`` are a client's.
+    Its ``seconds`` are those of ``PROBE_STEPS`` steps of one client.
     """
-    probe = replace(problem, recipe=replace(problem.recipe, steps=PROBE_STEPS))
-    best = _loop(probe, shards, threads)
-    most = max(tries.most, _MOMENT / _A_TRY * PROBE_STEPS / best.seconds)
-    worth = [size for size in tries.sizes if size <= most]
-    batched = None
-    for other in _batched(probe, shards, how, worth, memory_mib, threads):
-        _in_turns(batched, other)
-        if batched is not None and other.seconds >= batched.seconds:
-            break
-        batched = other
-    if batched is not None:
-        _in_turns(best, batched)
-        best = min(best, batched, key=lambda one: one.seconds)
+    recipe = replace(on.problem.recipe, steps=PROBE_STEPS)
+    probe = on._replace(problem=replace(on.problem, recipe=recipe))
+    search = _Search(on, length, _looped(probe, asked.threads))
+    if search.affords_any():
+        how = how_of(on, length, asked)
+        with settings(keep_memory=how.play and on.problem.device.type == "cpu"):
+            for other in _batched(probe, how, _sizes(on, asked), asked):
+                if not search.affords(other) or not search.faster(other):
+                    break
+    best = search.batched or search.loop
+    if search.batched is None and asked.threads is None:
+        best = search.with_threads(_looped(probe, 1, turns=0))
     return {**best.choice, "seconds": best.seconds}
 
 
-def _loop(probe: Problem, shards: Shards, threads: int | None) -> "_Candidate":
-    """One client at a time, with one thread or all.
+class _Search:
+    """What has been measured so far, and what the run would take with it."""
 
-    One is preferred where all of them are hardly faster: it leaves the other cores to others, and a
-    second job slows threads that wait for each other many times over.
-    """
-    clients = min(3, probe.population)
-    one, *more = [
-        _Candidate(LoopBackend(probe, shards), {"engine": "loop", "threads": count}, count, clients)
-        for count in (sorted({1, CORES}) if threads is None else [threads])
-    ]
-    _in_turns(one, *more)
-    return next((many for many in more if many.seconds < 0.93 * one.seconds), one)
+    def __init__(self, on: Work, length: Length, loop: Candidate) -> None:
+        self.on, self.length, self.loop = on, length, loop
+        self.batched: Candidate | None = None  # the fastest so far, if faster than the loop
+        self._last: Candidate | None = None
+        self._spent = 2 * loop.seconds  # its first turn warms up what the run needs anyway
+
+    def affords_any(self) -> bool:
+        """Whether the run is long enough for the cheapest try: one client, not traced."""
+        if self.on.problem.device.type == "cuda":
+            return True
+        run = self.loop.total(self.on, self.length) * self.length.runs
+        return self._spent + _TURNS * self.loop.seconds + _IMPORT <= _SHARE * run
+
+    def affords(self, other: Candidate) -> bool:
+        """Whether a try of this engine costs little beside the run."""
+        if self.on.problem.device.type == "cuda":
+            return True
+        cost = self._cost(other)
+        if self.batched is None:
+            run = self.loop.total(self.on, self.length) * self.length.runs
+            kernels = _kernels(self.on) if other.choice["play"] else 0.0
+            return self._spent + cost <= _SHARE * run and kernels <= _KERNELS_SHARE * run
+        hoped = self._hoped(other, self.batched) + cost / self.length.runs
+        return hoped < self.batched.total(self.on, self.length)
+
+    def faster(self, other: Candidate) -> bool:
+        """Try an engine in turns with the best chunk so far; whether larger ones may be faster."""
+        began, before = time.perf_counter(), self._last
+        _in_turns(before, other)
+        self._spent += time.perf_counter() - began
+        self._last = other
+        if before is not None and other.seconds >= before.seconds:
+            self._last = before
+            return False
+        run, most = (one.total(self.on, self.length) for one in (other, self.batched or self.loop))
+        if run < (_MARGIN if self.batched is None else 1.0) * most:
+            self.batched = other
+        return True
+
+    def with_threads(self, one: Candidate) -> Candidate:
+        """The loop with one thread or with all of them, if there is time to compare.
+
+        One is preferred where all of them are hardly faster: it leaves the other cores to others,
+        and a second job slows threads that wait for each other many times over.
+        """
+        all_of, run = self.loop, self.loop.total(self.on, self.length)
+        cost = 2 * all_of.seconds * (1 + all_of.choice["threads"])
+        if all_of.choice["threads"] == 1 or self._spent + cost > _SHARE * run * self.length.runs:
+            return all_of
+        _in_turns(one, all_of, turns=2)
+        return all_of if all_of.seconds < _FEWER_THREADS * one.seconds else one
+
+    def _hoped(self, other: Candidate, best: Candidate) -> float:
+        """The seconds of a run with a larger chunk if its steps are as fast as can be hoped."""
+        traced = self._traced(other)
+        setup = other.setup(self.on, self.length, traced)
+        return setup + _HOPED * best.step * self.length.steps(self.on)
+
+    def _cost(self, other: Candidate) -> float:
+        """An estimate of the seconds that a try takes."""
+        turns = _TURNS * other.together * self.loop.seconds
+        traced = self._traced(other)
+        return turns + traced.fixed + traced.a_step * PROBE_STEPS
+
+    def _traced(self, other: Candidate) -> Tracing:
+        """An estimate of what tracing a form of this engine costs."""
+        if not other.choice["play"]:
+            return Tracing(_IMPORT, 0.0)
+        if self._last is not None and self._last.engine.forms:
+            fixed, a_step = self._last.tracing
+            return Tracing(fixed, a_step * other.together / self._last.together)
+        steps = _TRACED + _TRACED_MORE * other.together
+        fixed = _IMPORT + (_COMPILE if other.choice["compiled"] else 0.0)
+        return Tracing(fixed, steps * self.loop.step / PROBE_STEPS)
 
 
-def _batched(
-    probe: Problem,
-    shards: Shards,
-    how: How,
-    sizes: list[int],
-    memory_mib: int | None,
-    threads: int | None,
-) -> Iterator["_Candidate"]:
+def _kernels(on: Work) -> float:
+    """An estimate of the seconds of compiling a model's kernels, where none are in the cache."""
+    layers = sum(isinstance(module, nn.Conv2d) for module in on.problem.model.module.modules())
+    return 0.0 if kernels_cached() else _KERNELS * layers
+
+
+def _sizes(on: Work, asked: Asked) -> tuple[int, ...]:
+    return (asked.chunk,) if asked.chunk else CHUNKS[on.problem.device.type]
+
+
+def _looped(probe: Work, threads: int | None, *, turns: int = 2) -> Candidate:
+    """The loop with so many threads, or all of them; the first turn warms up."""
+    count = threads or torch.get_num_threads()
+    made = Candidate(LoopBackend(*probe), {"engine": "loop", "threads": count}, count, 1)
+    _in_turns(made, turns=turns)
+    return made
+
+
+def _batched(probe: Work, how: How, sizes: tuple[int, ...], asked: Asked) -> Iterator[Candidate]:
     """Chunks of these sizes, small ones first; not two that come to the same here."""
-    many, tried = threads or CORES, set[int]()
+    many, tried = asked.threads or torch.get_num_threads(), set[int]()
     for size in sizes:
-        most = fitting(probe, min(size, probe.population), memory_mib)
+        most = fitting(probe, min(size, probe.problem.population), asked.memory_mib)
         try:
-            engine = VmapBackend(probe, shards, chunk=most, threads=many, **how._asdict())
+            engine = VmapBackend(*probe, chunk=most, threads=many, **how._asdict())
         except CoterieError:  # not for this model
             return
-        together = max(map(len, engine.chunks(list(range(probe.population)))))
+        together = max(map(len, engine.chunks(list(range(probe.problem.population)))))
         if together not in tried:
             tried.add(together)
-            choice = {"engine": "vmap", "chunk": most, "threads": engine.threads}
-            yield _Candidate(engine, choice, many, together * engine.threads)
+            resolved = {name: engine.choice[name] for name in ("threads", "play", "compiled")}
+            choice = {"engine": "vmap", "chunk": most, **resolved}
+            yield Candidate(engine, choice, many, together * engine.threads)
 
 
-def _in_turns(*candidates: "_Candidate | None") -> None:
+def _in_turns(*candidates: Candidate | None, turns: int = _TURNS) -> None:
     """Time them in turns, for a machine may be busy with something else for a moment."""
-    for _ in range(TURNS):
+    for _ in range(turns):
         for one in candidates:
             if one is not None:
                 one.turn()
 
 
-class _Candidate:
-    """An engine, and the fewest seconds that a few local steps of a client took so far."""
-
-    def __init__(self, engine: Backend, choice: dict[str, Any], threads: int, clients: int) -> None:
-        self.choice, self.seconds = choice, float("inf")
-        self._engine, self._threads, self._failed = engine, threads, False
-        self._able = (engine.problem.sizes > 0).nonzero().flatten()[:clients]
-
-    def turn(self) -> None:
-        """Once more, unless it failed before."""
-        if self._failed:
-            return
-        torch.set_num_threads(self._threads)
-        try:
-            self.seconds = min(self.seconds, self._timed() / len(self._able))
-        except (RuntimeError, CoterieError):  # too large, or an operation that vmap cannot batch
-            self._failed, self.seconds = True, float("inf")
-
-    def _timed(self) -> float:
-        problem = self._engine.problem
-        round = round_of(problem, 0, 1, self._able)
-        _, states = _METHOD.init(problem)
-        rows = states._replace(w=states.w[self._able])
-        began = time.perf_counter()
-        self._engine.local(_METHOD, (), rows, round)
-        if problem.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - began
-
-
-def fitting(problem: Problem, wanted: int | None, memory_mib: int | None) -> int:
+def fitting(on: Work, wanted: int | None, memory_mib: int | None) -> int:
     """How many clients may be computed together: as many as wanted, if they fit the memory."""
     if wanted is None:
-        wanted = DEFAULT_CHUNK[problem.device.type]
+        wanted = DEFAULT_CHUNK[on.problem.device.type]
     if memory_mib is None:
-        memory_mib = _budget(problem.device)
-    return max(1, min(wanted, int(memory_mib * 2**20 / footprint(problem))))
+        memory_mib = _budget(on.problem.device)
+    return max(1, min(wanted, int(memory_mib * 2**20 / footprint(on))))
 
 
 def _budget(device: torch.device) -> int:
@@ -228,7 +236,7 @@ def _budget(device: torch.device) -> int:
     return _DEFAULT_CPU_MIB
 
 
-def footprint(problem: Problem) -> int:
+def footprint(on: Work) -> int:
     """Bytes one client takes while it trains: vectors of its model, and activations of a batch."""
     activations = 0
 
@@ -237,80 +245,13 @@ def footprint(problem: Problem) -> int:
         for part in output if isinstance(output, tuple) else (output,):
             activations += part.numel() if isinstance(part, torch.Tensor) else 0
 
-    hooks = [m.register_forward_hook(count) for m in problem.model.module.modules()]
+    hooks = [m.register_forward_hook(count) for m in on.problem.model.module.modules()]
     try:
-        samples = min(problem.recipe.batch, max(1, int(problem.sizes.max())))
+        samples = min(on.problem.recipe.batch, max(1, int(on.problem.sizes.max())))
         with torch.no_grad():
-            problem.model.module(problem.blank(samples))
+            on.problem.model.module(on.problem.blank(samples))
     finally:
         for hook in hooks:
             hook.remove()
-    vectors = 8 if problem.recipe.optimizer == "adam" else 6
-    return (vectors * problem.model.size + 3 * activations) * problem.start.element_size()
-
-
-# ---- memory of earlier measurements ------------------------------------------------------------
-
-
-def cache_file() -> Path:
-    """Where measurements are remembered."""
-    return folder() / "engines.json"
-
-
-def _key(
-    problem: Problem, tries: Tries, memory_mib: int | None, threads: int | None, how: How
-) -> str:
-    parts = (
-        repr(problem.model.module),
-        tuple(problem.shape),
-        problem.recipe,
-        min(problem.population, 50),
-        str(problem.dtype),
-        _device_name(problem.device),
-        CORES,
-        torch.__version__,
-        __version__,
-        tries,
-        memory_mib,
-        threads,
-        how,
-        compiler(),
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def _read() -> dict[str, Any]:
-    try:
-        path = cache_file()
-        found = json.loads(path.read_text()) if path.stat().st_size <= _MOST_BYTES else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _fits(found: Any, tries: Tries) -> bool:
-    """Whether what was remembered is what :func:`measure` gives; anything else is ignored."""
-    if not isinstance(found, dict) or found.get("engine") not in ("loop", "vmap"):
-        return False
-    numbers = {"threads": MOST_THREADS}
-    if found["engine"] == "vmap":
-        numbers["chunk"] = max(tries.sizes)
-    return all(
-        type(found.get(name)) is int and 1 <= found[name] <= most for name, most in numbers.items()
-    )
-
-
-def _write(key: str, choice: dict[str, Any]) -> None:
-    """Remember; a cache that cannot be written is no reason to stop."""
-    path = cache_file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({**_read(), key: choice}, indent=1))
-        temporary.replace(path)
-    except OSError:
-        return
+    vectors = 8 if on.problem.recipe.optimizer == "adam" else 6
+    return (vectors * on.problem.model.size + 3 * activations) * on.problem.start.element_size()

@@ -5,7 +5,6 @@ states, in this process or on other machines. A :class:`Backend` is how a simula
 client half for many clients of one process.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.calls import Form
 from ..core.messages import Rejection
 from ..core.paired import Outcomes
 from ..core.problem import Counts, Problem
@@ -40,20 +40,6 @@ class Predicted(NamedTuple):
     evaluation: Evaluation
     mixture: Mixture  # on the CPU; without models where they were not asked for
     outcomes: Outcomes | None  # every answer to a test sample, where the predictors are kept
-
-
-WRITTEN, PLAYED, COMPILED = "as written", "played", "compiled"  # how a call can be done
-
-
-@dataclass
-class Form:
-    """One form of a call that an engine makes: how it is done, why not faster, what it took."""
-
-    id: str  # the same in another process
-    stage: str  # whose code it is
-    way: str = WRITTEN
-    why: str = ""  # why it is not played, or not compiled, though that was asked for
-    seconds: float = 0.0  # of all calls, without what it took to record the first
 
 
 class Replies(NamedTuple):
@@ -126,6 +112,13 @@ class Engine(Protocol):
         """Let go of processes, files and memory."""
 
 
+class Work(NamedTuple):
+    """What a backend computes: a problem on the shards of all clients."""
+
+    problem: Problem
+    shards: Shards
+
+
 class Computed(NamedTuple):
     """What a backend computed for the clients that answered in the expected layout."""
 
@@ -147,7 +140,7 @@ class Backend(Protocol):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms of calls that came so far; none where all calls are done as written."""
+        """The forms of calls so far; none where every call is executed as it is written."""
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round

@@ -12,6 +12,7 @@ import torch
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.batches import shape_of, views
+from ..core.calls import Form
 from ..core.client import Client, Clock
 from ..core.messages import Reply, admit
 from ..core.paired import Answers
@@ -19,7 +20,7 @@ from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import CoterieError, EngineError
-from .base import Computed, Evaluation, Form, Predicted
+from .base import Computed, Evaluation, Predicted
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 
 T = TypeVar("T")
@@ -42,13 +43,13 @@ def together(
 class LoopBackend:
     """One client at a time."""
 
-    def __init__(self, problem: Problem, shards: Shards) -> None:
-        self.problem, self.shards = problem, shards
+    def __init__(self, problem: Problem, shards: Shards, *, threads: int | None = None) -> None:
+        self.problem, self.shards, self.threads = problem, shards, threads
 
     @property
     def choice(self) -> dict[str, Any]:
         """What was resolved."""
-        return {"engine": "loop", "threads": torch.get_num_threads()}
+        return {"engine": "loop", "threads": self.threads or torch.get_num_threads()}
 
     @property
     def forms(self) -> tuple[Form, ...]:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from ..core import paired, tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, rows
+from ..core.calls import Form
 from ..core.problem import Problem
 from ..core.rows import Allocate, StateRows
 from ..core.tree import Tree
-from .base import Backend, Computed, Enrolment, Evaluation, Form, Predicted, Replies, state_device
+from .base import Backend, Computed, Enrolment, Evaluation, Predicted, Replies, state_device
 from .states import StateStore, in_files, in_memory
 
 JUDGED_BYTES, JUDGED_CLIENTS = 1 << 28, 100  # predictors in memory together, or these at least

@@ -1,39 +1,88 @@
 """Many clients at once: ``torch.func.vmap`` around one client's code.
 
-Clients of alike length are computed together, in chunks that fit the memory budget, so that little
-is padding and weights stay in cache. On a CPU the chunks are shared out among threads, which never
-wait for each other.
+Clients of similar size are computed together, in chunks that fit the memory budget, so that there
+is little padding and weights stay in the cache. On a CPU the chunks are distributed over threads
+that never wait for each other.
+
+The package ``coterie.compiled`` traces the calls of this engine and replays them faster. It is
+optional, and :func:`tracing` is the only place that imports it: without it, or with ``play=False``,
+calls are executed as they are written.
 """
 
+import importlib
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from importlib.util import find_spec
 from itertools import groupby
 from threading import Lock
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from ..compiled.executor import Player
-from ..compiled.kernels import native
-from ..compiled.memory import keep_freed_memory, roomy
-from ..compiled.trace import Room
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.batches import View, shape_of, views
+from ..core.calls import WRITTEN, Destination, Form
 from ..core.client import Client, Clock
 from ..core.paired import Answers
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import Computed, Evaluation, Form, Predicted, Scores, state_device
+from .base import Computed, Evaluation, Predicted, Scores, state_device
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
+from .process import settings
+
+if TYPE_CHECKING:
+    from ..compiled import Executor
 
 Chunk = list[int]  # positions among the round's clients
+Empty = Callable[[torch.Size, torch.dtype, torch.device], Tensor]  # allocates a tensor
+MISSING = "the package coterie.compiled is not installed here"
+
+
+def tracing() -> ModuleType | None:
+    """The optional package that traces and compiles calls; None where its folder is missing."""
+    name = f"{__package__.rpartition('.')[0]}.compiled"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return None
+
+
+def can_trace() -> bool:
+    """Whether :func:`tracing` would find the package, without importing it."""
+    try:
+        return find_spec(f"{__package__.rpartition('.')[0]}.compiled") is not None
+    except ModuleNotFoundError:  # an import hook hides it
+        return False
+
+
+def compiler() -> str | None:
+    """The C++ compiler that would be used; None without one or without ``coterie.compiled``."""
+    package = tracing()
+    found: str | None = None if package is None else package.native.compiler()
+    return found
+
+
+def kernels_cached() -> bool:
+    """Whether kernels need not be compiled: the user's cache has some, or there is no compiler."""
+    package = tracing()
+    return package is None or compiler() is None or bool(package.native.cached())
+
+
+def compiler_version() -> str | None:
+    """The version of :func:`compiler`."""
+    package = tracing()
+    found: str | None = None if package is None else package.native.version()
+    return found
 
 
 class VmapBackend:
@@ -55,17 +104,21 @@ class VmapBackend:
         self.problem, self.shards, self.chunk = problem, shards, chunk
         self._state_device = state_device(state, problem.device)
         on_gpu = problem.device.type == "cuda"
-        self.threads = threads if play and not on_gpu else 1
-        self.compiled = compiled and play and not on_gpu and native.compiler() is not None
-        self._batched = on_gpu or chunk > 1  # else its models are large: one at a time, too
+        package = tracing() if play else None
+        self.play = package is not None
+        _refuse_untraced(package, before)
+        self.threads = threads if package is not None and not on_gpu else 1
+        self.compiled = compiled and package is not None and not on_gpu and bool(compiler())
+        self.compiler = compiler_version() if self.compiled else None
+        self.kernels: str | None = None if package is None else package.native.sources()
+        self._batched = on_gpu or chunk > 1  # a chunk of one has a large model: map one at a time
         layers = [slot.shape.numel() for slot in problem.model.slots]
-        self._player = (
-            Player(capture=on_gpu, compiled=self.compiled, layers=layers, before=before)
-            if play
-            else None
-        )
-        if play and not on_gpu:
-            keep_freed_memory()
+        self._executor: Executor | _AsWritten = _AsWritten(MISSING if play else "")
+        self._empty: Empty = _empty
+        if package is not None:
+            options = {"capture": on_gpu, "compiled": self.compiled, "layers": layers}
+            self._executor = package.Executor(**options, before=before)
+            self._empty = package.Allocator().empty
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -73,20 +126,20 @@ class VmapBackend:
         return {
             "engine": "vmap",
             "chunk": self.chunk,
-            "play": self._player is not None,
+            "play": self.play,
             "compiled": self.compiled,
-            "compiler": native.version() if self.compiled else None,
-            "kernels": native.sources(),
+            "compiler": self.compiler,
+            "kernels": self.kernels,
             "threads": self.threads,
         }
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """How each form of a call was done so far."""
-        return () if self._player is None else self._player.forms
+        """How each form of a call was executed so far."""
+        return self._executor.forms
 
     def chunks(self, ids: list[int]) -> list[Chunk]:
-        """Positions of clients of alike size, at most ``chunk`` together, evenly for all threads.
+        """Positions of clients of similar size, at most ``chunk`` together, evenly for all threads.
 
         With batch norm their sizes are equal: padding would enter the statistics of a batch.
         """
@@ -102,14 +155,14 @@ class VmapBackend:
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
-        """Uploads and new states of the round's clients, a row a client."""
+        """Uploads and new states of the round's clients, one row per client."""
 
         def finish(result: Tree, ids: list[int]) -> Tree:
             uploads, new = result
             return uploads, tree.move(new, self._state_device)
 
         chapter = algorithm.chapter(round.index, round.horizon)
-        stage = _Stage(algorithm.local, chapter, finish, as_it_is=self.problem.device.type == "cpu")
+        stage = _Stage(algorithm.local, chapter, finish, in_place=self.problem.device.type == "cpu")
         uploads, new = self._each(stage, received, states, round)
         return uploads, new
 
@@ -139,7 +192,7 @@ class VmapBackend:
 
             blocks = blocks_of(shards.splits[name].rows(ids))
             call = vmap(answer)
-            return torch.cat([self._run("answer", call, (mixture, b)) for b in blocks], 1)
+            return torch.cat([self._executor("answer", call, (mixture, b)) for b in blocks], 1)
 
         def finish(mixture: Mixture, ids: list[int]) -> Tree:
             columns: list[Scores] = []
@@ -151,7 +204,7 @@ class VmapBackend:
             return torch.from_numpy(np.stack(columns, 1)), kept(mixture, keep)
 
         chapter = algorithm.chapter(round.index, round.horizon)
-        stage = _Stage(algorithm.predictor, chapter, finish, as_it_is=False)
+        stage = _Stage(algorithm.predictor, chapter, finish, in_place=False)
         table, mixture = self._each(stage, served, states, round)
         test, test_loss, val, val_loss = table.numpy().T
         evaluation = Evaluation(test, val, test_loss, val_loss)
@@ -166,27 +219,22 @@ class VmapBackend:
             view = views(self.problem, self.shards, ids, round.index)
             row = tree.move(_rows(message, chunk), self.problem.device)
             state = tree.move(_rows(states, chunk), self.problem.device)
-            rooms = gathered.rooms(chunk) if stage.as_it_is else None
-            made = self._mapped(stage, ids, (view, row, state), round, rooms)
+            where = gathered.destinations(chunk) if stage.in_place else None
+            made = self._mapped(stage, ids, (view, row, state), round, where)
             gathered.put(chunk, stage.finish(made, ids))
 
-        gathered = _Gathered(len(everyone))
+        gathered = _Gathered(len(everyone), self._empty)
         self._share_out(done, self.chunks(everyone))
         return gathered.rows
 
     def _share_out(self, done: Callable[[Chunk], None], chunks: list[Chunk]) -> None:
-        """All chunks, by threads that compute alone: together they would wait for each other."""
+        """All chunks, by threads that use one core each and so never wait for each other."""
         if self.problem.device.type != "cpu":
             for chunk in chunks:
                 done(chunk)
             return
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(min(self.threads, len(chunks))) as pool:
-                list(pool.map(done, chunks))
-        finally:
-            torch.set_num_threads(before)
+        with settings(threads=1), ThreadPoolExecutor(min(self.threads, len(chunks))) as pool:
+            list(pool.map(done, chunks))
 
     def _mapped(
         self,
@@ -194,7 +242,7 @@ class VmapBackend:
         ids: list[int],
         inputs: tuple[View, Tree, Tree],
         round: Round,
-        rooms: Callable[[int], Room] | None,
+        destinations: Callable[[int], Destination] | None,
     ) -> Tree:
         """One stage of the method for a chunk of clients."""
         shape = shape_of(self.shards, ids, batched=self._batched)
@@ -204,21 +252,39 @@ class VmapBackend:
             return stage.code(Client(self.problem, self.shards, view, shape, clock), message, state)
 
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
-        smallest = shape.smallest if self.problem.recipe.steps else None  # else nothing reads it
+        smallest = (
+            shape.smallest if self.problem.recipe.steps else None
+        )  # nothing reads it otherwise
         key = stage.code, stage.chapter, smallest, *shape.even.items()
-        return self._run(key, call, inputs, clock if stage.chapter is None else None, rooms)
+        asked = clock if stage.chapter is None else None
+        return self._executor(key, call, inputs, asked, destinations)
 
-    def _run(
+
+class _AsWritten:
+    """Executes every call as it is written; ``why`` says why, where tracing was asked for."""
+
+    def __init__(self, why: str) -> None:
+        self._why, self._seen = why, dict[str, Form]()
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        """One for each stage where there is something to tell."""
+        return tuple(self._seen.values()) if self._why else ()
+
+    def __call__(
         self,
         key: Hashable,
         call: Callable[..., Tree],
         inputs: tuple[Tree, ...],
         clock: Clock | None = None,
-        rooms: Callable[[int], Room] | None = None,
+        destinations: Callable[[int], Destination] | None = None,
     ) -> Tree:
-        if self._player is None:
+        """``call(*inputs)``."""
+        code = key[0] if isinstance(key, tuple) else key
+        stage = getattr(code, "__qualname__", str(code))
+        form = self._seen.setdefault(stage, Form(stage, stage, WRITTEN, self._why))
+        with form.timed():
             return call(*inputs)
-        return self._player(key, call, inputs, clock, rooms)
 
 
 class _Stage(NamedTuple):
@@ -227,39 +293,39 @@ class _Stage(NamedTuple):
     code: Callable[[Client, Tree, Tree], Tree]  # ``local`` or ``predictor`` of a method
     chapter: Hashable | None
     finish: Callable[[Tree, list[int]], Tree]
-    as_it_is: bool  # whether ``finish`` leaves the tensors as they are
+    in_place: bool  # whether ``finish`` leaves the tensors where they are
 
 
 class _Gathered:
-    """Rows of all clients, put together as they come."""
+    """Collects the rows of all chunks in one tensor per leaf."""
 
-    def __init__(self, count: int) -> None:
-        self._count, self._making = count, Lock()
-        self._rooms: dict[int, Tensor] = {}  # of each tensor that is made, by its number
-        self._rows: dict[int, Tensor] = {}  # of each leaf that was put, which may be in a room
+    def __init__(self, count: int, empty: Empty) -> None:
+        self._count, self._empty, self._making = count, empty, Lock()
+        self._buffers: dict[int, Tensor] = {}  # preallocated for the result of this number
+        self._rows: dict[int, Tensor] = {}  # of each leaf, which may be such a buffer
         self._like: Tree = None
 
     @property
     def rows(self) -> Tree:
-        """Everything that was put here."""
+        """The rows of all chunks."""
         leaves = iter(range(len(self._rows)))
         return tree.map_leaves(lambda _: self._rows[next(leaves)], self._like)
 
-    def rooms(self, chunk: Chunk) -> Callable[[int], Room] | None:
-        """Where the leaves of a chunk will lie, so that they need not be copied there."""
+    def destinations(self, chunk: Chunk) -> Callable[[int], Destination] | None:
+        """The rows of a chunk in preallocated buffers, so that results need no copy there."""
         if not _in_order(chunk):
             return None
 
-        def room(at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        def destination(at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
             with self._making:
-                if at not in self._rooms:
-                    self._rooms[at] = self._empty(shape, dtype, torch.device("cpu"))
-            return self._rooms[at][_span(chunk)]
+                if at not in self._buffers:
+                    self._buffers[at] = self._allocated(shape, dtype, torch.device("cpu"))
+            return self._buffers[at][_span(chunk)]
 
-        return lambda at: partial(room, at)
+        return lambda at: partial(destination, at)
 
     def put(self, chunk: Chunk, part: Tree) -> None:
-        """The rows of some positions."""
+        """Store the rows of a chunk."""
         self._like = part
         for at, leaf in enumerate(tree.leaves(part)):
             if _in_order(chunk) and len(chunk) == self._count:
@@ -267,18 +333,22 @@ class _Gathered:
                 continue
             with self._making:
                 if at not in self._rows:
-                    self._rows[at] = self._place(at, leaf)
+                    self._rows[at] = self._buffer(at, leaf)
             _put(self._rows[at], chunk, leaf)
 
-    def _place(self, at: int, leaf: Tensor) -> Tensor:
-        """The room that was made for it, if it is that; or else another."""
-        made = self._rooms.get(at)
+    def _buffer(self, at: int, leaf: Tensor) -> Tensor:
+        """The preallocated buffer if its shape and dtype match, else a new one."""
+        made = self._buffers.get(at)
         if made is not None and (made.shape[1:], made.dtype) == (leaf.shape[1:], leaf.dtype):
             return made
-        return self._empty(leaf.shape, leaf.dtype, leaf.device)
+        return self._allocated(leaf.shape, leaf.dtype, leaf.device)
 
-    def _empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return roomy(torch.Size((self._count, *shape[1:])), dtype, device)
+    def _allocated(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._empty(torch.Size((self._count, *shape[1:])), dtype, device)
+
+
+def _empty(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def _put(rows: Tensor, chunk: Chunk, leaf: Tensor) -> None:
@@ -303,6 +373,17 @@ def _rows(rows: Tree, chunk: Chunk) -> Tree:
 
 def _in_order(positions: Chunk) -> bool:
     return positions == list(range(positions[0], positions[0] + len(positions)))
+
+
+def _refuse_untraced(package: ModuleType | None, before: Mapping[str, str] | None) -> None:
+    """Refuse to go on as written with calls that were traced: the last bits would differ."""
+    ways = sorted({way for way in (before or {}).values() if way != WRITTEN})
+    if ways and package is None:
+        raise EngineError(
+            f"engine.play: calls were {' and '.join(ways)} when the run began, and now they would "
+            f"be executed as written ({MISSING}, or engine.play is false): the last bits of the "
+            "results would differ; resume where the run began, or start a new run"
+        )
 
 
 def _refuse_recurrent(problem: Problem) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.calls import Form
 from ..core.messages import Rejection, Reply
 from ..core.paired import Outcomes
 from ..core.problem import Problem
@@ -28,7 +29,7 @@ from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
 from . import worker
-from .base import Enrolment, Evaluation, Form, Predicted, Replies
+from .base import Enrolment, Evaluation, Predicted, Replies
 from .codec import Message, Types, decode, digest, encode, vocabulary
 from .loop import together
 from .simulator import joined
@@ -39,7 +40,7 @@ from .worker import FAILED, SETUP, Setup, place, receive, send
 class Host(Protocol):
     """Answers for clients, in another process or in this one."""
 
-    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm) -> None:
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
         """Begin a run whose clients' folders lie in ``home``."""
 
     def ask(self, client: int, data: bytes) -> bytes | None:
@@ -52,7 +53,7 @@ class Host(Protocol):
 class Inline:
     """Answers in this process, still through bytes and files."""
 
-    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm) -> None:
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
         """Begin a run."""
         self._home, self._told = home, (problem, algorithm)
 
@@ -71,10 +72,10 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._setup: bytes | None = None
 
-    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm) -> None:
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
         """Tell the process of a run before its first request."""
         pickled = _pickled(problem, algorithm)
-        self._setup = pickle.dumps(Setup(sys.path, torch.get_num_threads(), str(home), pickled))
+        self._setup = pickle.dumps(Setup(sys.path, threads, str(home), pickled))
         if self._process is not None:
             self._tell(_open(self._process.stdin))
 
@@ -131,10 +132,12 @@ class WireEngine:
     that is given serves several engines in turn, and its owner ends it.
     """
 
-    def __init__(self, shards: Shards, *, worker: Host | None = None) -> None:
+    def __init__(
+        self, shards: Shards, *, threads: int | None = None, worker: Host | None = None
+    ) -> None:
         self._shards, self._lent = shards, worker is not None
         self._worker: Host = worker or Worker()
-        self._threads = torch.get_num_threads()
+        self._threads = threads or torch.get_num_threads()
         self._home = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
         self._held: list[str] = []  # the sha256 of every client's state
         self._offered: dict[int, tuple[str, Tree]] = {}  # client: its new state's, what it shows
@@ -164,7 +167,7 @@ class WireEngine:
         rows = algorithm.init(problem)[1] if states is None else states
         self.restore(rows)
         self._shown = [algorithm.shown(self._state(k)) for k in range(problem.population)]
-        self._worker.set_up(self._home, problem, algorithm)
+        self._worker.set_up(self._home, problem, algorithm, self._threads)
         return Enrolment(problem.clients, problem.counts)
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:

@@ -98,17 +98,17 @@ def engine_of(
     config: Config,
     on: Simulation,
     before: Mapping[str, str] | None = None,
+    *,
     scratch: Path | None = None,
+    runs: int = 1,
 ) -> Engine:
-    """The engine a config asks for, with the process set to its threads and precision.
+    """The engine a config asks for; ``engines.process`` sets the process for it.
 
-    ``before`` says how an interrupted run did each form of a call (``engines.base.Form``). States
-    on disk lie in ``scratch``.
+    ``before`` says how an interrupted run executed each form of a call (``core.calls.Form``),
+    ``runs`` how many runs of a comparison share what ``auto`` measures. States on disk lie in
+    ``scratch``.
     """
     asked = config.engine
-    loose = config.train.precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = loose
-    torch.backends.cudnn.allow_tf32 = loose
     return make_engine(
         asked.name,
         on.problem,
@@ -120,6 +120,8 @@ def engine_of(
         play=asked.play,
         compiled=asked.compiled,
         rounds=config.run.rounds,
+        participation=config.run.participation,
+        runs=runs,
         before=before,
         scratch=scratch,
     )

@@ -14,7 +14,7 @@ from .config.methods import Method
 from .interrupt import Stop
 from .resume import UnfinishedRun, unfinished_run
 from .run_folder import Render, RunData
-from .runner import Progress, Watch, drive
+from .runner import Progress, Watch, execute
 
 FIRST = ("local", "fedavg")  # run before the others, whose alarms and gains refer to them
 
@@ -85,7 +85,7 @@ def _cell(
         found = _found(assembly, method, seed, place)  # nobody else writes into it now
         if isinstance(found, RunData):
             return found
-        return drive(
+        return execute(
             *(assembly, method, seed, place),
             stop=stop,
             references=known,

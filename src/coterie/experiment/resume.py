@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import ValidationError
 
+from ..core.calls import COMPILED
 from ..core.ranges import LARGEST
 from ..core.tree import Tree
-from ..engines.base import COMPILED
 from ..errors import CoterieWarning, StoreError
 from ..results import kinds
 from ..results.history import Log

@@ -1,14 +1,17 @@
 """One run, from its first round or from where it was left: trained, written down, kept safe."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.algorithm import check_run
+from ..core.algorithm import AnyAlgorithm, Mixture, check_run
 from ..core.buffers import governed
 from ..core.metrics import mean_known
 from ..data.manifest import manifest
-from ..engines import Engine
+from ..data.simulation import Simulation
+from ..engines import Engine, process
 from ..results.history import History, Log, Roster
 from ..storage import faults
 from ..training.guard import Guard
@@ -42,7 +45,7 @@ Watch = Callable[[Progress], None]
 SLOW = 0.2  # share of a run: what takes more and could be faster is told
 
 
-def drive(
+def execute(
     assembly: Assembly,
     method: Method,
     seed: int,
@@ -63,57 +66,109 @@ def drive(
         left.refuse_other(config_hash(asked))
         run_folder.refuse_other_data(left.path, assembly.federations[seed])
     on = simulation_of(assembly, algorithm, seed)
-    problem, federation = on.problem, on.federation
-    algorithm = governed(algorithm, problem)
-    check_run(algorithm, problem, asked.run.rounds)
-    if left is None:
-        engine = engine_of(asked, on, scratch=out)
-    else:
-        engine = engine_of(left.with_engine(asked), on, left.ways, out)
-    roster, swaps = Roster.of(federation), algorithm.traits.models_change_hands
-    log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
-    config, where = written(asked, engine.choice), environment(problem.device)
-    folder, begin, keeper = None, None, None
-    if out is not None and left is not None:
-        folder, begin, newest = resume.reopen(
-            left, log, algorithm.init(problem), where, engine.choice
-        )
-        keeper = Keeper(out, asked.run.checkpoint_every, before=newest)
-    elif out is not None:
-        folder = run_folder.RunFolder.create(out, log, config, where, manifest(federation))
-        keeper = Keeper(out, asked.run.checkpoint_every)
-    faults.at("run.created")
-    watch = _Watcher(progress, method.label, seed, asked.run.rounds, federation.clients)
-    watch.begun(begin)
-    mixture = None
-    for record in train(
-        algorithm,
-        problem,
-        engine,
-        asked.run.rounds,
-        participation=asked.run.participation,
-        evaluate_every=asked.run.evaluate_every,
-        metric=asked.run.metric,
-        guard=Guard(**asked.guard.model_dump()),
-        begin=begin,
-    ):
-        faults.at("round.done")
-        if folder is not None:
-            folder.note_ran(engine.forms)
-        (log if folder is None else folder).append(record)
-        faults.at("log.done")
-        mixture = record.mixture
-        watch.done(record, engine)
-        if folder is not None and keeper is not None and mixture is None:
-            if keeper.due(record) or stop.asked is not None:
-                keeper.write(record, folder)
-            stop.here()
-    if mixture is None:
+    algorithm = governed(algorithm, on.problem)
+    check_run(algorithm, on.problem, asked.run.rounds)
+    with ExitStack() as scope:
+        scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
+        engine = _engine(assembly, asked, on, out, left)
+        scope.callback(engine.close)
+        scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
+        roster, swaps = Roster.of(on.federation), algorithm.traits.models_change_hands
+        log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
+        run = _Run(asked, algorithm, on, engine, log, out, stop)
+        return run.finished(left, references, progress, render)
+
+
+def _engine(
+    assembly: Assembly,
+    asked: Config,
+    on: Simulation,
+    out: Path | None,
+    left: UnfinishedRun | None,
+) -> Engine:
+    if left is not None:
+        return engine_of(left.with_engine(asked), on, left.ways, scratch=out)
+    return engine_of(asked, on, scratch=out, runs=_runs(assembly.config, asked))
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One run whose parts are all made."""
+
+    asked: Config
+    algorithm: AnyAlgorithm
+    on: Simulation
+    engine: Engine
+    log: Log
+    out: Path | None
+    stop: Stop
+
+    def finished(
+        self,
+        left: UnfinishedRun | None,
+        references: Mapping[str, History] | None,
+        progress: Watch | None,
+        render: run_folder.Render | None,
+    ) -> run_folder.RunData:
+        """Open or reopen the folder, train all rounds, and close it."""
+        config, where = written(self.asked, self.engine.choice), environment(self.on.problem.device)
+        folder, begin, newest = None, None, None
+        if self.out is not None and left is not None:
+            start = self.algorithm.init(self.on.problem)
+            folder, begin, newest = resume.reopen(left, self.log, start, where, self.engine.choice)
+        elif self.out is not None:
+            split = manifest(self.on.federation)
+            folder = run_folder.RunFolder.create(self.out, self.log, config, where, split)
+        faults.at("run.created")
+        watch = _Watcher(progress, self.log, self.asked.run.rounds)
+        watch.begun(begin)
+        mixture = self._rounds(folder, begin, newest, watch)
+        if folder is None:
+            where |= {run_folder.RAN: run_folder.ran(self.engine.forms)}
+            return run_folder.collect(self.log, mixture, config, where, references)
+        return folder.finish(mixture, references, render)
+
+    def _rounds(
+        self,
+        folder: run_folder.RunFolder | None,
+        begin: Begin | None,
+        newest: Path | None,
+        watch: "_Watcher",
+    ) -> Mixture:
+        """Train all rounds, write each down, check-point when it is due; the last predictors."""
+        run = self.asked.run
+        keeper = None
+        if self.out is not None:
+            keeper = Keeper(self.out, run.checkpoint_every, before=newest)
+        for record in train(
+            self.algorithm,
+            self.on.problem,
+            self.engine,
+            run.rounds,
+            participation=run.participation,
+            evaluate_every=run.evaluate_every,
+            metric=run.metric,
+            guard=Guard(**self.asked.guard.model_dump()),
+            begin=begin,
+        ):
+            faults.at("round.done")
+            if folder is not None:
+                folder.note_ran(self.engine.forms)
+            (self.log if folder is None else folder).append(record)
+            faults.at("log.done")
+            watch.done(record, self.engine)
+            if record.mixture is not None:
+                return record.mixture
+            if folder is not None and keeper is not None:
+                if keeper.due(record) or self.stop.asked is not None:
+                    keeper.write(record, folder)
+                self.stop.here()
         raise AssertionError("the last round of a run is always evaluated")
-    if folder is None:
-        where |= {run_folder.RAN: run_folder.ran(engine.forms)}
-        return run_folder.collect(log, mixture, config, where, references)
-    return folder.finish(mixture, references, render)
+
+
+def _runs(config: Config, one: Config) -> int:
+    """How many runs a config asks for, of which this is one."""
+    return 1 if config == one else len(config.methods()) * len(config.seeds)
 
 
 def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,11 +186,9 @@ def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
 class _Watcher:
     """Tells whoever watches; a client that keeps being rejected for the same reason, once."""
 
-    def __init__(
-        self, tell: Watch | None, method: str, seed: int, rounds: int, clients: tuple[str, ...]
-    ) -> None:
-        self.tell, self.method, self.seed, self.rounds = tell, method, seed, rounds
-        self.clients = dict(enumerate(clients))
+    def __init__(self, tell: Watch | None, log: Log, rounds: int) -> None:
+        self.tell, self.method, self.seed, self.rounds = tell, log.method, log.seed, rounds
+        self.clients = dict(enumerate(log.roster.clients))
         self.told: set[tuple[str, str]] = set()
         self.seconds = 0.0
 

@@ -14,7 +14,9 @@ import torch
 
 from ...data.simulation import Simulation
 from ...engines import make_backend
-from ...engines.base import DEVICE, Backend
+from ...engines.base import DEVICE, Backend, Work
+from ...engines.process import settings
+from ...engines.settings import Length
 from ...errors import ConfigError, EngineError, did_you_mean
 from .ceiling import Bill, Machine, bill, machine
 from .plain import fastest
@@ -24,7 +26,7 @@ from .workloads import WORKLOADS, Workload
 
 ENGINES = ("auto", "vmap", "loop")
 PRECISIONS = ("float32", "tf32")
-LONG = 100  # rounds of the run that engines are made for
+LONG = 1000  # rounds of the run that engines are made for: what they measure is paid back
 
 
 class Result(NamedTuple):
@@ -92,15 +94,14 @@ def tell(line: str) -> None:
 def _results(
     works: list[Workload], device: torch.device, precision: str, repeats: int
 ) -> Iterator[Result]:
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    tell("the machine's rates")
-    here = machine(device, precision)
-    for work in works:
-        cost, laps = measured(work, device, repeats)
-        loop = laps["plain"].seconds
-        for name, lap in laps.items():
-            yield _result(work, name, lap, loop, cost, here)
+    with settings(tf32=precision == "tf32"):
+        tell("the machine's rates")
+        here = machine(device, precision)
+        for work in works:
+            cost, laps = measured(work, device, repeats)
+            loop = laps["plain"].seconds
+            for name, lap in laps.items():
+                yield _result(work, name, lap, loop, cost, here)
 
 
 def _result(
@@ -131,27 +132,24 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
     """What a round of a workload costs, and how the plain loop and every engine fared."""
     tell(f"{work.name}, {work.about}, {work.clients} x {work.samples}: setting up")
     start, cores = steady(work.method, work.simulation(device)), torch.get_num_threads()
-    try:
-        plain, chosen = fastest(start, cores)
-        field = {"plain": Contestant(plain, chosen["threads"], _words(chosen))}
-        cost = bill(work, plain.clients)
-        failed = {}
-        for name in ENGINES:
-            torch.set_num_threads(cores)
-            tell(f"{work.name}: making engine '{name}'")
-            try:
-                field[name] = _contestant(name, start)
-            except FAILURES as error:
-                failed[name] = Lap(failed=reason(error))
+    plain, chosen = fastest(start, cores)
+    field = {"plain": Contestant(plain, chosen["threads"], _words(chosen))}
+    cost = bill(work, plain.clients)
+    failed = {}
+    for name in ENGINES:
+        tell(f"{work.name}: making engine '{name}'")
+        try:
+            field[name] = _contestant(name, start)
+        except FAILURES as error:
+            failed[name] = Lap(failed=reason(error))
+    with settings(keep_memory=device.type == "cpu"):
         laps = race(field, device, repeats, lambda line: tell(f"{work.name}: {line}"))
-        return cost, {**laps, **failed}
-    finally:
-        torch.set_num_threads(cores)
+    return cost, {**laps, **failed}
 
 
 def backend_of(name: str, on: Simulation) -> Backend:
     """What computes the clients, as in a long run: everything that is measured is made here."""
-    return make_backend(name, on.problem, on.shards, rounds=LONG)
+    return make_backend(name, Work(on.problem, on.shards), Length(LONG))
 
 
 def _contestant(name: str, start: Steady) -> Contestant:

@@ -70,7 +70,8 @@ class Clients:
             F.cross_entropy(module(x), y).backward()
             if added:
                 met = [p.grad for p in module.parameters() if p.grad is not None]
-                torch._foreach_add_(met, added)
+                for gradient, more in zip(met, added, strict=True):
+                    gradient.add_(more)
             rule.step()
 
     @staticmethod

@@ -16,6 +16,7 @@ from ...algorithms.ditto import Ditto
 from ...algorithms.fedavg import FedAvg
 from ...core.algorithm import AnyAlgorithm
 from ...engines import make_engine
+from ...engines.process import of_engine, settings
 from ...training.rounds import Record, train
 from . import LONG, check, tell
 from .peak_memory import watched
@@ -62,24 +63,21 @@ def population(
 
 def _cost(method: str, registered: int, clients: int, device: str, repeats: int) -> Cost:
     tell(f"{method}, {clients} of {registered} clients")
-    at, cores = torch.device(device), torch.get_num_threads()
+    at = torch.device(device)
     work = LENET._replace(method=METHODS[method], clients=registered, holders=clients)
     share, rounds = clients / registered, WARM + repeats
-    try:
-        on = work.simulation(at)
-        engine = make_engine("auto", on.problem, on.shards, rounds=LONG)
-        with watched(at) as peak:
-            records = train(
-                work.method,
-                on.problem,
-                engine,
-                rounds + 1,
-                participation=share,
-                evaluate_every=rounds + 2,
-            )
-            seconds = list(_seconds(islice(records, rounds), at))
-    finally:
-        torch.set_num_threads(cores)
+    on = work.simulation(at)
+    engine = make_engine("auto", on.problem, on.shards, rounds=LONG)
+    with settings(**of_engine(engine.choice, at)), watched(at) as peak:
+        records = train(
+            work.method,
+            on.problem,
+            engine,
+            rounds + 1,
+            participation=share,
+            evaluate_every=rounds + 2,
+        )
+        seconds = list(_seconds(islice(records, rounds), at))
     a_round = statistics.median(seconds[WARM:])
     chosen = str(engine.choice["engine"])
     return Cost(method, registered, clients, chosen, a_round, a_round / clients, peak.mib, device)

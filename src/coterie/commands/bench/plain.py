@@ -27,6 +27,7 @@ from ...algorithms.federico import UNUSED, FedeRiCo
 from ...algorithms.fedfomo import FedFomo
 from ...algorithms.waffle import Waffle, Work
 from ...core.algorithm import AnyAlgorithm
+from ...engines.process import settings
 from .clients import LAYOUTS, Clients, Minibatches, Order
 from .clipped import ClippedFedAvg
 from .steady import Steady
@@ -243,9 +244,9 @@ def fastest(start: Steady, cores: int) -> tuple[Plain, dict[str, Any]]:
 
 def _step(clients: Clients, batches: Minibatches, threads: int) -> float:
     """Seconds that one client trains."""
-    torch.set_num_threads(threads)
-    began = time.perf_counter()
-    clients.train(0, batches)
-    if clients.w.is_cuda:
-        torch.cuda.synchronize(clients.w.device)
-    return time.perf_counter() - began
+    with settings(threads=threads):
+        began = time.perf_counter()
+        clients.train(0, batches)
+        if clients.w.is_cuda:
+            torch.cuda.synchronize(clients.w.device)
+        return time.perf_counter() - began

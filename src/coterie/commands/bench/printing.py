@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from . import Result
 from .growth import Cost
+from .short import Short
 
 
 class Column(NamedTuple):
@@ -38,6 +39,19 @@ COSTS = (
 )
 
 
+SHORT = (
+    Column("model", "model", "<10"),
+    Column("method", "method", "<7"),
+    Column("rounds", "rounds", ">6"),
+    Column("auto, s", "auto_seconds", ">8.1f"),
+    Column("loop, s", "loop_seconds", ">8.1f"),
+    Column("ratio", "ratio", ">6.3f"),
+    Column("CPU ratio", "cpu_ratio", ">9.3f"),
+    Column("turns", "turns", ">5"),
+    Column("resolved to", "resolved", ""),
+)
+
+
 def show_results(results: Iterable[Result], *, as_json: bool) -> None:
     """Every engine on every workload, each as it is done."""
     if as_json:
@@ -61,7 +75,17 @@ def show_costs(costs: Iterable[Cost], *, as_json: bool) -> None:
         print(_line(COSTS, cost._asdict()), flush=True)
 
 
-def _objects(rows: Iterable[Result] | Iterable[Cost]) -> None:
+def show_short(runs: Iterable[Short], *, as_json: bool) -> None:
+    """Whole short runs of auto and of the loop."""
+    if as_json:
+        _objects(runs)
+        return
+    print(_titles(SHORT))
+    for run in runs:
+        print(_line(SHORT, run._asdict()), flush=True)
+
+
+def _objects(rows: Iterable[Result] | Iterable[Cost] | Iterable[Short]) -> None:
     print(json.dumps([row._asdict() for row in rows], indent=1))
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...engines.process import settings
 from ...errors import CoterieError
 from .peak_memory import watched
 
@@ -70,9 +71,9 @@ class _Race:
         for name, contestant in self.field.items():
             if name in self.failed:
                 continue
-            torch.set_num_threads(contestant.threads)
             try:
-                self._round(name, watch)
+                with settings(threads=contestant.threads):
+                    self._round(name, watch)
             except FAILURES as error:
                 self.failed[name] = reason(error)
         return sum(self._last().values())

@@ -2,9 +2,8 @@
 
 Under ``vmap`` a convolution with a weight for each client becomes one grouped convolution, which
 libraries compute far below what the machine can do, max pooling remembers 64-bit places, and the
-gradient of group norm is taken apart. :class:`ManyClients` puts others in their place while a round
-is recorded (``compiled.trace``); the reference never sees them. They give the same numbers to
-rounding.
+gradient of group norm is decomposed. :class:`ManyClients` replaces them while a call is traced
+(``compiled.trace``); the loop engine never uses the replacements. Results are equal to rounding.
 """
 
 from typing import Any

@@ -43,8 +43,8 @@ def side_by_side(clients: Iterable[Tensor], count: int) -> Tensor:
     else:
         out = first.new_empty(count, *first.shape)
     out[0] = first
-    for room, one in zip(out[1:], given, strict=True):
-        room.copy_(one)
+    for place, one in zip(out[1:], given, strict=True):
+        place.copy_(one)
     return out
 
 

@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from functools import cache
 from pathlib import Path
 
@@ -39,6 +40,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 _FEATURES = ("flags", "features", "isa", "cpu", "model name")  # lines of /proc/cpuinfo
 REALS = {torch.float32: "float", torch.float64: "double"}
 _compiling = threading.Lock()
+_waits: list[float] = []  # seconds of this process for each library of kernels
 
 
 def library(name: str, dtype: torch.dtype, **sizes: int) -> ctypes.CDLL | None:
@@ -46,10 +48,29 @@ def library(name: str, dtype: torch.dtype, **sizes: int) -> ctypes.CDLL | None:
     if dtype not in REALS:
         return None
     macros = f"REAL={REALS[dtype]}", *(f"{key}={size}" for key, size in sizes.items())
+    return _library(name, macros)
+
+
+@cache
+def _library(name: str, macros: tuple[str, ...]) -> ctypes.CDLL | None:
+    began = time.perf_counter()
     try:
         return compiled(name, (_SOURCES / f"{name}.cpp").read_text(), macros)
     except CompilerError:
         return None
+    finally:
+        _waits.append(time.perf_counter() - began)
+
+
+def waited() -> float:
+    """Seconds that this process has waited for libraries of kernels; they are needed once."""
+    return sum(_waits)
+
+
+def cached() -> bool:
+    """Whether the user's cache holds machine code already."""
+    folder = kept_files.folder() / "native"
+    return folder.is_dir() and any(folder.glob("*.so"))
 
 
 def compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL:

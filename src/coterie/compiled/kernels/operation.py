@@ -1,4 +1,4 @@
-"""Our functions as operations of torch: a recording notes each as one, not what is inside it."""
+"""Registers our functions as torch operations, so that a trace holds each as one operation."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,8 @@
 """Gradients of convolutions whose results were max-pooled, without writing the pool's out.
 
 Of every window of a pool one entry has a gradient, and the others are zero: a convolution's
-gradient made of it needs a quarter of the products where windows are 2 x 2. A recording that holds
-both has them put together (``compiled.trace.layers``). Where there is no C++, both are computed.
+gradient made of it needs a quarter of the products where windows are 2 x 2. A trace that holds both
+has them fused (``compiled.trace.layers``). Without a C++ compiler both are computed.
 """
 
 from typing import Any

@@ -1,17 +1,16 @@
-"""A round written down: what one call did to tensors, to be done again to others.
+"""Traces one call as a list of operations on tensors, and replays it on other numbers.
 
-Under ``vmap`` a client's code runs through layers of Python and of functorch for every operation
-of every step. What reaches the tensors underneath is always the same list of operations. A
-:class:`Recording` notes that list once; a :class:`Tape` does it again on other numbers, a training
-loop as a loop whose step was noted once, with less traffic to memory (``rewrite``).
+Under ``vmap`` every operation of every step of a client's code passes through Python and functorch.
+The operations that reach the tensors underneath are the same in every call. A :class:`Tracer`
+records them once. A :class:`Trace` replays them on other numbers: a training loop as a loop whose
+step was traced once, with less memory traffic (``rewrite``).
 
-A tape holds no decision: what the code decides while it is recorded is decided for good. Shapes
-may decide, numbers may not: code that looks at one cannot be recorded.
+A trace contains no decision: whatever the code decides while it is traced is fixed. Decisions may
+depend on shapes and not on numbers; code that reads a number from a tensor cannot be traced.
 """
 
 from .double import InDouble, doubled
-from .machine import Room
-from .record import Recording, scan
-from .replay import Tape
+from .replay import Trace
+from .tracer import Tracer
 
-__all__ = ["InDouble", "Recording", "Room", "Tape", "doubled", "scan"]
+__all__ = ["InDouble", "Trace", "Tracer", "doubled"]

@@ -1,4 +1,4 @@
-"""Runs float32 code in float64: what a call does, without most of its rounding."""
+"""Runs float32 code in float64, which removes most of its rounding error."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 
-_PICKS = {  # read few entries of a tensor that may be large: what they give is cast, not the tensor
+_PICKS = {  # read few entries of a tensor that may be large: the result is cast, not the tensor
     aten.index.Tensor,
     aten.index_select.default,
     aten.embedding.default,
     aten.select.int,
 }
-_VIEWS = {  # a layer may lay its result otherwise in float64, so that no view is possible
+_VIEWS = {  # in float64 a layer may return another memory layout, where a view is impossible
     aten.view.default: aten.reshape.default,
     aten._unsafe_view.default: aten.reshape.default,
 }
@@ -23,9 +23,9 @@ _VIEWS = {  # a layer may lay its result otherwise in float64, so that no view i
 class InDouble(TorchDispatchMode):
     """While it is entered, every operation on floating-point numbers computes in float64.
 
-    It casts the tensors an operation reads and the ones it makes, and a dtype among its arguments.
-    Inputs of the code are cast by :func:`doubled` before, so that code that asks for their dtype
-    sees float64.
+    It casts the inputs and results of each operation, and dtypes among its arguments. The caller
+    casts the inputs of the code with :func:`doubled`, so that code that reads their dtype sees
+    float64.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Peepholes for layers: what follows a convolution or a pool, done in the same pass over memory."""
+"""Fuses what follows a convolution or a pool into the same pass over memory."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ aten, ours = torch.ops.aten, torch.ops.coterie
 
 
 def fuse_layers(graph: fx.Graph, device: torch.device) -> None:
-    """A bias and a relu with the convolution before them; a relu's gradient with the pool's.
+    """Fuse a bias and a relu into the convolution before them, and a relu's gradient into a pool's.
 
-    On a CPU also a pool's gradient with the convolution's.
+    On a CPU also a pool's gradient into the convolution's.
     """
     for node in list(graph.nodes):
         if node.target is aten.add.Tensor:
@@ -71,7 +71,7 @@ def _relu_gradient(node: fx.Node) -> None:
 
 
 def _only(node: Any, target: Any) -> fx.Node | None:
-    """The operation that a node is a view of, where nobody else reads it; None if it is another."""
+    """The operation that a node is a view of, if it is ``target`` and nothing else reads it."""
     while isinstance(node, fx.Node) and len(node.users) == 1:
         if node.target is target:
             return node

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import kernels  # noqa: F401  # defines torch.ops.coterie
 from ..kernels.native_conv import few
-from .writer import (
+from .cpp_writer import (
     OPERATIONS,
     Handler,
     UnknownError,
@@ -25,7 +25,7 @@ aten, ours = torch.ops.aten, torch.ops.coterie
 def _fill(number: Any) -> Handler:
     def handler(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
         form = asked(target, args, kwargs)
-        out = writer.room(form)
+        out = writer.buffer(form)
         value = number if number is not None else args[-1]
         writer.loops([out], lambda to: f"{to} = {literal(value, form.dtype)};")
         return out
@@ -54,7 +54,7 @@ def _split(writer: Writer, target: Any, args: Any, kwargs: Any) -> list[Value]:
 @handles(aten.cat.default)
 def _cat(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     parts, dim = args[0], args[1] if len(args) > 1 else 0
-    out, first = writer.room(asked(target, args, kwargs)), 0
+    out, first = writer.buffer(asked(target, args, kwargs)), 0
     for part in parts:
         if part.form.shape == (0,):  # torch takes such a part for none
             continue
@@ -69,7 +69,7 @@ def _cat(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 def _repeat(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     x, times = args
     shape = [1] * (len(times) - x.form.dim()) + list(x.form.shape)
-    out = writer.room(asked(target, args, kwargs))
+    out = writer.buffer(asked(target, args, kwargs))
     both = [n for pair in zip(times, shape, strict=True) for n in pair]
     once = [n for size in shape for n in (1, size)]
     form = writer.contiguous(x)
@@ -81,7 +81,7 @@ def _repeat(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 @handles(aten.slice_backward.default, aten.select_backward.default)
 def _back_into(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     slope, size, dim, *place = args
-    out = writer.room(torch.empty(size, dtype=slope.form.dtype, device="meta"))
+    out = writer.buffer(torch.empty(size, dtype=slope.form.dtype, device="meta"))
     writer.loops([out], lambda to: f"{to} = 0;")
     cut = aten.slice.Tensor if target is aten.slice_backward.default else aten.select.int
     into = Value(out.memory, cut(out.form, dim, *place))
@@ -97,7 +97,7 @@ def _sum(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     x: Value = args[0]
     if kwargs.get("dtype") not in (None, x.form.dtype) or not x.form.is_floating_point():
         raise UnknownError(f"{target} into another kind")
-    out = writer.room(asked(target, args, kwargs))
+    out = writer.buffer(asked(target, args, kwargs))
     some = args[1] if len(args) > 1 else None
     summed = [d % x.form.dim() for d in some] if some else list(range(x.form.dim()))
     kept = [d for d in range(x.form.dim()) if d not in summed]
@@ -140,7 +140,7 @@ def _norm(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     order, dims, keep = ([*args[1:], 2][0], *[*args[2:], None, False][:2])
     if order != 2 or kwargs:
         raise UnknownError("a norm that is not Euclidean")
-    squares = writer.room(torch.empty(x.form.shape, dtype=x.form.dtype, device="meta"))
+    squares = writer.buffer(torch.empty(x.form.shape, dtype=x.form.dtype, device="meta"))
     writer.loops([squares, x], lambda to, at: f"{to} = {at} * {at};")
     every = list(range(x.form.dim())) if dims is None else dims
     out: Value = _sum(writer, aten.sum.dim_IntList, (squares, every, keep), {})
@@ -151,7 +151,7 @@ def _norm(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 @handles(aten._log_softmax.default)
 def _log_softmax(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     x, dim = args[0], args[1]
-    out = writer.room(asked(target, args, kwargs))
+    out = writer.buffer(asked(target, args, kwargs))
     strides = f"<{x.form.shape[dim]}, {x.form.stride(dim)}, {out.form.stride(dim)}>"
     rows = [Value(v.memory, v.form.select(dim, 0)) for v in (out, x)]
     writer.loops(
@@ -163,7 +163,7 @@ def _log_softmax(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 @handles(aten._log_softmax_backward_data.default)
 def _log_softmax_gradient(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     slope, result, dim = args[:3]
-    out = writer.room(asked(target, args, kwargs))
+    out = writer.buffer(asked(target, args, kwargs))
     values = (out, slope, result)
     sizes = ", ".join(str(v.form.stride(dim)) for v in values)
     name = f"log_softmax_gradient<{slope.form.shape[dim]}, {sizes}>"
@@ -186,7 +186,7 @@ def _index(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     first, last = dims[0], dims[-1]
     if len(dims) != last - first + 1 or any(given[d].form.dtype != torch.int64 for d in dims):
         raise UnknownError("an index of another kind")
-    out = writer.room(asked(target, args, kwargs))
+    out = writer.buffer(asked(target, args, kwargs))
     places = torch.broadcast_shapes(*(given[d].form.shape for d in dims))
     form = x.form
     for _ in dims:
@@ -219,7 +219,7 @@ def _chosen(x: Value, dim: int, index: Value) -> Value:
 @handles(aten.gather.default)
 def _gather(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     x, dim, index = args[:3]
-    out, step = writer.room(asked(target, args, kwargs)), x.form.stride(dim)
+    out, step = writer.buffer(asked(target, args, kwargs)), x.form.stride(dim)
     values = [out, _chosen(x, dim, index), index]
     writer.loops(values, lambda to, at, place: f"{to} = (&{at})[{place} * {step}];")
     return out
@@ -228,7 +228,7 @@ def _gather(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 @handles(aten.scatter_add.default)
 def _scatter_add(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     x, dim, index, source = args
-    out = writer.room(asked(target, args, kwargs))
+    out = writer.buffer(asked(target, args, kwargs))
     writer.loops([out, x], lambda to, at: f"{to} = {at};")
     form = source.form
     for d, size in enumerate(index.form.shape):
@@ -254,7 +254,7 @@ def _product(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     if target is aten.baddbmm_.default:
         out: Value = onto[0]
     else:
-        out = writer.room(asked(target, args, kwargs))
+        out = writer.buffer(asked(target, args, kwargs))
         if onto:
             writer.loops([out, onto[0]], lambda to, at: f"{to} = {at};")
     forms = [v.form if v.form.dim() == 3 else v.form.unsqueeze(0) for v in (a, b, out)]
@@ -267,7 +267,7 @@ def _product(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     name = f"Product<{', '.join(map(str, sizes))}, {'true' if onto else 'false'}>::apply"
     moved = [f"{v.pointer} + i * {f.stride(0)}" for v, f in zip((a, b, out), forms, strict=True)]
     scale = literal(kwargs.get("alpha", 1), writer.real)
-    writer.say(f"for (int i = 0; i < {many}; i++) {name}({', '.join(moved)}, {scale});", a, b, out)
+    writer.add(f"for (int i = 0; i < {many}; i++) {name}({', '.join(moved)}, {scale});", a, b, out)
     return out
 
 
@@ -289,7 +289,7 @@ def _each(writer: Writer, call: str, values: Sequence[Value | None], clients: in
         "nullptr" if v is None else f"{v.pointer} + i * {v.form.numel() // clients}" for v in values
     ]
     used = [v for v in values if v is not None]
-    writer.say(f"for (int i = 0; i < {clients}; i++) {call.format(*parts)};", *used)
+    writer.add(f"for (int i = 0; i < {clients}; i++) {call.format(*parts)};", *used)
 
 
 def _checked(writer: Writer, *values: Any) -> list[Any]:
@@ -308,7 +308,7 @@ def _convolve(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
         n + 2 * p - k + 1
         for n, p, k in zip(x.form.shape[3:], padding, w.form.shape[3:], strict=True)
     ]
-    out = writer.room(x.form.new_empty(clients, images, w.form.shape[1], *size))
+    out = writer.buffer(x.form.new_empty(clients, images, w.form.shape[1], *size))
     call = f"{layer}::convolve({images}, {{0}}, {{1}}, {{2}}, {int(relu)}, {{3}})"
     _each(writer, call, [*_checked(writer, x, w, b), out], clients)
     return out
@@ -321,7 +321,7 @@ def _to_images(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
         raise UnknownError("more zeros than a filter reaches")
     layer = _layer(size, w.form.shape[1:], stride, padding)
     clients, images = d.form.shape[:2]
-    out = writer.room(d.form.new_empty(clients, images, w.form.shape[2], *size))
+    out = writer.buffer(d.form.new_empty(clients, images, w.form.shape[2], *size))
     call = f"{layer}::to_images({images}, {{0}}, {{1}}, {{2}})"
     _each(writer, call, [*_checked(writer, d, w), out], clients)
     return out
@@ -333,7 +333,7 @@ def _to_filters(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     shape = [d.form.shape[2], x.form.shape[2], *size]
     layer = _layer(x.form.shape[3:], shape, stride, padding)
     clients, images = d.form.shape[:2]
-    out = writer.room(d.form.new_empty(clients, *shape))
+    out = writer.buffer(d.form.new_empty(clients, *shape))
     call = f"{layer}::to_filters({images}, {{0}}, {{1}}, {{2}})"
     _each(writer, call, [*_checked(writer, d, x), out], clients)
     return out
@@ -344,11 +344,11 @@ def _pool(writer: Writer, target: Any, args: Any, kwargs: Any) -> list[Value]:
     x, size = args
     (x,) = _checked(writer, x)
     *many, high, wide = x.form.shape
-    out = writer.room(x.form.new_empty(*many, high // size, wide // size))
+    out = writer.buffer(x.form.new_empty(*many, high // size, wide // size))
     planes = torch.Size(many).numel()
     call = f"Windows<{high}, {wide}, {size}, 1>::pool({planes}, {{0}}, {{1}})"
     _each(writer, call, [x, out], 1)
-    return [out, writer.room(x.form.new_empty(*many[:-1], 0))]
+    return [out, writer.buffer(x.form.new_empty(*many[:-1], 0))]
 
 
 @handles(ours.pool_gradient.default)
@@ -356,7 +356,7 @@ def _pool_gradient(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value
     d, x, largest, _, size, positive = args
     d, x, largest = _checked(writer, d, x, largest)
     *many, high, wide = x.form.shape
-    out = writer.room(x.form.new_empty(x.form.shape))
+    out = writer.buffer(x.form.new_empty(x.form.shape))
     planes = torch.Size(many).numel()
     call = (
         f"Windows<{high}, {wide}, {size}, 1>::spread("
@@ -401,7 +401,7 @@ def _pooled_to_images(writer: Writer, target: Any, args: Any, kwargs: Any) -> Va
     layer = _pooled(args, w.form.shape[1:], size)
     entries, given = _entries(writer, args)
     clients, images = entries[0].form.shape[:2]
-    out = writer.room(w.form.new_empty(clients, images, *size, w.form.shape[2]).movedim(-1, -3))
+    out = writer.buffer(w.form.new_empty(clients, images, *size, w.form.shape[2]).movedim(-1, -3))
     call = f"{layer}::to_images({images}, {given}, {{3}}, {{4}})"
     _each(writer, call, [*entries, *_checked(writer, w), out], clients)
     return out
@@ -414,7 +414,7 @@ def _pooled_to_filters(writer: Writer, target: Any, args: Any, kwargs: Any) -> l
     shape = [entries[2].form.shape[2], x.form.shape[2], *size]
     layer = _pooled(args, shape, x.form.shape[3:])
     clients, images = x.form.shape[:2]
-    outs = [writer.room(x.form.new_empty(clients, *rest)) for rest in (shape, shape[:1])]
+    outs = [writer.buffer(x.form.new_empty(clients, *rest)) for rest in (shape, shape[:1])]
     x = _dense(writer, x)
     call = f"{layer}::to_filters({images}, {given}, {{3}}, {_way(x)}, {{4}}, {{5}})"
     _each(writer, call, [*entries, x, *outs], clients)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .writer import KINDS, OPERATIONS, UnknownError, Value, Writer, asked, literal
+from .cpp_writer import KINDS, OPERATIONS, UnknownError, Value, Writer, asked, literal
 
 aten = torch.ops.aten
 _WRAPPING = {torch.int64: "uint64_t", torch.int32: "uint32_t"}  # overflow is an error otherwise
@@ -127,7 +127,7 @@ def _pointwise(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     rule, form = POINTWISE[target], asked(target, args, kwargs)
     tensors = [a for a in args if isinstance(a, Value)]
     written = target._schema.is_mutable
-    out = tensors[0] if written else writer.room(form)
+    out = tensors[0] if written else writer.buffer(form)
     if written and form.shape != out.form.shape:
         raise UnknownError(f"{target} of another shape")
     kind = form.dtype

@@ -1,4 +1,4 @@
-"""A pool's gradient together with those of the convolution before it, which read a part of it."""
+"""Fuses a pool's gradient into the gradients of the convolution before it."""
 
 from collections.abc import Iterator
 from itertools import takewhile
@@ -16,13 +16,13 @@ _TOGETHER: dict[Any, Any] = {
     ours.images_gradient.default: ours.pooled_images_gradient.default,
     ours.filters_gradient.default: ours.pooled_filters_gradient.default,
 }
-Read = tuple[fx.Node, fx.Node]  # who reads, and the view of a pool's gradient that is read
+Read = tuple[fx.Node, fx.Node]  # a reader, and the view of a pool's gradient that it reads
 
 
 def join_pooled(graph: fx.Graph) -> None:
-    """Compute a convolution's gradients by what a pool's is made of, where nothing else reads it.
+    """Compute a convolution's gradients from the inputs of the pool's, where nothing else reads it.
 
-    A sum over images and pixels, for the biases, comes with the gradient for the filters.
+    The sum over images and pixels for the biases is computed with the gradient of the filters.
     """
     for node in list(graph.nodes):
         if node.target is ours.pool_gradient.default:
@@ -60,7 +60,7 @@ def _join(graph: fx.Graph, spread: fx.Node, reads: list[Read]) -> None:
 
 
 def _kinds(reads: list[Read]) -> tuple[list[Read], list[Read], list[Read]]:
-    """Those for images, for filters, and sums."""
+    """The readers that are gradients of images, gradients of filters, and sums."""
 
     def of(target: Any) -> list[Read]:
         return [read for read in reads if read[0].target is target]
@@ -78,7 +78,7 @@ def _suits(reader: fx.Node) -> bool:
 
 
 def _for_biases(reader: fx.Node, view: fx.Node, like: fx.Node) -> bool:
-    """Whether it adds up, for each client and filter, what the filters' gradient is made of."""
+    """Whether it sums, for each client and filter, the entries of the filters' gradient."""
     shape = view.meta["shape"]
     dims: Any = reader.args[1] or range(len(shape))
     summed = {dim % len(shape) for dim in dims}
@@ -90,7 +90,7 @@ def _for_biases(reader: fx.Node, view: fx.Node, like: fx.Node) -> bool:
 
 
 def _known_before(place: fx.Node, value: Any, known: set[fx.Node]) -> bool:
-    """Whether a value is there already; a view of one that is, is moved there."""
+    """Whether a value is computed before ``place``; a view of such a value is moved there."""
     if value in known:
         return True
     if value.target not in VIEWS or not _known_before(place, value.args[0], known):
@@ -101,7 +101,7 @@ def _known_before(place: fx.Node, value: Any, known: set[fx.Node]) -> bool:
 
 
 def _together(graph: fx.Graph, spread: fx.Node, reader: fx.Node, view: fx.Node) -> fx.Node:
-    """A convolution's gradient, given the pool's by what that is made of."""
+    """A convolution's gradient, computed from the inputs of the pool's gradient."""
     lead = list(view.meta["shape"][:-3])
     made_of = [_led(graph, value, lead) for value in spread.args[:4]]
     args = *made_of, *spread.args[4:], *reader.args[1:]
@@ -111,7 +111,9 @@ def _together(graph: fx.Graph, spread: fx.Node, reader: fx.Node, view: fx.Node) 
 def _led(graph: fx.Graph, value: Any, lead: list[int]) -> fx.Node:
     """A value by image and channel, with other dimensions in front."""
     shape = value.meta["shape"]
-    new = [*lead, *shape[-3:]] if shape[-1] else [*lead, 0]  # places that no one remembers
+    new = (
+        [*lead, *shape[-3:]] if shape[-1] else [*lead, 0]
+    )  # an empty tensor: places are not stored
     found: fx.Node = value
     return found if new == list(shape) else graph.call_function(aten.reshape.default, (value, new))
 
@@ -122,7 +124,7 @@ def _replace(node: fx.Node, by: fx.Node) -> None:
 
 
 def _reads(node: fx.Node) -> Iterator[Read]:
-    """Whoever reads a value's entries in their order, and the view of it that is read."""
+    """All readers of a value's entries in their order, each with the view that it reads."""
     for user in node.users:
         if user.target in WHOLE_VIEWS and _keeps_order(user):
             yield from _reads(user)
@@ -131,7 +133,7 @@ def _reads(node: fx.Node) -> Iterator[Read]:
 
 
 def _keeps_order(view: fx.Node) -> bool:
-    """Whether entries follow each other as before: no dimension is moved that counts."""
+    """Whether a view keeps the order of the entries."""
     before: Any = view.args[0]
     function: Any = view.target
     value = torch.empty(before.meta["shape"], device="meta")

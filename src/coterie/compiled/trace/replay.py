@@ -1,51 +1,52 @@
-"""Doing again what was recorded."""
+"""Replays a trace: segments without loops as functions, loops by torch or in C++."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
 
+from ...core.calls import Destination
 from . import rewrite
+from .cpp_writer import UnknownError
 from .layers import fuse_layers
-from .machine import Form, Native, Pattern, Room, Sizes
-from .record import Body, Loop, Op, Recording, Registers, outside
-from .tidy import quicken, tidy
-from .writer import UnknownError
+from .native_loop import NativeLoop, Pattern, Sizes, TensorForm
+from .simplify import shorten_calls, simplify
+from .tracer import Body, Loop, Op, Registers, Tracer, outside
 
-_NOWHERE: Mapping[int, Room] = {}  # in particular
+_ANYWHERE: Mapping[int, Destination] = {}  # no output has a destination
 
 
 class Segment:
     """Operations without a loop, as one function of registers."""
 
     def __init__(self, ops: Sequence[Op], later: set[int], registers: Registers) -> None:
-        weaver = rewrite.Weaver(registers)
+        builder = rewrite.GraphBuilder(registers)
         self.ins = tuple(outside(ops, (), ()))
         self.outs = tuple(dict.fromkeys(r for op in ops for r in op.writes if r in later))
         for register in self.ins:
-            weaver.take(register, None)
+            builder.take(register, None)
         for op in ops:
-            weaver.add(op)
-        graph = weaver.give((r, None) for r in self.outs)
-        constants = tidy(graph)
+            builder.add(op)
+        graph = builder.give((r, None) for r in self.outs)
+        constants = simplify(graph)
         fuse_layers(graph, registers.device)
-        quicken(graph)
+        shorten_calls(graph)
         self.ins = tuple(_used(graph, self.ins))
         self.module = fx.GraphModule(constants, graph)
-        self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
+        self.replay: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """What must lie in memory as it did when it was recorded."""
+        """Registers whose memory layout must be as it was when they were traced."""
         return self.ins
 
     def __call__(self, held: dict[int, Tensor]) -> Sequence[Tensor]:
-        """Its outputs, given what is held."""
-        return self.play(*(held[r] for r in self.ins))
+        """Its outputs, given the values of the registers."""
+        return self.replay(*(held[r] for r in self.ins))
 
 
-class Step:
-    """One step of a loop as a function of its number, what is carried, and what it reads."""
+class LoopBody:
+    """One step of a loop as a function of its number, the carry, and what it reads beside."""
 
     def __init__(
         self,
@@ -57,14 +58,14 @@ class Step:
         *,
         plain: bool,
     ) -> None:
-        weaver = rewrite.Weaver(registers)
-        weaver.take(body.number, None)
+        builder = rewrite.GraphBuilder(registers)
+        builder.take(body.number, None)
         for register, size in zip((*body.ins, *beside), (*sizes, *cuts), strict=True):
-            weaver.take(register, size)
+            builder.take(register, size)
         for op in body.ops:
-            weaver.add(op)
-        graph = weaver.give(zip(body.outs, sizes, strict=True))
-        constants = tidy(graph)
+            builder.add(op)
+        graph = builder.give(zip(body.outs, sizes, strict=True))
+        constants = simplify(graph)
         fuse_layers(graph, registers.device)
         rewrite.fuse_descent(graph)
         carried = sum(1 if size is None else len(size) for size in sizes)
@@ -72,15 +73,15 @@ class Step:
         rewrite.overwrite(graph, carried, 1)
         self.constants = constants
         if not plain:
-            quicken(graph)
+            shorten_calls(graph)
         self.module = fx.GraphModule(constants, graph)
-        self.play: Callable[..., tuple[Tensor, ...]] = self.module.forward
+        self.replay: Callable[..., tuple[Tensor, ...]] = self.module.forward
 
 
-class Steps:
-    """A loop, played by torch, or in C++ once it was compiled.
+class TracedLoop:
+    """A loop, replayed by torch, or in C++ once it is compiled.
 
-    ``plain``: only a pattern for others, written with torch's own names.
+    ``plain``: only a pattern for a compiler, in torch's own operations.
     """
 
     def __init__(self, loop: Loop, registers: Registers, *, plain: bool) -> None:
@@ -94,35 +95,37 @@ class Steps:
         self._beside = list(dict.fromkeys(r for body in loop.bodies for r in body.beside))
         self.cuts = [_sizes((r,), registers, cut) for r in self._beside]
         self.bodies = [
-            Step(body, registers, self.sizes, self._beside, self.cuts, plain=plain)
+            LoopBody(body, registers, self.sizes, self._beside, self.cuts, plain=plain)
             for body in loop.bodies
         ]
         self._registers = registers
-        self.native: Native | None = None
+        self.native: NativeLoop | None = None
         self._numbers = torch.arange(len(loop.order), device=registers.device).unbind()
 
     @property
     def steps(self) -> int:
-        """How many steps it has."""
+        """The number of its steps."""
         return len(self._order)
 
     @property
     def ins(self) -> tuple[int, ...]:
-        """What the first step begins with, and what all of them read."""
+        """The carry before the first step, and what all steps read."""
         return (*self._begin, *self._beside)
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """What must lie in memory as it did when it was recorded: it begins with copies."""
+        """Registers whose memory layout must be as traced; the carry is copied at the start."""
         return tuple(self._beside)
 
     @property
     def pattern(self) -> Pattern:
-        """What a compiler needs to know of it."""
+        """What a compiler needs to know about it."""
 
-        def forms(registers: Sequence[int], sizes: Sequence[Sizes]) -> list[Form]:
+        def forms(registers: Sequence[int], sizes: Sequence[Sizes]) -> list[TensorForm]:
             shapes, kinds = self._registers.shapes, self._registers.kinds
-            return [Form(shapes[r], kinds[r], s) for r, s in zip(registers, sizes, strict=True)]
+            return [
+                TensorForm(shapes[r], kinds[r], s) for r, s in zip(registers, sizes, strict=True)
+            ]
 
         return Pattern(
             forms(self._begin, self.sizes),
@@ -132,12 +135,12 @@ class Steps:
         )
 
     def __call__(
-        self, held: dict[int, Tensor], rooms: Mapping[int, Room] = _NOWHERE
+        self, held: dict[int, Tensor], destinations: Mapping[int, Destination] = _ANYWHERE
     ) -> Sequence[Tensor]:
-        """What the last step carries on; compiled steps put it where it is wanted."""
+        """The carry after the last step; compiled steps write it into its destinations."""
         if self.native is not None:
             begin, beside = ([held[r] for r in some] for some in (self._begin, self._beside))
-            return self.native(begin, beside, [rooms.get(r) for r in self.outs])
+            return self.native(begin, beside, [destinations.get(r) for r in self.outs])
         carry: Sequence[Tensor] = [
             p for r, s in zip(self._begin, self.sizes, strict=True) for p in _owned(held[r], s)
         ]
@@ -145,7 +148,7 @@ class Steps:
             p for r, s in zip(self._beside, self.cuts, strict=True) for p in _apart(held[r], s)
         ]
         for body, number in zip(self._order, self._numbers, strict=True):
-            carry = self.bodies[body].play(number, *carry, *beside)
+            carry = self.bodies[body].replay(number, *carry, *beside)
         parts = iter(carry)
         return [
             next(parts) if s is None else torch.cat([next(parts) for _ in s], -1)
@@ -154,7 +157,7 @@ class Steps:
 
 
 def _used(graph: fx.Graph, ins: Sequence[int]) -> Iterator[int]:
-    """The inputs that a graph reads; it forgets the others."""
+    """The inputs that a graph reads; the others are removed from it."""
     given = [node for node in graph.nodes if node.op == "placeholder"]
     for node, register in zip(given, ins, strict=True):
         if node.users:
@@ -164,7 +167,10 @@ def _used(graph: fx.Graph, ins: Sequence[int]) -> Iterator[int]:
 
 
 def _sizes(same: Sequence[int], registers: Registers, cut: tuple[int, ...]) -> Sizes:
-    """How a vector is cut; None where it is none. One without buffers has the first parts only."""
+    """The layer sizes a vector is cut into; None for a tensor that is no model vector.
+
+    A vector without buffers has the first layers only.
+    """
     shape = registers.shapes[same[0]]
     if len(shape) < 2 or not registers.whole.isdisjoint(same):
         return None
@@ -183,21 +189,19 @@ def _owned(value: Tensor, sizes: Sizes) -> list[Tensor]:
     return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 
 
-class Tape:
-    """A recorded call as a function of tensors."""
+class Trace:
+    """A traced call as a function of tensors."""
 
-    def __init__(
-        self, recording: Recording, outputs: Sequence[Tensor], *, plain: bool = False
-    ) -> None:
-        self._inputs, self._constants = recording.inputs, recording.constants
-        self._outputs = [recording.register(leaf) for leaf in outputs]
-        self.parts = list(_parts(recording.ops, self._outputs, recording.registers, plain))
+    def __init__(self, tracer: Tracer, outputs: Sequence[Tensor], *, plain: bool = False) -> None:
+        self._inputs, self._constants = tracer.inputs, tracer.constants
+        self._outputs = [tracer.register(leaf) for leaf in outputs]
+        self.parts = list(_parts(tracer.ops, self._outputs, tracer.registers, plain))
         self._over = self._last_uses()
         read = {r for part in self.parts for r in part.reads}
-        self._anyhow = set(self._inputs) - read - set(self._outputs)
+        self._any_layout = set(self._inputs) - read - set(self._outputs)
 
     def _last_uses(self) -> list[list[int]]:
-        """What is not needed any more after each part."""
+        """The registers that are not needed any more after each part."""
         last = {r: at for at, part in enumerate(self.parts) for r in (*part.ins, *part.outs)}
         kept = {*self._outputs, *self._constants}
         over: list[list[int]] = [[] for _ in self.parts]
@@ -206,37 +210,39 @@ class Tape:
                 over[at].append(register)
         return over
 
-    def compile(self, one: "Tape") -> None:
-        """Put C++ in the place of the loops, by the pattern of a tape of a single client."""
+    def compile(self, one: "Trace") -> None:
+        """Replace the loops by C++, written from a trace of a single client."""
         if len(one.loops) != len(self.loops):
-            raise UnknownError("other loops for one client than for many")
+            raise UnknownError("the loops of one client differ from those of many")
         for mine, alone in zip(self.loops, one.loops, strict=True):
-            mine.native = Native(alone.pattern, mine.pattern)
+            mine.native = NativeLoop(alone.pattern, mine.pattern)
 
     def uncompile(self) -> None:
-        """Let torch play the loops again."""
+        """Let torch replay the loops again."""
         for loop in self.loops:
             loop.native = None
 
     @property
-    def loops(self) -> list[Steps]:
+    def loops(self) -> list[TracedLoop]:
         """The parts that are loops."""
-        return [part for part in self.parts if isinstance(part, Steps)]
+        return [part for part in self.parts if isinstance(part, TracedLoop)]
 
     @property
-    def segments(self) -> Iterator[Segment | Step]:
-        """Everything that is one graph."""
+    def segments(self) -> Iterator[Segment | LoopBody]:
+        """Every part that is one graph."""
         for part in self.parts:
             yield from (part,) if isinstance(part, Segment) else part.bodies
 
     def __call__(
-        self, inputs: Sequence[Tensor], rooms: Callable[[int], Room] | None = None
+        self, inputs: Sequence[Tensor], destinations: Callable[[int], Destination] | None = None
     ) -> list[Tensor]:
-        """The outputs for these inputs; ``rooms`` says where an output is wanted."""
+        """The outputs for these inputs; ``destinations`` gives the buffer for each output."""
         held = dict(self._constants)
         for register, value in zip(self._inputs, inputs, strict=True):
-            held[register] = value if register in self._anyhow else value.contiguous()
-        wanted = {r: rooms(at) for at, r in enumerate(self._outputs)} if rooms else _NOWHERE
+            held[register] = value if register in self._any_layout else value.contiguous()
+        wanted = _ANYWHERE
+        if destinations:
+            wanted = {r: destinations(at) for at, r in enumerate(self._outputs)}
         with torch.no_grad():
             for part, over in zip(self.parts, self._over, strict=True):
                 made = part(held) if isinstance(part, Segment) else part(held, wanted)
@@ -251,8 +257,8 @@ def _parts(
     outputs: Sequence[int],
     registers: Registers,
     plain: bool,
-) -> Iterator[Segment | Steps]:
-    """Operations between loops as segments, and the loops."""
+) -> Iterator[Segment | TracedLoop]:
+    """The loops, and the operations between them as segments."""
     run: list[Op] = []
     for at, op in enumerate((*ops, None)):
         if isinstance(op, Op):
@@ -262,5 +268,5 @@ def _parts(
             later = {r for other in ops[at:] for r in other.reads}
             yield Segment(run, later.union(outputs), registers)
         if op is not None:
-            yield Steps(op, registers, plain=plain)
+            yield TracedLoop(op, registers, plain=plain)
         run = []

@@ -1,12 +1,17 @@
-"""A list of operations as a graph that moves less memory, with the same result to rounding.
+"""Builds a graph from traced operations that moves less memory; results are equal to rounding.
 
-Methods see a model as one vector; its layers do not. Read literally, every step of training cuts
-the vector into layers, glues the layers' gradients into a vector, and adds the two. Here a vector
-is *pieces*, a tensor a layer: cutting and gluing cost nothing, and what is done to every entry is
-done piece by piece. Then three peepholes: a gradient that is a product of matrices and is only
-used for a step of descent is never stored, the matrices are multiplied onto the weights; views of
-views that lead nowhere are left out; and what a loop carries is overwritten, where nobody reads
-the old value any more.
+Methods see a model as one vector, networks as layers. Literally, every training step splits the
+vector into layers, concatenates the layers' gradients and adds the two vectors. Here a vector is
+held as *pieces*, one tensor per layer: splitting and concatenating cost nothing, and pointwise
+operations work piece by piece. Three peephole optimisations follow. A gradient that is a matrix
+product and is only used for a descent step is never stored: the product is accumulated onto the
+weights. Views of views that change nothing are removed. The carry of a loop is overwritten in place
+where nothing reads the old value any more.
+
+What this relies on, and what happens otherwise: pieces come from one ``split`` of the model vector
+(``FlatModel`` makes exactly one; without it vectors stay whole), and ``fuse_descent`` looks for
+``addcmul(w, lr, gradient, value=-1)`` (``core.optim.sgd`` makes it; without it gradients are
+stored). Either way the results stay right and only speed is lost; ``tests/test_trace.py`` tells.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx
 
-from .record import Op, Ref, Registers, writes_unsaid
+from .tracer import Op, Ref, Registers, writes_unsaid
 
 aten = torch.ops.aten
 Shape = torch.Size
@@ -57,8 +62,8 @@ class Pieces(NamedTuple):
 Value = fx.Node | Pieces
 
 
-class Weaver:
-    """Builds a graph out of operations on registers."""
+class GraphBuilder:
+    """Builds a graph from operations on registers."""
 
     def __init__(self, registers: Registers) -> None:
         self.graph = fx.Graph()
@@ -67,7 +72,7 @@ class Weaver:
         self._whole: dict[tuple[fx.Node, ...], fx.Node] = {}
 
     def take(self, register: int, sizes: tuple[int, ...] | None) -> None:
-        """An input, in pieces where sizes are given."""
+        """Add an input, in pieces where sizes are given."""
         shape = self._shapes[register]
         if sizes is None:
             self._held[register] = self._marked(self.graph.placeholder(f"r{register}"), shape)
@@ -79,7 +84,7 @@ class Weaver:
         self._held[register] = Pieces(tuple(nodes), sizes)
 
     def give(self, outs: Iterable[tuple[int, tuple[int, ...] | None]]) -> fx.Graph:
-        """The outputs, and with them the graph."""
+        """Set the outputs and return the graph."""
         nodes: list[fx.Node] = []
         for register, sizes in outs:
             nodes += (
@@ -92,7 +97,7 @@ class Weaver:
         return self.graph
 
     def add(self, op: Op) -> None:
-        """One more operation."""
+        """Add an operation."""
         parts = self._by_pieces(op)
         if parts is not None:
             self._held[op.writes[0]] = parts
@@ -110,7 +115,7 @@ class Weaver:
     # ---- pieces ----------------------------------------------------------------------------
 
     def _by_pieces(self, op: Op) -> Pieces | None:
-        """What an operation makes of vectors in pieces, in pieces; None where it cannot be so."""
+        """The result of an operation on vectors in pieces, in pieces; None where that cannot be."""
         if op.places or op.function._schema.is_mutable or op.writes[0] in self._stays_whole:
             return None
         if op.function is aten.cat.default:
@@ -160,13 +165,13 @@ class Weaver:
         return Pieces(tuple(nodes), tuple(n.meta["shape"][-1] for n in nodes))
 
     def _steady(self, ref: Ref, node: fx.Node) -> fx.Node:
-        """A piece that nobody writes into afterwards."""
+        """A piece that no later operation writes into."""
         if ref.register not in self._stays_whole:
             return node
         return self._marked(self._call(aten.clone.default, (node,)), node.meta["shape"])
 
     def _split(self, op: Op) -> bool:
-        """Cut a vector where its pieces end: then the parts are there already."""
+        """Split a vector at the ends of its pieces: the parts exist already. Whether it could."""
         value, sizes = self._held[op.reads[0]], tuple(op.args[1])
         shape = self._shapes[op.reads[0]]
         dim = op.args[2] if len(op.args) > 2 else 0
@@ -243,7 +248,7 @@ def item(values: Sequence[Tensor], place: int) -> Tensor:
 
 
 def layers(ops: Iterable[Any], shapes: Sequence[Shape]) -> tuple[int, ...] | None:
-    """The sizes of the parts into which a step cuts its longest vector; None where it cuts none."""
+    """The sizes into which a step splits its longest vector; None where it splits none."""
     cuts = [
         tuple(op.args[1])
         for op in ops
@@ -255,7 +260,7 @@ def layers(ops: Iterable[Any], shapes: Sequence[Shape]) -> tuple[int, ...] | Non
 
 
 def drop_unused(graph: fx.Graph) -> None:
-    """Leave out what nobody reads, but not what writes into a tensor."""
+    """Remove results that nothing reads, except operations that write into a tensor."""
     graph.eliminate_dead_code(
         lambda node: node.is_impure() or writes_unsaid(node.target, node.args)
     )
@@ -265,7 +270,7 @@ def drop_unused(graph: fx.Graph) -> None:
 
 
 def fuse_descent(graph: fx.Graph) -> None:
-    """``w - η·(a @ b)`` as one product onto the weights, where ``a @ b`` is used for that alone."""
+    """Compute ``w - η·(a @ b)`` as one ``baddbmm`` where ``a @ b`` is used for nothing else."""
     for node in list(graph.nodes):
         if node.target is not aten.addcmul.default or node.kwargs.get("value", 1) != -1:
             continue
@@ -294,7 +299,7 @@ def fuse_descent(graph: fx.Graph) -> None:
 
 
 def _product(node: fx.Node) -> fx.Node | None:
-    """The matrix product that a node is, seen row by row; None where it is not, or has others."""
+    """The matrix product that a node is a view of; None if it is none or has other users."""
     chain: list[fx.Node] = []
     while node.target in VIEWS and len(node.users) == 1:
         chain.append(node)
@@ -311,7 +316,7 @@ def _product(node: fx.Node) -> fx.Node | None:
 
 
 def part_outputs(graph: fx.Graph, carried: int, first: int) -> None:
-    """Give each value that a loop carries on memory of its own, so that it may be overwritten."""
+    """Give each value of the new carry memory of its own, so that it may be overwritten."""
     inputs = _inputs(graph, carried, first)
     output = graph.output_node()
     outs: list[Any] = list(output.args[0])  # type: ignore[arg-type]
@@ -327,7 +332,7 @@ def part_outputs(graph: fx.Graph, carried: int, first: int) -> None:
 
 
 def _root(node: Any) -> tuple[Any, Any]:
-    """Whose memory a node lies in, and what split that up, if anything did."""
+    """The node that owns a node's memory, and the split between them, if any."""
     split = None
     while node.target in VIEWS or node.target in (item, aten.split_with_sizes.default):
         split = node if node.target is aten.split_with_sizes.default else split
@@ -340,7 +345,7 @@ def _inputs(graph: fx.Graph, carried: int, first: int) -> list[fx.Node]:
 
 
 def overwrite(graph: fx.Graph, carried: int, first: int) -> None:
-    """Write what a loop carries on into the memory of what it carried, where that is free."""
+    """Write the new carry into the memory of the old one, where nothing else reads that."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     inputs = _inputs(graph, carried, first)
     outputs: Any = graph.output_node().args[0]
@@ -353,14 +358,14 @@ def overwrite(graph: fx.Graph, carried: int, first: int) -> None:
 
 
 def origin(node: Any) -> Any:
-    """What a node is a view of, whole."""
+    """The node that a node is a view of all entries of."""
     while node.target in WHOLE_VIEWS:
         node = node.args[0]
     return node
 
 
 def lies_otherwise(node: fx.Node) -> None:
-    """Let views of a value be copies, where it does not lie as it did in the recording."""
+    """Let views of a value be copies, where its memory layout differs from the traced one."""
     for user in node.users:
         if user.target in (aten.view.default, aten._unsafe_view.default):
             user.target = aten.reshape.default
@@ -369,7 +374,7 @@ def lies_otherwise(node: fx.Node) -> None:
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Whoever reads the memory of a node."""
+    """All nodes that read the memory of a node."""
     for user in node.users:
         yield user
         if user.target in VIEWS or user.target in (item, aten.split_with_sizes.default):

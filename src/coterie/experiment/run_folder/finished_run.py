@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.algorithm import Mixture
-from ...engines.base import Form
+from ...core.calls import Form
 from ...errors import StoreError
 from ...results.alarms import raise_alarms
 from ...results.history import History, Log

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.algorithm import Mixture
-from ...engines.base import Form
+from ...core.calls import Form
 from ...errors import StoreError
 from ...results.history import History, Line, Log
 from ...storage import faults, files

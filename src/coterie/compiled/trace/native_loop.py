@@ -1,28 +1,28 @@
-"""A loop of steps as one function in C++: a client after another, each with all its steps.
+"""A traced loop as one C++ function that runs all steps of one client after another.
 
-A model that is small stays in the cache from its first step to its last, and no interpreter is
-asked in between. The loop is written for one client; where in memory the others' rows lie is
-learnt by comparing a recording of one client with one of many.
+A small model stays in the cache from its first step to its last, and no interpreter runs in
+between. The loop is written for one client. Comparing a trace of one client with a trace of many
+shows along which dimension of each tensor the clients lie.
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
 
+from ...core.calls import Destination
 from ..kernels.native import REALS, compiled
-from . import operations, pointwise  # noqa: F401  # define how operations are written
-from .writer import KINDS, Memory, UnknownError, Value, Writer, laid_out
+from . import operations, pointwise  # noqa: F401  # register the writers of operations
+from .cpp_writer import KINDS, Memory, UnknownError, Value, Writer, assign_offsets
 
 Sizes = tuple[int, ...] | None
-Room = Callable[[torch.Size, torch.dtype], Tensor]  # where to put a tensor of such a shape
 
 
-class Form(NamedTuple):
-    """What is known of a tensor that a loop is given, and how it is cut."""
+class TensorForm(NamedTuple):
+    """Shape and dtype of an input of a loop, and the sizes it is cut into."""
 
     shape: torch.Size
     kind: torch.dtype
@@ -30,21 +30,21 @@ class Form(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A loop, recorded for so many clients."""
+    """A loop as it was traced."""
 
-    begin: list[Form]
-    beside: list[Form]
-    bodies: list[tuple[fx.Graph, dict[str, Tensor]]]  # a step of every kind, and its constants
+    begin: list[TensorForm]
+    beside: list[TensorForm]
+    bodies: list[tuple[fx.Graph, dict[str, Tensor]]]  # one step of every kind, and its constants
     order: tuple[int, ...]
 
 
-class Native:
-    """All steps of all clients."""
+class NativeLoop:
+    """Runs all steps of all clients in C++."""
 
     def __init__(self, one: Pattern, many: Pattern) -> None:
         sizes = [(len(p.begin), len(p.beside), p.order) for p in (one, many)]
         if sizes[0] != sizes[1]:
-            raise UnknownError("another loop for one client than for many")
+            raise UnknownError("the loop of one client differs from that of many")
         self._order = (ctypes.c_int * len(one.order))(*one.order)
         self._rows = [_row(a, b) for a, b in zip(one.beside, many.beside, strict=True)]
         source = _Source(one, many)
@@ -52,14 +52,17 @@ class Native:
         self._run = compiled("steps", source.text, (f"REAL={REALS[source.real]}",)).run
 
     def __call__(
-        self, begin: Sequence[Tensor], beside: Sequence[Tensor], rooms: Sequence[Room | None]
+        self,
+        begin: Sequence[Tensor],
+        beside: Sequence[Tensor],
+        destinations: Sequence[Destination | None],
     ) -> list[Tensor]:
-        """What the last step carries on, in rooms where those are given."""
+        """The carry after the last step, in its destinations where those are given."""
         starts = [v if v[0].is_contiguous() else v.contiguous() for v in begin]
         others = [value.contiguous() for value in beside]
         outs = [
-            torch.empty(v.shape, dtype=v.dtype) if room is None else room(v.shape, v.dtype)
-            for v, room in zip(starts, rooms, strict=True)
+            torch.empty(v.shape, dtype=v.dtype) if where is None else where(v.shape, v.dtype)
+            for v, where in zip(starts, destinations, strict=True)
         ]
         held = [*starts, *others, *self._constants, *outs]
         apart = [
@@ -82,26 +85,26 @@ class Native:
         return outs
 
 
-def _row(one: Form, many: Form) -> int | None:
-    """The dimension along which clients lie; None where they share it."""
+def _row(one: TensorForm, many: TensorForm) -> int | None:
+    """The dimension along which clients lie; None where they share the tensor."""
     if len(one.shape) != len(many.shape) or one.kind != many.kind or one.sizes != many.sizes:
-        raise UnknownError("another form for one client than for many")
+        raise UnknownError("the shapes of one client do not fit those of many")
     other = [d for d, (a, b) in enumerate(zip(one.shape, many.shape, strict=True)) if a != b]
     if not other:
         return None
     if len(other) > 1 or one.shape[other[0]] != 1:
-        raise UnknownError("another form for one client than for many")
+        raise UnknownError("the shapes of one client do not fit those of many")
     return other[0]
 
 
 class _Source:
-    """The text of the function."""
+    """The C++ source of the function."""
 
     def __init__(self, one: Pattern, many: Pattern) -> None:
         self.real = next((f.kind for f in one.begin if f.kind in REALS), torch.float32)
         self.constants: list[Tensor] = []
         self._writer = Writer(self.real)
-        self._names: list[str] = []  # what each pointer that is given is called
+        self._names: list[str] = []  # of the pointers that the caller passes
         self._declared: list[str] = []
         self._copied_in: list[str] = []
         self._copied_out: list[str] = []
@@ -115,7 +118,7 @@ class _Source:
         self.text = self._text(cases)
 
     def _given(self, kind: torch.dtype) -> str:
-        """A pointer that the caller gives."""
+        """Declare one more pointer that the caller passes; its name."""
         name = f"given{len(self._names)}"
         self._names.append(name)
         self._declared.append(
@@ -127,24 +130,26 @@ class _Source:
         form = torch.empty((), dtype=torch.int64, device="meta")
         return Value(Memory("number", 8, torch.int64, 0), form)
 
-    def _carried(self, form: Form) -> list[Value]:
+    def _carried(self, form: TensorForm) -> list[Value]:
         _known(form.kind)
         name = self._given(form.kind)
         values = []
         for part in self._within(name, form):
-            value = self._writer.room(torch.empty(part.form.shape, dtype=form.kind, device="meta"))
+            value = self._writer.buffer(
+                torch.empty(part.form.shape, dtype=form.kind, device="meta")
+            )
             self._writer.always.add(value.memory.name)
-            self._copied_in += self._writer.apart(value, part)
+            self._copied_in += self._writer.copying(value, part)
             values.append(value)
         return values
 
-    def _give_back(self, form: Form, values: list[Value]) -> None:
+    def _give_back(self, form: TensorForm, values: list[Value]) -> None:
         parts = self._within(self._given(form.kind), form)
         for part, value in zip(parts, values, strict=True):
-            self._copied_out += self._writer.apart(part, value)
+            self._copied_out += self._writer.copying(part, value)
 
-    def _within(self, name: str, form: Form, like: Form | None = None) -> list[Value]:
-        """The parts of a tensor that is given; ``like`` says how far apart its entries are."""
+    def _within(self, name: str, form: TensorForm, like: TensorForm | None = None) -> list[Value]:
+        """The parts of an input; its entries have the strides of ``like``."""
         memory = Memory(name, 0, form.kind, 0, given=True)
         steps = torch.empty((like or form).shape, device="meta").stride()
         whole = torch.empty_strided(form.shape, steps, dtype=form.kind, device="meta")
@@ -155,7 +160,7 @@ class _Source:
             for size, end in zip(form.sizes, accumulate(form.sizes), strict=True)
         ]
 
-    def _beside(self, one: Form, many: Form) -> list[Value]:
+    def _beside(self, one: TensorForm, many: TensorForm) -> list[Value]:
         _known(one.kind)
         return self._within(self._given(one.kind), one, many)
 
@@ -170,7 +175,7 @@ class _Source:
             if out.memory is into.memory and out.form.stride() == into.form.stride():
                 continue
             if id(out.memory) in memories:
-                raise UnknownError("what is carried changes its place")
+                raise UnknownError("the carry changes its place")
             self._writer.copy(into, out)
         return self._writer.steps[first:]
 
@@ -182,9 +187,9 @@ class _Source:
 
     def _text(self, cases: list[list[str]]) -> str:
         writer = self._writer
-        places, size = laid_out(writer.memories, writer.always)
-        rooms = [
-            f"{KINDS[m.kind]}* {m.name} = ({KINDS[m.kind]}*)(room + {places[m.name]});"
+        offsets, size = assign_offsets(writer.memories, writer.always)
+        buffers = [
+            f"{KINDS[m.kind]}* {m.name} = ({KINDS[m.kind]}*)(buffer + {offsets[m.name]});"
             for m in writer.memories
         ]
         bodies = [
@@ -192,8 +197,8 @@ class _Source:
         ]
         lines = [
             '#include "step.h"',
-            "static void client(char** at, char* room, const int* order, int64_t steps) {",
-            *self._declared, *rooms, *self._copied_in, *writer.before,
+            "static void client(char** at, char* buffer, const int* order, int64_t steps) {",
+            *self._declared, *buffers, *self._copied_in, *writer.before,
             "for (int64_t step = 0; step < steps; step++) {",
             "const int64_t number[1] = {step};",
             "switch (order[step]) {", *bodies, "}", "}",
@@ -201,13 +206,13 @@ class _Source:
             "}",
             'extern "C" void run(int64_t clients, char** first, const int64_t* apart,',
             "                    const int* order, int64_t steps) {",
-            f"char* room = (char*)aligned_alloc(64, {max(size, 64)});",
+            f"char* buffer = (char*)aligned_alloc(64, {max(size, 64)});",
             f"char* at[{len(self._names)}];",
             "for (int64_t i = 0; i < clients; i++) {",
             f"for (int k = 0; k < {len(self._names)}; k++) at[k] = first[k] + i * apart[k];",
-            "client(at, room, order, steps);",
+            "client(at, buffer, order, steps);",
             "}",
-            "free(room);",
+            "free(buffer);",
             "}",
         ]  # fmt: skip
         return "\n".join(lines) + "\n"

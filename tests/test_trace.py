@@ -8,14 +8,15 @@ from torch.func import grad, vmap
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from coterie.algorithms.fedavg import FedAvg
-from coterie.compiled.executor import Player
-from coterie.compiled.trace import Recording, Tape, scan
-from coterie.compiled.trust import shaken as _shaken
+from coterie.compiled.executor import Executor
+from coterie.compiled.trace import Trace, Tracer
+from coterie.compiled.trust import perturbed
 from coterie.core import tree
+from coterie.core.loops import scan
 from coterie.core.recipe import Recipe
 from coterie.core.tree import Bank
 from coterie.engines.vmap import VmapBackend
-from coterie.errors import RecordingError
+from coterie.errors import TraceError
 from support import assert_close, cnn, federation, mlp, task, whole_round
 
 aten = torch.ops.aten
@@ -32,25 +33,25 @@ def drawn(seed):
     return numbers(seed, CLIENTS, sum(LAYERS)), numbers(seed + 50, CLIENTS, 5, 4)
 
 
-def taped(call, inputs):
-    with Recording(inputs) as recording:
+def traced(call, inputs):
+    with Tracer(inputs) as recording:
         result = call(*inputs)
-    return Tape(recording, list(tree.leaves(result)))
+    return Trace(recording, list(tree.leaves(result)))
 
 
-def assert_played(call, draw=drawn):
+def assert_replayed(call, draw=drawn):
     """The law; what is played leaves its inputs as they are, and does the same the next time."""
-    tape = taped(call, draw(0))
+    trace = traced(call, draw(0))
     inputs = draw(1)
     before = [leaf.clone() for leaf in inputs]
-    found = tape(inputs)
+    found = trace(inputs)
     for now, then in zip(inputs, before, strict=True):
         assert torch.equal(now, then)
     expected = list(tree.leaves(call(*inputs)))
-    for a, b, again in zip(found, expected, tape(inputs), strict=True):
+    for a, b, again in zip(found, expected, trace(inputs), strict=True):
         assert_close(a, b)
         assert torch.equal(a, again)
-    return tape
+    return trace
 
 
 def slope(w, x):
@@ -73,18 +74,18 @@ def trained(w, x, pull=0.0, kinds=(5,) * 4):
     return scan(step, kinds, w)
 
 
-def targets(tape):
-    return [node.target for part in tape.segments for node in part.module.graph.nodes]
+def targets(trace):
+    return [node.target for part in trace.segments for node in part.module.graph.nodes]
 
 
 # ---- loops -----------------------------------------------------------------------------------
 
 
 def test_a_loop_is_noted_once_and_its_weights_are_moved_in_place():
-    tape = assert_played(vmap(trained))
-    (loop,) = [part for part in tape.parts if hasattr(part, "bodies")]
+    trace = assert_replayed(vmap(trained))
+    (loop,) = [part for part in trace.parts if hasattr(part, "bodies")]
     assert len(loop.bodies) == 1
-    assert torch.Tensor.baddbmm_ in targets(tape)
+    assert torch.Tensor.baddbmm_ in targets(trace)
 
 
 def test_what_comes_twice_or_never_changes_is_left_out():
@@ -93,7 +94,7 @@ def test_what_comes_twice_or_never_changes_is_left_out():
         twice = (w[:4] * places).sum() + (w[:4] * (torch.arange(4) * 2 + 1)).sum()
         return twice + x.transpose(0, 1).transpose(0, 1).detach().view(5, 4).sum()
 
-    left = targets(assert_played(vmap(call)))
+    left = targets(assert_replayed(vmap(call)))
     assert aten.arange.default not in left
     assert torch.transpose not in left
     assert sum(target in (torch.mul, aten.mul.Tensor) for target in left) == 1
@@ -106,12 +107,12 @@ def test_a_rate_for_every_weight():
 
         return scan(step, (0,) * 3, w)
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 def test_steps_of_several_kinds():
-    tape = assert_played(vmap(lambda w, x: trained(w, x, kinds=(5, 5, 2, 5, 5, 2))))
-    assert len(tape.parts[-1].bodies) == 2
+    trace = assert_replayed(vmap(lambda w, x: trained(w, x, kinds=(5, 5, 2, 5, 5, 2))))
+    assert len(trace.parts[-1].bodies) == 2
 
 
 def test_what_a_loop_begins_with_is_not_overwritten():
@@ -119,7 +120,7 @@ def test_what_a_loop_begins_with_is_not_overwritten():
         end = trained(w, x, pull=0.3)
         return end, end - w
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 def test_a_loop_within_a_loop_is_unrolled():
@@ -132,15 +133,15 @@ def test_a_loop_within_a_loop_is_unrolled():
 
         return scan(outer, (0,) * 4, w)
 
-    tape = assert_played(vmap(call))
-    assert sum(hasattr(part, "bodies") for part in tape.parts) == 1
+    trace = assert_replayed(vmap(call))
+    assert sum(hasattr(part, "bodies") for part in trace.parts) == 1
 
 
 def test_a_loop_below_a_gradient_is_unrolled():
     def call(w, x):
         return grad(lambda w: trained(w, x).sum())(w)
 
-    assert not any(hasattr(part, "bodies") for part in assert_played(vmap(call)).parts)
+    assert not any(hasattr(part, "bodies") for part in assert_replayed(vmap(call)).parts)
 
 
 def test_one_loop_after_another():
@@ -148,19 +149,19 @@ def test_one_loop_after_another():
         first = trained(w, x)
         return trained(first * 2, x), first
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 def test_a_loop_over_models_of_each_client():
     def call(w, x):
         return vmap(lambda scale: trained(w * scale, x, pull=0.1))(x.mean(1))
 
-    tape = assert_played(vmap(call))
-    assert any(hasattr(part, "bodies") for part in tape.parts)
+    trace = assert_replayed(vmap(call))
+    assert any(hasattr(part, "bodies") for part in trace.parts)
 
 
 def test_a_loop_without_vmap():
-    assert_played(lambda w, x: trained(w[0], x[0]))
+    assert_replayed(lambda w, x: trained(w[0], x[0]))
 
 
 def test_numbers_and_flags_are_carried_too():
@@ -171,7 +172,7 @@ def test_numbers_and_flags_are_carried_too():
 
         return scan(step, (0,) * 3, (w, torch.zeros((), dtype=torch.int64), w > 1))
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 # ---- memory ----------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ def test_what_is_carried_shares_no_memory(change):
 
         return scan(step, (0,) * 4, (w, w + 1, w - 1)), scan(bare, (0,) * 4, (w, w + 1, w - 1))
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 def test_a_step_that_carries_on_what_it_captured():
@@ -218,7 +219,7 @@ def test_a_step_that_carries_on_what_it_captured():
 
         return scan(step, ("on", "back", "on", "on"), w * 2)
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 def test_a_sum_in_place():
@@ -231,7 +232,7 @@ def test_a_sum_in_place():
 
         return scan(step, (0,) * 4, (w, torch.zeros_like(w)))
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 def glued(w):
@@ -258,7 +259,7 @@ def test_a_vector_is_changed_in_place(change):
     def call(w, x):
         return scan(lambda number, _, v: v + 0.1 * change(v) + slope(v, x), (0,) * 3, w)
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 def test_running_statistics_are_moved():
@@ -270,7 +271,7 @@ def test_running_statistics_are_moved():
 
         return scan(step, (0,) * 3, (x[0], x[1] ** 2))
 
-    assert_played(vmap(call))
+    assert_replayed(vmap(call))
 
 
 def test_what_a_call_is_done_with_is_let_go_while_it_is_recorded():
@@ -284,7 +285,7 @@ def test_what_a_call_is_done_with_is_let_go_while_it_is_recorded():
 
     _, gone = call(numbers(0, 3, 4))
     made.clear()
-    with Recording([numbers(0, 3, 4)]) as recording:
+    with Tracer([numbers(0, 3, 4)]) as recording:
         _, gone_meanwhile = call(numbers(0, 3, 4))
     assert gone.tolist() == gone_meanwhile.tolist() == [True] * 4 + [False]
     assert len(recording.ops) >= 10
@@ -299,14 +300,14 @@ def test_memory_that_was_let_go_is_not_taken_for_what_lay_there_before():
         return x
 
     for _ in range(5):
-        assert_played(call, lambda seed: (numbers(seed, 4, 4),))
+        assert_replayed(call, lambda seed: (numbers(seed, 4, 4),))
 
 
 def test_two_threads_play_at_once():
-    tape = taped(vmap(trained), drawn(0))
-    alone = [tape(drawn(seed)) for seed in range(8)]
+    trace = traced(vmap(trained), drawn(0))
+    alone = [trace(drawn(seed)) for seed in range(8)]
     with ThreadPoolExecutor(2) as pool:
-        together = list(pool.map(lambda seed: tape(drawn(seed)), range(8)))
+        together = list(pool.map(lambda seed: trace(drawn(seed)), range(8)))
     for (a,), (b,) in zip(alone, together, strict=True):
         assert torch.equal(a, b)
 
@@ -324,25 +325,25 @@ def test_a_value_of_a_step_is_used_after_it():
 
         return scan(step, (0,) * 3, w) + seen[-1]
 
-    with pytest.raises(RecordingError, match="after the step"):
-        taped(vmap(call), drawn(0))
+    with pytest.raises(TraceError, match="after the step"):
+        traced(vmap(call), drawn(0))
 
 
 @pytest.mark.parametrize("look", [lambda v: v.sum().item(), lambda v: float(bool(v.sum() > 0))])
 def test_a_number_is_looked_at(look):
-    with pytest.raises(RecordingError, match="a number to decide by"):
-        taped(lambda w, x: w * look(x), drawn(0))
+    with pytest.raises(TraceError, match="a number to decide by"):
+        traced(lambda w, x: w * look(x), drawn(0))
 
 
 def test_an_input_is_written_into():
-    with pytest.raises(RecordingError, match="outlives"):
-        taped(vmap(lambda w, x: w.add_(1)), drawn(0))
+    with pytest.raises(TraceError, match="outlives"):
+        traced(vmap(lambda w, x: w.add_(1)), drawn(0))
 
 
 def test_what_was_there_before_is_written_into():
     held = torch.zeros(CLIENTS, sum(LAYERS), dtype=torch.float64)
-    with pytest.raises(RecordingError, match="outlives"):
-        taped(lambda w, x: held.add_(w), drawn(0))
+    with pytest.raises(TraceError, match="outlives"):
+        traced(lambda w, x: held.add_(w), drawn(0))
 
 
 def test_a_step_writes_into_what_is_around_it():
@@ -355,71 +356,71 @@ def test_a_step_writes_into_what_is_around_it():
 
         return scan(step, (0,) * 3, w) + total
 
-    with pytest.raises(RecordingError, match="outlives"):
-        taped(vmap(call), drawn(0))
+    with pytest.raises(TraceError, match="outlives"):
+        traced(vmap(call), drawn(0))
 
 
 def test_a_step_changes_the_form_of_what_it_carries():
     def call(w, x):
         return scan(lambda number, _, v: torch.cat([v, v]), (0, 0), w)
 
-    with pytest.raises(RecordingError, match="changes the form"):
-        taped(vmap(call), drawn(0))
+    with pytest.raises(TraceError, match="changes the shape"):
+        traced(vmap(call), drawn(0))
 
 
-# ---- the player ------------------------------------------------------------------------------
+# ---- the executor ------------------------------------------------------------------------------
 
 
-def player_agrees(call, draw=drawn):
+def executor_agrees(call, draw=drawn):
     """Whether the call was played; the results must be right in any case."""
-    player = Player(capture=False)
+    executor = Executor(capture=False)
     for seed in range(3):
-        found, expected = player("some", call, draw(seed)), call(*draw(seed))
+        found, expected = executor("some", call, draw(seed)), call(*draw(seed))
         for a, b in zip(tree.leaves(found), tree.leaves(expected), strict=True):
             assert_close(a, b)
-    return not player.unplayed
+    return not executor.untraced
 
 
 def test_a_call_is_played():
-    assert player_agrees(vmap(trained))
+    assert executor_agrees(vmap(trained))
 
 
 def test_what_cannot_be_recorded_is_done_as_it_is_written():
-    assert not player_agrees(lambda w, x: w * (1.0 if bool((w - x.sum()).mean() > 0) else 2.0))
+    assert not executor_agrees(lambda w, x: w * (1.0 if bool((w - x.sum()).mean() > 0) else 2.0))
 
 
 @pytest.mark.parametrize("factors", [(1, 2, 3, 4, 5), (torch.inf, 1, 2, 3, 4)])
 def test_a_constant_that_is_another_in_every_call_is_noticed(factors):
-    left, player = list(factors), Player(capture=False)
+    left, executor = list(factors), Executor(capture=False)
 
     def call(w, x):
         return w * torch.tensor(left.pop(0), dtype=w.dtype)
 
     w, x = drawn(0)
     for factor in factors[3:]:  # three calls are made to record and to compare
-        assert torch.equal(player("some", call, (w, x)), w * factor)
-    assert player.unplayed == 1
+        assert torch.equal(executor("some", call, (w, x)), w * factor)
+    assert executor.untraced == 1
 
 
 def test_a_constant_that_stands_for_the_clients_is_noticed():
-    player, (w, x) = Player(capture=False), drawn(0)
-    player("some", lambda a, b: a * torch.tensor([1.0, 2.0, 3.0])[:, None], (w, x))
-    assert player.unplayed == 1
+    executor, (w, x) = Executor(capture=False), drawn(0)
+    executor("some", lambda a, b: a * torch.tensor([1.0, 2.0, 3.0])[:, None], (w, x))
+    assert executor.untraced == 1
 
 
 def test_a_constant_that_stands_for_what_all_clients_share_is_noticed():
-    player, (w, _) = Player(capture=False), drawn(0)
+    executor, (w, _) = Executor(capture=False), drawn(0)
     slot = torch.tensor([[0], [1], [2]])
     table = w.clone()  # not an input: the bank's is read where the recording does not look
-    player("some", lambda bank: table[bank.slot[:, 0]], (Bank(w, slot, slot),))
-    assert player.unplayed == 0  # nothing is wrong with it
-    player("other", lambda bank: hidden(bank.models)[bank.slot[:, 0]], (Bank(w, slot, slot),))
-    assert player.unplayed == 1
+    executor("some", lambda bank: table[bank.slot[:, 0]], (Bank(w, slot, slot),))
+    assert executor.untraced == 0  # nothing is wrong with it
+    executor("other", lambda bank: hidden(bank.models)[bank.slot[:, 0]], (Bank(w, slot, slot),))
+    assert executor.untraced == 1
 
 
 def test_what_is_alike_is_shaken_differently():
     alike = torch.ones(3, 4, dtype=torch.float64)
-    first, (second, whole) = _shaken((alike, (alike, torch.arange(3))), 0.01)
+    first, (second, whole) = perturbed((alike, (alike, torch.arange(3))), 0.01)
     numbers = torch.cat([first, second])
     assert whole.tolist() == [0, 1, 2]
     assert not (first == second).any()
@@ -427,7 +428,7 @@ def test_what_is_alike_is_shaken_differently():
     assert ((numbers - 1).abs() < 0.05).all()
     assert len(numbers[:3].unique()) == 12
     long = torch.ones(2, 70_000)
-    (rows,) = _shaken((long,), 0.01)
+    (rows,) = perturbed((long,), 0.01)
     assert (rows[0] != rows[1]).double().mean() > 0.99
 
 
@@ -445,27 +446,39 @@ def test_a_table_that_all_clients_share():
         models, here = bank.rows()
         return w + (models * here[:, None]).sum(0), bank.owner
 
-    assert player_agrees(vmap(one, in_dims=(Bank(None, 0, 0), 0)), draw)
+    assert executor_agrees(vmap(one, in_dims=(Bank(None, 0, 0), 0)), draw)
 
 
 def test_one_tensor_may_be_two_inputs_and_later_two():
-    player, (w, _) = Player(capture=False), drawn(0)
+    executor, (w, _) = Executor(capture=False), drawn(0)
     other = w + 1
-    player("some", lambda a, b: a - b, (w, w))
-    assert_close(player("some", lambda a, b: a - b, (w, other)), w - other)
-    assert player.unplayed == 0
+    executor("some", lambda a, b: a - b, (w, w))
+    assert_close(executor("some", lambda a, b: a - b, (w, other)), w - other)
+    assert executor.untraced == 0
 
 
 def test_inputs_may_lie_otherwise_in_memory():
-    player, call = Player(capture=False), vmap(lambda w, x: w * x.flatten()[:15])
+    executor, call = Executor(capture=False), vmap(lambda w, x: w * x.flatten()[:15])
     w, x = drawn(0)
     turned = x.transpose(1, 2).contiguous().transpose(1, 2)
     for one in (x, x[:1].expand(CLIENTS, -1, -1), turned):
-        assert_close(player("some", call, (w, one)), call(w, one))
-    assert player.unplayed == 0
+        assert_close(executor("some", call, (w, one)), call(w, one))
+    assert executor.untraced == 0
 
 
 # ---- training --------------------------------------------------------------------------------
+
+
+def test_what_tracing_relies_on_in_the_core():
+    """One split in the flat model gives the layers, one addcmul in SGD the fused descent."""
+    on = task(FedAvg(), mlp, federation((20,) * 3), Recipe(lr=0.1, batch=10), merge=False)
+    engine = VmapBackend(on.problem, on.shards, chunk=3)
+    engine.local(FedAvg(), on.problem.start.expand(3, -1), (), whole_round(on))
+    (known,) = engine._executor._known.values()
+    (loop,) = known.replay._trace.loops
+    assert tuple(slot.shape.numel() for slot in on.problem.model.slots) in loop.sizes
+    assert torch.Tensor.baddbmm_ in targets(known.replay._trace)
+
 
 RECIPES = {
     "plain": Recipe(lr=0.1, epochs=2, batch=10),
@@ -492,6 +505,6 @@ def test_training_is_played(recipe, sizes, network):
         start = on.problem.start + 0.1 * numbers(index, 3, on.problem.model.size)
         found, expected = (e.local(method, start, (), round)[0] for e in (played, plain))
         assert_close(found.w, expected.w)
-    (form,) = played._player._known.values()
-    in_place = torch.Tensor.baddbmm_ in targets(form.playing._tape)
+    (form,) = played._executor._known.values()
+    in_place = torch.Tensor.baddbmm_ in targets(form.replay._trace)
     assert in_place == (recipe in ("plain", "steps") and sizes == "alike")

@@ -1,8 +1,8 @@
-"""Writing a loop's steps as C++ for one client: every size and stride is known.
+"""Writes the steps of a loop as C++ for one client; every size and stride is known.
 
-What operations do to shapes and strides is asked of torch itself, with tensors on the ``meta``
-device. How an operation is written stands in ``pointwise`` and ``operations``; one that is not
-known there is an :class:`UnknownError`, and torch plays the steps.
+Torch itself computes the shapes and strides of results, with tensors on the ``meta`` device. The
+modules ``pointwise`` and ``operations`` write the operations. An operation that neither knows is an
+:class:`UnknownError`; torch then replays the steps.
 """
 
 import math
@@ -30,55 +30,55 @@ _ALIGNED = 64
 
 
 class UnknownError(CompilerError):
-    """Something that is not written in C++ here."""
+    """An operation that cannot be written in C++ here."""
 
 
 @dataclass
 class Memory:
-    """A stretch of memory: where it is, and from which to which statement it is needed."""
+    """A block of memory, and the first and last statement that need it."""
 
     name: str
     size: int  # bytes
     kind: torch.dtype
     first: int
     last: int = 0
-    given: bool = False  # by the caller; or else it lies in the room for what is made here
+    given: bool = False  # passed by the caller; else part of the function's own buffer
 
 
 @dataclass
 class Value:
-    """A tensor: memory, and how it lies there."""
+    """A tensor: its memory, and its shape and strides."""
 
     memory: Memory
     form: Tensor  # on the meta device
 
     def at(self, form: Tensor, places: Sequence[str]) -> str:
-        """An entry, by its place in each dimension of a form of this value."""
+        """The expression of one entry, by its index in each dimension."""
         steps = [f"{i} * {s}" for i, s in zip(places, form.stride(), strict=True) if s and i != "0"]
         return f"{self.memory.name}[{' + '.join([str(form.storage_offset()), *steps])}]"
 
     @property
     def pointer(self) -> str:
-        """Where its first entry lies."""
+        """The address of its first entry."""
         return f"({self.memory.name} + {self.form.storage_offset()})"
 
 
 @dataclass
 class Writer:
-    """Statements, and the memory they need."""
+    """Collects C++ statements and the memory they need."""
 
-    real: torch.dtype  # the kind of number that products and convolutions are of
-    before: list[str] = field(default_factory=list)  # what is the same in every step
+    real: torch.dtype  # the dtype of products and convolutions
+    before: list[str] = field(default_factory=list)  # statements that are the same in every step
     steps: list[str] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
-    always: set[str] = field(default_factory=set)  # names of memory that is needed throughout
+    always: set[str] = field(default_factory=set)  # names of memory that all steps need
     _hoisting: bool = False
 
     def body(self, graph: fx.Graph, ins: Sequence[Value], fixed: Sequence[Value]) -> list[Value]:
-        """The statements of one body; gives its outputs.
+        """Write one body and return its outputs.
 
-        ``ins`` are its inputs, ``fixed`` its constants; what depends on neither the number of the
-        step nor what is carried is done once.
+        ``ins`` are its inputs and ``fixed`` its constants. What depends neither on the number of
+        the step nor on the carry is computed once, before the loop.
         """
         held: dict[fx.Node, Any] = {}
         given, constants, settled = iter(ins), iter(fixed), set[fx.Node]()
@@ -115,16 +115,16 @@ class Writer:
 
     # ---- statements and memory ---------------------------------------------------------------
 
-    def say(self, statement: str, *used: Value) -> None:
-        """One more statement, which reads or writes these values."""
+    def add(self, statement: str, *used: Value) -> None:
+        """Add a statement, which reads or writes these values."""
         (self.before if self._hoisting else self.steps).append(statement)
         for value in used:
             value.memory.last = len(self.steps)
             if self._hoisting:
                 self.always.add(value.memory.name)
 
-    def room(self, form: Tensor) -> Value:
-        """Memory for a tensor of this form."""
+    def buffer(self, form: Tensor) -> Value:
+        """New memory for a tensor of this shape and these strides."""
         if form.dtype not in KINDS:
             raise UnknownError(str(form.dtype))
         extent = sum((n - 1) * s for n, s in zip(form.shape, form.stride(), strict=True)) + 1
@@ -137,12 +137,12 @@ class Writer:
         return Value(made, start)
 
     def copy(self, into: Value, value: Value) -> None:
-        """All entries."""
+        """Copy all entries."""
         self._hoisting = False
         self.loops([into, value], lambda to, at: f"{to} = {at};")
 
-    def apart(self, into: Value, value: Value) -> list[str]:
-        """The same, as statements that belong to no step."""
+    def copying(self, into: Value, value: Value) -> list[str]:
+        """The statements of a copy that belongs to no step."""
         kept, self.steps = self.steps, []
         self.copy(into, value)
         made, self.steps = self.steps, kept
@@ -161,11 +161,11 @@ class Writer:
         return Value(value.memory, formed(target, (value.form, *rest), kwargs))
 
     def contiguous(self, value: Value) -> Value:
-        """The value without gaps, in the order of its dimensions."""
+        """The value as contiguous memory."""
         if value.form.is_contiguous():
             return value
         form = torch.empty(value.form.shape, dtype=value.form.dtype, device="meta")
-        out = self.room(form)
+        out = self.buffer(form)
         self.loops([out, value], lambda to, at: f"{to} = {at};")
         return out
 
@@ -175,9 +175,9 @@ class Writer:
         inner: Callable[..., str],
         order: Sequence[int] | None = None,
     ) -> None:
-        """A statement for every entry of the first value, given the entries of all.
+        """Write a loop over all entries of the first value; ``inner`` makes its body.
 
-        Without an order of its dimensions the statements must not depend on each other.
+        Without an ``order`` of the dimensions the iterations must not depend on each other.
         """
         shape = values[0].form.shape
         forms = [value.form.expand(shape) for value in values]
@@ -191,7 +191,7 @@ class Writer:
             lines.append(f"for (ptrdiff_t i{d} = 0; i{d} < {shape[d]}; i{d}++)")
         entries = [value.at(form, places) for value, form in zip(values, forms, strict=True)]
         if shape.numel():
-            self.say("\n".join([*lines, f"{{ {inner(*entries)} }}"]), *values)
+            self.add("\n".join([*lines, f"{{ {inner(*entries)} }}"]), *values)
 
 
 Handler = Callable[[Writer, Any, Any, Any], Any]  # of a target of torch.ops, args and kwargs
@@ -199,7 +199,7 @@ OPERATIONS: dict[Any, Handler] = {}
 
 
 def handles(*targets: Any) -> Callable[[Handler], Handler]:
-    """Registers what writes these operations."""
+    """Register the function that writes these operations."""
 
     def register(handler: Handler) -> Handler:
         OPERATIONS.update(dict.fromkeys(targets, handler))
@@ -209,7 +209,7 @@ def handles(*targets: Any) -> Callable[[Handler], Handler]:
 
 
 def asked(target: Any, args: Any, kwargs: Any) -> Tensor:
-    """What torch says about the form of a result."""
+    """An empty result as torch shapes it, on the meta device."""
     forms = torch.utils._pytree.tree_map_only(Value, lambda value: value.form, (args, kwargs))
     args, kwargs = forms
     if "device" in kwargs:
@@ -221,18 +221,16 @@ def asked(target: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def formed(target: Any, args: Any, kwargs: Any) -> Tensor:
-    """The form of a result, for arguments on the meta device."""
+    """The result of an operation whose arguments are on the meta device."""
     try:
         result: Tensor = target(*args, **kwargs)
-    except (
-        RuntimeError
-    ) as error:  # for one client the forms do not fit: the step is of another kind
+    except RuntimeError as error:  # the shapes of one client do not fit this step
         raise UnknownError(f"{target}: {error}") from error
     return result
 
 
 def literal(value: Any, kind: torch.dtype) -> str:
-    """A number of this kind."""
+    """A C++ literal of this dtype."""
     if isinstance(value, bool):
         return str(int(value))
     if not isinstance(value, int | float):
@@ -244,12 +242,12 @@ def literal(value: Any, kind: torch.dtype) -> str:
     return f"(({KINDS[kind]}){value!r}{'' if kind.is_floating_point else 'LL'})"
 
 
-def laid_out(memories: Iterable[Memory], always: set[str]) -> tuple[dict[str, int], int]:
-    """Where each memory begins in a common room, and how large that is.
+def assign_offsets(memories: Iterable[Memory], always: set[str]) -> tuple[dict[str, int], int]:
+    """The offset of each block in one common buffer, and the size of the buffer.
 
-    Memory that is not needed any more is given to what comes later.
+    Blocks that are not needed at the same time may overlap.
     """
-    places: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     busy: list[tuple[int, int, Memory]] = []  # begin, end, whose
     most = 0
     for memory in sorted(memories, key=lambda m: (m.name not in always, m.first)):
@@ -266,7 +264,7 @@ def laid_out(memories: Iterable[Memory], always: set[str]) -> tuple[dict[str, in
             if start - begin >= size:
                 break
             begin = max(begin, end)
-        places[memory.name] = begin
+        offsets[memory.name] = begin
         busy.append((begin, begin + size, memory))
         most = max(most, begin + size)
-    return places, most
+    return offsets, most

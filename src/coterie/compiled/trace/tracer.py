@@ -1,9 +1,8 @@
-"""Noting what one call does to tensors."""
+"""Traces what one call does to tensors as a list of operations."""
 
-import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +12,13 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...core import tree
-from ...errors import RecordingError
+from ...core import loops, tree
+from ...core.loops import Carry, Step
+from ...errors import TraceError
 
 aten = torch.ops.aten
-Carry = TypeVar("Carry")
-Step = Callable[[Any, Any, Carry], Carry]  # (number, kind, carry) -> carry
 
-
-# they write into the running statistics (arguments 3 and 4) in training, and do not say so
+# In training they write into the running statistics (arguments 3 and 4); their schema omits that.
 _BATCH_NORMS = {
     aten.native_batch_norm.default,
     aten.cudnn_batch_norm.default,
@@ -30,7 +27,7 @@ _BATCH_NORMS = {
 
 
 class Ref(NamedTuple):
-    """A tensor among the arguments of an operation: the register that holds it."""
+    """A tensor argument of an operation: the register that holds it."""
 
     register: int
 
@@ -43,7 +40,7 @@ class Op(NamedTuple):
     kwargs: dict[str, Any]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    places: tuple[int, ...]  # where each of them is in the list that comes out; () without a list
+    places: tuple[int, ...]  # the index of each in the returned list; () without a list
 
 
 class Body(NamedTuple):
@@ -56,17 +53,17 @@ class Body(NamedTuple):
 
     @property
     def beside(self) -> list[int]:
-        """What the step reads that is neither its number nor carried."""
+        """Registers that the step reads and that are neither its number nor carried."""
         return outside(self.ops, (self.number, *self.ins), self.outs)
 
 
 class Loop(NamedTuple):
-    """Steps one after another. What they carry begins in registers and ends in others."""
+    """Steps one after another; the carry begins in some registers and ends in others."""
 
     bodies: tuple[Body, ...]
-    order: tuple[int, ...]  # the body of every step
+    order: tuple[int, ...]  # the index of the body of every step
     begin: tuple[int, ...]
-    reads: tuple[int, ...]  # ``begin``, and what the bodies read besides
+    reads: tuple[int, ...]  # ``begin``, and what the bodies read beside it
     writes: tuple[int, ...]
 
 
@@ -75,17 +72,8 @@ class Registers(NamedTuple):
 
     shapes: list[torch.Size]
     kinds: list[torch.dtype]
-    whole: set[int]  # those in memory that an operation writes into: not to be taken apart
+    whole: set[int]  # those in memory that an operation writes into: never split into pieces
     device: torch.device
-
-
-class _Here(threading.local):
-    """The recording that this thread is making."""
-
-    recording: "Recording | None" = None
-
-
-_HERE = _Here()
 
 
 def outside(ops: Sequence[Op | Loop], ins: Sequence[int], outs: Sequence[int]) -> list[int]:
@@ -98,25 +86,11 @@ def outside(ops: Sequence[Op | Loop], ins: Sequence[int], outs: Sequence[int]) -
     return list(found)
 
 
-def scan(step: Step[Carry], kinds: Sequence[Hashable], carry: Carry) -> Carry:
-    """``carry = step(number, kind, carry)`` for every kind in turn.
+class Tracer(TorchDispatchMode):
+    """Records every operation on tensors while it is entered, and takes over loops.
 
-    Shapes within a step may depend on its kind, never on its number: that is an int, but a tensor
-    while a recording is made.
-    """
-    recording = _HERE.recording
-    if recording is None or not recording.can_roll(kinds):
-        for number, kind in enumerate(kinds):
-            carry = step(number, kind, carry)
-        return carry
-    return recording.roll(step, kinds, carry)
-
-
-class Recording(TorchDispatchMode):
-    """Notes every operation on tensors while it is entered.
-
-    It knows tensors and their memory by their addresses and keeps none of them alive but constants.
-    A weak reference to each sees to it that no other gets its address.
+    It identifies tensors and their memory by address and keeps only constants alive. A weak
+    reference to each tensor prevents its address from being used again.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -126,37 +100,38 @@ class Recording(TorchDispatchMode):
         self._device = inputs[0].device
         self._notes: list[_Note] = []  # of every register
         self._known: dict[int, int] = {}  # address of a tensor -> its register
-        self._born: set[int] = set()  # memory that is made anew in every playing
+        self._born: set[int] = set()  # memory that every replay allocates anew
         self._kept: set[int] = set()  # memory that must not be written into
-        self._gone: set[int] = set()  # registers of a loop's step that is over
+        self._gone: set[int] = set()  # registers of a finished loop body
         self._changed: set[int] = set()  # memory that an operation writes into
         self._paused = self._stepping = False
+        self._scope = ExitStack()
         self.inputs = tuple(self._new(leaf) for leaf in inputs)
         self._kept |= self._born
 
-    def __enter__(self) -> "Recording":
+    def __enter__(self) -> "Tracer":
         super().__enter__()
-        _HERE.recording = self
+        self._scope.enter_context(loops.traced_by(self))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _HERE.recording = None
+        self._scope.close()
         super().__exit__(*error)
 
     def register(self, value: Tensor) -> int:
-        """The register of a tensor; one that was not made here is the same in every playing."""
+        """The register of a tensor; one that was not made here is a constant of the trace."""
         found = self._known.get(value._cdata)
         if found is None:
             if _memory(value) in self._born:
-                raise RecordingError("a tensor shares another's memory in a way that was not seen")
+                raise TraceError("a tensor shares another's memory in a way that was not traced")
             found = self._new(value, constant=True)
         if found in self._gone:
-            raise RecordingError("a tensor that a loop's step made is used after the step")
+            raise TraceError("a tensor that a loop's step made is used after the step")
         return found
 
     @property
     def registers(self) -> Registers:
-        """All of them, as they are after the recording."""
+        """All registers, as they are after tracing."""
         whole = {r for r, note in enumerate(self._notes) if note.memory in self._changed}
         shapes, kinds = [note.shape for note in self._notes], [note.kind for note in self._notes]
         return Registers(shapes, kinds, whole, self._device)
@@ -172,7 +147,7 @@ class Recording(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Do it and note it."""
+        """Execute the operation and record it."""
         kwargs = kwargs or {}
         if self._paused:
             return function(*args, **kwargs)
@@ -180,13 +155,13 @@ class Recording(TorchDispatchMode):
         noted = self._refs(args, reads), {k: self._refs(v, reads) for k, v in kwargs.items()}
         changed = {_memory(target) for target in _written(function, args, kwargs)}
         if changed & self._kept:
-            raise RecordingError(f"{function} writes into a tensor that outlives it")
+            raise TraceError(f"{function} writes into a tensor that outlives it")
         self._changed |= changed
         result = function(*args, **kwargs)
         listed = isinstance(result, list | tuple)
         outs = {at: out for at, out in enumerate(result if listed else [result]) if out is not None}
         if not all(isinstance(out, Tensor) for out in outs.values()):
-            raise RecordingError(f"{function} gives a number to decide by")
+            raise TraceError(f"{function} gives a number to decide by")
         writes = tuple(self._written_to(out) for out in outs.values())
         self.ops.append(Op(function, *noted, tuple(reads), writes, tuple(outs) if listed else ()))
         return result
@@ -208,16 +183,16 @@ class Recording(TorchDispatchMode):
 
     # ---- loops -----------------------------------------------------------------------------
 
-    def can_roll(self, kinds: Sequence[Hashable]) -> bool:
-        """Whether a loop saves anything, and only vmap is around it, no other loop either."""
+    def takes(self, kinds: Sequence[Hashable]) -> bool:
+        """Whether a loop has equal steps, and only vmap is around it, no other loop."""
         return (
             len(kinds) > len(set(kinds))
             and not self._stepping
             and all(level.key() == TransformType.Vmap for level in _levels())
         )
 
-    def roll(self, step: Step[Carry], kinds: Sequence[Hashable], carry: Carry) -> Carry:
-        """Note a loop: one step of every kind."""
+    def loop(self, step: Step[Carry], kinds: Sequence[Hashable], carry: Carry) -> Carry:
+        """Record a loop: one step of every kind."""
         table = list(dict.fromkeys(kinds))
         begin = tree.map_leaves(_lowered, carry)
         start = tuple(self.register(leaf) for leaf in tree.leaves(begin))
@@ -246,7 +221,7 @@ class Recording(TorchDispatchMode):
 
     @contextmanager
     def _apart(self) -> Iterator[list[Any]]:
-        """Note a step elsewhere; it must not write into what is there already."""
+        """Record a step in a list of its own; it must not write into earlier tensors."""
         before = self.ops, self._kept
         self.ops, self._kept, self._stepping = [], self._kept | self._born, True
         yield self.ops
@@ -264,12 +239,12 @@ class Recording(TorchDispatchMode):
 
 
 class _Note(NamedTuple):
-    """What is left of a tensor that may be gone."""
+    """What the tracer knows of a tensor that may have been freed."""
 
     shape: torch.Size
     kind: torch.dtype
     memory: int
-    addresses: tuple[Any, Any]  # of itself and its memory: nobody else's as long as this is here
+    addresses: tuple[Any, Any]  # weak references: they keep both addresses from being used again
 
 
 def _note(value: Tensor) -> _Note:
@@ -278,7 +253,7 @@ def _note(value: Tensor) -> _Note:
 
 
 def _memory(value: Tensor) -> int:
-    """Which memory a tensor lies in; one that is empty shares none."""
+    """The address of a tensor's memory; an empty tensor shares none."""
     storage = value.untyped_storage()
     return storage._cdata if storage.data_ptr() else -value._cdata
 
@@ -307,12 +282,12 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _levels() -> list[Any]:
-    """What functorch does around this call, outermost first."""
+    """The functorch transforms around this call, outermost first."""
     return retrieve_all_functorch_interpreters()
 
 
 def _lowered(value: Tensor) -> Tensor:
-    """What lies under all levels of vmap, their dimensions in front."""
+    """The tensor below all levels of vmap, with their dimensions in front."""
     for level in reversed(_levels()):
         value = _remove_batch_dim(value, level.level(), level.batch_size(), 0)
     return value
@@ -328,4 +303,4 @@ def _lifted(value: Tensor) -> Tensor:
 def _expect_alike(begin: tree.Tree, end: tree.Tree) -> None:
     for a, b in zip(tree.leaves(begin), tree.leaves(end), strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
-            raise RecordingError("a loop's step changes the form of what it carries")
+            raise TraceError("a loop's step changes the shape or dtype of what it carries")

@@ -1,4 +1,4 @@
-"""Fewer operations for the same result: for small models the calls themselves are the cost."""
+"""Simplifies a graph: fewer operations for the same result, which small models are bound by."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from .record import writes_unsaid
+from .tracer import writes_unsaid
 
 aten = torch.ops.aten
 
@@ -18,7 +18,7 @@ _SAME_SHAPE = {  # nothing happens where the shape stays
 }
 _LARGEST_CONSTANT = 2**20
 _SAME = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
-_QUICK: dict[Any, Any] = {  # the same operations by a shorter way than torch.ops
+_SHORT: dict[Any, Any] = {  # the same operations with less overhead than torch.ops
     aten.add.Tensor: torch.add,
     aten.addcmul.default: torch.addcmul,
     aten.addcmul_.default: Tensor.addcmul_,
@@ -41,10 +41,10 @@ _QUICK: dict[Any, Any] = {  # the same operations by a shorter way than torch.op
 }
 
 
-def tidy(graph: fx.Graph) -> dict[str, Tensor]:
-    """Leave out what changes nothing, is computed a second time, or is the same in every playing.
+def simplify(graph: fx.Graph) -> dict[str, Tensor]:
+    """Remove operations that change nothing, are computed twice, or are the same in every replay.
 
-    Returns what was computed once and for all, by the names it has in the graph.
+    Returns the constants that were folded, by their names in the graph.
     """
     for node in list(graph.nodes):
         same = _unchanged(node)
@@ -57,14 +57,14 @@ def tidy(graph: fx.Graph) -> dict[str, Tensor]:
     return _fold(graph)
 
 
-def quicken(graph: fx.Graph) -> None:
-    """Call operations by their shortest way; no pass knows them after this one."""
+def shorten_calls(graph: fx.Graph) -> None:
+    """Replace ``torch.ops`` by functions with less overhead; other passes must run before."""
     for node in graph.nodes:
-        node.target = _QUICK.get(node.target, node.target)
+        node.target = _SHORT.get(node.target, node.target)
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
-    """The node that this one equals; None where it does something."""
+    """The node that this one equals; None where it computes something."""
     before: Any = node.args[0] if node.args else None
     if not isinstance(before, fx.Node):
         return None

@@ -1,0 +1,195 @@
+"""The compiler is behind one door: without ``coterie.compiled`` everything else works."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import pytest
+
+import coterie
+from coterie.engines import vmap
+
+ROOT = Path(coterie.__file__).parents[2]
+SOURCE, TESTS = ROOT / "src" / "coterie", ROOT / "tests"
+DOOR = SOURCE / "engines" / "vmap.py"
+OWN = re.compile(r"^\s*(?:from|import) coterie\.compiled\b", re.MULTILINE)
+
+HIDDEN = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[::2][0] == "coterie" and name.startswith("coterie.compiled"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name="coterie.compiled")
+
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+def python(code: str, *arguments: str) -> str:
+    """What a new interpreter prints."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def imports(path: Path):
+    """Every module that a file imports, wherever in the file it does so."""
+    package = ["coterie", *path.relative_to(SOURCE).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*home, *(node.module or "").split(".")]).strip(".")
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def test_only_the_vmap_engine_imports_the_compiler():
+    others = [path for path in SOURCE.rglob("*.py") if SOURCE / "compiled" not in path.parents]
+    asking = {p for p in others if any(name.startswith("coterie.compiled") for name in imports(p))}
+    assert asking <= {DOOR}  # for its types
+    assert "coterie.compiled" not in {name for path in others for name in _at_run_time(path)}
+    named = [path for path in others if re.search(r"import_module\(|__import__", path.read_text())]
+    assert DOOR in named
+
+
+def _at_run_time(path: Path):
+    """Packages that are imported when the module itself is."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            text = ast.unparse(node)
+            yield "coterie.compiled" if re.search(r"from \.+compiled", text) else text
+
+
+def test_private_names_of_torch_stay_with_the_compiler():
+    private = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*|from torch[.\w]* import .*\b_[A-Za-z]\w*")
+    others = [path for path in SOURCE.rglob("*.py") if SOURCE / "compiled" not in path.parents]
+    found = {path.name: private.findall(ast.unparse(_bare(path))) for path in others}
+    assert not {name: names for name, names in found.items() if names}
+
+
+def _bare(path: Path) -> ast.Module:
+    """A module without its docstrings."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(None)
+    return tree
+
+
+def test_the_core_loads_neither_readers_nor_the_compiler():
+    code = (
+        "import sys, coterie.core, coterie.core.loops, coterie.core.calls, coterie.core.optim, "
+        "coterie.core.flat\nprint(*sys.modules)"
+    )
+    loaded = set(python(code).split())
+    heavy = ("pyarrow", "sklearn", "coterie.compiled", "coterie.data")
+    assert not [name for name in loaded if name.startswith(heavy)]
+
+
+def test_a_loop_needs_no_compiler():
+    code = (
+        "import sys, coterie\n"
+        "coterie.run({'partition': {'clients': 2}, 'model': {'name': 'linear'}, "
+        "'engine': {'name': 'loop'}, 'run': {'rounds': 1}}, method='fedavg')\n"
+        "print(*[name for name in sys.modules if name.startswith('coterie.compiled')])"
+    )
+    assert not python(code).strip()
+
+
+RUN = """
+import coterie
+config = {"partition": {"name": "iid", "clients": 3}, "model": {"name": "linear"},
+          "engine": {"name": "vmap", "play": True}, "run": {"rounds": 2}}
+run = coterie.run(config, method="fedavg")
+(call,) = [c for c in run.summary["ran"]["calls"] if c["stage"] == "FedAvg.local"]
+print(call["way"], "|", call["why"])
+print(run.summary["digest"])
+config["engine"]["play"] = False
+print(coterie.run(config, method="fedavg").summary["digest"])
+auto = coterie.run({**config, "engine": {"name": "auto"}}, method="fedavg")
+print(auto.data.config["resolved"]["engine"])
+print(dict(coterie.doctor(config).facts)["C++ compiler"])
+"""
+
+ASKED = """
+from coterie.commands import doctor as look
+found = {"engine": "vmap", "chunk": 2, "threads": 1, "play": False, "compiled": False,
+         "seconds": 1.0}
+look.auto.resolve = lambda *_: found
+config["engine"] = {"name": "vmap", "play": True}
+print(*coterie.doctor(config, method="fedavg").warnings)
+"""
+
+
+def test_without_the_compiler_vmap_runs_uncompiled_and_says_why():
+    lines = python(HIDDEN + RUN + ASKED).splitlines()
+    assert lines[0] == f"as written | {vmap.MISSING}"
+    assert lines[1] == lines[2]
+    assert lines[3] in ("loop", "vmap")
+    assert lines[4].startswith("none")
+    assert vmap.MISSING in lines[5]  # doctor
+
+
+def test_a_traced_run_is_not_continued_without_the_compiler(monkeypatch):
+    from coterie.algorithms.local import Local
+    from support import task
+
+    monkeypatch.setattr(vmap, "tracing", lambda: None)
+    before = {"1": "compiled", "2": "as written"}
+    with pytest.raises(coterie.EngineError, match=r"were compiled when.*start a new run"):
+        vmap.VmapBackend(*task(Local())[:2], before=before)
+    vmap.VmapBackend(*task(Local())[:2], before={"2": "as written"})
+
+
+def test_a_fault_inside_the_compiler_is_not_taken_for_its_absence(monkeypatch):
+    def broken(name):
+        raise ModuleNotFoundError("No module named 'torch.gone'", name="torch.gone")
+
+    monkeypatch.setattr(vmap.importlib, "import_module", broken)
+    with pytest.raises(ModuleNotFoundError, match=r"torch\.gone"):
+        vmap.tracing()
+
+
+def own_tests(folder: Path) -> list[Path]:
+    """Test files of the compiler itself: those that import it, or another one of them."""
+    text = {path: path.read_text() for path in folder.rglob("*.py")}
+    own = {path for path in text if OWN.search(text[path])}
+    helped = "|".join(path.stem for path in own) or "nothing"
+    asking = re.compile(rf"^(?:from|import) (?:{helped})\b", re.MULTILINE)
+    return [path for path in text if path in own or asking.search(text[path])]
+
+
+@pytest.mark.compiled
+def test_the_compilers_own_tests_are_told_by_their_imports():
+    assert {path.name for path in own_tests(TESTS)} >= {"test_trace.py", "test_gpu.py"}
+    assert PathFinder.find_spec("coterie.compiled", [str(SOURCE)]) is not None
+
+
+@pytest.mark.slow
+def test_everything_else_passes_with_the_folder_deleted(tmp_path):
+    for name in ("src", "tests", "docs", "experiments", "bench"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path / path.name)
+    shutil.rmtree(tmp_path / "src" / "coterie" / "compiled")
+    for path in own_tests(tmp_path / "tests"):
+        path.unlink()
+    chosen = "not slow and not gpu and not shared and not compiled"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", chosen],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]

@@ -1,0 +1,75 @@
+"""What a run sets for the process is restored, and nothing else sets it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import coterie
+from coterie.algorithms.local import Local
+from coterie.engines import process
+from support import engine_of, task
+
+SOURCE = Path(coterie.__file__).parent
+
+
+def now():
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    return torch.get_num_threads(), products.allow_tf32, convolutions.allow_tf32
+
+
+@pytest.mark.parametrize("asked", [{"threads": 2}, {"tf32": True}, {"keep_memory": True}, {}])
+@pytest.mark.parametrize("fails", [False, True])
+def test_settings_are_restored(asked, fails):
+    before = now()
+    try:
+        with process.settings(**asked):
+            threads, *tf32 = now()
+            assert threads == asked.get("threads", before[0])
+            assert tf32 == [asked["tf32"]] * 2 if "tf32" in asked else tuple(tf32) == before[1:]
+            if fails:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        assert fails
+    assert now() == before
+
+
+@pytest.mark.parametrize("engine", ["loop", "wire", "vmap", "auto"])
+def test_making_an_engine_sets_nothing(engine, monkeypatch):
+    monkeypatch.setattr(process, "_glibc", lambda name: pytest.fail("mallopt"))
+    before, on = now(), task(Local())
+    made = engine_of(engine, on, threads=2, rounds=1, play=False)
+    assert now() == before
+    assert made.choice["engine"] == "vmap" or made.choice["threads"] == 2
+
+
+def test_freed_memory_is_kept_for_the_scope_alone(monkeypatch):
+    calls = []
+    monkeypatch.setattr(process, "_glibc", lambda name: lambda *given: calls.append((name, given)))
+    with process.settings(keep_memory=True):
+        inside = len(calls)
+        assert ("mallopt", (-1, 2**31 - 1)) in calls
+    after = calls[inside:]
+    assert ("mallopt", (-1, 2 * 32 * 2**20)) in after
+    assert after[-1] == ("malloc_trim", (0,))
+
+
+def test_a_run_leaves_the_process_as_it_was():
+    before = now()
+    config = {"partition": {"clients": 2}, "model": {"name": "linear"}, "run": {"rounds": 1}}
+    for engine in ({"name": "loop", "threads": 2}, {"name": "vmap", "play": False}):
+        coterie.run({**config, "engine": engine}, method="fedavg")
+        assert now() == before
+
+
+def test_threads_and_precision_are_set_in_one_place():
+    allowed = {"engines/process.py", "compiled/trust.py"}  # scoped there
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = isinstance(node, ast.Attribute) and node.attr == "set_num_threads"
+            stored = isinstance(node, ast.Attribute) and node.attr == "allow_tf32"
+            if called or (stored and isinstance(node.ctx, ast.Store)):
+                found.add(path.relative_to(SOURCE).as_posix())
+    assert found <= allowed
