@@ -17,9 +17,10 @@ from coterie.core.tree import row
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
 from coterie.engines import make_engine
+from coterie.engines.hosts import Worker
 from coterie.engines.loop import LoopBackend
 from coterie.engines.vmap import VmapBackend, compiler
-from coterie.engines.wire import WireEngine, Worker
+from coterie.engines.wire import WireEngine
 from coterie.training.rounds import Record, train
 
 with_a_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")

@@ -13,14 +13,20 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
 from coterie.core import tree
 from coterie.core.tree import Bank, count_bytes, row
-from coterie.engines import ENGINES, auto, candidates, remembered
-from coterie.engines.candidates import PROBE_STEPS, Candidate, Length, Tracing, forms, steps
+from coterie.engines import ENGINES, auto, remembered
+from coterie.engines.base import Work
+from coterie.engines.candidates import PROBE_STEPS, Candidate, Tracing, forms
 from coterie.engines.codec import Message, decode, encode, vocabulary
+from coterie.engines.settings import Length, steps
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import ConfigError, EngineError
 from coterie.training.rounds import participants, train
 from support import METHODS, assert_close, cnn, engine_of, federation, last, mlp, predictors, task
+
+
+def work(on):
+    return Work(on.problem, on.shards)
 
 
 def test_auto_chooses_remembers_and_says_so(monkeypatch):
@@ -101,7 +107,7 @@ def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, play=Fa
     monkeypatch.setattr(auto, "_batched", batched)
     monkeypatch.setattr(auto, "_IMPORT", 0.0)
     monkeypatch.setitem(auto.CHUNKS, "cpu", tuple(seconds))
-    found = auto.resolve(on or task(Local()), Length(rounds), auto.Asked())
+    found = auto.resolve(work(on or task(Local())), Length(rounds), auto.Asked())
     return found, [one.choice["chunk"] for one in made if one.turns]
 
 
@@ -132,7 +138,7 @@ def test_what_auto_tries_is_small_beside_the_run(monkeypatch, rounds):
     on = task(Local())
     found, made = resolved(monkeypatch, 1.0, slower, rounds=rounds, on=on)
     assert found["engine"] == "loop"
-    run = rounds * steps(on) / PROBE_STEPS
+    run = rounds * steps(work(on)) / PROBE_STEPS
     assert sum(auto._TURNS * size for size in made) + 2.0 <= max(0.035 * run, 2.0)
     assert (rounds < 10**5) or made == [1, 5, 10, 20, 50]
 
@@ -140,7 +146,7 @@ def test_what_auto_tries_is_small_beside_the_run(monkeypatch, rounds):
 @pytest.mark.parametrize("rounds", [10, 1000])
 def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(monkeypatch, rounds):
     on = task(Local())
-    run = 1000 * steps(on) / PROBE_STEPS  # of the loop, in seconds
+    run = 1000 * steps(work(on)) / PROBE_STEPS  # of the loop, in seconds
     found, made = resolved(
         monkeypatch, 1.0, {1: 0.5}, rounds=10 * rounds, setup=3 * run, on=on, play=True
     )
@@ -150,12 +156,12 @@ def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(monkeypatch, r
 
 def test_a_comparison_shares_what_its_tries_cost(monkeypatch):
     on = task(Local())
-    monkeypatch.setattr(candidates.Length, "bucket", lambda *_: 0)
-    assert auto.Asked().how(on, Length(1)).play == auto.can_trace()
+    monkeypatch.setattr(Length, "bucket", lambda *_: 0)
+    assert auto.how_of(work(on), Length(1), auto.Asked()).play == auto.can_trace()
     loop = Timed(1.0, engine="loop", threads=1)
     loop.turn()
     other = Timed(0.1, engine="vmap", chunk=1, threads=1, play=False, compiled=False)
-    few, many = (auto._Search(on, Length(3, runs=runs), loop) for runs in (1, 100))
+    few, many = (auto._Search(work(on), Length(3, runs=runs), loop) for runs in (1, 100))
     assert not few.affords(other)
     assert many.affords(other)
 
@@ -166,7 +172,7 @@ def test_a_larger_chunk_that_could_not_save_its_try_is_not_tried(monkeypatch):
     for one in (loop, best):
         one.turn()
     larger = Timed(0.01, setup=1e9, engine="vmap", threads=1, play=True, compiled=False)
-    search = auto._Search(on, Length(1000), loop)
+    search = auto._Search(work(on), Length(1000), loop)
     search.batched = search._last = best
     assert not search.affords(larger)
     larger._setup = 0.0
@@ -186,9 +192,9 @@ def test_one_thread_is_preferred_where_all_are_hardly_faster(monkeypatch):
 def test_the_forms_of_a_run_are_foretold(sizes, chunk):
     on = task(Local(), federated=federation(sizes))
     engine = VmapBackend(on.problem, on.shards, chunk=chunk)
-    list(train(Local(), on.problem, engine, 2, participation=1.0))
+    list(train(Local(), on.problem, Simulator(engine), 2, participation=1.0))
     trained = [form for form in engine.forms if form.stage == "Local.local"]
-    assert len(trained) == forms(engine, on, Length(2))
+    assert len(trained) == forms(engine, work(on), Length(2))
 
 
 def test_auto_measures_anew_for_a_run_of_another_length():
@@ -203,7 +209,7 @@ def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(VmapBackend, "local", fail)
-    found = auto.resolve(task(Local()), Length(10**6), auto.Asked(play=False))
+    found = auto.resolve(work(task(Local())), Length(10**6), auto.Asked(play=False))
     assert found["engine"] == "loop"
 
 
@@ -237,7 +243,7 @@ def test_auto_falls_back_to_the_loop_where_vmap_cannot():
 
 def test_chunks_fit_the_memory_budget():
     on = task(Local())
-    one = auto.footprint(on.problem)
+    one = auto.footprint(work(on))
     assert engine_of("vmap", on, memory_mib=1).choice["chunk"] == max(1, min(20, 2**20 // one))
     assert engine_of("vmap", on, chunk=3).choice["chunk"] == 3
 
@@ -339,7 +345,7 @@ def test_chunks_are_alike_and_the_same_for_every_thread(clients, chunk, threads)
 def test_auto_tries_no_chunk_twice():
     on = task(Local(), federated=federation((5,) * 12))
     asked = auto.Asked(threads=2)
-    found = auto._batched(on, auto.How(True, False), (1, 5, 10, 20, 50), asked)
+    found = auto._batched(work(on), auto.How(True, False), (1, 5, 10, 20, 50), asked)
     assert [(one.choice["chunk"], len(one.clients)) for one in found] == [(1, 2), (5, 6), (10, 12)]
 
 

@@ -196,17 +196,16 @@ def test_what_is_asked_for_whole_is_not_taken_apart():
 
 
 WALKERS = {"core/tree.py"}
-# where others are at work now; to be replaced by core/tree (docs/architecture.md)
-STILL = {"compiled/trace/double.py", "compiled/trust.py"}
+# arguments of torch operations: lists and dicts, too
+OF_TORCH = {"compiled/trace/double.py"}
 
 
 def test_trees_are_walked_in_one_place():
     found = {path for path in modules() if "_fields" in names_in(path)}
-    assert found == WALKERS | STILL
+    assert found == WALKERS | OF_TORCH
 
 
 RENAMERS = {"storage/files.py"}
-STILL_RENAMING = {"engines/auto.py"}
 
 
 def test_files_get_their_names_in_one_place():
@@ -218,7 +217,7 @@ def test_files_get_their_names_in_one_place():
                 one = len(node.args) == 1 and not node.keywords
                 if node.func.attr in ("replace", "rename", "renames") and one:
                     found.add(path)
-    assert found == RENAMERS | STILL_RENAMING
+    assert found == RENAMERS
 
 
 def modules() -> list[str]:

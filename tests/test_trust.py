@@ -16,7 +16,7 @@ from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import native
 from coterie.compiled.trace import InDouble, doubled, native_loop, replay, rewrite
 from coterie.compiled.trace.cpp_writer import OPERATIONS
-from coterie.compiled.trust import Trial
+from coterie.compiled.trust import TraceTrial
 from coterie.core.calls import COMPILED, REPLAYED, WRITTEN, Form
 from coterie.core.recipe import Recipe
 from coterie.engines.simulator import Simulator
@@ -271,7 +271,7 @@ def test_a_call_in_float64_is_the_call_without_rounding():
 
 
 def test_a_graph_that_gives_something_else_than_its_recording_is_refused():
-    trial = Trial(lambda w: w - 1e-3 * w.sin(), (torch.randn(4, 6),), (2, 4))
+    trial = TraceTrial(lambda w: w - 1e-3 * w.sin(), (torch.randn(4, 6),), (2, 4))
 
     def played(w):
         return w - (1e-3 * w.double().sin()).float()
@@ -360,7 +360,7 @@ def test_a_form_that_was_forgotten_is_done_as_before_and_compared_once(monkeypat
     monkeypatch.setattr("coterie.compiled.executor.KEPT", 1)
     executor, works, trials = Executor(), [True], []
     monkeypatch.setattr(
-        "coterie.compiled.executor.Trial", lambda *given: trials.append(given) or Trial(*given)
+        "coterie.compiled.executor.Trial", lambda *given: trials.append(given) or TraceTrial(*given)
     )
 
     def call(w):

@@ -27,11 +27,11 @@ from torch import Tensor
 from ..core import tree
 from ..core.calls import COMPILED, REPLAYED, WRITTEN, Destination, Form
 from ..core.client import Clock
-from ..core.tree import Tree
+from ..core.tree import Tree, unflatten
 from ..errors import EngineError, MismatchError, SlowerError, TraceError
 from .kernels import ManyClients, native
 from .trace import InDouble, Trace, Tracer, doubled
-from .trust import Call, Trial, rebuilt, tensors
+from .trust import Call, TraceTrial, tensors
 
 _LOG = logging.getLogger(__name__)
 KEPT = 64  # traces; clients of ever new sizes would fill the memory with them
@@ -174,7 +174,7 @@ class Executor:
         self,
         form: Form,
         replay: "_Replay",
-        trial: Trial | None,
+        trial: TraceTrial | None,
         call: Call,
         inputs: tuple[Tree, ...],
     ) -> None:
@@ -197,9 +197,9 @@ class Executor:
             _tell(error, "steps of %s are not compiled, which is slower: %s", form.stage, error)
 
 
-def _trial(call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> Trial:
+def _trial(call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> TraceTrial:
     try:
-        return Trial(call, inputs, layers)
+        return TraceTrial(call, inputs, layers)
     except (RuntimeError, TypeError, ValueError, AssertionError, EngineError) as error:
         call(*inputs)  # an error of the call itself is raised here, unchanged
         raise TraceError(f"it cannot be compared in float64: {error}") from error
@@ -212,7 +212,7 @@ def _trace(
     copies = list(map(_copied, tensors(inputs)))  # no tensor is among them twice
     exactly = InDouble() if double else nullcontext()
     with Tracer(copies) as tracer, exactly, ManyClients():
-        result = call(*rebuilt(inputs, iter(copies)))
+        result = call(*unflatten(inputs, iter(copies)))
     return Trace(tracer, tensors(result), plain=plain), result
 
 
@@ -238,13 +238,13 @@ class _Replay:
     ) -> Tree:
         if self._graph is None:
             return self.uncaptured(*inputs, destinations=destinations)
-        return rebuilt(self._like, iter(self._graph.replay(tensors(inputs))))
+        return unflatten(self._like, iter(self._graph.replay(tensors(inputs))))
 
     def uncaptured(
         self, *inputs: Tree, destinations: Callable[[int], Destination] | None = None
     ) -> Tree:
         """The same from the trace itself, also where there is a CUDA graph of it."""
-        return rebuilt(self._like, iter(self._trace(tensors(inputs), destinations)))
+        return unflatten(self._like, iter(self._trace(tensors(inputs), destinations)))
 
     def compile(self, call: Call, inputs: tuple[Tree, ...], *, double: bool = False) -> None:
         """Replace its loops by C++, written from a trace of the first client alone."""

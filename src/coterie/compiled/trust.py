@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.tree import Bank, Tree
+from ..core.tree import Bank, Tree, flatten, unflatten
 from ..errors import MismatchError
 from .trace import InDouble, doubled
 
@@ -49,7 +49,7 @@ class Off(NamedTuple):
     what: str
 
 
-class Trial:
+class TraceTrial:
     """A call on perturbed inputs, and its result in float64.
 
     The call is executed for few clients. Traces are replayed for as many clients as they were made
@@ -291,17 +291,7 @@ def full_precision() -> Iterator[None]:
 
 def tensors(value: Any) -> list[Tensor]:
     """Every tensor, including the table of a Bank."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [leaf for part in value for leaf in tensors(part)]
-
-
-def rebuilt(like: Any, leaves: Iterator[Tensor]) -> Any:
-    """The structure of ``like`` with these tensors."""
-    if isinstance(like, Tensor):
-        return next(leaves)
-    parts = [rebuilt(part, leaves) for part in like]
-    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    return [leaf for _, leaf in flatten(value)]
 
 
 def perturbed(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
@@ -315,5 +305,5 @@ def perturbed(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
         return leaf * factors.to(leaf).repeat(times)[: leaf.numel()].view(leaf.shape)
 
     leaves = (one(at, leaf) for at, leaf in enumerate(tensors(inputs)))
-    changed: tuple[Tree, ...] = rebuilt(inputs, leaves)
+    changed: tuple[Tree, ...] = unflatten(inputs, leaves)
     return changed

@@ -12,10 +12,8 @@ calls are executed as they are written.
 import importlib
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
-from threading import Lock
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,13 +34,12 @@ from ..core.tree import Tree
 from ..errors import EngineError
 from .base import Computed, Evaluation, Predicted, Scores, state_device
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
+from .gathered import Chunk, Empty, Gathered, rows_of
 from .process import settings
 
 if TYPE_CHECKING:
     from ..compiled import Executor
 
-Chunk = list[int]  # positions among the round's clients
-Empty = Callable[[torch.Size, torch.dtype, torch.device], Tensor]  # allocates a tensor
 MISSING = "the package coterie.compiled is not installed here"
 
 
@@ -217,13 +214,13 @@ class VmapBackend:
         def done(chunk: Chunk) -> None:
             ids = [everyone[i] for i in chunk]
             view = views(self.problem, self.shards, ids, round.index)
-            row = tree.move(_rows(message, chunk), self.problem.device)
-            state = tree.move(_rows(states, chunk), self.problem.device)
+            row = tree.move(rows_of(message, chunk), self.problem.device)
+            state = tree.move(rows_of(states, chunk), self.problem.device)
             where = gathered.destinations(chunk) if stage.in_place else None
             made = self._mapped(stage, ids, (view, row, state), round, where)
             gathered.put(chunk, stage.finish(made, ids))
 
-        gathered = _Gathered(len(everyone), self._empty)
+        gathered = Gathered(len(everyone), self._empty)
         self._share_out(done, self.chunks(everyone))
         return gathered.rows
 
@@ -296,83 +293,8 @@ class _Stage(NamedTuple):
     in_place: bool  # whether ``finish`` leaves the tensors where they are
 
 
-class _Gathered:
-    """Collects the rows of all chunks in one tensor per leaf."""
-
-    def __init__(self, count: int, empty: Empty) -> None:
-        self._count, self._empty, self._making = count, empty, Lock()
-        self._buffers: dict[int, Tensor] = {}  # preallocated for the result of this number
-        self._rows: dict[int, Tensor] = {}  # of each leaf, which may be such a buffer
-        self._like: Tree = None
-
-    @property
-    def rows(self) -> Tree:
-        """The rows of all chunks."""
-        leaves = iter(range(len(self._rows)))
-        return tree.map_leaves(lambda _: self._rows[next(leaves)], self._like)
-
-    def destinations(self, chunk: Chunk) -> Callable[[int], Destination] | None:
-        """The rows of a chunk in preallocated buffers, so that results need no copy there."""
-        if not _in_order(chunk):
-            return None
-
-        def destination(at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-            with self._making:
-                if at not in self._buffers:
-                    self._buffers[at] = self._allocated(shape, dtype, torch.device("cpu"))
-            return self._buffers[at][_span(chunk)]
-
-        return lambda at: partial(destination, at)
-
-    def put(self, chunk: Chunk, part: Tree) -> None:
-        """Store the rows of a chunk."""
-        self._like = part
-        for at, leaf in enumerate(tree.leaves(part)):
-            if _in_order(chunk) and len(chunk) == self._count:
-                self._rows[at] = leaf
-                continue
-            with self._making:
-                if at not in self._rows:
-                    self._rows[at] = self._buffer(at, leaf)
-            _put(self._rows[at], chunk, leaf)
-
-    def _buffer(self, at: int, leaf: Tensor) -> Tensor:
-        """The preallocated buffer if its shape and dtype match, else a new one."""
-        made = self._buffers.get(at)
-        if made is not None and (made.shape[1:], made.dtype) == (leaf.shape[1:], leaf.dtype):
-            return made
-        return self._allocated(leaf.shape, leaf.dtype, leaf.device)
-
-    def _allocated(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self._empty(torch.Size((self._count, *shape[1:])), dtype, device)
-
-
 def _empty(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
-
-
-def _put(rows: Tensor, chunk: Chunk, leaf: Tensor) -> None:
-    if not _in_order(chunk):
-        rows.index_copy_(0, torch.tensor(chunk, device=rows.device), leaf)
-        return
-    place = rows[_span(chunk)]
-    if place.data_ptr() != leaf.data_ptr() or not leaf.is_contiguous():
-        place.copy_(leaf)
-
-
-def _span(chunk: Chunk) -> slice:
-    return slice(chunk[0], chunk[-1] + 1)
-
-
-def _rows(rows: Tree, chunk: Chunk) -> Tree:
-    """The rows of a chunk; neighbours as they lie."""
-    if _in_order(chunk):
-        return tree.map_leaves(lambda leaf: leaf[_span(chunk)], rows)
-    return tree.take(rows, torch.tensor(chunk))
-
-
-def _in_order(positions: Chunk) -> bool:
-    return positions == list(range(positions[0], positions[0] + len(positions)))
 
 
 def _refuse_untraced(package: ModuleType | None, before: Mapping[str, str] | None) -> None:

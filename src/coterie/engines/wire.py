@@ -5,15 +5,11 @@ answers with bytes. The engine proves that no method leans on shared memory or o
 data, and does over pipes what an engine on a network does over connections.
 """
 
-import contextlib
-import pickle
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,101 +24,13 @@ from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
-from . import worker
 from .base import Enrolment, Evaluation, Predicted, Replies
 from .codec import Message, Types, decode, digest, encode, vocabulary
+from .hosts import Host, Worker
 from .loop import together
 from .simulator import joined
-from .site import SHARD, STATE, Site, write_shard
-from .worker import FAILED, SETUP, Setup, place, receive, send
-
-
-class Host(Protocol):
-    """Answers for clients, in another process or in this one."""
-
-    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
-        """Begin a run whose clients' folders lie in ``home``."""
-
-    def ask(self, client: int, data: bytes) -> bytes | None:
-        """The reply of a client; None where there is none."""
-
-    def close(self) -> None:
-        """End what answers."""
-
-
-class Inline:
-    """Answers in this process, still through bytes and files."""
-
-    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
-        """Begin a run."""
-        self._home, self._told = home, (problem, algorithm)
-
-    def ask(self, client: int, data: bytes) -> bytes | None:
-        """The reply of a client."""
-        return Site(place(self._home, client), client, *self._told).answer(data)
-
-    def close(self) -> None:
-        """Nothing is left to end."""
-
-
-class Worker:
-    """A process that answers for clients; one that ended is started again."""
-
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._setup: bytes | None = None
-
-    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
-        """Tell the process of a run before its first request."""
-        pickled = _pickled(problem, algorithm)
-        self._setup = pickle.dumps(Setup(sys.path, threads, str(home), pickled))
-        if self._process is not None:
-            self._tell(_open(self._process.stdin))
-
-    def _tell(self, requests: IO[bytes]) -> None:
-        if self._setup is None:
-            raise EngineError("a worker was asked before it was set up")
-        send(requests, SETUP)
-        send(requests, self._setup)
-
-    def ask(self, client: int, data: bytes) -> bytes | None:
-        """The reply of a client; None where its process ended before it answered."""
-        try:
-            requests, replies = self._pipes()
-            send(requests, str(client).encode())
-            send(requests, data)
-            reply = receive(replies)
-        except (OSError, EOFError):
-            self.close()
-            return None
-        if reply[:1] == FAILED:
-            raise EngineError(f"client {client} failed in its process: {reply[1:].decode()}")
-        return reply[1:]
-
-    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Where a running process reads requests and writes replies."""
-        if self._process is None:
-            command = [sys.executable, "-P", "-m", worker.__name__]
-            pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
-            self._tell(_open(self._process.stdin))
-        return _open(self._process.stdin), _open(self._process.stdout)
-
-    def close(self) -> None:
-        """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            for stream in (self._process.stdin, self._process.stdout):
-                with contextlib.suppress(OSError):  # what was not flushed has nowhere to go
-                    _open(stream).close()
-            self._process.wait()
-            self._process = None
-
-
-def _open(stream: IO[bytes] | None) -> IO[bytes]:
-    if stream is None:
-        raise EngineError("a worker process has no pipe")
-    return stream
+from .site import SHARD, STATE, write_shard
+from .worker import place
 
 
 class WireEngine:
@@ -263,17 +171,6 @@ class WireEngine:
         if "refused" in answer.head:
             return Rejection(client, str(answer.head["refused"]))
         return answer
-
-
-def _pickled(problem: Problem, algorithm: AnyAlgorithm) -> bytes:
-    try:
-        return pickle.dumps((problem, algorithm))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise EngineError(
-            f"engine.name: 'wire' runs clients in another process, which cannot be told of this "
-            f"method or network ({error}); define their classes in a module that can be imported, "
-            "or use engine.name = 'loop'"
-        ) from error
 
 
 def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.tree import Bank, Tree, count_bytes, row, take
+from ..core.tree import Bank, Tree, count_bytes, flatten, row, take, unflatten
 from ..data.federation import Federation
 from .differences import copied, difference, named
 from .harness import PIXELS, Outcome, with_other
@@ -138,23 +138,22 @@ def _uncounted(case: Case) -> Iterator[str]:
 
 
 def _has_bank(message: Tree) -> bool:
-    if isinstance(message, Bank):
-        return True
-    return isinstance(message, tuple) and any(map(_has_bank, message))
+    return any(isinstance(leaf, Bank) for _, leaf in flatten(message, (Bank,)))
 
 
 def _only_sent(message: Tree) -> Tree:
     """A message in which rows of a Bank's table that no slot holds are NaN, or 0 of integers."""
-    if isinstance(message, Bank):
-        fill = torch.nan if message.models.is_floating_point() else 0
-        models = torch.full_like(message.models, fill)
-        held = message.slot[message.slot >= 0]
-        models[held] = message.models[held]
-        return message._replace(models=models)
-    if isinstance(message, Tensor):
-        return message.clone()
-    parts = [_only_sent(part) for part in message]
-    return type(message)(*parts) if getattr(message, "_fields", None) else tuple(parts)
+    parts = [_narrowed(leaf) for _, leaf in flatten(message, (Bank,))]
+    return unflatten(message, parts, (Bank,))
+
+
+def _narrowed(leaf: Tensor | Bank) -> Tensor | Bank:
+    if isinstance(leaf, Tensor):
+        return leaf.clone()
+    models = torch.full_like(leaf.models, torch.nan if leaf.models.is_floating_point() else 0)
+    held = leaf.slot[leaf.slot >= 0]
+    models[held] = leaf.models[held]
+    return leaf._replace(models=models)
 
 
 # ---- the collaboration matrix --------------------------------------------------------------------

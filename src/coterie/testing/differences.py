@@ -1,44 +1,40 @@
 """Says in words where two trees of tensors differ, and which part of a tree is not a tensor."""
 
+import re
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from ..core.rows import RowTable, StateRows, dense
-from ..core.tree import Tree
+from ..core.tree import Tree, flatten, unflatten
+
+ARRAYS = Tensor | RowTable | StateRows
 
 
 def named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a tree with its name, such as ``server.models``."""
-    if isinstance(tree, Tensor | RowTable | StateRows):
-        yield path, dense(tree)
-    elif isinstance(tree, tuple):
-        fields = getattr(tree, "_fields", None)
-        for at, part in enumerate(tree):
-            yield from named(part, f"{path}.{fields[at]}" if fields else f"{path}[{at}]")
+    for steps, leaf in flatten(tree):
+        if isinstance(leaf, ARRAYS):
+            yield _name(path, steps), dense(leaf)
 
 
 def misfit(tree: Tree, path: str) -> str | None:
     """What part of a tree is neither a tensor nor a tuple; None where all of it is."""
-    if isinstance(tree, Tensor | RowTable | StateRows):
-        return None
-    if not isinstance(tree, tuple):
-        return f"{path} is a {type(tree).__name__}"
-    fields = getattr(tree, "_fields", None)
-    found = (
-        misfit(part, f"{path}.{fields[at]}" if fields else f"{path}[{at}]")
-        for at, part in enumerate(tree)
-    )
-    return next((words for words in found if words), None)
+    for steps, leaf in flatten(tree):
+        if not isinstance(leaf, ARRAYS):
+            return f"{_name(path, steps)} is a {type(leaf).__name__}"
+    return None
+
+
+def _name(path: str, steps: str) -> str:
+    """Fields after a dot, numbers in brackets."""
+    return path + re.sub(r"\.(\d+)", r"[\1]", steps)
 
 
 def copied(tree: Tree) -> Tree:
     """A copy that shares no memory; a Bank's table is copied too."""
-    if isinstance(tree, Tensor | RowTable | StateRows):
-        return dense(tree).clone()
-    parts = [copied(part) for part in tree]
-    return type(tree)(*parts) if getattr(tree, "_fields", None) else tuple(parts)
+    return unflatten(tree, [dense(leaf).clone() for _, leaf in flatten(tree)])
 
 
 def difference(found: Tree, expected: Tree, path: str, tolerance: float = 0.0) -> str | None:

@@ -28,7 +28,8 @@ from ..core.tree import Tree
 from ..data.federation import Dataset, Federation
 from ..data.simulation import simulate
 from ..engines import Engine, make_engine
-from ..engines.wire import Inline, WireEngine
+from ..engines.hosts import Inline
+from ..engines.wire import WireEngine
 from ..experiment import checkpoint
 from ..experiment.run_folder.stored_models import digest
 from ..training.guard import Guard
