@@ -113,10 +113,9 @@ def task(
 
 def engine_of(name: str, on: Simulation, **options: Any) -> Any:
     """An engine for a simulation; it is closed when the test ends."""
-    if name == "wire":
-        made: Any = WireEngine(
-            on.shards, worker=WORKER
-        )  # one process for all tests: it starts slowly
+    made: Any
+    if name == "wire":  # one process for all tests: it starts slowly
+        made = WireEngine(on.shards, threads=options.get("threads"), worker=WORKER)
     else:
         made = make_engine(name, on.problem, on.shards, **options)
     OPEN.append(made)
