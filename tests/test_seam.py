@@ -1,0 +1,223 @@
+"""The seam: a server that holds no data, and engines that own their clients."""
+
+import contextlib
+import os
+import pickle
+import signal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from coterie.algorithms.fedavg import Update
+from coterie.core import tree
+from coterie.core.messages import Rejection
+from coterie.engines.codec import Message, decode, encode, vocabulary
+from coterie.engines.hosts import Inline, Worker
+from coterie.engines.site import SHARD, STATE, read_shard
+from coterie.engines.wire import WireEngine
+from coterie.engines.worker import place
+from coterie.errors import EngineError
+from coterie.training.guard import Guard, remember, screen
+from coterie.training.rounds import Begin, train
+from support import METHODS, assert_close, engine_of, last, predictors, task, whole_round
+
+
+def wired(on, host=None):
+    return WireEngine(on.shards, worker=host or Inline())
+
+
+def begun(name="fedfomo"):
+    """A wire engine with clients in this process, and a round for everybody."""
+    method = METHODS[name]()
+    on = task(method)
+    engine = wired(on)
+    server, states = method.init(on.problem)
+    engine.begin(on.problem, method, states)
+    round = whole_round(on)
+    return engine, method, method.download(server, round), round, on
+
+
+# ---- who knows what ------------------------------------------------------------------------------
+
+
+def held_by(value, seen=None):
+    """Every tensor that can be reached from an object."""
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from held_by(part, seen)
+    elif isinstance(value, list | tuple | set):
+        for part in value:
+            yield from held_by(part, seen)
+    elif hasattr(value, "__dict__"):
+        yield from held_by(vars(value), seen)
+
+
+def test_a_problem_holds_nobodys_samples():
+    on = task(METHODS["fedavg"]())
+    samples = on.shards.x.flatten(1)
+    for tensor in held_by(on.problem):
+        if tensor.is_floating_point() and tensor.numel() >= samples.shape[1]:
+            windows = tensor.flatten().to(samples.dtype).unfold(0, samples.shape[1], 1)
+            assert not (windows[:, None] == samples[None]).all(-1).any()
+    assert len(pickle.dumps(on.problem)) < samples.nbytes  # and it travels without them
+
+
+@pytest.mark.parametrize("client", range(5))
+def test_a_shard_file_holds_one_clients_samples(client, tmp_path):
+    engine, _, _, _, on = begun()
+    path = place(engine._home, client) / SHARD
+    stored = load_file(path)
+    parts = on.federation
+    own = torch.cat([part[client] for part in (parts.train, parts.val, parts.test)])
+    others = [i for i in range(len(on.shards.x)) if i not in own.tolist()]
+    assert len(stored["x"]) == len(own.unique())
+    found = stored["x"].flatten(1)
+    assert not (found[:, None] == on.shards.x[others].flatten(1)[None]).all(-1).any()
+    shard = read_shard(path, on.problem)
+    for name in ("train", "val", "test"):
+        mine = on.shards.splits[name].of(client)
+        assert torch.equal(shard.x[shard.splits[name].of(client)], on.shards.x[mine])
+        assert sum(shard.splits[name].sizes) == len(mine)
+    engine.close()
+
+
+# ---- states change when replies are accepted -----------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap", "wire"])
+def test_nothing_changes_before_a_commit_and_only_who_was_accepted(engine):
+    method = METHODS["scaffold"]()
+    on = task(method)
+    made = engine_of(engine, on)
+    server, states = method.init(on.problem)
+    made.begin(on.problem, method, states)
+    before = tree.map_leaves(torch.clone, made.snapshot())
+    round = whole_round(on)
+    made.exchange(method, method.download(server, round), round)
+    for now, then in zip(tree.leaves(made.snapshot()), tree.leaves(before), strict=True):
+        assert torch.equal(now, then)
+    made.commit(torch.tensor([1, 3]))
+    for now, then in zip(tree.leaves(made.snapshot()), tree.leaves(before), strict=True):
+        moved = [i for i in range(5) if not torch.equal(now[i], then[i])]
+        assert moved == [1, 3]
+
+
+def test_wire_goes_on_from_a_snapshot():
+    method = METHODS["ditto"]()
+    on = task(method)
+    whole = last(method, on, "loop", 4)
+    records = train(method, on.problem, wired(on), 4, participation=0.5)
+    next(records)
+    second = next(records)
+    kept = tree.map_leaves(torch.clone, second.states)
+    begin = Begin(2, second.server, kept, second.accepted)
+    *_, again = train(method, on.problem, wired(on), 4, participation=0.5, begin=begin)
+    assert_close(predictors(again).models, predictors(whole).models, 0)
+
+
+# ---- what goes wrong on the way ------------------------------------------------------------------
+
+
+def test_a_killed_process_loses_its_clients_for_the_round_and_no_state():
+    method = METHODS["fedfomo"]()
+    on = task(method)
+    worker = Worker()
+    engine = wired(on, worker)
+    try:
+        records = train(method, on.problem, engine, 3)
+        before = next(records)
+        kept = tree.map_leaves(torch.clone, before.states)
+        os.kill(worker._process.pid, signal.SIGKILL)
+        worker._process.wait()
+        hit = next(records)
+        assert hit.rejected == (Rejection(0, "lost"),)  # who was asked first; then a new process
+        for now, then in zip(tree.leaves(hit.states), tree.leaves(kept), strict=True):
+            assert torch.equal(now[0], then[0])
+        *_, final = records
+        assert final.rejected == ()
+        assert np.isfinite(final.evaluation.test_loss).all()
+    finally:
+        engine.close()
+        worker.close()
+
+
+@pytest.mark.parametrize("how", ["rolled back", "flipped", "cut short"])
+def test_another_state_than_the_accepted_one_is_never_used(how):
+    engine, method, received, round, _ = begun()
+    file = place(engine._home, 2) / STATE
+    first = file.read_bytes()
+    replies = engine.exchange(method, received, round)
+    engine.commit(replies.clients)
+    now = file.read_bytes()
+    flipped = bytes([now[-1] ^ 1])
+    file.write_bytes(
+        {"rolled back": first, "flipped": now[:-1] + flipped, "cut short": now[:9]}[how]
+    )
+    replies = engine.exchange(method, received, round._replace(index=1))
+    assert Rejection(2, "stale_state") in replies.rejected
+    assert 2 not in replies.clients.tolist()
+    engine.close()
+
+
+def test_a_request_that_comes_twice_is_answered_alike():
+    engine, method, received, round, _ = begun()
+    once = engine.exchange(method, received, round)
+    twice = engine.exchange(method, received, round)
+    for a, b in zip(tree.leaves(once.uploads), tree.leaves(twice.uploads), strict=True):
+        assert torch.equal(a, b)
+    engine.commit(twice.clients)
+    state = engine._held[0]
+    assert isinstance(engine._ask(0, {"kind": "commit", "state": state}), Message)  # again
+    engine.close()
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_bytes_that_are_no_message_are_refused(data):
+    method = METHODS["fedavg"]()
+    good = encode(Message({"kind": "local"}, Update(torch.ones(3), torch.tensor(4))))
+    at = data.draw(st.integers(0, len(good) - 1))
+    kind = data.draw(st.sampled_from(["cut", "flip", "noise"]))
+    spoilt = {
+        "cut": good[:at],
+        "flip": good[:at] + bytes([good[at] ^ data.draw(st.integers(1, 255))]) + good[at + 1 :],
+        "noise": data.draw(st.binary(max_size=200)),
+    }[kind]
+    with contextlib.suppress(EngineError):  # and no other error
+        found = decode(spoilt, vocabulary(method))
+        assert isinstance(found.body, Update)  # a flipped number is still a message
+
+
+def test_only_the_methods_own_types_are_built():
+    foreign = encode(Message({}, Rejection(torch.ones(1), torch.ones(1))))
+    with pytest.raises(EngineError, match="the method's own types"):
+        decode(foreign, vocabulary(METHODS["fedavg"]()))
+    with pytest.raises(EngineError, match="made of tensors and tuples; found list"):
+        encode(Message({}, [torch.ones(1)]))
+
+
+# ---- the guard knows what a server knows ---------------------------------------------------------
+
+
+def test_a_client_may_send_what_it_was_accepted_with_before():
+    on = task(METHODS["fedavg"]())
+    sizes, round = on.problem.sizes, whole_round(on)
+    sent = torch.ones(5, 8)
+    large = torch.ones(5, 8)
+    large[2] = 1e4  # 10,000 times the others, and what it was sent
+    uploads = Update(large, sizes)
+    assert screen(uploads, round, sizes, Guard(), sent)[1] == ((2, "outsized"),)
+    accepted = torch.zeros(5, dtype=torch.float64)
+    after = remember(accepted, Update(large / 50, sizes), round.clients)
+    assert torch.equal(accepted, torch.zeros(5, dtype=torch.float64))  # a value, not a place
+    assert screen(uploads, round, sizes, Guard(), sent, after)[1] == ()
