@@ -46,7 +46,10 @@ def record(index: int, test: np.ndarray, A: np.ndarray | None = None, size: int 
     traffic = Traffic(size * len(test), size * len(test), 0)
     everybody = tuple(range(len(test)))
     evaluation = Evaluation(test, test - 1, loss, loss + 0.1)
-    return Record(index, everybody, traffic, rejected, 0.25, evaluation, A, None, (), ())
+    none = torch.zeros(len(everybody), dtype=torch.float64)
+    return Record(
+        index, everybody, traffic, rejected, 0.25, evaluation, A, None, (), none, lambda: ()
+    )
 
 
 def answered(accuracies: np.ndarray, samples: int) -> Outcomes:

@@ -125,5 +125,5 @@ def test_the_rate_decays_to_its_floor():
 
 def test_clients_of_one_size_need_no_padding():
     on = task(LOCAL, federated=federation(sizes=(20, 20, 9)), merge=False)
-    assert shape_of(on, [0, 1], batched=True).even["train"]
-    assert not shape_of(on, [0, 2], batched=True).even["train"]
+    assert shape_of(on.shards, [0, 1], batched=True).even["train"]
+    assert not shape_of(on.shards, [0, 2], batched=True).even["train"]

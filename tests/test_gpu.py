@@ -9,6 +9,7 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.core.calls import REPLAYED, WRITTEN
+from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.training.rounds import train
 from support import (
@@ -51,7 +52,7 @@ def test_batch_norm_is_played(name, buffers):
     reference = last(method, task(method, normed, recipe=recipe), "loop", 4, participation=1.0)
     on = task(method, normed, recipe=recipe, device="cuda")
     engine = VmapBackend(on.problem, on.shards, chunk=5)
-    *_, record = train(method, on.problem, engine, 4)
+    *_, record = train(method, on.problem, Simulator(engine), 4)
     assert_close(predictors(record).models, predictors(reference).models, 1e-7)
     assert engine._executor.untraced == 0
 
@@ -62,7 +63,7 @@ def test_adaptations_are_played(adaptation):
     reference = last(method, task(method), "loop", 3, participation=1.0)
     on = task(method, device="cuda")
     engine = VmapBackend(on.problem, on.shards, chunk=5)
-    *_, record = train(method, on.problem, engine, 3)
+    *_, record = train(method, on.problem, Simulator(engine), 3)
     assert_close(predictors(record).models, predictors(reference).models, 1e-7)
     assert engine._executor.untraced == 0
 
@@ -74,7 +75,9 @@ def test_rounds_are_really_captured_and_equal_the_plain_ones():
         VmapBackend(on.problem, on.shards, chunk=5),
         VmapBackend(on.problem, on.shards, chunk=5, play=False),
     )
-    results = [list(train(method, on.problem, engine, 5))[-1] for engine in (played, plain)]
+    results = [
+        list(train(method, on.problem, Simulator(engine), 5))[-1] for engine in (played, plain)
+    ]
     assert_close(*(predictors(record).models for record in results), 1e-12)
     assert all(one.replay._graph is not None for one in played._executor._known.values())
     assert played.choice["play"]
@@ -89,7 +92,7 @@ def test_kernels_in_float32_give_what_the_reference_gives(name):
     reference = last(method, task(method, cnn), "loop", 2, participation=1.0)
     on = task(method, cnn, device="cuda", dtype=torch.float32)
     engine = VmapBackend(on.problem, on.shards, chunk=5)
-    *_, record = train(method, on.problem, engine, 2)
+    *_, record = train(method, on.problem, Simulator(engine), 2)
     assert_close(predictors(record).models.double(), predictors(reference).models, 1e-3)
     assert engine._executor.untraced == 0
 

@@ -200,7 +200,7 @@ def test_peers_train_the_same_networks_on_the_same_data(workload: str, steps: in
     mine.load_state_dict(dict(zip(mine.state_dict(), theirs.state_dict().values(), strict=True)))
     x, y = networks.data(spec)[1]
     assert torch.equal(mine(x[:4]), theirs(x[:4]))
-    task = ours.WORKLOADS[workload].task(torch.device("cpu"))
+    task = ours.WORKLOADS[workload].simulation(torch.device("cpu"))
     at = task.federation.train[1]
     assert torch.equal(task.shards.x[at], x)
     assert torch.equal(task.shards.y[at], y)

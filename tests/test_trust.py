@@ -360,7 +360,8 @@ def test_a_form_that_was_forgotten_is_done_as_before_and_compared_once(monkeypat
     monkeypatch.setattr("coterie.compiled.executor.KEPT", 1)
     executor, works, trials = Executor(), [True], []
     monkeypatch.setattr(
-        "coterie.compiled.executor.Trial", lambda *given: trials.append(given) or TraceTrial(*given)
+        "coterie.compiled.executor.TraceTrial",
+        lambda *given: trials.append(given) or TraceTrial(*given),
     )
 
     def call(w):

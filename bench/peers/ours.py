@@ -26,7 +26,7 @@ class Ours(NamedTuple):
 def ours(workload: str, cores: int) -> dict[str, Ours]:
     """The plain loop and ``auto`` on a workload, warm."""
     work = WORKLOADS[workload]
-    start = steady(work.method, work.task(torch.device("cpu")))
+    start = steady(work.method, work.simulation(torch.device("cpu")))
     plain, chosen = fastest(start, cores)
     torch.set_num_threads(cores)
     made = {
@@ -46,7 +46,7 @@ def ours(workload: str, cores: int) -> dict[str, Ours]:
 def job(workload: str, cores: int) -> dict[str, Any]:
     """The workload in the words that a worker understands."""
     work = WORKLOADS[workload]
-    task = work.task(torch.device("cpu"))
+    task = work.simulation(torch.device("cpu"))
     return {
         "workload": workload,
         "model": work.model,
