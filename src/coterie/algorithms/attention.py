@@ -4,8 +4,7 @@ Two models trained from the same point on two samples of the same distribution d
 samples differ. A client measures this difference on its own data: in every round it trains a second
 model w_i' on every second sample only (as many steps, each on half as many samples), and uploads
 with w_i the mean v_i of ‖w_i − w_i'‖² over its rounds. v_i estimates how far sampling alone moves
-w_i from the model of unlimited data, because w_i is about the mean of w_i' and of the model of the
-other half.
+w_i from the model of unlimited data, as w_i is about the mean of w_i' and the other half's model.
 
     z_ij = ‖w_i − w_j‖² / (v_i + v_j)        1 where i and j hold samples of the same data
     alike_ij = 1 for z ≤ 1,  2 − z for 1 < z < 2,  0 for z ≥ 2
