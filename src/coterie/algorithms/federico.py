@@ -16,8 +16,9 @@ section 3.2: a server holds all models, every client weighs all of them in every
 exact posterior, ∝ Π_ij exp(−ℓ_ij) with Π the last w.
 
 Travels: M models to every client and M differences (or gradients) back, each with its weight; K of
-both in the centralised form. Among peers, a client's own model is not sent to itself. For the
-choice of the next M a client uploads its ranking of the others, and whose models it predicts with.
+both in the centralised form. Among peers, a client's use of its own model causes no traffic. For
+the choice of the next M a client tells its ranking of the others, and whose models it predicts
+with.
 
 Notes:
     The printed pseudocode interleaves clients; here a round has phases, so that order does not

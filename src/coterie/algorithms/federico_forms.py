@@ -48,7 +48,7 @@ class Sight(NamedTuple):
     peers: Bank  # [M]
 
     def models(self, me: Tensor) -> tuple[Tensor, Tensor]:
-        """The models of client ``me`` and its peers ``[1 + M, P]``, and their owners ``[1 + M]``."""
+        """The models of client ``me`` and its peers ``[1 + M, P]``, and the owner of each."""
         peers, present = self.peers.rows()
         peers = torch.where(present[:, None], peers, self.own.vectors)  # fill the empty slots
         models = torch.cat([self.own.vectors, peers])

@@ -48,5 +48,5 @@ def tracked_losses(
 
 
 def kept_weights(weights: Tensor, least: float) -> Tensor:
-    """Which models to download for prediction ``[K]``: weight of at least ``least``, or the best."""
+    """Which models to download for prediction ``[K]``: weight at least ``least``, or the best."""
     return weights >= weights.max().clamp(max=least)
