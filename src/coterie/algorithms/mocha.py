@@ -1,4 +1,4 @@
-"""MOCHA: federated multi-task learning, with one model per client and a learned task relation Ω.
+"""MOCHA: federated multi-task learning: one model per client, tied by the task relation Ω.
 
 Objective: Σ_i F_i(w_i) + λ_1 tr(W Ω Wᵀ) + λ_2 ‖W‖²,  W = [w_1 … w_K]. Client i moves column i only:
 

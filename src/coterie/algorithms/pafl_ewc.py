@@ -41,7 +41,7 @@ class PaFLEWC(Personalising):
 
     Fields:
         lam: strength λ of the pull towards the received model, 5000 in the paper; ``auto`` is
-            1 / (η max M): the parameter with the largest M is held fixed, the others in proportion.
+            1 / (η max M): the parameter of the largest M is held in place, others in proportion.
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.

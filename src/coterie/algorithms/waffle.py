@@ -23,9 +23,9 @@ Notes:
     it is corrected by c − c_i although x does not follow it, and its control grows until it
     overflows.
     One upload carries an agent's work for all requesters. Where one copy became NaN or infinite,
-    the agent sets its control for that requester to zero and sends a zero update and ``valid =
-    False``; the server leaves the agent out for that requester only. Where the agent is the
-    requester itself, its model and weights stay for this round and c starts again at zero.
+    the agent sets its control for that requester to zero and sends zeros and ``valid = False``; the
+    server leaves the agent out for that requester only. Where the agent is the requester itself,
+    its model and weights stay for this round and c starts again at zero.
     ``c_rule = "increment"`` is printed; it leaves a constant bias c − c_{i*} in Alice's last,
     local rounds. ``recompute`` removes it and is our default (spec 8.3).
     The raw weights before the first round are uniform. Eq. 3 divides by dM − d_{i*} and the
