@@ -17,7 +17,7 @@ Notes:
     8.2. P4 gives no p_s; 2 is the authors' earlier project.
     Several requesters, or ``all``, are independent copies: the paper's method has one.
     An agent that is missing or rejected keeps its weight and is left out of the average. Where the
-    requester itself is missing, its model and weights stay as they are.
+    requester itself is missing, its model and weights do not change.
     One upload carries an agent's updates for all requesters. Where one of them became NaN or
     infinite, the agent sends zeros and ``valid = False`` for that requester, and counts as missing
     for that requester only.

@@ -133,7 +133,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
 
     @property
     def traits(self) -> Traits:
-        """The client that fits a model best becomes its main user, whoever started it."""
+        """The client that a model fits best becomes its main user, whichever client started it."""
         return Traits(models_change_hands=True, several_models=True)
 
     # ---- between clients -------------------------------------------------------------------

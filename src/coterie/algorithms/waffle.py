@@ -32,7 +32,7 @@ Notes:
     algorithm by dM − min_j d_j; they agree, and we follow the algorithm. With two agents all
     weights are equal until the last 5 % of the rounds: the run warns.
     An agent that is missing or rejected is left out before distances are taken. Where the
-    requester itself is missing, its model, control and weights stay as they are.
+    requester itself is missing, its model, control and weights do not change.
     ``screen`` is ours (off as printed): one outlier increases dM, gets weight 0 itself and gives
     weight to agents of the wrong concept. Screening at 3 times the median norm costs nothing where
     updates are of similar size; it drops an honest agent whose update is much longer than the

@@ -241,7 +241,7 @@ class GlobalModel(Algorithm[Server, Down, Up, State]):
         return self.model(server).expand(len(round.clients), -1)
 
     def predictor(self, client: Client, served: Tensor, state: State) -> Mixture:
-        """The global model as it is."""
+        """The global model, unchanged."""
         return single(served)
 
 

@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     smallest: int  # training samples of the client that has the fewest
     even: dict[str, bool]  # split -> whether it has no padding
-    batched: bool  # whether vmap maps over the clients; inner maps then use vmap too
+    batched: bool  # whether Client.map uses vmap, as under the vmap engine
 
 
 def views(problem: Problem, shards: Shards, ids: list[int], round_index: int) -> View:
@@ -139,7 +139,7 @@ class Batches:
         if size is None:
             size = self.sizes()[int(number)]
         within = torch.arange(size, device=self.size.device)
-        if self.shape.even["train"]:  # equal sizes: the last batch is short for everybody
+        if self.shape.even["train"]:  # equal sizes: the last batch is equally short for all clients
             many = max(1, self.recipe.batches(self.width, self.problem.least))
             rank = number % many * self.recipe.batch + within
             place = self.orders.view(-1)[number // many * self.width + rank]

@@ -132,7 +132,7 @@ class Client:
 
         It takes as many steps, each on half as many samples (one step fewer per epoch where the
         last batch is short), and leaves batch-norm statistics that are kept apart unchanged.
-        Training it shows how much more the client could learn from more data.
+        How far its model ends from the client's shows how uncertain the client's data leave it.
         """
         least, recipe, split = self._problem.least, self.recipe, self._view.train
         if recipe.batch >= 2 * least:

@@ -1,4 +1,4 @@
-"""The user's cache folder for measurements and compiled code that are slow to make.
+"""The user's cache folder for measurements, datasets and compiled code that are slow to make.
 
 The folder is ``$COTERIE_CACHE``, else ``$XDG_CACHE_HOME/coterie``, else ``~/.cache/coterie``. It
 may be deleted at any time. For a user without a home folder (in many containers) it is a temporary
