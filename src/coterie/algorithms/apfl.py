@@ -69,7 +69,8 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
     """Adaptive personalised federated learning.
 
     Fields:
-        alpha: the initial weight α on the client's own model; 0 is FedAvg, 1 is Local.
+        alpha: the initial weight α on the client's own model; without ``adaptive``, 0 is FedAvg and
+            1 is Local.
         adaptive: learn α, with one step per round.
         alpha_lr: the learning rate η_α of α; None is the clients' learning rate.
         mix: mix the two models' ``parameters`` or their ``outputs``.

@@ -12,8 +12,8 @@ Notes:
     ``sigma = "auto"`` is ours. With the constants found in public code the attention is uniform on
     real models, and with any width that only follows the models' distances (``median``, spec 9.3)
     a client without similar clients still gives most of its weight to others. ``auto`` measures
-    distances in units of the clients' own sampling noise (module ``attention``): A' is 1 up to the
-    distance that noise explains, falls to 0 at twice that distance, and is 0 beyond.
+    squared distances in units of the clients' own sampling noise (module ``attention``): A' is 1 up
+    to the value that noise explains, falls to 0 at twice that value, and is 0 beyond.
     ``mass = "auto"`` is ours: a client's own model counts as a model at distance 0, so that N alike
     clients get equal weights (ξ = 1/N). A number is the most weight that a client gives to others;
     with a width other than ``auto`` all of it is given, however unlike the others are (spec 9.3).
@@ -163,9 +163,9 @@ class FedAMP(Attentive):
         penalty: the function A: ``exponential`` (1 − e^{−s/σ}), ``scad`` (smoothly clipped absolute
             deviation) or ``mcp`` (minimax concave penalty); the last two give weight zero to
             clients beyond 3.7σ and 3σ. For a width other than ``auto``.
-        sigma: width σ of the attention; ``auto`` is the distance that the clients' own sampling
-            noise explains, with weight zero from twice that distance on; ``median`` follows the
-            median squared distance.
+        sigma: width σ of the attention; ``auto`` is the squared distance that the clients' own
+            sampling noise explains, with weight zero from twice that value on; ``median`` follows
+            the median squared distance.
         alpha: step size α_k; ``auto`` is as large as ``mass`` allows.
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
         alpha_every: rounds between two reductions of alpha.

@@ -82,9 +82,8 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
             (``zero_loss``, as printed).
         step: what is returned: the difference of ``local_epochs`` or a full ``gradient``.
         scale: gradients are summed over samples (``sum``, Eq. 9) or divided by the owner's samples,
-            in the centralised form by all samples (``mean``, Eq. 6); ``auto`` is as printed.
-        normalise_columns: divide a model's change by the sum of its users' weights if that exceeds
-            1.
+            if centralised by the round's clients' (``mean``, Eq. 6); ``auto`` is as printed.
+        normalise_columns: divide a model's change by its users' total weight where that exceeds 1.
         start: models start ``independent`` (as printed) or ``common``.
         predict_min_weight: models with less weight are not downloaded for prediction.
         clip: largest norm of a difference or gradient that is sent to a peer; 0 clips nothing.

@@ -106,7 +106,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
     Fields:
         downloads: models M of other clients that a client may download in a round.
         epsilon: probability in round 0 that a slot is filled at random instead of by affinity.
-        decay: decrease of epsilon per round.
+        decay: decrease of epsilon per round, as ``eps_decay`` says.
         eps_decay: ``subtractive`` (ε − decay·t) or ``multiplicative`` (ε·(1 − decay)^t).
         distance: the norm of Eq. 3: ``l2``, ``l1`` (public code) or ``sq_l2``.
         affinity_update: ``raw`` adds w_n; ``abs_sum`` adds w_n / |Σ w| (public code).
