@@ -3,7 +3,7 @@
     import coterie
     print(coterie.compare(rounds=10))
 
-Names are imported when they are first used, so that ``import coterie`` is quick. What is public is
+Names are imported when they are first used, so that ``import coterie`` is quick. The public API is
 listed in docs/README.md: the names of ``__all__`` and a few packages.
 """
 
@@ -76,7 +76,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Importing the old module ``coterie.run`` must not hide the function ``coterie.run``."""
+    """The package's module type: keeps ``coterie.run`` the function when old modules are imported.
+
+    Importing the old module ``coterie.run`` would otherwise replace the function of that name.
+    """
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (isinstance(value, ModuleType) and name in __all__):

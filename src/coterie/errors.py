@@ -1,13 +1,13 @@
-"""What can go wrong, and what it is called.
+"""The exceptions and warnings of coterie.
 
     CoterieError
     ├── ConfigError        a field, a file or a combination of fields that cannot be run
     ├── DataError          a dataset, table or partition that cannot be read or made
     ├── EngineError        an engine that cannot run this exactly, or a client that failed in it
     ├── StoreError         a run's folder that cannot be written, read or trusted
-    └── StoppedError       the user asked a run to stop, and it has
+    └── StoppedError       a run that stopped because the user asked it to
 
-    SlowerError            a faster way that is not taken; the run goes on without it and says so
+    SlowerError            a faster way that cannot be used; the run goes on without it and says so
     ├── TraceError         a call that cannot be traced
     ├── CompilerError      steps that cannot be compiled: an unknown operation, no compiler
     └── MismatchError      a trace or compiled steps that do not compute what the call computes
@@ -22,16 +22,16 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# Control characters, surrogates, and what turns the order of letters around.
+# Control characters, surrogates, and the marks that change the direction of writing.
 _UNSEEN = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-_LONG = re.compile(r"(\S{1000})\S+")  # a word of a message, such as a cell of a table, is cut there
+_LONG = re.compile(r"(\S{1000})\S+")  # a longer word of a message, such as a table cell, is cut
 
 
 def printable(text: object) -> str:
-    r"""One line as it may go to a terminal: line ends and escape codes are written as escapes.
+    r"""Escape one line for a terminal: line ends and control codes are written as escapes.
 
     >>> printable("ward \x1b[2J 7")
     'ward \\x1b[2J 7'
@@ -40,12 +40,12 @@ def printable(text: object) -> str:
 
 
 def printable_lines(text: object) -> str:
-    """Several lines as they may go to a terminal."""
+    """Escape several lines for a terminal; line ends are kept."""
     return "\n".join(map(printable, str(text).split("\n")))
 
 
 class CoterieError(Exception):
-    """Anything this library raises on purpose."""
+    """The base of all errors that this library raises on purpose."""
 
     def __str__(self) -> str:
         return _LONG.sub(r"\1…", printable_lines(super().__str__()))
@@ -76,15 +76,15 @@ class StoppedError(CoterieError):
 
 
 class SlowerError(Exception):
-    """A faster way of doing a call that is not taken. Engines catch it; no user sees it raised."""
+    """A faster way to execute a call that cannot be used. Engines catch it; users never see it."""
 
 
 class TraceError(SlowerError):
-    """A call did something that a list of operations cannot repeat."""
+    """A call did something that a trace (a list of operations) cannot replay."""
 
 
 class CompilerError(SlowerError):
-    """Steps that are not compiled: an operation is not known, or there is no working compiler."""
+    """Steps that cannot be compiled: an unknown operation, or no working compiler."""
 
 
 class MismatchError(SlowerError):
@@ -92,7 +92,7 @@ class MismatchError(SlowerError):
 
 
 class CoterieWarning(UserWarning):
-    """Something that did not stop a run and has to be known."""
+    """Something that did not stop a run but that a reader of the results has to know."""
 
     def __str__(self) -> str:
         return printable_lines(super().__str__())

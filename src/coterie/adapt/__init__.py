@@ -1,7 +1,7 @@
-"""Adaptation: what a client does to the finished predictor before it uses it.
+"""Adaptations: a client's last step, which personalises the trained model before prediction.
 
-Nothing that is adapted is ever uploaded: adapting changes what predicts, never the run. Any method
-can be followed by any adaptation (spec 3).
+An adapted model is never uploaded: an adaptation changes the predictions, never the training. Any
+method can be followed by any adaptation (spec 3).
 """
 
 from .base import Adaptation, Adapted

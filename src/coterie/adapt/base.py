@@ -1,7 +1,7 @@
-"""What an adaptation is, and any method followed by one.
+"""The base class of adaptations, and the wrapper that adds an adaptation to a method.
 
-Most adaptations are a client's own affair. One whose server or peers must tell a client something
-first (the Fisher diagonal of EWC) says so by ``given`` and ``surveys``.
+Most adaptations need only the client's own data. An adaptation that needs something from the server
+or from other clients (the Fisher diagonal of EWC) defines ``given`` and ``surveys``.
 """
 
 from abc import ABC, abstractmethod
@@ -19,38 +19,38 @@ from ..core.tree import Tree
 
 
 class Adaptation(Checked, ABC):
-    """One client's model, made its own."""
+    """Personalises one client's model on its own data."""
 
     @abstractmethod
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """The adapted model; ``given`` is what the server sent along."""
+        """The adapted model; ``given`` is what the server sent for the adaptation."""
 
     @property
     def surveys(self) -> bool:
-        """Whether every participant reports on the model it would adapt, in every round."""
+        """Whether every participant of a round uploads a report on the model it would adapt."""
         return False
 
     def survey(self, client: Client, w: Tensor) -> Tensor:
-        """That report, a vector as long as the parameters; the server averages them."""
+        """The report: one number per parameter; the server averages the reports."""
         raise NotImplementedError
 
     def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
-        """Refuse what cannot be adapted like this; most can."""
+        """Refuse a method or problem that this adaptation does not support; by default none."""
 
     def given(self, algorithm: AnyAlgorithm, server: Tree, surveyed: Tree, round: Round) -> Tree:
-        """What clients receive to adapt with, a row a client."""
+        """What clients receive for the adaptation, one row per client."""
         return ()
 
 
 class With(NamedTuple):
-    """Something of the method, and what the adaptation adds to it."""
+    """A message or state of the method, and what the adaptation adds to it."""
 
     method: Tree
     extra: Tree
 
 
 class Survey(NamedTuple):
-    """What a participant of a survey sends."""
+    """A participant's report, and its number of samples."""
 
     values: Tensor  # [parameters]
     size: Tensor  # []
@@ -58,30 +58,30 @@ class Survey(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapted(Wrapper[With, With, With, Any]):
-    """Any method, followed by an adaptation of every model that predicts."""
+    """Wraps a method so that every model of its predictor is adapted."""
 
     adaptation: Adaptation
 
     paper: ClassVar[str] = ""
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """As the method, and what the adaptation refuses."""
+        """The checks of the method and those of the adaptation."""
         self.algorithm.check(problem, rounds)
         self.adaptation.check(self.algorithm, problem)
 
     def init(self, problem: Problem) -> tuple[With, Tree]:
-        """As the method; nothing is surveyed yet."""
+        """As the method; the average of the reports starts at zero."""
         server, states = self.algorithm.init(problem)
         none = problem.start.new_zeros(problem.model.parameters)
         return With(server, none if self.adaptation.surveys else ()), states
 
     def download(self, server: With, round: Round) -> With:
-        """As the method; who is surveyed also needs what it would predict with."""
+        """As the method; for a report, also what the client would predict with."""
         asked = self.algorithm.serve(server.method, round) if self.adaptation.surveys else ()
         return With(self.algorithm.download(server.method, round), asked)
 
     def local(self, client: Client, received: With, state: Tree) -> tuple[With, Tree]:
-        """As the method, after a report on the model before the round where one is asked for."""
+        """As the method; a report, where needed, is on the model before the round."""
         report: Tree = ()
         if self.adaptation.surveys:
             weights, models = self.algorithm.predictor(client, received.extra, state)
@@ -98,7 +98,7 @@ class Adapted(Wrapper[With, With, With, Any]):
         return With(self.algorithm.aggregate(server.method, uploads.method, round), extra)
 
     def serve(self, server: With, round: Round) -> With:
-        """As the method, and what the clients adapt with."""
+        """As the method, and what the clients need for the adaptation."""
         given = self.adaptation.given(self.algorithm, server.method, server.extra, round)
         return With(self.algorithm.serve(server.method, round), given)
 

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: fine-tuning that keeps what the model's predictions depend on.
+"""Elastic weight consolidation: fine-tuning that holds the parameters important for predictions.
 
     loss(C) = CE(C) + (λ/2) Σ_k M_k (C_k − G_k)²
 
@@ -10,12 +10,13 @@ participant's diagonal up, their average down; otherwise nothing.
 Notes:
     ``fisher_data = "auto"`` is ``server_aux`` where the server holds samples (``data.aux``) and
     there is one model for all, ``client_train`` elsewhere. ``aggregate`` averages the diagonals
-    that the participants of the last round computed of the model they would have predicted with
-    before that round: a round old, as nobody is asked twice.
+    that the participants of the last round computed on the model they would have predicted with
+    before that round: they are one round old, because clients are not asked a second time.
     λ = 5000, the papers' value, is a pull thousands of times the curvature of the loss itself,
-    which is about M: nothing that matters moves any more. ``lam = "auto"`` is 1 / (η max_k M_k):
-    the parameter that matters most is pulled back by its whole distance in every step, the others
-    in proportion to their M_k. It means the same with every estimator of M, whose scales differ.
+    which is about M: no important parameter moves any more. ``lam = "auto"`` is 1 / (η max_k M_k):
+    the parameter with the largest M_k is pulled back by its whole distance in every step, the
+    others in proportion to their M_k. It means the same for every estimator of M, although their
+    scales differ.
     The explicit step (λM_k(C_k − G_k) added to the gradient) overshoots wherever ηλM_k > 2: at
     λ = 5000 and η = 0.1 that is M_k > 4e-3, and models of ordinary size diverge (spec 3.3). The
     implicit one follows the optimiser's step by ``C_k ← (C_k + ηλM_k G_k) / (1 + ηλM_k)``: stable
@@ -42,13 +43,13 @@ from .fisher import Kind, Source, fisher
 
 Step = Literal["auto", "explicit", "implicit"]
 
-# the largest ηλM_k at which the pull on a parameter is a term of the gradient; "auto" is 1 and room
-# for rounding, because lam = "auto" makes the largest exactly 1
+# The largest ηλM_k at which the pull on a parameter is added to the gradient. "auto" is 1 plus a
+# margin for rounding, because lam = "auto" makes the largest ηλM_k exactly 1.
 _EXPLICIT_UP_TO = {"explicit": math.inf, "auto": 1.001, "implicit": 0.0}
 
 
 def strength(client: Client, M: Tensor, lam: float | Auto) -> Tensor | float:
-    """λ as it is given, or as ``auto``: ``1 / (η max_k M_k)``, and 0 where M is zero."""
+    """The given λ, or for ``auto`` ``1 / (η max_k M_k)``, which is 0 where M is zero."""
     if lam != "auto":
         return lam
     largest = M.max()
@@ -106,7 +107,7 @@ class ElasticWeights(Adaptation):
     ewc_step: Step = "auto"
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Train on, held near where it matters."""
+        """Fine-tune, with a pull of each parameter in proportion to the Fisher diagonal."""
         M = given if isinstance(given, Tensor) else fisher(client, w, self.fisher_kind)
         tuned = client.tuned(epochs=self.epochs, lr=self.lr)
         return consolidate(tuned, w, w, M, strength(tuned, M, self.lam), self.ewc_step)
@@ -121,7 +122,7 @@ class ElasticWeights(Adaptation):
         return fisher(client, w, self.fisher_kind)
 
     def check(self, algorithm: AnyAlgorithm, problem: Problem) -> None:
-        """The server can only look at a model that it has."""
+        """Refuse ``server_aux`` unless the server holds samples and one model for all clients."""
         if self.fisher_data != "server_aux":
             return
         require_aux(problem, "adapt")

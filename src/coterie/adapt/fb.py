@@ -1,10 +1,10 @@
 """Freezebase: fine-tuning of the top layer only.
 
 Notes:
-    Public code freezes by counting tensors, which leaves most of an LSTM trainable, and lets
-    batch-norm statistics go on changing (spec 3.2); here layers are named and statistics of frozen
-    ones stay. A network some of whose statistics stay is run in evaluation mode while its head is
-    trained: its batch norm uses the statistics it has.
+    Public code freezes a number of tensors, which leaves most of an LSTM trainable, and lets the
+    batch-norm statistics change (spec 3.2); here layers are frozen by name, and the statistics of
+    frozen layers stay. Where some statistics stay, the network runs in evaluation mode while its
+    head is trained: its batch norm uses the stored statistics.
 """
 
 from dataclasses import dataclass
@@ -26,21 +26,21 @@ from .base import Adaptation
 
 
 def top_layer(model: FlatModel) -> str:
-    """The last module that owns a trainable parameter, a tied one included."""
+    """The last module that owns a trainable parameter, tied parameters included."""
     last = [slot for slot in model.ordered() if slot.start < model.parameters][-1]
     return model.owner(last) or last.name
 
 
 class Freed(NamedTuple):
-    """What may change."""
+    """The entries of a model's vector that may change."""
 
     mask: Tensor  # [P]
-    statistics: bool  # all of them too
+    statistics: bool  # whether all batch-norm statistics may change too
 
 
 @lru_cache(maxsize=8)
 def freed(model: FlatModel, names: tuple[str, ...], freeze_bn_stats: bool) -> Freed:
-    """The named layers, and all statistics unless they are frozen."""
+    """The entries of the named layers, and all statistics unless they are frozen."""
     mask = torch.zeros(model.size, dtype=torch.bool)
     mask[model.positions(names)] = True
     if not freeze_bn_stats:
@@ -56,7 +56,7 @@ class FreezeBase(Adaptation):
     Fields:
         epochs: passes over the client's data; None takes the training recipe's.
         lr: learning rate; None takes the rate of the round.
-        fb_trainable: names of the layers that are trained; empty is the last one.
+        fb_trainable: names of the layers that are trained; empty means the last layer.
         freeze_bn_stats: keep the batch-norm statistics of frozen layers.
     """
 
@@ -66,8 +66,8 @@ class FreezeBase(Adaptation):
     freeze_bn_stats: bool = True
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Train the free part."""
-        apart = client.model.apart  # then statistics are one set: all of them move, or none
+        """Train the layers that are not frozen."""
+        apart = client.model.apart  # then statistics are one set: all of them change, or none
         client = client.tuned(epochs=self.epochs, lr=self.lr, still=self.freeze_bn_stats)
         names = self.fb_trainable or (top_layer(client.model),)
         free, moves = freed(client.model, names, self.freeze_bn_stats)

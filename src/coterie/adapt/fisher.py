@@ -1,13 +1,13 @@
-"""The diagonal Fisher information of a model: which of its parameters its predictions depend on.
+"""The diagonal Fisher information of a model: how much predictions depend on each parameter.
 
     M_k = (1/n) Σ_s (∂ log p(y_s | x_s) / ∂w_k)²
 
 Notes:
-    ``empirical`` takes the labels there are, ``true`` draws them from the model, ``batch_mean``
+    ``empirical`` uses the labels of the data, ``true`` draws labels from the model, ``batch_mean``
     squares the mean gradient of minibatches, as public code does: near a stationary point that is
-    about 1/B of the others, so λ is not comparable between them (spec 3.3). All are taken in
+    about 1/B of the others, so λ is not comparable between them (spec 3.3). All are computed in
     evaluation mode.
-    Of a regression p is a normal distribution of variance one, whose −log p is the half squared
+    For a regression p is a normal distribution of variance one, whose −log p is half the squared
     error up to a constant.
 """
 
@@ -24,11 +24,11 @@ from ..core.client import Client
 Kind = Literal["empirical", "true", "batch_mean"]
 Source = Literal["auto", "server_aux", "client_train", "aggregate"]
 
-_ENTRIES = 1 << 22  # entries of the gradients of single samples that are held at once
+_ENTRIES = 1 << 22  # entries of per-sample gradients held in memory at once
 
 
 def fisher(client: Client, w: Tensor, kind: Kind) -> Tensor:
-    """The diagonal on a client's training data, one entry a trainable parameter."""
+    """The diagonal on a client's training data, one entry per trainable parameter."""
     total, count = client.trainable(torch.zeros_like(w)), w.new_zeros(())
     parts = _batches(client, w) if kind == "batch_mean" else _samples(client, w, kind)
     for squares, samples in parts:
@@ -37,14 +37,14 @@ def fisher(client: Client, w: Tensor, kind: Kind) -> Tensor:
 
 
 def _batches(client: Client, w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The squared mean gradient of each minibatch, times its samples; and how many they are."""
+    """For each minibatch, the squared mean gradient times the number of samples; that number."""
     for batch in client.blocks("train", client.recipe.batch):
         count = w.new_full((), len(batch.y)) if batch.mask is None else batch.mask.sum()
         yield count * client.trainable(client.gradient(w, batch)) ** 2, count
 
 
 def _samples(client: Client, w: Tensor, kind: Kind) -> Iterator[tuple[Tensor, Tensor]]:
-    """The sum of squared gradients of single samples, block by block; and how many they are."""
+    """For each block, the sum of the squared per-sample gradients, and the number of samples."""
     size = max(1, min(EVALUATION_BLOCK, _ENTRIES // len(w)))
     for number, block in enumerate(client.blocks("train", size)):
         y = drawn(client, w, block, number) if kind == "true" else block.y

@@ -1,4 +1,4 @@
-"""Fine-tuning: the model trained on by its client."""
+"""Fine-tuning: each client continues to train the model on its own data."""
 
 from dataclasses import dataclass
 
@@ -23,5 +23,5 @@ class FineTune(Adaptation):
     lr: Positive | None = None
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Train on."""
+        """Continue training on the client's data."""
         return client.tuned(epochs=self.epochs, lr=self.lr).train(w)

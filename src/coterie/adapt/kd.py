@@ -1,4 +1,4 @@
-"""Knowledge distillation: fine-tuning that stays near what the model answered before.
+"""Knowledge distillation: fine-tuning that stays near the outputs of the model before it.
 
 Teacher G (the model before adaptation, frozen), student C, temperature τ:
 
@@ -12,15 +12,15 @@ Travels: nothing.
 
 Notes:
     The three forms differ by orders of magnitude (spec 3.4). As printed in P3 the cross-entropy is
-    multiplied by 34 and the teacher almost ignored; ``hinton`` is what the cited technique does and
-    our default; ``yu_code`` is what public code computes.
+    multiplied by 34 and the teacher almost ignored; ``hinton`` is the form of the cited technique
+    and our default; ``yu_code`` is what public code computes.
     ``hinton`` overshoots at ordinary rates: α τ² KL has a curvature above 100 on ordinary clients,
     and a step of rate η is stable up to 2/η (spec 17). ``kd_step = "bounded"``, the default,
     measures the curvature along every step by a second gradient and shortens a step that would pass
     the smallest loss on its line (exact on a quadratic). Other steps are the papers'.
     The teacher answers in evaluation mode, the student in training mode.
-    Of a regression the answers are normal distributions of standard deviation τ, so that τ² KL is
-    half the squared difference of the two answers.
+    For a regression the outputs are read as normal distributions of standard deviation τ, so that
+    τ² KL is half the squared difference of the two outputs.
 """
 
 from dataclasses import dataclass
@@ -49,13 +49,13 @@ class Terms(NamedTuple):
 
 
 def divergence(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
-    """KL of the softened answers, ``[B]`` of logits ``[B, C]``."""
+    """The KL divergence of the softened outputs ``[B]``, from logits ``[B, C]``."""
     p, q = (teacher / tau).log_softmax(-1), (student / tau).log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1)
 
 
 def combine(ce: Tensor, kl: Tensor, classes: int, terms: Terms) -> Tensor:
-    """The loss of a form, of cross-entropies and divergences."""
+    """The distillation loss of a form, from cross-entropies and divergences."""
     tau, alpha, form = terms
     if form == "paper":
         return alpha * tau**2 * ce + (1 - alpha) * kl  # P3 Eq. 6
@@ -81,7 +81,7 @@ def distillation(client: Client, w: Tensor, teacher: Tensor, batch: Batch, terms
 
 
 def descent(client: Client, start: Tensor, loss: Loss, step: DistillStep) -> Tensor:
-    """Local training from ``start`` by a loss; ``bounded`` steps end before that loss rises."""
+    """Local training from ``start`` with a loss; ``bounded`` steps end before the loss rises."""
     if step == "full":
         return client.train(start, loss=loss)
 
@@ -94,7 +94,7 @@ def descent(client: Client, start: Tensor, loss: Loss, step: DistillStep) -> Ten
 
 @dataclass(frozen=True)
 class Distill(Adaptation):
-    """Knowledge distillation (kd): train a copy while staying near the model's answers.
+    """Knowledge distillation (kd): train a copy while staying near the model's outputs.
 
     Fields:
         epochs: passes over the client's data; None takes the training recipe's.
@@ -115,7 +115,7 @@ class Distill(Adaptation):
     kd_step: DistillStep = "bounded"
 
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
-        """Learn from the labels and from the model itself."""
+        """Train on the labels and on the outputs of the model itself."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
 
         def loss(student: Tensor, batch: Batch) -> Tensor:

@@ -1,4 +1,4 @@
-"""APFL: every client mixes a model of its own with the global one, and learns how much.
+"""APFL: every client mixes its own model with the global one, with a learned mixing weight.
 
 With v̄ = α v + (1 − α) w, on every minibatch ξ of a local round:
 
@@ -12,10 +12,10 @@ Travels: w down, w_i and the sample count up, as FedAvg.
 
 Notes:
     All right-hand sides use the values before the step; w and v have optimisers of their own.
-    ``mix = "outputs"`` mixes what the two models say instead of their parameters, as the authors'
-    code does. That code mixes logits; we mix probabilities, α softmax(h_v) + (1 − α) softmax(h_w),
-    in the loss as in the prediction, because that is what every other mixture here is. Regression
-    outputs are mixed as they are.
+    ``mix = "outputs"`` mixes the outputs of the two models instead of their parameters, as the
+    authors' code does. That code mixes logits; we mix probabilities, α softmax(h_v) + (1 − α)
+    softmax(h_w), in the loss and in the prediction, as in every other mixture here. Regression
+    outputs are mixed directly.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Own(NamedTuple):
 
 
 class Working(NamedTuple):
-    """What a local round carries from step to step."""
+    """The values that local training carries from step to step."""
 
     w: Tensor  # [P]
     v: Tensor  # [P]
@@ -59,7 +59,7 @@ def blend(alpha: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 
 def slopes(loss: Callable[[Tensor], Tensor], alpha: Tensor, v: Tensor, w: Tensor) -> Tree:
-    """The gradients of ``loss(v̄)`` in v and in α."""
+    """The gradients of ``loss(v̄)`` with respect to v and to α."""
     g = grad(loss)(blend(alpha, v, w))
     return alpha * g, ((v - w) * g).sum()
 
@@ -69,9 +69,10 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
     """Adaptive personalised federated learning.
 
     Fields:
-        alpha: the first weight α on the client's own model; 0 is FedAvg, 1 is Local.
-        adaptive: learn α, once a round.
-        alpha_lr: the rate η_α of that; None is the clients' learning rate.
+        alpha: the initial weight α on the client's own model; without ``adaptive``, 0 is FedAvg and
+            1 is Local.
+        adaptive: learn α, with one step per round.
+        alpha_lr: the learning rate η_α of α; None is the clients' learning rate.
         mix: mix the two models' ``parameters`` or their ``outputs``.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: the server's step η_g.
@@ -112,7 +113,7 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
             of_v, of_alpha = self._slopes(client, batch, alpha, v, w)
             new_w, state_w = client.step(w, client.gradient(w, batch), at.of_w, batch)
             new_v, state_v = client.step(v, of_v, at.of_v, batch)
-            if self.adaptive:  # once a round
+            if self.adaptive:  # one step per round
                 alpha = (alpha - rate * of_alpha * (batch.step == 0)).clamp(0, 1)
             return Working(new_w, new_v, alpha, state_w, state_v)
 
@@ -121,7 +122,7 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
         return Update(end.w, client.size), Own(end.v, end.alpha)
 
     def _slopes(self, client: Client, batch: Batch, alpha: Tensor, v: Tensor, w: Tensor) -> Tree:
-        """The gradients of the personal loss in v and in α."""
+        """The gradients of the personal loss with respect to v and to α."""
         if self.mix == "parameters":
             return slopes(lambda mixed: client.loss(mixed, batch), alpha, v, w)
 

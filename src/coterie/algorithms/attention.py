@@ -1,22 +1,22 @@
-"""What FedAMP and HeurFedAMP share: who is alike, and the exchange between those who are.
+"""Attention between similar clients for FedAMP and HeurFedAMP: similarity and model exchange.
 
-Two models trained from the same point on two samples of the same data differ, because the samples
-do. A client learns from its own data how much: in every round it trains a second time, w_i', on
-every second sample only (as many steps, each on half as many samples), and uploads beside w_i the
-mean v_i of ‖w_i − w_i'‖² over its rounds. That estimates how far sampling alone takes w_i from what
-unlimited data would give, because w_i is about the mean of w_i' and of the model of the other half.
+Two models trained from the same point on two samples of the same distribution differ, because the
+samples differ. A client measures this difference on its own data: in every round it trains a second
+model w_i' on every second sample only (as many steps, each on half as many samples), and uploads
+with w_i the mean v_i of ‖w_i − w_i'‖² over its rounds. v_i estimates how far sampling alone moves
+w_i from the model of unlimited data, as w_i is about the mean of w_i' and the other half's model.
 
     z_ij = ‖w_i − w_j‖² / (v_i + v_j)        1 where i and j hold samples of the same data
     alike_ij = 1 for z ≤ 1,  2 − z for 1 < z < 2,  0 for z ≥ 2
 
-z − 1 compares what i and j should learn differently (squared) with what neither knows for certain.
-The mean of two such models is nearer to what each should learn than the model itself as long as
-z < 2: beyond it another client is a stranger and gets weight zero.
+z − 1 is the squared difference between the ideal models of i and j, relative to their sampling
+noise. As long as z < 2, the mean of the two models is nearer to each client's ideal model than the
+client's own model is. From z = 2 on the other client counts as a stranger and gets weight zero.
 
-Models can be compared only if they were trained from about the same point. A client's first upload
-always was (from the common start), so that first uploads are compared with each other, whenever
-they came. Later uploads are compared with those of the same round, and the newest comparison of a
-pair counts.
+Models can be compared only if they were trained from about the same point. Every client's first
+upload was trained from the common start, so first uploads are compared with each other even if they
+came in different rounds. Later uploads are compared within the same round. The newest comparison of
+a pair counts.
 """
 
 from abc import abstractmethod
@@ -37,21 +37,21 @@ from .fedprox import proximal
 PredictWith = Literal["own", "cloud", "both", "validation"]
 Weigh = Callable[[Tensor], Tensor]  # clients [m] that have uploaded -> their weights [m, m]
 
-STRANGER = 2.0  # from this z on a mean of two models is worse than either
-TINY = 1e-300  # below it a reciprocal may overflow
+STRANGER = 2.0  # from this z on the mean of two models is worse than either model
+TINY = 1e-300  # the reciprocal of a smaller number may overflow
 
 
 class Uploads(NamedTuple):
-    """The server: everybody's last upload and who was found alike."""
+    """The server: the last upload of every client, and the z of the pairs."""
 
     models: Rows  # [K, P]
-    seen: Tensor  # [K] who has uploaded
+    seen: Tensor  # [K] whether the client has uploaded
     start: Tensor  # [P] the common start
     sigma: Tensor  # [] the width of the first exchange, for ``sigma_freeze``
-    applied: Rows  # [K, K] the weights of everybody's last round; zeros before the first
-    first: Rows  # [K, P] what first uploads are compared by; [0, P] once all have come
+    applied: Rows  # [K, K] the weights of each client's last round; zeros before its first
+    first: Rows  # [K, P] the first uploads, for comparison; [0, P] once all clients have uploaded
     noise: Tensor  # [K] v of the first uploads, in the same units
-    apart: Rows  # [K, K] z of the pairs, -1 where never compared; [0, K] where none ever is
+    apart: Rows  # [K, K] z of the pairs, -1 if not compared yet; [0, K] if likeness is not measured
 
 
 class Upload(NamedTuple):
@@ -73,21 +73,21 @@ class Own(NamedTuple):
 
     w: Tensor  # [P]
     noise: Tree = ()  # [] the mean of v over its rounds, or () where likeness is not measured
-    rounds: Tree = ()  # [] how many rounds that were
+    rounds: Tree = ()  # [] the number of these rounds
 
 
 class Seen(NamedTuple):
-    """Models as they are compared."""
+    """The models of a round, in the form in which they are compared."""
 
     points: Tensor  # [m, P]
     noise: Tensor  # [m] v, float64
 
 
-# ---- who is alike ----------------------------------------------------------------------------
+# ---- likeness --------------------------------------------------------------------------------
 
 
 def unlikeness(distances: Tensor, noise: Tensor, others: Tensor) -> Tensor:
-    """z of squared distances ``[m, n]`` and of the noise of the rows and of the columns.
+    """z from squared distances ``[m, n]`` and the noise v of the rows and of the columns.
 
     >>> unlikeness(torch.tensor([[6.0, 0.0]]), torch.tensor([1.0]), torch.tensor([2.0, 0.0]))
     tensor([[2., 0.]])
@@ -97,7 +97,7 @@ def unlikeness(distances: Tensor, noise: Tensor, others: Tensor) -> Tensor:
 
 
 def likeness(z: Tensor) -> Tensor:
-    """1 where noise explains a distance, 0 where it explains no more than half of it.
+    """1 where noise explains the whole distance, 0 where it explains at most half of it.
 
     >>> likeness(torch.tensor([0.3, 1.0, 1.5, 2.0, 7.0]))
     tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
@@ -106,14 +106,14 @@ def likeness(z: Tensor) -> Tensor:
 
 
 def compared(server: Uploads, found: Seen, round: Round) -> Uploads:
-    """The server with the z of the round's uploads."""
+    """The server with the z of the round's uploads added."""
     new = ~server.seen[round.clients]
     server = _met(server, Seen(*(part[~new] for part in found)), round.clients[~new])
     return _introduced(server, Seen(*(part[new] for part in found)), round.clients[new])
 
 
 def _met(server: Uploads, found: Seen, at: Tensor) -> Uploads:
-    """Those who were here before are compared with each other."""
+    """Compare the uploads of clients that have uploaded before with each other."""
     if len(at) < 2:
         return server
     z = server.apart[at]
@@ -123,7 +123,7 @@ def _met(server: Uploads, found: Seen, at: Tensor) -> Uploads:
 
 
 def _introduced(server: Uploads, found: Seen, at: Tensor) -> Uploads:
-    """First uploads are compared with all first uploads so far."""
+    """Compare the round's first uploads with all first uploads so far."""
     if not len(at):
         return server
     first = updated(server.first, at, found.points)
@@ -132,14 +132,14 @@ def _introduced(server: Uploads, found: Seen, at: Tensor) -> Uploads:
     between = distances_between(found.points, first[all_of])
     z = server.apart[at]
     z[:, all_of] = unlikeness(between, found.noise, noise[all_of]).to(z.dtype)
-    kept = first if len(all_of) < len(server.seen) else first[:0]  # nobody is left to come
+    kept = first if len(all_of) < len(server.seen) else first[:0]  # all clients have uploaded
     return server._replace(first=kept, noise=noise, apart=updated(server.apart, at, z))
 
 
 def alike(server: Uploads, members: Tensor) -> Tensor:
     """The likeness of some clients that have uploaded ``[m, m]``, float64, 0 on the diagonal."""
     z = server.apart[members][:, members].to(torch.float64)
-    z = torch.where(z < 0, z.T, z)  # a newcomer's row alone has its z with those before it
+    z = torch.where(z < 0, z.T, z)  # z of a first upload and an earlier one is in the newer row
     return likeness(z).fill_diagonal_(0)
 
 
@@ -160,9 +160,9 @@ def start_together(problem: Problem, measured: bool) -> tuple[Uploads, Own]:
 
 
 def mixed(server: Uploads, clients: Tensor, among: Tensor, weigh: Weigh) -> Tensor:
-    """``u_i = Σ_j ξ_ij w_j`` of some clients, over those ``among`` whom has uploaded.
+    """``u_i = Σ_j ξ_ij w_j`` of some clients, over the clients ``among`` that have uploaded.
 
-    Who has not uploaded itself gets the common start.
+    A client that has not uploaded yet gets the common start.
     """
     u = server.start.repeat(len(clients), 1)
     members = among[server.seen[among]].sort().values
@@ -173,16 +173,16 @@ def mixed(server: Uploads, clients: Tensor, among: Tensor, weigh: Weigh) -> Tens
 
 
 def _rows_of(members: Tensor, clients: Tensor, weigh: Weigh) -> Tensor:
-    """The members' rows of weights that belong to some clients; one member stands alone."""
+    """The rows of the members' weights that belong to ``clients``; a single member has weight 1."""
     A = weigh(members) if len(members) > 1 else members.new_ones(1, 1, dtype=torch.float64)
     return A[torch.searchsorted(members, clients)]
 
 
 def remembered(server: Uploads, round: Round, weigh: Weigh) -> Rows:
-    """The table of applied weights with those of this round; ``server`` is as it was before it."""
+    """The table of applied weights with this round's added; ``server`` is that before the round."""
     at = round.clients
     applied = server.start.new_zeros(len(at), round.population)
-    applied[torch.arange(len(at), device=at.device), at] = 1  # a first-timer has only itself
+    applied[torch.arange(len(at), device=at.device), at] = 1  # in its first round a client is alone
     members = round.asked[server.seen[round.asked]].sort().values
     known = server.seen[at]
     if len(members) and known.any():
@@ -192,7 +192,7 @@ def remembered(server: Uploads, round: Round, weigh: Weigh) -> Rows:
 
 
 def stored(server: Uploads, uploads: Upload, round: Round) -> Uploads:
-    """The server with the round's models."""
+    """The server with the round's models stored."""
     models = updated(server.models, round.clients, uploads.w)
     return server._replace(models=models, seen=server.seen.index_fill(0, round.clients, True))
 
@@ -209,7 +209,7 @@ def train_near(client: Client, received: Cloud, state: Own, start: str) -> Tenso
 def trained(
     client: Client, received: Cloud, state: Own, start: str, measured: bool
 ) -> tuple[Upload, Own]:
-    """A client's round: its model, and where likeness is measured how sure of it its data are."""
+    """A client's round: its trained model and, where likeness is measured, its sampling noise."""
     w = train_near(client, received, state, start)
     if measured:
         other = train_near(client.half(), received, state, start)
@@ -237,7 +237,7 @@ def predicted(client: Client, u: Any, w: Tensor, predict_with: PredictWith) -> M
 
 
 class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
-    """A method that mixes models by weights between alike clients; who is alike is its own affair.
+    """Base of methods that mix the models of similar clients; a subclass defines the similarity.
 
     Concrete methods are dataclasses with at least these fields.
     """
@@ -248,17 +248,17 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
 
     @abstractmethod
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
-        """ξ between some clients in this round."""
+        """A function that computes the weights ξ between some clients in this round."""
 
     def serve(self, server: Uploads, round: Round) -> Tree:
-        """The newest u_i, over all who have uploaded, where it predicts."""
+        """The newest u_i, over all clients that have uploaded, where u_i is used to predict."""
         if self.predict_with == "own":
             return ()
         everybody = torch.arange(round.population, device=round.clients.device)
         return mixed(server, round.clients, everybody, self._weigh(server, round))
 
     def collaboration(self, server: Uploads, shown: Tree, round: Round) -> Tensor:
-        """The weights with which everybody's last u_i was formed."""
+        """The weights with which each client's last u_i was formed."""
         return last_applied(server.applied)
 
     def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:

@@ -3,35 +3,36 @@
 Clients train their cluster's model and send the change Δ_i. For every cluster Q:
 
     if ‖Σ_Q p_i Δ_i‖ < ε_1  and  max_Q ‖Δ_i‖ > ε_2  and  |Q| > 2:
-        the average has stopped moving but its members have not: split Q in two by cos(Δ_i, Δ_j)
+        the average has stopped moving but the members have not: split Q in two by cos(Δ_i, Δ_j)
     model_Q ← model_Q + Σ_Q p_i Δ_i                       for every (new) cluster
 
-The two parts are those of ``single`` linkage on the similarities, merged until two remain: of all
-cuts it has the smallest largest similarity across it (the paper's optimal bipartition).
+The two parts are found by ``single`` linkage on the similarities, merging until two groups remain.
+Of all cuts this one minimises the largest similarity across the cut (the paper's optimal
+bipartition).
 
 Travels: the cluster's model down, Δ_i and the sample count up.
 
 Notes:
     The paper's thresholds are norms, right for one model and one learning rate. ``relative``
-    counts them in units of the largest ‖Δ_i‖ of the first round (spec 10.4). ``auto``, our default,
-    keeps ε_2 so and asks of the average only that it cannot please both parts: the mean of
-    ``cos(Δ_i, Δ_j)`` over all pairs across the cut is at most 0. An average of unlike clients nears
-    its stationary point slowly: on three groups of digit clients ‖Σ p_i Δ_i‖ < 0.1 max ‖Δ_i‖ had
-    not come after 30 rounds, while opposite pulls show after four. Every pair below 0 is too much
-    to ask of groups that share classes: the right cut of P5's practical groups had pairs of up to
-    0.37 across it (spec 17).
-    Where a group has converged, noise is all that is left of its Δ_i and pulls apart by chance. So
-    the typical (median) member must have an ally, a nearest other member with a cosine of at least
-    ``allies``, and the mean cosine inside the parts must exceed that across by ``gap``. Noise nears
-    the first where clients are many (0.39 of 30) and the second where they are few (0.19 of 4), but
-    not both at once; docs/methods/cfl.md has the numbers.
+    measures them in units of the largest ‖Δ_i‖ of the first round (spec 10.4). ``auto``, our
+    default, measures ε_2 in the same units and replaces the test of ε_1: it splits where the mean
+    of ``cos(Δ_i, Δ_j)`` over all pairs across the cut is at most 0. An average of unlike clients
+    nears its stationary point slowly: on three groups of digit clients ‖Σ p_i Δ_i‖ < 0.1 max ‖Δ_i‖
+    was not reached after 30 rounds, while opposite updates show after four. To require every pair
+    below 0 is too strict for groups that share classes: the right cut of P5's practical groups had
+    pairs of up to 0.37 across it (spec 17).
+    Where a group has converged, its Δ_i are only noise and differ by chance. So the median member
+    must have an ally, another member with a cosine of at least ``allies``, and the mean cosine
+    inside the parts must exceed that across by ``gap``. Noise nears the first limit where clients
+    are many (0.39 of 30) and the second where they are few (0.19 of 4), but not both at once;
+    docs/methods/cfl.md has the numbers.
     No split before round ``t_min``; ``auto`` is a fifth of the run. Public code waits 20 rounds.
     Parts are kept as sets of client ids; public code loses them at the second split (spec 15).
-    With partial participation the last Δ_i of each member stands for it, and a cluster may split
-    only when all its members have sent one since it was formed (``age_limit``: and not longer ago
-    than so many rounds). Members without data go with the larger part.
-    The original keeps all models on the way and lets each client choose on validation data; that
-    is ``predict_with = "validation"``, by loss.
+    With partial participation the last Δ_i of each member is used, and a cluster may split only
+    when all its members have sent one since the cluster was formed, within the last ``age_limit``
+    rounds if that is set. Members without data go with the larger part.
+    The original keeps the models of all ancestor clusters and lets each client choose among them on
+    validation data; that is ``predict_with = "validation"``, by loss.
 """
 
 from dataclasses import dataclass
@@ -61,12 +62,12 @@ Linkage = Literal["single", "complete"]
 
 
 class Clusters(NamedTuple):
-    """The server. A cluster that was split keeps the model it had then."""
+    """The server. A cluster that was split keeps the model it had at the split."""
 
     models: Tensor  # [C, P]
-    parent: Tensor  # [C] the cluster it was split off, -1 for the first
+    parent: Tensor  # [C] the cluster from which it was split off, -1 for the first
     member: Tensor  # [K] each client's cluster
-    updates: Rows  # [K, P] everybody's last Δ
+    updates: Rows  # [K, P] each client's last Δ
     sizes: Tensor  # [K] training samples
     age: Tensor  # [K] the round of the last Δ, -1 where there is none for the present cluster
     scale: Tensor  # [] the largest ‖Δ‖ of the first round
@@ -74,14 +75,14 @@ class Clusters(NamedTuple):
 
 
 class Merges(NamedTuple):
-    """What is left of the clients after merging the most similar groups of them."""
+    """The result of merging the most similar groups of clients."""
 
-    group: Tensor  # [n] a representative of each one's group
+    group: Tensor  # [n] a representative of each client's group
     levels: list[float]  # the similarity at which each merge happened
 
 
 def merged(similarity: Tensor, groups: int, linkage: Linkage) -> Merges:
-    """Merge the most similar pair of groups until so many remain.
+    """Agglomerative clustering: merge the most similar pair until ``groups`` groups remain.
 
     The similarity of two groups is that of their most similar members (``single``) or of their
     least similar ones (``complete``).
@@ -100,7 +101,7 @@ def merged(similarity: Tensor, groups: int, linkage: Linkage) -> Merges:
 
 
 def bipartition(similarity: Tensor, linkage: Linkage = "single") -> Tensor:
-    """Two parts ``[n]`` (bool): everybody merged until two groups remain.
+    """Two parts ``[n]`` (bool): the clients merged until two groups remain.
 
     >>> S = torch.tensor([[1.0, 0.2, 0.9], [0.2, 1.0, -0.5], [0.9, -0.5, 1.0]])
     >>> bipartition(S)
@@ -111,7 +112,7 @@ def bipartition(similarity: Tensor, linkage: Linkage = "single") -> Tensor:
 
 
 def opposed(similarity: Tensor, part: Tensor, allies: float, gap: float) -> bool:
-    """Whether two parts do not pull together, while their members do among themselves."""
+    """Whether the updates of two parts oppose each other and those within each part agree."""
     across = similarity[part][:, ~part].mean()
     others = similarity.clone().fill_diagonal_(-torch.inf)
     inside = others[(part[:, None] == part) & others.isfinite()].mean()
@@ -124,17 +125,17 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
     """Clustered federated learning by recursive bipartition.
 
     Fields:
-        eps_mode: what a split asks of the average: ``auto`` no common pull across the cut,
-            ``relative`` and ``absolute`` a norm below ``eps1``.
+        eps_mode: condition on the average for a split: ``auto``, a mean cosine of at most 0 across
+            the cut; ``relative`` and ``absolute``, a norm below ``eps1``.
         eps1: ε_1, in units of the first round's largest ‖Δ_i‖ or absolute (public code: 0.4).
         eps2: ε_2, in the same units, ``auto`` mode as ``relative`` (public code: 1.6).
-        allies: in ``auto`` mode, the cosine with its nearest other that the median member needs.
-        gap: in ``auto`` mode, what the mean cosine inside the parts must exceed that across by.
+        allies: in ``auto`` mode, least cosine of the median member with its most similar other one.
+        gap: in ``auto`` mode, least difference of the mean cosines inside and across the parts.
         t_min: the first round in which a cluster may split; ``auto`` is a fifth of the run.
         linkage: ``single`` (the paper) or ``complete`` (public code).
-        age_limit: rounds after which a Δ_i no longer stands for an absent client; None is never.
-        predict_with: the ``cluster``'s model, or of it and all on the way to it the best on
-            ``validation`` data.
+        age_limit: rounds after which an absent client's last Δ_i is too old; None is never.
+        predict_with: the ``cluster``'s model, or the best on ``validation`` data among it and its
+            ancestors.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 
@@ -161,7 +162,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """Clients may choose among the models on the way by validation data."""
+        """Clients may choose among the models of their ancestor clusters by validation data."""
         return Traits(uses_validation=self.predict_with == "validation")
 
     def init(self, problem: Problem) -> tuple[Clusters, tuple[()]]:
@@ -170,7 +171,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         nothing = torch.zeros(K, device=device, dtype=torch.int64)
         updates = problem.start.new_zeros(1).expand(
             K, len(problem.start)
-        )  # takes memory when first set
+        )  # uses memory only when a row is first set
         scale = torch.zeros((), dtype=torch.float64, device=device)
         first = (problem.start[None], nothing[:1] - 1, nothing)
         applied = nobody_yet(problem.start, K)
@@ -185,7 +186,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return Update(client.train(received) - received, client.size), ()
 
     def aggregate(self, server: Clusters, uploads: Update, round: Round) -> Clusters:
-        """Split where the members disagree, then move every cluster."""
+        """Split the clusters whose members disagree, then update every cluster's model."""
         server = self._remember(server, uploads, round)
         for cluster in server.member.unique().tolist():
             server = self._divide(server, cluster, round)
@@ -206,7 +207,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         )
 
     def _divide(self, server: Clusters, cluster: int, round: Round) -> Clusters:
-        """The server after one cluster was looked at, and split where it should be."""
+        """The server after one cluster was tested and, if the conditions hold, split."""
         everyone = (server.member == cluster).nonzero().flatten()
         ids = everyone[server.sizes[everyone] > 0]
         oldest = 0 if self.age_limit is None else max(0, round.index - self.age_limit)
@@ -227,7 +228,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         )
 
     def _cut(self, updates: Tensor, sizes: Tensor, scale: Tensor) -> Tensor | None:
-        """The two parts ``[n]``, or None where the members agree or have come to rest."""
+        """The two parts ``[n]``, or None where the members agree or have converged."""
         unit = 1.0 if self.eps_mode == "absolute" else scale
         wide = updates.to(torch.float64)
         if wide.norm(dim=1).max() <= self.eps2 * unit:
@@ -242,7 +243,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return part
 
     def serve(self, server: Clusters, round: Round) -> Bank:
-        """The cluster's model and, where clients choose, those it descends from."""
+        """The cluster's model and, where clients choose, those of its ancestors."""
         node = server.member[round.clients]
         path = [node]
         while self.predict_with == "validation" and (node >= 0).any():
@@ -252,7 +253,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
         return Bank(server.models, slot, slot)
 
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
-        """The cluster's model, or the best on the way to it."""
+        """The cluster's model, or the best among it and its ancestors."""
         models, there = served.rows()
         if self.predict_with == "cluster":
             return single(models[0])

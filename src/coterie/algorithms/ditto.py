@@ -1,4 +1,4 @@
-"""Ditto: a global model for everybody, and beside it a personal one that must not stray far.
+"""Ditto: FedAvg's global model, and on each client a personal model that is held near it.
 
     w_i ← LocalTrain(w_t);   w ← w + η_g Σ_i p_i (w_i − w)                 FedAvg
     v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w_t))                              stays on the client
@@ -10,8 +10,8 @@ Travels: as FedAvg. v_i never leaves the client.
 Notes:
     Both models see the same minibatches, as in the authors' code. v_i starts at the common start
     and takes as many steps as w_i. The paper can choose λ for each client on validation data; here
-    it is one number, 0.1 of the paper's {0.1, 1, 2}: with larger ones a client in a minority is
-    held to a global model that is wrong for it.
+    λ is one number, by default 0.1 of the paper's {0.1, 1, 2}: a larger λ holds a client in a
+    minority to a global model that is wrong for it.
     Stable only while ηλ < 2.
 """
 

@@ -1,4 +1,4 @@
-"""Weight Erosion: one agent borrows everybody's updates and trusts them less and less.
+"""Weight Erosion: one agent's model uses all agents' updates, with weights that fade by distance.
 
 A model is trained for a requesting agent i* (P4 calls it Alice). In round r = 1 … R every agent
 trains it; G_i is the sum of its gradients, −Δy_i/η:
@@ -7,9 +7,9 @@ trains it; G_i is the sum of its gradients, −Δy_i/η:
     α_i ← max(0, α_i − (1 + p_s ⌊(r−1) b / n_i⌋) p_d d_i),   α_i = 1 at first
     x   ← x − η Σ α_i G_i / Σ α_i
 
-Alice's own distance is 0, so she keeps weight 1 and at last trains alone.
+Alice's own distance is 0, so she keeps weight 1 and trains alone in the end.
 
-Travels: x down; Δy_i, whether it is valid, and the sample count up, once for every requester.
+Travels: x down; Δy_i, whether Δy_i is valid, and the sample count up, once for every requester.
 
 Notes:
     The formula is Grimberg et al.'s; P4 gives values of p_d without the scale they refer to.
@@ -17,9 +17,10 @@ Notes:
     8.2. P4 gives no p_s; 2 is the authors' earlier project.
     Several requesters, or ``all``, are independent copies: the paper's method has one.
     An agent that is missing or rejected keeps its weight and is left out of the average. Where the
-    requester itself is missing, its model and weights stay as they are.
-    One upload carries an agent's work for all requesters. Where one copy became NaN or infinite the
-    agent sends zeros and ``valid = False`` for it, and is missing for that requester alone.
+    requester itself is missing, its model and weights do not change.
+    One upload carries an agent's updates for all requesters. Where one of them became NaN or
+    infinite, the agent sends zeros and ``valid = False`` for that requester, and counts as missing
+    for that requester only.
 """
 
 from dataclasses import dataclass
@@ -44,8 +45,8 @@ class Copies(NamedTuple):
 
     x: Tensor  # [R, P]
     alpha: Tensor  # [R, K]
-    p_d: Tensor  # [R] the distance penalty, 0 before ``auto`` has found it
-    shares: Tensor  # [R, K] the weights of the last average, 0 for who was missing
+    p_d: Tensor  # [R] the distance penalty, 0 before ``auto`` has computed it
+    shares: Tensor  # [R, K] the weights of the last average, 0 for agents that were missing
 
 
 class Update(NamedTuple):
@@ -86,7 +87,7 @@ def distances_to(at: int, updates: Tensor) -> Tensor:
 
 
 def requesting(requesters: Requesters, population: int) -> list[int]:
-    """The clients that ask for a model, refused where there is no such client."""
+    """The ids of the clients that ask for a model; ids that do not exist are refused."""
     ids = list(range(population)) if requesters == "all" else list(requesters)
     if not ids or len(set(ids)) < len(ids) or not set(ids) <= set(range(population)):
         raise ConfigError(
@@ -97,19 +98,19 @@ def requesting(requesters: Requesters, population: int) -> list[int]:
 
 
 def place_of(requester: int, clients: Tensor) -> int | None:
-    """Where the requester stands among the clients that replied."""
+    """The requester's index among the clients that replied; None where it did not reply."""
     found = (clients == requester).nonzero().flatten().tolist()
     return found[0] if found else None
 
 
 def is_finite(*vectors: Tensor) -> Tensor:
-    """Whether the lengths of some vectors ``[P]`` are finite numbers: no entry is NaN or huge."""
+    """Whether the norms of some vectors ``[P]`` are finite: no entry is NaN, infinite or huge."""
     norms = [torch.linalg.vector_norm(vector) for vector in vectors]
     return torch.stack(norms).isfinite().all()
 
 
 def offer(models: Tensor, requesters: list[int], clients: Tensor) -> Bank:
-    """To every requester its model, to the others nothing."""
+    """A Bank that sends every requester its model, and the other clients nothing."""
     asked = torch.tensor(requesters, device=clients.device)
     match = clients[:, None] == asked
     slot = torch.where(match.any(1), match.to(torch.int64).argmax(1), -1)[:, None]
@@ -117,13 +118,13 @@ def offer(models: Tensor, requesters: list[int], clients: Tensor) -> Bank:
 
 
 def accept(served: Bank) -> Mixture:
-    """The offered model; who did not ask for one has no predictor."""
+    """The received model as predictor; a client that did not request one has no predictor."""
     models, present = served.rows()
     return Mixture(present.to(models.dtype), models)
 
 
 def full_rows(weights: Tensor, requesters: list[int]) -> Tensor:
-    """The requesters' rows ``[R, K]`` as a matrix of all clients; others have no row."""
+    """The requesters' rows ``[R, K]`` as a matrix ``[K, K]``; rows of other clients are zero."""
     A = weights.new_zeros(weights.shape[1], weights.shape[1])
     return A.index_copy(0, torch.tensor(requesters, device=A.device), weights)
 
@@ -134,10 +135,11 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
 
     Fields:
         requesters: the clients (numbers from 0) that get a model of their own, or ``all``.
-        p_d: how much a relative distance of 1 takes from a weight in a round; ``auto`` erodes an
-            agent at the average distance in 0.8 of the run.
-        p_s: how much faster the weight of an agent fades whose samples have been seen often.
-        samples_per_round: b, the samples a round counts: a ``batch`` or the local ``epoch`` itself.
+        p_d: what a weight loses per round at a relative distance of 1; with ``auto`` the weight of
+            an agent at the average distance reaches zero after 0.8 of the run.
+        p_s: how much faster a weight fades with every pass over the agent's samples.
+        samples_per_round: b, the samples that one round counts as: a ``batch`` or the local
+            ``epoch`` itself.
     """
 
     requesters: Requesters = "all"
@@ -185,7 +187,7 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         return Update(dy, valid, client.size), ()
 
     def aggregate(self, server: Copies, uploads: Update, round: Round) -> Copies:
-        """Erode and average, for each requester apart."""
+        """Erode the weights and average, for each requester separately."""
         x, alpha, p_d, applied = (part.clone() for part in server)
         for k, requester in enumerate(requesting(self.requesters, round.population)):
             valid = uploads.valid[:, k]
@@ -204,7 +206,7 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
     def _eroded(
         self, weights: Tensor, p_d: Tensor, dy: Tensor, at: int, size: Tensor, round: Round
     ) -> tuple[Tensor, Tensor]:
-        """New weights of those who replied, and the penalty; unchanged where G_{i*} is zero."""
+        """New weights of the agents that replied, and p_d; both unchanged where G_{i*} is zero."""
         update = round.trainable(dy)
         own = lengths(update[at])
         if own == 0:
@@ -219,7 +221,7 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         return erode(weights, d, p_d, self.p_s, round.index + 1, batch, size), p_d
 
     def serve(self, server: Copies, round: Round) -> Bank:
-        """To every requester its model."""
+        """Every requester's model, sent to that requester."""
         return offer(server.x, requesting(self.requesters, round.population), round.clients)
 
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:

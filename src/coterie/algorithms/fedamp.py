@@ -1,4 +1,4 @@
-"""FedAMP: clients whose models are alike attract each other.
+"""FedAMP: each client's model is pulled towards the models of similar clients.
 
 Objective: Σ_i F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²) with A increasing and concave.
 
@@ -6,31 +6,31 @@ Objective: Σ_i F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²) with A increasing 
     u_i  = Σ_j ξ_ij w_j                                                    on the server
     w_i  = argmin F_i(w) + (λ/2α_k)‖w − u_i‖²                              on the client
 
-Travels: w_i and one number up, u_i and one number down; u_i once more to predict with.
+Travels: w_i and one number up, u_i and one number down; u_i once more for prediction.
 
 Notes:
     ``sigma = "auto"`` is ours. With the constants found in public code the attention is uniform on
     real models, and with any width that only follows the models' distances (``median``, spec 9.3)
-    a client with no one like it still gives most of its weight away. ``auto`` measures distances
-    in units of the clients' own sampling noise (module ``attention``): A' is 1 up to the distance
-    that noise explains, falls to 0 at twice that distance, and is 0 beyond.
-    ``mass = "auto"`` is ours: a client's own model counts as one at distance 0, so that N alike
-    clients share alike (ξ = 1/N). A number is the most weight that a client gives to others; with
-    a width other than ``auto`` it is spent whoever the others are (spec 9.3).
+    a client without similar clients still gives most of its weight to others. ``auto`` measures
+    squared distances in units of the clients' own sampling noise (module ``attention``): A' is 1 up
+    to the value that noise explains, falls to 0 at twice that value, and is 0 beyond.
+    ``mass = "auto"`` is ours: a client's own model counts as a model at distance 0, so that N alike
+    clients get equal weights (ξ = 1/N). A number is the most weight that a client gives to others;
+    with a width other than ``auto`` all of it is given, however unlike the others are (spec 9.3).
     ``attention_mass = "rows"``, our default, chooses α_k for each client. With the paper's one α_k
-    for all (``symmetric``) the largest group decides how little a small one collaborates.
+    for all (``symmetric``) a large group limits how much the clients of a small group collaborate.
     The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
     ``alpha`` it is ``lam / alpha``, as printed.
     P5 names both w_i and u_i as results (Algorithm 1); ``predict_with`` chooses. The newest u_i is
-    better where clients are alike and much worse where they hold few classes each, so that our
-    default takes the better of the two on each client's validation data.
+    better where clients are alike and much worse where each holds few classes, so that our default
+    takes the better of the two on each client's validation data.
     The paper does not say where local training starts; ``start = "cloud"`` (u_i) is our default.
     Clients start at a common point, and the first exchange follows the first local training: P5's
     independent starts would average unrelated deep networks. In a round, u_i is formed over those
-    of its participants that have uploaded before; a first-timer gets the common start. The u_i of
-    a prediction is formed over all who have uploaded.
+    participants that have uploaded before; a client in its first round gets the common start. The
+    u_i of a prediction is formed over all clients that have uploaded.
     Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5.
-    ``penalty`` offers the other functions A the paper names, with widths in the same σ and their
+    ``penalty`` offers the other functions A that the paper names, with the same width σ and their
     customary constants: A'(s) = 1/σ · min(1, (3.7 − s/σ)_+ / 2.7) for scad and
     1/σ · (1 − s/3σ)_+ for mcp.
     ``safe_attention`` scales a row down where its off-diagonal weights exceed one; the paper asks
@@ -95,7 +95,7 @@ def attention(
 
 
 def weights(slopes: Tensor, alpha: Tensor | float) -> Tensor:
-    """ξ of the slopes A' ``[m, m]``."""
+    """The weights ξ from the slopes A' ``[m, m]``."""
     A = alpha * slopes  # Eq. 5
     return A + torch.diag(1 - A.sum(1))  # Eq. 7
 
@@ -103,12 +103,12 @@ def weights(slopes: Tensor, alpha: Tensor | float) -> Tensor:
 def step_size(
     W: Tensor, sigma: Tensor | float, mass: float, penalty: Penalty = "exponential"
 ) -> Tensor:
-    """The largest α_k that leaves every client ``1 − mass`` of itself; 0 where all A' vanish."""
+    """The largest α_k with ``ξ_ii ≥ 1 − mass`` for every client; 0 where all A' vanish."""
     return largest_step(slope(squared_distances(W), sigma, penalty), mass)
 
 
 def largest_step(slopes: Tensor, mass: float) -> Tensor:
-    """The same of the slopes A' ``[m, m]``."""
+    """As :func:`step_size`, from the slopes A' ``[m, m]``."""
     largest = slopes.sum(1).max()
     return torch.where(largest > TINY, mass / largest, 0.0)
 
@@ -119,13 +119,13 @@ def median_width(W: Tensor, factor: float) -> Tensor:
 
 
 def width_of(distances: Tensor, factor: float) -> Tensor:
-    """The same of the squared distances ``[m, m]``."""
+    """As :func:`median_width`, from the squared distances ``[m, m]``."""
     width = factor * off_diagonal(distances).median()
     return torch.where(width > TINY, width, 1.0)
 
 
 def spread(A: Tensor, mass: float) -> Tensor:
-    """Scale every row's off-diagonal weights to sum to ``mass`` (a row without any stays)."""
+    """Scale every row's off-diagonal weights to sum to ``mass``; rows without any stay as is."""
     others = A.clone().fill_diagonal_(0)
     total = others.sum(1, keepdim=True)
     others = torch.where(total > 0, mass * others / total, 0.0)
@@ -133,10 +133,10 @@ def spread(A: Tensor, mass: float) -> Tensor:
 
 
 def shared(slopes: Tensor, most: Tensor | float, rows: bool) -> Tensor:
-    """ξ of the slopes A' ``[m, m]`` where a client's own model counts as one at distance 0.
+    """ξ from the slopes A' ``[m, m]``, where a client's own model counts as one at distance 0.
 
-    ``most`` is A'(0). α_k is the largest step with which no other model gets more weight than a
-    client's own, the same for all clients or for each of the ``rows``.
+    ``most`` is A'(0). α_k is the largest step at which no other model gets more weight than a
+    client's own: one for all clients, or with ``rows`` one per client.
 
     >>> shared(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), 1.0, rows=True)
     tensor([[0.5000, 0.5000, 0.0000],
@@ -161,26 +161,26 @@ class FedAMP(Attentive):
 
     Fields:
         penalty: the function A: ``exponential`` (1 − e^{−s/σ}), ``scad`` (smoothly clipped absolute
-            deviation) or ``mcp`` (minimax concave penalty); the last two leave clients beyond
-            3.7σ and 3σ alone entirely. For a width other than ``auto``.
-        sigma: width σ of the attention; ``auto`` is what the clients' own sampling noise explains,
-            with weight zero from twice that distance on; ``median`` follows the median squared
-            distance.
+            deviation) or ``mcp`` (minimax concave penalty); the last two give weight zero to
+            clients beyond 3.7σ and 3σ. For a width other than ``auto``.
+        sigma: width σ of the attention; ``auto`` is the squared distance that the clients' own
+            sampling noise explains, with weight zero from twice that value on; ``median`` follows
+            the median squared distance.
         alpha: step size α_k; ``auto`` is as large as ``mass`` allows.
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
         alpha_every: rounds between two reductions of alpha.
         mass: with ``alpha = "auto"``, the most weight a client gives to others (with a sigma that
-            is not ``auto``, the best connected client gives just that); ``auto`` lets a client's
+            is not ``auto``, the best connected client gives exactly this); ``auto`` lets a client's
             own model count as one at distance 0.
-        attention_mass: ``symmetric`` has one α_k, so that only the best connected client gives
-            that much; ``rows`` gives each client its own.
+        attention_mass: ``symmetric`` has one α_k for all, so that only the best connected client
+            gives all of ``mass``; ``rows`` has one α_k per client.
         sigma_factor: ``median`` sigma in units of the median squared distance.
         sigma_freeze: keep the ``median`` sigma of the first exchange.
         lam: λ of the paper; the proximal coefficient is then lam/alpha. None uses ``prox``.
         prox: the proximal coefficient λ/α_k itself.
         start: local training starts from the ``cloud`` model u_i or from the client's own
             (``self``).
-        safe_attention: scale rows whose weights on others exceed one.
+        safe_attention: scale down rows whose weights on others sum to more than one.
         predict_with: the client's ``own`` model w_i, the newest ``cloud`` model u_i, ``both`` with
             equal weight, or the better of them on ``validation`` data.
     """
@@ -261,7 +261,7 @@ class FedAMP(Attentive):
         return alpha
 
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
-        """ξ between some clients in this round."""
+        """A function that computes ξ between some clients in this round."""
 
         def weigh(members: Tensor) -> Tensor:
             slopes, most = self._slopes(server, members, round)
@@ -298,7 +298,7 @@ class FedAMP(Attentive):
         return width_of(distances, self.sigma_factor)
 
     def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
-        """Store, compare, and write down the weights of the round."""
+        """Store and compare the uploads, and record the weights that the round applied."""
         new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
         if self.sigma == "auto":
             points = round.trainable(uploads.w - server.start)

@@ -1,4 +1,4 @@
-"""FedAvg: one model for everybody, averaged over the clients' local training.
+"""FedAvg: one global model, the average of the clients' locally trained models.
 
     θ_i = LocalTrain(θ)                     on every participant
     θ⁺  = θ + η_g Σ_i p_i (θ_i − θ)         on the server
@@ -6,7 +6,7 @@
 Travels: θ down, θ_i and the sample count up.
 
 Notes:
-    P3's Eq. 2 prints the sum of models; the sum of differences is meant (spec 2.1).
+    P3's Eq. 2 prints a sum of models where a sum of differences is meant (spec 2.1).
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Update(NamedTuple):
 
 
 def average(w: Tensor, uploads: Update, weighting: Weighting, server_lr: float) -> Tensor:
-    """``w + η_g Σ p_i (w_i − w)`` over whoever replied."""
+    """``w + η_g Σ p_i (w_i − w)`` over the clients that replied."""
     return w + server_lr * mean_move(shares(uploads.size, weighting), uploads.w, w)
 
 

@@ -1,24 +1,24 @@
 """FedAvg + Data: FedAvg whose clients also train on a small pool of shared raw samples.
 
-    G   = 5 % of the training data, formed once, the same for everybody
+    G   = 5 % of the training data, formed once, the same for all clients
     θ_i = LocalTrain(θ) on D_i ∪ G;   θ⁺ = θ + η_g Σ_i p_i (θ_i − θ),   p_i by |D_i| alone
 
 Travels: raw samples, once to every client, at its first round; otherwise as FedAvg.
 
-RAW SAMPLES LEAVE THEIR OWNERS. The method stands here because P1 compares with it. An engine on a
-network refuses it unless every site has consented (``sharing`` is what it asks).
+RAW SAMPLES LEAVE THEIR OWNERS. The method is included because P1 compares with it. An engine on a
+network refuses it, because of its trait ``sharing``, unless every site has consented.
 
 Notes:
     P1 only says "5% data sharing". ``pool = "from_clients"`` (ours) copies 5 % of every client's
     training samples, drawn uniformly; a client is not sent its own. ``held_out`` is the
-    construction of the method's authors: equally many samples of every class, 5 % of all, which the
-    clients then no longer count as theirs (all of a class that has too few).
-    The pool is made of training data only, also where validation data is merged into it. Labels
-    travel as their owners read them.
-    n_i does not count the pool (spec 2.3). That givers send their samples in is not counted as
-    traffic, as in the paper's cost; it happens once and before the run.
-    In a simulation the pool lies in every client's training data from the start; what the server
-    sends is the same samples as bytes, which is what a site would store.
+    construction of the method's authors: equally many samples of every class, 5 % of all, which are
+    removed from the clients' own data (all samples of a class that has too few).
+    The pool is made of training data only, also where validation data is merged into it. Samples
+    are sent with their owners' labels.
+    n_i does not count the pool (spec 2.3). The upload of the clients' samples to the pool is not
+    counted as traffic, as in the paper's cost; it happens once and before the run.
+    In a simulation the pool is in every client's training data from the start; the server sends the
+    same samples as bytes, which is what a site would store.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class Server(NamedTuple):
 
     theta: Tensor  # [P]
     samples: Tensor  # [n, bytes] the pool: inputs and targets
-    owner: Tensor  # [n] who needs not be sent it; -1 nobody
-    sent: Tensor  # [K] who has been sent the pool
+    owner: Tensor  # [n] the client that has the sample already; -1 for none
+    sent: Tensor  # [K] whether the client has been sent the pool
 
 
 class Sent(NamedTuple):
@@ -58,8 +58,8 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
 
     Fields:
         share: size of the pool, as a share of the training data; 0 is FedAvg.
-        pool: ``from_clients`` copies that share of every client's samples; ``held_out`` takes
-            equally many samples of every class out of them.
+        pool: ``from_clients`` copies that share of every client's samples; ``held_out`` removes
+            equally many samples of every class from the clients.
         weighting: ``samples`` weighs clients by their own training samples, ``uniform`` equally.
         server_lr: the server's step η_g.
     """
@@ -81,7 +81,7 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """The pool leaves the clients."""
+        """Raw samples leave the clients."""
         return Traits(sharing=Sharing(self.pool, self.share))
 
     def init(self, problem: Problem) -> tuple[Server, tuple[()]]:
@@ -95,7 +95,7 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
         return Server(problem.start, samples, owner, nobody), ()
 
     def download(self, server: Server, round: Round) -> Sent:
-        """The global model; to newcomers also the samples they lack."""
+        """The global model and, in a client's first round, the pool samples of other clients."""
         theta = rows(server.theta, len(round.clients))
         if not len(server.owner):
             return Sent(theta, ())
@@ -107,7 +107,7 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
         )
 
     def local(self, client: Client, received: Sent, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train on one's own samples and the pool."""
+        """Train on the client's own samples and the pool."""
         return Update(client.train(received.theta), client.own), ()
 
     def aggregate(self, server: Server, uploads: Update, round: Round) -> Server:
@@ -121,5 +121,5 @@ class FedAvgData(GlobalModel[Server, Sent, Update, tuple[()]]):
 
 
 def _bytes(values: Tensor) -> Tensor:
-    """A row of bytes a sample."""
+    """The values as bytes, one row per sample."""
     return values.reshape(len(values), values.shape[1:].numel()).contiguous().view(torch.uint8)

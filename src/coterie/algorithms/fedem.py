@@ -14,14 +14,14 @@ Notes:
     Components must start different: the first is the common start, the others are drawn anew.
     q is computed at the received models, in evaluation mode and without augmentation. The loss of
     a minibatch is divided by its size, not by Σ q (spec 16). As Σ_m q_im(s) = 1, the components
-    share one learning rate among them: as long as their shares are equal, each learns at η/M.
+    split one learning rate: as long as their shares are equal, each learns at η/M.
     ``rate = "scaled"`` multiplies the loss by M, which under plain SGD is the rate η M: a component
-    that has a client's sample to 1/M learns at η as FedAvg does, one that has it alone at η M. Adam
-    does not notice, and weight decay is not multiplied.
-    Before predicting, π_i is taken once more at the newest components; a client that never took
-    part gets its shares in this way, from equal ones (``new_client_steps`` of them).
-    The matrix for people to look at is Σ_m π_im π_jm / Σ_l π_lm: what i draws from the components
-    that j has shaped, sizes aside.
+    with responsibility 1/M for a sample learns at η as in FedAvg, one with responsibility 1 at η M.
+    Adam's steps do not change with this factor, and weight decay is not multiplied.
+    Before a prediction, ``new_client_steps`` E-steps at the newest components update π_i; a client
+    that never took part gets its shares in this way, starting from equal ones.
+    The collaboration matrix is Σ_m π_im π_jm / Σ_l π_lm: how much i uses the components that j has
+    trained, without regard to sizes.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ def responsibilities(pi: Tensor, losses: Tensor) -> Tensor:
     tensor([[0.5000, 0.8808],
             [0.5000, 0.1192]])
     """
-    tiny = torch.finfo(losses.dtype).tiny  # a share of 0 must not lock a client out for good
+    tiny = torch.finfo(losses.dtype).tiny  # a share of 0 must be able to grow again
     return (pi.clamp(min=tiny).log()[:, None] - losses).softmax(0)
 
 
@@ -72,7 +72,8 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         components: number M of shared models; the paper takes 3, P2 takes 4.
         new_client_steps: E-steps before predicting, at the newest components.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
-        rate: ``split``, where the components share the learning rate, or ``scaled`` by M.
+        rate: ``split`` divides the learning rate among the components; ``scaled`` multiplies the
+            loss by M.
     """
 
     components: Few = 3
@@ -116,7 +117,7 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         mask = torch.cat(masks) if masks else None
         q = torch.cat(parts, 1)
         new = torch.stack([mean(row, mask) for row in q])
-        return q, torch.where(client.size > 0, new, pi)  # without data, the shares it had (1.8)
+        return q, torch.where(client.size > 0, new, pi)  # without data, shares stay (spec 1.8)
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Components, Own]:
         """E-step at the received components, then training of each on its share of the data."""

@@ -1,43 +1,43 @@
-"""FedeRiCo: every client predicts with a mixture of everybody's models, weighed by likelihood.
+"""FedeRiCo: every client predicts with a mixture of all clients' models, weighted by likelihood.
 
-Client i owns a model φ_i. In a round it looks at the models of M others and at its own, all as they
-were at the end of the last round (Algorithm 1):
+Client i owns a model φ_i. In a round it evaluates the models of M other clients and its own, all as
+they were at the end of the last round (Algorithm 1):
 
-    ℓ_ib = Σ_s ℓ(h_{φ_b}(x_s), y_s)                    for each b it looks at
+    ℓ_ib = Σ_s ℓ(h_{φ_b}(x_s), y_s)                    for each b that it evaluates
     L̂_ij = (1 − β) L̂_ij + β ℓ_ij                       for every j it has ever seen (ema)
     w_i  = softmax(−L̂_i)                               over those seen           (line 15)
     client i returns to owner b   w_ib (φ_b − φ_b trained on i's data)      (local_epochs)
                             or    w_ib Σ_s ∇ℓ(h_{φ_b}(x_s), y_s)            (gradient, as printed)
-    φ_b moves by the sum of what is returned
+    φ_b moves by the sum of the returned vectors
     prediction  Σ_j w_ij softmax(h_{φ_j}(x))
 
 M models are chosen ε-greedily by w_i, unseen clients first. ``form = "centralised"`` is the paper's
-section 3.2: a server holds all models, everybody weighs all of them in every round, and w is the
+section 3.2: a server holds all models, every client weighs all of them in every round, and w is the
 exact posterior, ∝ Π_ij exp(−ℓ_ij) with Π the last w.
 
 Travels: M models to every client and M differences (or gradients) back, each with its weight; K of
-both in the centralised form. A client's own model never leaves it. For the choice of the next M a
-client tells in which order it prefers the others, and whose models it predicts with.
+both in the centralised form. Among peers, a client's use of its own model causes no traffic. For
+the choice of the next M a client tells its ranking of the others, and whose models it predicts
+with.
 
 Notes:
     The printed pseudocode interleaves clients; here a round has phases, so that order does not
     matter. The client's own model is always among those it weighs and trains: the paper says that
-    M = 0 is like local training, which needs it. Only clients of the round can be chosen: an
-    absent peer can neither send nor be sent anything. A model with a non-finite loss counts as not
-    received.
+    M = 0 is like local training, which requires that. Only clients of the round can be chosen: an
+    absent peer can neither send nor receive. A model with a non-finite loss counts as not received.
     ``unseen``, ``ema_init``, ``step`` and ``normalise_columns`` default to what works; the literal
     settings are ``zero_loss``, ``zero``, ``gradient`` and ``false`` (spec 7.3, 7.4).
-    Weights stand on the returned difference, never inside the loss: Adam would cancel them. With
+    Weights multiply the returned difference, never the loss: Adam would cancel them. With
     ``gradient`` the owner's optimiser is the recipe's and its state persists; gradients are taken
-    in evaluation mode, so batch-norm statistics stay as they started. Otherwise they are averaged
-    with the weights. A model whose users' weights sum to less than 1e-6 is not moved.
+    in evaluation mode, so batch-norm statistics stay as they started. Otherwise the statistics are
+    averaged with the weights. A model whose users' weights sum to less than 1e-6 is not changed.
     ``accumulate`` counts the rounds in which the client took part: a peer first seen in the t-th
     of them starts at t times its loss.
-    ``clip`` and ``noise`` are ours, off by default. A client's gradient on a model that somebody
-    else chose can give its samples away exactly, at any weight, and an owner can be sent anything.
-    With ``clip`` what is sent to a peer is cut to that length before it is weighed, and the owner
-    cuts what arrives; ``noise`` adds Gaussian noise of ``noise · clip`` to every entry. Both slow
-    learning, the more the larger the model. What a client does to its own model stays exact.
+    ``clip`` and ``noise`` are ours, off by default. A client's gradient on a model that another
+    client chose can reveal its samples exactly, at any weight, and an owner can be sent any vector.
+    With ``clip`` a vector for a peer is clipped to that length before it is weighted, and the owner
+    clips what arrives; ``noise`` adds Gaussian noise of ``noise · clip`` to every entry. Both slow
+    learning, the more the larger the model. A client's updates of its own model stay exact.
 """
 
 from dataclasses import dataclass
@@ -58,36 +58,36 @@ from ..errors import ConfigError
 from .federico_forms import EXCHANGES, Circle, Exchange, Held, Inbox, Reply, Scale, Sight
 from .federico_weights import Tracked, kept_weights, posterior, tracked_losses
 
-UNUSED = 1e-6  # a model whose users' weights sum to less stays as it is
+UNUSED = 1e-6  # a model whose users' weights sum to less is not changed
 
 
 @dataclass(frozen=True)
 class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
-    """Find your friends: mixtures of peers' models, weighed by their loss on one's own data.
+    """Find your friends: mixtures of peers' models, weighted by their loss on the client's data.
 
     Fields:
-        form: ``decentralised`` (peers, as evaluated in the paper) or ``centralised`` (everybody
-            weighs all models by the exact posterior; downloads, epsilon and tracking play no part).
-        downloads: models M of others that a client looks at in a round.
-        epsilon: chance that a slot is filled at random instead of by weight.
+        form: ``decentralised`` (peers, as evaluated in the paper) or ``centralised`` (every client
+            weighs all models by the exact posterior; downloads, epsilon and tracking are unused).
+        downloads: models M of other clients that a client evaluates in a round.
+        epsilon: probability that a slot is filled at random instead of by weight.
         explore: epsilon decides ``per_slot`` or ``per_round`` for all M at once.
         tracking: ``ema`` of the losses, or ``accumulate`` them (the exact posterior).
-        beta: what the newest loss counts in the moving average.
+        beta: weight of the newest loss in the moving average.
         ema_init: the moving average starts at the ``first`` loss or at ``zero`` (as printed).
         loss_reduction: weigh by the ``sum`` of the samples' losses (as printed) or their ``mean``.
-        temperature: divides the tracked losses; higher spreads the weights.
-        temperature_per: the temperature is ``constant`` or times the client's number of samples
-            (``sample``).
-        unseen: clients never looked at are left out (``exclude``) or count as loss 0
+        temperature: divides the tracked losses; a higher one spreads the weights.
+        temperature_per: the temperature is ``constant``, or multiplied by the client's number of
+            samples (``sample``).
+        unseen: clients never evaluated are left out (``exclude``) or count as loss 0
             (``zero_loss``, as printed).
         step: what is returned: the difference of ``local_epochs`` or a full ``gradient``.
         scale: gradients are summed over samples (``sum``, Eq. 9) or divided by the owner's samples,
-            or everybody's in the centralised form (``mean``, Eq. 6); ``auto`` is as printed.
-        normalise_columns: divide what moves a model by its users' weights where they exceed 1.
+            if centralised by the round's clients' (``mean``, Eq. 6); ``auto`` is as printed.
+        normalise_columns: divide a model's change by its users' total weight where that exceeds 1.
         start: models start ``independent`` (as printed) or ``common``.
-        predict_min_weight: models with less weight are not fetched to predict with.
-        clip: longest difference or gradient that is sent to a peer; 0 cuts nothing.
-        noise: Gaussian noise on what is sent to a peer, in units of clip.
+        predict_min_weight: models with less weight are not downloaded for prediction.
+        clip: largest norm of a difference or gradient that is sent to a peer; 0 clips nothing.
+        noise: Gaussian noise on vectors that are sent to a peer, in units of clip.
     """
 
     form: Literal["decentralised", "centralised"] = "decentralised"
@@ -120,7 +120,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
   journal={arXiv:2210.06597}, year={2022}}"""
 
     def check_together(self) -> None:
-        """Refuse noise without a length to measure it in."""
+        """Refuse noise without clip, which is its unit."""
         if self.noise and not self.clip:
             raise ConfigError(
                 f"federico: noise = {self.noise} is in units of clip, and clip is 0; set clip too"
@@ -132,13 +132,13 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
 
     @property
     def traits(self) -> Traits:
-        """The client that fits a model best becomes its main user, whoever started it."""
+        """The client that a model fits best becomes its main user, whichever client started it."""
         return Traits(models_change_hands=True, several_models=True)
 
     # ---- between clients -------------------------------------------------------------------
 
     def init(self, problem: Problem) -> tuple[Circle, Tracked]:
-        """A model for every client; nobody has seen anybody."""
+        """One model per client; no client has seen another client's model."""
         K, device = problem.population, problem.device
         together = self.start == "common"
         models = rows(problem.start, K) if together else problem.fresh(torch.arange(K))
@@ -153,7 +153,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         return circle, Tracked(zero, zero, zero > 0, alone, zero.new_zeros(K))
 
     def download(self, server: Circle, round: Round) -> Sight:
-        """A client's own model and those of the peers it picks among the clients of the round."""
+        """Each client's own model and the models of the peers chosen among the round's clients."""
         me, K = round.clients[:, None], round.population
         others = torch.arange(K, device=me.device)
         there = self._exchange.reachable(round)
@@ -166,7 +166,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         return Sight(self._exchange.own(server, round), Bank(server.models, chosen, chosen))
 
     def aggregate(self, server: Circle, uploads: Reply, round: Round) -> Circle:
-        """Every owner applies what the users of its model returned."""
+        """Apply the vectors that the users of each model returned to its owner."""
         at, K = round.clients, round.population
         to = uploads.owner.flatten() == torch.arange(K, device=at.device)[:, None]
         total = mix(to, self._admitted(uploads, round).flatten(0, 1))
@@ -180,7 +180,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         return Circle(models, optimizer, server.sizes, ranks, wanted)
 
     def apply(self, own: Held, inbox: Inbox, round: Round) -> Held:
-        """One owner's model after a round; a model that nobody uses stays as it is."""
+        """One owner's model after a round; a model without users is not changed."""
         w, buffers = own.model[: round.parameters], own.model[round.parameters :]
         total, state = inbox.total, own.optimizer
         change = total[: round.parameters]
@@ -196,7 +196,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         return moved
 
     def _admitted(self, uploads: Reply, round: Round) -> Tensor:
-        """What arrived, cut to the length that an honest sender keeps."""
+        """The uploaded vectors, clipped to the norm that an honest sender's hardly exceeds."""
         change = uploads.change.vectors
         if not self.clip:
             return change
@@ -210,7 +210,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
     # ---- one client ------------------------------------------------------------------------
 
     def local(self, client: Client, received: Sight, state: Tracked) -> tuple[Reply, Tracked]:
-        """Weigh the models in sight and say how each should change."""
+        """Weigh the received models and compute how each should change."""
         models, owners = received.models(client.id)
         losses = client.map(lambda w: client.loss(w, "train"), models).to(torch.float64)
         if self.loss_reduction == "sum":
@@ -222,7 +222,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         w = weight.to(models.dtype)[:, None]
         change = torch.where(w > 0, w * self._change(client, models), 0.0)
         travels = (w > 0).squeeze(1) & (self._exchange.own_travels | (owners != client.id))
-        score = torch.where(state.seen, -state.tracked, torch.inf)  # strangers first
+        score = torch.where(state.seen, -state.tracked, torch.inf)  # unseen clients first
         order = count_larger(score)
         wanted = kept_weights(state.weights, self.predict_min_weight)
         reply = Reply(Parcels(change, travels), weight, owners, order, wanted)
@@ -231,7 +231,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
     def _track(
         self, client: Client, state: Tracked, losses: Tensor, is_of: Tensor, arrived: Tensor
     ) -> Tracked:
-        """The E-step: new losses of those in sight, tracked losses of all seen, weights."""
+        """The E-step: losses of the received models, tracked losses of all seen ones, weights."""
         here = (is_of & arrived[:, None]).any(0)
         last = torch.where(here, losses @ is_of.to(losses.dtype), state.last)
         seen, rounds = state.seen | here, state.rounds + 1
@@ -245,7 +245,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         return Tracked(last, tracked, seen, weights, rounds)
 
     def _change(self, client: Client, models: Tensor) -> Tensor:
-        """How every model in sight should change, before it is weighed; buffers as they became."""
+        """The change of every received model, not yet weighted, and its buffers after training."""
         if self.step == "gradient":
             g = client.map(lambda w: client.gradient(w, "train"), models)
             moves, buffers = g * client.size, torch.zeros_like(models)
@@ -254,7 +254,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
             moves = models - buffers
         moves = client.trainable(moves)
         if self.clip:
-            own = 0 if self._exchange.own_travels else 1  # what stays with the client is exact
+            own = 0 if self._exchange.own_travels else 1  # a change that is not sent stays exact
             draws = client.noise("federico", tuple(moves[own:].shape)).to(moves.dtype)
             sent = noised(moves[own:], self.clip, self.noise, draws)
             moves = torch.cat([moves[:own], sent])
@@ -263,7 +263,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
     # ---- prediction ------------------------------------------------------------------------
 
     def serve(self, server: Circle, round: Round) -> Sight:
-        """The newest of the models that each client predicts with."""
+        """The newest versions of the models that each client predicts with."""
         me, others = (
             round.clients[:, None],
             torch.arange(round.population, device=server.sizes.device),
@@ -280,7 +280,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         return Sight(self._exchange.own(server, round), Bank(server.models, chosen, chosen))
 
     def predictor(self, client: Client, served: Sight, state: Tracked) -> Mixture:
-        """The mixture of the models with weight, the client's own first."""
+        """The mixture of the models with enough weight, the client's own first."""
         models, owners = served.models(client.id)
         is_of = owners[:, None] == torch.arange(client.population, device=owners.device)
         wanted = kept_weights(state.weights, self.predict_min_weight)

@@ -1,7 +1,7 @@
-"""The messages of FedeRiCo, and what its two forms do differently.
+"""The messages of FedeRiCo, and the differences between its decentralised and centralised forms.
 
-Among peers a client's own model stays with it and only clients of the round can be reached. With a
-server (the paper's section 3.2) all models lie on the server and everybody weighs all of them.
+Among peers a client keeps its own model, and only clients of the round can be reached. With a
+server (the paper's section 3.2) the server holds all models and every client weighs all of them.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ Scale = Literal["auto", "sum", "mean"]
 
 
 class Circle(NamedTuple):
-    """What the clients hold between rounds, a row a client; no server in the decentralised form."""
+    """The state between rounds, one row per client; the clients or a server hold it."""
 
     models: Tensor  # [K, P] φ
     optimizer: Tree  # the owners' optimiser states, for ``gradient``
@@ -27,38 +27,38 @@ class Circle(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What an owner holds."""
+    """One owner's model and optimiser state."""
 
     model: Tensor  # [P]
     optimizer: Tree
 
 
 class Inbox(NamedTuple):
-    """What the users of a model returned to its owner."""
+    """The sum of what the users of a model returned to its owner."""
 
-    total: Tensor  # [P] the sum
-    mass: Tensor  # [] the users' weights together
-    divisor: Tensor  # [] of the gradients
+    total: Tensor  # [P] the sum of the returned vectors
+    mass: Tensor  # [] the sum of the users' weights
+    divisor: Tensor  # [] what gradients are divided by
 
 
 class Sight(NamedTuple):
-    """The models a client looks at."""
+    """The models that a client receives: its own and its peers'."""
 
     own: Parcels  # [1, P]
     peers: Bank  # [M]
 
     def models(self, me: Tensor) -> tuple[Tensor, Tensor]:
-        """Of client ``me``: its own model and its peers' ``[1 + M, P]``, and whose they are."""
+        """The models of client ``me`` and its peers ``[1 + M, P]``, and the owner of each."""
         peers, present = self.peers.rows()
-        peers = torch.where(present[:, None], peers, self.own.vectors)  # no row is garbage
+        peers = torch.where(present[:, None], peers, self.own.vectors)  # fill the empty slots
         models = torch.cat([self.own.vectors, peers])
         return models, torch.cat([me[None], self.peers.owner])
 
 
 class Reply(NamedTuple):
-    """What a client returns to the owners of the models it looked at, itself first."""
+    """What a client returns to the owners of the models it evaluated, itself first."""
 
-    change: Parcels  # [1 + M, P] weighed differences or gradients, then weighed buffers
+    change: Parcels  # [1 + M, P] weighted differences or gradients, then weighted buffers
     weight: Tensor  # [1 + M] w_ib
     owner: Tensor  # [1 + M]
     ranks: Tensor  # [K]
@@ -66,39 +66,39 @@ class Reply(NamedTuple):
 
 
 class Exchange(ABC):
-    """What depends on where the models are."""
+    """The parts of FedeRiCo that depend on where the models are stored."""
 
     @property
     @abstractmethod
     def own_travels(self) -> bool:
-        """Whether a client's own model, and what it returns for it, cross the wire."""
+        """Whether a client's own model and its change are sent over the network."""
 
     @property
     @abstractmethod
     def exact(self) -> bool:
-        """Whether everybody weighs all models in every round, so that losses can be added up."""
+        """Whether every client weighs all models in every round, so that losses can be summed."""
 
     def own(self, server: Circle, round: Round) -> Parcels:
-        """Each client's own model: it is there already, unless a server holds it."""
+        """Each client's own model; it is sent only where a server holds it."""
         models = server.models[round.clients, None]
         sent = torch.full(models.shape[:2], self.own_travels, device=models.device)
         return Parcels(models, sent)
 
     @abstractmethod
     def reachable(self, round: Round) -> Tensor:
-        """Whose models can be looked at in this round ``[K]``."""
+        """Whether each client's model can be downloaded in this round ``[K]``."""
 
     @abstractmethod
     def slots(self, downloads: int, population: int) -> int:
-        """How many models of others a client looks at, if there are so many."""
+        """The number of other clients' models that a client downloads, if there are so many."""
 
     @abstractmethod
     def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:
-        """What every owner divides gradients by ``[K]``."""
+        """The number by which every owner divides gradients ``[K]``."""
 
 
 class AmongPeers(Exchange):
-    """Clients hold their own models and look at those of some peers."""
+    """Clients hold their own models and download those of some peers."""
 
     own_travels = False
     exact = False
@@ -110,7 +110,7 @@ class AmongPeers(Exchange):
         )
 
     def slots(self, downloads: int, population: int) -> int:
-        """As many as the method is told."""
+        """The method's field ``downloads``."""
         return downloads
 
     def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:
@@ -119,17 +119,17 @@ class AmongPeers(Exchange):
 
 
 class OnServer(Exchange):
-    """A server holds all models; everybody looks at all of them."""
+    """A server holds all models; every client downloads all of them."""
 
     own_travels = True
     exact = True
 
     def reachable(self, round: Round) -> Tensor:
-        """Everybody."""
+        """All clients."""
         return torch.ones(round.population, dtype=torch.bool, device=round.clients.device)
 
     def slots(self, downloads: int, population: int) -> int:
-        """All."""
+        """All models."""
         return population
 
     def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedeRiCo's E-step: the losses a client has seen, and the weights that they give."""
+"""FedeRiCo's E-step: tracked losses of the models a client has evaluated, and their weights."""
 
 from typing import Literal, NamedTuple
 
@@ -9,15 +9,15 @@ from torch import Tensor
 class Tracked(NamedTuple):
     """What a client keeps."""
 
-    last: Tensor  # [K] the last loss of everybody's model
+    last: Tensor  # [K] the last loss of each client's model
     tracked: Tensor  # [K] L̂
     seen: Tensor  # [K]
     weights: Tensor  # [K] w
-    rounds: Tensor  # [] in which it took part
+    rounds: Tensor  # [] the number of rounds in which the client took part
 
 
 def posterior(tracked: Tensor, seen: Tensor) -> Tensor:
-    """Line 15: softmax of minus the tracked loss over those seen; all zero where none is.
+    """Line 15: softmax of minus the tracked losses over the clients seen; all zero if none is.
 
     >>> posterior(torch.tensor([2.0, 3.0, 0.0]), torch.tensor([True, True, False]))
     tensor([0.7311, 0.2689, 0.0000])
@@ -34,10 +34,10 @@ def tracked_losses(
     rounds: Tensor,
     average: tuple[float, Literal["first", "zero"]] | None,
 ) -> Tensor:
-    """L̂ of everybody after a round ``[K]``; of those never seen it means nothing.
+    """L̂ of all clients after a round ``[K]``; the values of clients never seen are meaningless.
 
-    ``average`` is the share β of the newest loss and what the moving average starts at; None adds
-    up the losses, and counts a client that is new with its loss once for every round so far.
+    ``average`` is the weight β of the newest loss and the start of the moving average. None sums
+    the losses, and counts the loss of a newly seen client once for every round so far.
     """
     if average is None:
         return torch.where(state.seen, state.tracked + last, rounds * last)
@@ -48,5 +48,5 @@ def tracked_losses(
 
 
 def kept_weights(weights: Tensor, least: float) -> Tensor:
-    """Whose models are worth fetching to predict with ``[K]``; the best always is."""
+    """Which models to download for prediction ``[K]``: weight at least ``least``, or the best."""
     return weights >= weights.max().clamp(max=least)

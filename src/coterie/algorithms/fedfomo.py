@@ -1,4 +1,4 @@
-"""FedFomo: each client weighs the models of others by how much they help on its own data.
+"""FedFomo: each client mixes others' models, weighted by how much they reduce its own loss.
 
 For every downloaded model θ_n and the client's own model, on validation data:
 
@@ -7,20 +7,20 @@ For every downloaded model θ_n and the client's own model, on validation data:
     θ_i  = θ_i^old + Σ_n w*_n (θ_n − θ_i^old);   affinity P[i,n] += w_n
     θ_i^old ← θ_i;   θ_i ← LocalTrain(θ_i);   upload θ_i
 
-θ_i^old is the model the client held before its last local training. If nothing helps, the client
-returns to it: that is the method's early stopping.
+θ_i^old is the model that the client held before its last local training. If no model helps, the
+client returns to θ_i^old: that is the method's early stopping.
 
-Travels: M models down, one model up. Affinities stay on the client; the server is told only in
-which order the client prefers the others, and fills the M slots ε-greedily from that order.
+Travels: M models down, one model up. Affinities stay on the client; the client uploads only its
+ranking of the others, and the server fills the M slots ε-greedily by this ranking.
 
 Notes:
-    The client's own model is a candidate beside the M downloads (spec 6.1). Nobody has uploaded
-    before round 0, so round 0 is local training. The evaluated model is the one after a further
-    weighing (spec 6.1, "End"). A client uploads the rank of every other client rather than M
-    requested ids, because at upload time it cannot know whose models will be there in the round in
-    which it next takes part; ranks say no more than the requests of several rounds would. Random
-    ties are drawn by the server. A non-finite w_n counts 0 and leaves P alone (spec 16); so does a
-    model that differs from θ_i^old by no more than rounding.
+    The client's own model is a candidate in addition to the M downloads (spec 6.1). Before round 0
+    there are no uploads, so round 0 is local training. The evaluated model is the one after a
+    further weighing (spec 6.1, "End"). A client uploads the rank of every other client rather than
+    M requested ids, because at upload time it cannot know whose models will be available in the
+    next round in which it takes part; ranks reveal no more than the requests of several rounds
+    would. The server breaks ties at random. A non-finite w_n counts as 0 and leaves P unchanged
+    (spec 16); so does a model that differs from θ_i^old by no more than rounding.
     The standard error of one sample is undefined, so with ``min_gain_se`` a client that weighs on a
     single sample could accept no model, not even its own: such a run is refused.
 """
@@ -45,7 +45,7 @@ Distance = Literal["l2", "l1", "sq_l2"]
 
 
 class Pool(NamedTuple):
-    """The server: everybody's last upload and wishes."""
+    """The server: the last upload and ranking of every client."""
 
     models: Rows  # [K, P]
     age: Tensor  # [K] the round of the upload, -1 before the first
@@ -71,7 +71,7 @@ class Kept(NamedTuple):
 def fomo_weights(base_loss: Tensor, losses: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
     """Eq. 3, clipped and normalised: raw weights and shares, both ``[M]``.
 
-    A model at distance zero and a non-finite weight count 0. Shares sum to one, or are all zero
+    A model at distance zero and a non-finite weight count as 0. Shares sum to one, or are all zero
     where no model helps.
 
     >>> raw, shares = fomo_weights(torch.tensor(1.0), torch.tensor([0.0, 0.5, 1.3]),
@@ -91,7 +91,7 @@ def fomo_weights(base_loss: Tensor, losses: Tensor, distances: Tensor) -> tuple[
 
 
 def norm(apart: Tensor, distance: Distance) -> Tensor:
-    """The length of every row, accumulated in float64."""
+    """The norm of every row, accumulated in float64."""
     wide = apart.to(torch.float64)
     if distance == "l1":
         return wide.abs().sum(-1).to(apart.dtype)
@@ -104,14 +104,14 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
     """First-order model optimisation.
 
     Fields:
-        downloads: models M that a client may fetch in a round, beside its own.
-        epsilon: chance at round 0 that a slot is filled at random instead of by affinity.
-        decay: what epsilon loses every round.
+        downloads: models M of other clients that a client may download in a round.
+        epsilon: probability in round 0 that a slot is filled at random instead of by affinity.
+        decay: decrease of epsilon per round, as ``eps_decay`` says.
         eps_decay: ``subtractive`` (ε − decay·t) or ``multiplicative`` (ε·(1 − decay)^t).
         distance: the norm of Eq. 3: ``l2``, ``l1`` (public code) or ``sq_l2``.
         affinity_update: ``raw`` adds w_n; ``abs_sum`` adds w_n / |Σ w| (public code).
         pool: candidates are ``all_uploaded`` models or only those of the ``last_round``.
-        min_gain_se: ignore a model whose gain is below so many standard errors; 0 ignores none.
+        min_gain_se: ignore a model whose gain is below this many standard errors; 0 ignores none.
             Above 0 every client needs two validation samples or more.
     """
 
@@ -161,7 +161,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
             )
 
     def download(self, server: Pool, round: Round) -> Bank:
-        """The M models each client is sent: ε-greedy over those that are there."""
+        """The M models sent to each client, chosen ε-greedily among the available ones."""
         me, others = (
             round.clients[:, None],
             torch.arange(round.population, device=server.age.device),
@@ -182,7 +182,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return max(0.0, self.epsilon - self.decay * t)
 
     def local(self, client: Client, received: Bank, state: Kept) -> tuple[Upload, Kept]:
-        """Weigh, mix, train."""
+        """Weigh the received models, mix them, and train the mixture."""
         theta, raw, shares = self.weigh(client, received, state)
         everybody = torch.arange(client.population, device=client.id.device)
         owners = torch.cat([client.id[None], torch.where(received.slot >= 0, received.owner, -1)])
@@ -194,7 +194,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return Upload(trained, count_larger(affinity)), Kept(trained, theta, affinity, weights)
 
     def weigh(self, client: Client, received: Bank, state: Kept) -> tuple[Tensor, Tensor, Tensor]:
-        """The client's model after weighing its own and the received ones (steps 3 and 4)."""
+        """The client's model, raw weights and shares, after steps 3 and 4 of the method."""
         peers, present = received.rows()
         models = torch.cat([state.theta[None], peers])
         usable = torch.cat([present.new_ones(1), present])
@@ -209,7 +209,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return state.old + shares @ apart, raw, shares
 
     def _same(self, apart: Tensor, old: Tensor) -> Tensor:
-        """Which models are the old one but for rounding: Eq. 3 would divide noise by noise."""
+        """Which models equal the old one up to rounding: Eq. 3 would divide noise by noise."""
         return apart.abs().amax(-1) <= 64 * torch.finfo(old.dtype).eps * old.abs().amax(-1)
 
     def _increment(self, raw: Tensor) -> Tensor:
@@ -218,7 +218,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return raw / raw.sum().abs().clamp(min=1e-9)
 
     def _significant(self, client: Client, models: Tensor, old: Tensor) -> Tensor:
-        """Whose gain is at least ``min_gain_se`` standard errors of the paired differences."""
+        """Which models gain at least ``min_gain_se`` standard errors of the paired differences."""
 
         def gain_over_error(w: Tensor) -> Tensor:
             blocks = list(client.blocks("val"))
@@ -235,7 +235,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return gains >= self.min_gain_se
 
     def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
-        """Store."""
+        """Store the uploads."""
         at = round.clients
         return Pool(
             updated(server.models, at, uploads.theta),
@@ -244,7 +244,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         )
 
     def serve(self, server: Pool, round: Round) -> Bank:
-        """What a client would download next."""
+        """The models that each client would download next."""
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Bank, state: Kept) -> Mixture:
@@ -252,7 +252,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return single(self.weigh(client, served, state)[0])
 
     def shown(self, state: Kept) -> Tensor:
-        """The last shares."""
+        """The client's last shares."""
         return state.weights
 
     def collaboration(self, server: Pool, shown: Tensor, round: Round) -> Tensor:

@@ -1,6 +1,6 @@
-"""FedFomo, model-average variant: what does everybody's average lose without client n?
+"""FedFomo, model-average variant: clients are weighted by leave-one-out averages of all models.
 
-The server offers the plain average Ā of all N uploads and the N averages that leave one out. On
+The server sends the plain average Ā of all N uploads and the N averages that leave one out. On
 validation data (Eq. 14):
 
     w_n  = L_i(Ā_{−n}) − L_i(Ā)                    positive where the average is worse without n
@@ -11,11 +11,12 @@ validation data (Eq. 14):
 Travels: N + 1 models down (the common start in the first round), one model and N shares up.
 
 Notes:
-    **This hides nobody's model.** θ_n = N Ā − (N − 1) Ā_{−n} exactly, and that is how the client
-    here gets the models it mixes: what looks like averages is everybody's model. The paper offers
-    the variant for privacy; we do not.
-    As printed no distance divides w_n; ``distance`` divides by ‖Ā_{−n} − Ā‖, as public code does.
-    Before anybody has uploaded a client trains from the common start. With a single upload there is
+    **This hides no client's model.** θ_n = N Ā − (N − 1) Ā_{−n} exactly, and the client here
+    computes the models that it mixes in this way: the averages reveal every client's model. The
+    paper offers the variant for privacy; we do not.
+    As printed w_n is not divided by a distance; ``distance`` divides it by ‖Ā_{−n} − Ā‖, as public
+    code does.
+    Before the first upload a client trains from the common start. With a single upload there is
     nothing to leave out and θ_i = Ā.
 """
 
@@ -33,11 +34,11 @@ from .fedfomo import FedFomo, fomo_weights, norm
 
 
 class Pool(NamedTuple):
-    """The server: everybody's last upload."""
+    """The server: the last upload of every client."""
 
     models: Tensor  # [K, P]
     age: Tensor  # [K] the round of the upload, -1 before the first
-    shares: Tensor  # [K, K] everybody's last shares
+    shares: Tensor  # [K, K] each client's last shares
     start: Tensor  # [P] the common start
 
 
@@ -49,7 +50,7 @@ class Upload(NamedTuple):
 
 
 def leave_one_out(models: Tensor) -> tuple[Tensor, Tensor]:
-    """``Ā [P]`` and every ``Ā_{−n} [N, P]``; with one model, the average in place of nothing."""
+    """``Ā [P]`` and every ``Ā_{−n} [N, P]``; with a single model, Ā_{−n} is Ā."""
     average, count = models.mean(0), len(models)
     return average, average + (average - models) / max(1, count - 1)
 
@@ -82,14 +83,14 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         return Traits(uses_validation=True)
 
     def init(self, problem: Problem) -> tuple[Pool, tuple[()]]:
-        """The common start; everybody stands alone."""
+        """The common start; every client has share 1 of itself."""
         K = problem.population
         alone = torch.eye(K, dtype=problem.dtype, device=problem.device)
         nobody = torch.full((K,), -1, device=problem.device)
         return Pool(rows(problem.start, K), nobody, alone, problem.start), ()
 
     def download(self, server: Pool, round: Round) -> Bank:
-        """The average and the averages without one: slot 0, and slot 1 + n for client n."""
+        """The average in slot 0, and the average without client n in slot 1 + n."""
         oldest = round.index - 1 if self.pool == "last_round" else 0
         there = ((server.age >= oldest) & (server.age >= 0)).nonzero().flatten()
         count, everybody = len(round.clients), torch.arange(round.population, device=there.device)
@@ -104,14 +105,14 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         return Bank(table, rows(slot, count), rows(owner, count))
 
     def local(self, client: Client, received: Bank, state: tuple[()]) -> tuple[Upload, tuple[()]]:
-        """Weigh, mix, train."""
+        """Weigh the uploads, mix them, and train the mixture."""
         theta, shares = self.weigh(client, received)
         alone = torch.arange(client.population, device=client.id.device) == client.id
         shares = torch.where(shares.sum() > 0, shares, alone.to(shares.dtype))
         return Upload(client.train(theta), shares), ()
 
     def weigh(self, client: Client, received: Bank) -> tuple[Tensor, Tensor]:
-        """The client's mix of all uploads, and the share of each; no shares before the first."""
+        """The client's mixture of all uploads, and their shares; zero before the first upload."""
         models, present = received.rows()
         average, without, there = models[0], models[1:], present[1:]
         base = client.loss(average, "val")
@@ -120,7 +121,7 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         _, shares = average_weights(base, losses, self._distances(client, without - average))
         count = there.sum().to(shares.dtype)
         shares = torch.where(shares.sum() > 0, shares, there / count.clamp(min=1))
-        # θ_n − Ā = (N − 1)(Ā − Ā_{−n}); equal shares add up to nothing
+        # θ_n − Ā = (N − 1)(Ā − Ā_{−n}); with equal shares the sum is zero
         apart = torch.where(there[:, None], (count - 1) * (average - without), 0.0)
         return average + shares @ apart, shares
 
@@ -130,7 +131,7 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         return norm(client.trainable(apart), self.distance)
 
     def aggregate(self, server: Pool, uploads: Upload, round: Round) -> Pool:
-        """Store."""
+        """Store the uploads."""
         at = round.clients
         return server._replace(
             models=server.models.index_copy(0, at, uploads.theta),
@@ -139,11 +140,11 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
         )
 
     def serve(self, server: Pool, round: Round) -> Bank:
-        """What a client would download next."""
+        """The averages that each client would download next."""
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
-        """The client's mix after a further weighing."""
+        """The client's mixture after a further weighing."""
         return single(self.weigh(client, served)[0])
 
     def collaboration(self, server: Pool, shown: Tree, round: Round) -> Tensor:

@@ -1,4 +1,4 @@
-"""FedPer: one shared body, and every client its own head.
+"""FedPer: a shared base, and a personal head on every client.
 
     w_i = (global base, own head);   w_i ← LocalTrain(w_i)          base and head together
     base ← base + Σ_i p_i (base_i − base)                           on the server
@@ -7,8 +7,8 @@ Travels: the base, both ways. The head never leaves the client.
 
 Notes:
     The mirror of LG-FedAvg: layers near the *output* are personal here.
-    ``head = 1`` is the last layer; the paper tries one to four. A network of a single layer is then
-    all head: local training.
+    ``head = 1`` is the last layer; the paper tries one to four. A network of a single layer then
+    has no base, which is local training.
     Batch-norm statistics belong to their layer. A weight that two layers share belongs to the later
     one: an output layer tied to the embedding takes the embedding with it (spec 17).
     Predictions use the newest base (spec 1.6). A client that never took part predicts with the head
@@ -36,10 +36,10 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class PersonalHead(Algorithm[Tensor, Tensor, Update, Head]):
-    """What FedPer and FedRep have in common; they differ in how a client trains.
+    """Base class of FedPer and FedRep, which differ in how a client trains.
 
     Fields:
-        head: the layers that stay with the client: a number of last ones, or names.
+        head: the layers that stay on the client: the number of last layers, or names.
         weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
     """
 
@@ -87,7 +87,7 @@ class FedPer(PersonalHead):
     """Personalisation layers.
 
     Fields:
-        head: the layers that stay with the client: a number of last ones, or names.
+        head: the layers that stay on the client: the number of last layers, or names.
         weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
     """
 

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held back towards the model they received.
+"""FedProx: FedAvg with a proximal term that holds clients near the model they received.
 
     θ_i minimises F_i(w) + (μ/2)‖w − θ‖²,   θ frozen
     θ⁺ = θ + η_g Σ_i p_i (θ_i − θ)
@@ -56,7 +56,7 @@ class FedProx(GlobalModel[Tensor, Tensor, Update, tuple[()]]):
         return rows(server, len(round.clients))
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train the received model, held back towards it."""
+        """Train the received model, with the proximal term towards it."""
         w = client.train(received, penalty=lambda w: proximal(w, received, self.mu))
         return Update(w, client.size), ()
 

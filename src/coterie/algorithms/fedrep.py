@@ -1,6 +1,6 @@
-"""FedRep: clients fit their own head to a shared body first, then improve the body together.
+"""FedRep: each client first trains its own head, then the shared base.
 
-    head_i ← E_h epochs on the head, base frozen at the received one
+    head_i ← E_h epochs on the head, base frozen as received
     base_i ← E_b epochs on the base, head_i frozen
     base   ← base + Σ_i p_i (base_i − base)                         on the server
 
@@ -9,9 +9,9 @@ Travels: the base, both ways. The head never leaves the client.
 Notes:
     The paper counts SGD steps on the head; E_h = 10 epochs and E_b = 1 are spec 10.2's. Both
     replace the recipe's epochs (or steps).
-    Each phase has minibatches and an optimiser state of its own, and what is frozen moves neither
-    by momentum nor by weight decay. Batch-norm statistics move with their layer.
-    The rest is FedPer's.
+    Each phase has minibatches and an optimiser state of its own, and frozen parameters change
+    neither by momentum nor by weight decay. Batch-norm statistics change with their layer.
+    The rest is as in FedPer.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class FedRep(PersonalHead):
     """Shared representation, personal head, in two phases.
 
     Fields:
-        head: the layers that stay with the client: a number of last ones, or names.
+        head: the layers that stay on the client: the number of last layers, or names.
         weighting: ``samples`` weighs clients by their training samples, ``uniform`` equally.
         head_epochs: passes E_h over the client's data for the head.
         base_epochs: passes E_b for the base.

@@ -2,19 +2,20 @@
 
     ξ_ii fixed;   ξ_ij = (1 − ξ_ii) exp(σ cos(w_i, w_j)) / Σ_{h≠i} exp(σ cos(w_i, w_h))    (Eq. 8)
 
-The rest is FedAMP's; α_k enters only through the proximal coefficient.
+The rest is as in FedAMP; α_k enters only through the proximal coefficient.
 
 Notes:
-    ``sigma = "auto"`` is ours: the printed rule gives 1 − ξ_ii to others even if all of them point
-    elsewhere. ``auto`` compares angles with the clients' own sampling noise (module ``attention``)
-    on models scaled to length 1: those whom noise explains share alike, strangers get zero.
+    ``sigma = "auto"`` is ours: the printed rule gives weight 1 − ξ_ii to others even if all their
+    models point in other directions. ``auto`` compares angles with the clients' own sampling noise
+    (module ``attention``) on models scaled to length 1: clients whose difference noise explains get
+    equal weights, strangers get zero.
     ``cos_on = "delta"`` takes cosines of w_i − w⁰ from the common start (ours, spec 9.3): models
     that share a start have cosines so close to one that the printed rule (``weights``) stays
     uniform on label skew at any published σ.
-    ``self_weight = "auto"`` is 1/N of the round's exchange with a numeric σ, and with σ ``auto`` as
-    much as a model at angle 0 would get. With σ ``auto`` a numeric ``self_weight`` is the least
-    ξ_ii: a client that has only strangers keeps all of its weight.
-    Prediction with w_i or u_i, common start and first exchange as in FedAMP.
+    ``self_weight = "auto"`` is, with a numeric σ, 1/N for the N clients of the round's exchange;
+    with σ ``auto``, the weight that a model at angle 0 would get. With σ ``auto`` a numeric
+    ``self_weight`` is the least ξ_ii: a client that has only strangers keeps all of its weight.
+    Prediction with w_i or u_i, common start and first exchange are as in FedAMP.
 """
 
 from dataclasses import dataclass
@@ -65,10 +66,10 @@ class HeurFedAMP(Attentive):
     """Heuristic federated attentive message passing.
 
     Fields:
-        sigma: sharpness σ of the attention; ``auto`` tells those who are alike from strangers by
+        sigma: sharpness σ of the attention; ``auto`` separates similar clients from strangers by
             the clients' own sampling noise.
-        self_weight: ξ_ii, the weight on a client's own model, with sigma ``auto`` the least of it;
-            ``auto`` is 1/N, N the clients (with sigma ``auto``, those who are alike).
+        self_weight: ξ_ii, the weight on a client's own model (with sigma ``auto``, the least one);
+            ``auto`` is 1/N, N the number of clients (with sigma ``auto``, of similar clients).
         cos_on: cosines of ``delta`` (w_i − w⁰) or of the ``weights`` themselves, as printed.
         prox: the proximal coefficient λ/α_k.
         start: local training starts from the ``cloud`` model u_i or the client's own (``self``).
@@ -98,7 +99,7 @@ class HeurFedAMP(Attentive):
     # ---- the server ------------------------------------------------------------------------
 
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
-        """ξ between some clients."""
+        """A function that computes ξ between some clients in this round."""
 
         def weigh(members: Tensor) -> Tensor:
             if self.sigma == "auto":
@@ -111,7 +112,7 @@ class HeurFedAMP(Attentive):
         return weigh
 
     def _directions(self, server: Uploads, W: Tensor) -> Tensor:
-        """The vectors whose angles count."""
+        """The vectors whose angles are compared."""
         return W - server.start[: W.shape[1]] if self.cos_on == "delta" else W
 
     def download(self, server: Uploads, round: Round) -> Cloud:
@@ -120,7 +121,7 @@ class HeurFedAMP(Attentive):
         return Cloud(u, u.new_full((len(u),), self.prox))
 
     def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
-        """Store, compare, and write down the weights of the round."""
+        """Store and compare the uploads, and record the weights that the round applied."""
         new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
         if self.sigma == "auto":
             W = self._directions(server, round.trainable(uploads.w))

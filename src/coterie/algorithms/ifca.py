@@ -2,22 +2,22 @@
 
     j_i = argmin_j F_i(θ_j)                           on its training data
     θ_{j_i} ← LocalTrain(θ_{j_i});  upload it with j_i
-    θ_j ← Σ p_i θ_i  over those who chose j;  a model that nobody chose stays
+    θ_j ← Σ p_i θ_i  over the clients that chose j;  a model that no client chose stays
 
 Travels: k models down, one model, the choice and the sample count up.
 
 Notes:
-    How the models start decides success: equal or unrelated models attract everybody to one.
-    ``pretrain``, our default, spends the first round on training the common start; the server
+    The initial models decide success: from equal or unrelated models all clients choose the same
+    one. ``pretrain``, our default, spends the first round on training the common start; the server
     merges the clients whose changes are most alike (complete linkage on cosines) until k groups
-    are left, and their averages are the k models. That is a one-shot clustering, which the
-    authors name as a way to start. Where not everybody takes part at once, it goes on until all
-    were heard, for a fifth of the run at most. ``k = "auto"`` stops merging before the largest drop
-    in similarity, with two groups at least and half as many as there are clients at most; the
-    paper has k given.
+    are left, and the averages of the groups are the k models. That is a one-shot clustering, which
+    the authors name as a way to start. Where not all clients take part in the first round,
+    pretraining goes on until each has taken part, for a fifth of the run at most. ``k = "auto"``
+    stops merging before the largest drop in similarity, with at least two groups and at most half
+    as many as there are clients; the paper has k given.
     ``redraw`` draws independent models and, as the authors' code, draws again until every model
-    attracts a ``min_share`` of the clients. Clients see the data, so a draw costs a round; after
-    ``draws`` of them the last is kept. ``perturb`` adds noise to the common start.
+    attracts a ``min_share`` of the clients. Only clients see data, so each draw costs a round;
+    after ``draws`` draws the last is kept. ``perturb`` adds noise to the common start.
     Models are averaged; the paper's other form averages gradients.
 """
 
@@ -45,9 +45,9 @@ class Models(NamedTuple):
     """The server."""
 
     theta: Tensor  # [k, P]
-    choice: Tensor  # [K] what each client chose last, -1 before
-    spare: Tensor  # [d, k, P] draws that are left, while starting
-    changes: Rows  # [K, P] what clients made of the common start, while pretraining, then [0, P]
+    choice: Tensor  # [K] each client's last choice, -1 before its first
+    spare: Tensor  # [d, k, P] the draws that are left, with ``redraw``
+    changes: Rows  # [K, P] the clients' changes of the common start, after pretraining [0, P]
     sizes: Tensor  # [K] training samples
     applied: Rows  # [K, K] the weights of the average that each client last took part in
 
@@ -61,7 +61,7 @@ class Pick(NamedTuple):
 
 
 def groups_by_gap(levels: list[float]) -> int:
-    """How many groups to leave, from the similarities of all merges down to one.
+    """The number of groups, from the similarities of all merges down to one group.
 
     Merging stops before the largest drop, with 2 to n/2 groups.
 
@@ -70,7 +70,7 @@ def groups_by_gap(levels: list[float]) -> int:
     """
     count = len(levels) + 1
     allowed = range(2, max(2, count // 2) + 1)
-    # with g groups left, n − g merges are done and the next one would be at levels[n − g]
+    # With g groups left, n − g merges are done, and the next merge would be at levels[n − g].
     drop = {g: (levels[count - g - 1] if g < count else 1.0) - levels[count - g] for g in allowed}
     return max(drop, key=lambda g: (drop[g], -g))
 
@@ -82,8 +82,8 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
     Fields:
         k: number of models; ``auto`` lets ``pretrain`` decide.
         start: ``pretrain``, ``redraw`` or ``perturb``.
-        min_share: with ``redraw``, the share of clients every model must attract.
-        draws: with ``redraw``, how often models are drawn at most.
+        min_share: with ``redraw``, the share of clients that every model must attract.
+        draws: with ``redraw``, the largest number of draws.
         perturb_scale: with ``perturb``, the noise in units of the parameters' root mean square.
         choose_on: data on which clients choose, ``train`` or ``val``.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
@@ -108,7 +108,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
   booktitle={NeurIPS}, year={2020}}"""
 
     def check_together(self) -> None:
-        """Refuse to draw a number of models that nobody names."""
+        """Refuse ``k = "auto"`` unless ``pretrain`` can decide k."""
         if self.k == "auto" and self.start != "pretrain":
             raise ConfigError(
                 f"ifca: k is {self.k!r} with start = '{self.start}'; give the number of models "
@@ -133,7 +133,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         return Models(theta, nobody, spare, none[:, 0], problem.sizes, applied), ()
 
     def _drawn(self, problem: Problem, k: int) -> tuple[Tensor, Tensor]:
-        """The first models and what may replace them."""
+        """The first models, and the draws that may replace them."""
         if self.start == "perturb":
             theta = self._perturbed(problem, k)
             return theta, theta.new_zeros(0, *theta.shape)
@@ -141,7 +141,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         return drawn[0], drawn[1:]
 
     def _perturbed(self, problem: Problem, k: int) -> Tensor:
-        """The common start and k − 1 noisy copies of it; buffers are left alone."""
+        """The common start and k − 1 noisy copies of it; buffers are not changed."""
         trained = problem.start[: problem.model.parameters]
         place = torch.arange(len(trained), device=problem.device)
         copies = torch.arange(k, device=problem.device)[:, None]
@@ -164,12 +164,12 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         return models[best], best
 
     def local(self, client: Client, received: Bank, state: tuple[()]) -> tuple[Pick, tuple[()]]:
-        """Choose and train."""
+        """Choose the best model and train it."""
         w, choice = self.choose(client, received)
         return Pick(client.train(w), client.size, choice), ()
 
     def aggregate(self, server: Models, uploads: Pick, round: Round) -> Models:
-        """Average the models of those who made the same choice."""
+        """Average the models of the clients that made the same choice."""
         if len(server.changes):
             return self._pretrained(server, uploads, round)
         if len(server.spare) and self._lopsided(uploads.choice, len(server.theta)):
@@ -180,7 +180,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         return server._replace(theta=theta, choice=choice, spare=server.spare[:0], applied=applied)
 
     def _noted(self, server: Models, clients: Tensor, uploads: Pick) -> Rows:
-        """The applied weights with those of an average."""
+        """The table of applied weights with those of a new average."""
         weights = shares_within(uploads.choice, uploads.size, self.weighting)
         return noted(server.applied, clients, weights)
 
@@ -197,7 +197,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         return int(choice.bincount(minlength=k).min()) < math.ceil(self.min_share * len(choice))
 
     def _pretrained(self, server: Models, uploads: Pick, round: Round) -> Models:
-        """Listen until everybody was heard, then make models of those who changed alike."""
+        """Collect the clients' changes; once all are known, average the groups of similar ones."""
         start = server.theta[0]
         changes = updated(server.changes, round.clients, uploads.w - start)
         choice = server.choice.index_fill(0, round.clients, 0)
@@ -215,7 +215,7 @@ class IFCA(Algorithm[Models, Bank, Pick, tuple[()]]):
         )
 
     def _grouped(self, similarity: Tensor) -> tuple[int, Tensor]:
-        """How many groups, and everybody's ``[n]``."""
+        """The number of groups, and each client's group ``[n]``."""
         n, k = len(similarity), self.k
         if k == "auto":
             k = groups_by_gap(merged(similarity, 1, "complete").levels) if n > 1 else 1

@@ -1,4 +1,4 @@
-"""LG-FedAvg: everybody reads the data in its own way, and all share the upper layers.
+"""LG-FedAvg: every client has its own lower layers, and all clients share the upper layers.
 
     w_i = (own lower layers, global upper layers);   w_i ← LocalTrain(w_i)     all layers together
     upper ← Σ_i p_i upper_i                                                    on the server
@@ -8,12 +8,13 @@ Travels: the upper layers, both ways. The lower layers never leave the client.
 Notes:
     The direction is often reversed: layers near the *input* are local here (spec 10.1).
     How many layers are global depends on the network: the authors share the last two of a CNN and
-    the last three of an MLP. ``global_layers = "auto"`` is the last two, and one fewer than there
-    are in a smaller network; a network of a single layer then shares nothing and is local training.
+    the last three of an MLP. ``global_layers = "auto"`` is the last two, and all but one in a
+    network of fewer than three layers; a network of a single layer then shares nothing, which is
+    local training.
     The server averages uniformly, as the authors' code does.
-    The authors start from a trained FedAvg model; ``pretrain_rounds`` makes one first (ours: 0).
-    Then the whole model travels, and every client receives the pretrained lower layers once, in
-    the first round after it in which it takes part.
+    The authors start from a trained FedAvg model; ``pretrain_rounds`` trains one first (ours: 0).
+    In these rounds the whole model travels. Afterwards every client receives the pretrained lower
+    layers once, in the first round in which it takes part.
     Batch-norm statistics belong to their layer, a weight that two layers share to the later one.
 """
 
@@ -32,15 +33,15 @@ from ..core.ranges import Auto, CountOrZero, MinLen
 from ..core.tree import Bank
 from .fedavg import Update, Weighting, average
 
-Layers = CountOrZero | Annotated[tuple[str, ...], MinLen(1)]  # so many last ones, or names
+Layers = CountOrZero | Annotated[tuple[str, ...], MinLen(1)]  # the number of last layers, or names
 
 
 class Parts(NamedTuple):
-    """Where the two parts of a model lie in its vector."""
+    """The positions of the two parts of a model in its vector."""
 
-    upper: Tensor  # positions
-    lower: Tensor  # all others
-    order: Tensor  # where each position of the vector is in (upper, lower)
+    upper: Tensor  # positions of the upper part
+    lower: Tensor  # all other positions
+    order: Tensor  # the index of each position of the vector in (upper, lower)
 
     def join(self, upper: Tensor, lower: Tensor) -> Tensor:
         """The whole vector."""
@@ -49,7 +50,7 @@ class Parts(NamedTuple):
 
 @lru_cache(maxsize=8)
 def parts(model: FlatModel, upper: Layers) -> Parts:
-    """The last so many layers, or the named ones, and the rest; buffers go with their layer."""
+    """Split a model into its last layers, or the named ones, and the rest, with their buffers."""
     if isinstance(upper, int):
         names = model.layers()[max(0, len(model.layers()) - upper) :]
         mine = [s for s in model.slots if model.owner(s) in names]
@@ -67,14 +68,14 @@ class Shared(NamedTuple):
 
     upper: Tensor  # [s]
     lower: Tensor  # [P - s] the pretrained lower layers
-    begun: Tensor  # [K] who has lower layers of its own
+    begun: Tensor  # [K] whether the client has lower layers of its own
 
 
 class Down(NamedTuple):
     """What a client receives."""
 
     upper: Tensor  # [s]
-    lower: Bank  # one slot: the pretrained lower layers, for who has none of its own
+    lower: Bank  # one slot: the pretrained lower layers, for a client that has none of its own
 
 
 class Up(NamedTuple):
@@ -96,10 +97,10 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
     """Local representations, global upper layers.
 
     Fields:
-        global_layers: the layers that are shared: a number of last ones, or names; ``auto`` is the
-            last two, as long as one stays local.
-        pretrain_rounds: rounds of FedAvg on the whole model before the parts separate.
-        weighting: ``uniform`` counts every client once, ``samples`` by its training samples.
+        global_layers: the layers that are shared: the number of last layers, or names; ``auto`` is
+            the last two, as long as one stays local.
+        pretrain_rounds: rounds of FedAvg on the whole model before the parts are separated.
+        weighting: ``uniform`` weighs clients equally, ``samples`` by their training samples.
     """
 
     global_layers: Layers | Auto = "auto"
@@ -123,7 +124,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return parts(model, min(2, len(model.layers()) - 1) if layers == "auto" else layers)
 
     def chapter(self, index: int, horizon: int) -> bool:
-        """Whether the whole model is still trained by all."""
+        """Whether the round is one of pretraining, in which the whole model is shared."""
         return index < self.pretrain_rounds
 
     def init(self, problem: Problem) -> tuple[Shared, Own]:
@@ -134,7 +135,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return Shared(problem.start[upper], problem.start[lower], begun), own
 
     def download(self, server: Shared, round: Round) -> Down:
-        """The upper layers; the lower ones only to who has none of its own."""
+        """The upper layers; the lower ones only to clients that have none of their own."""
         slot = torch.where(server.begun[round.clients], -1, 0)[:, None]
         lower = Bank(server.lower[None], slot, slot)
         return Down(rows(server.upper, len(round.clients)), lower)
@@ -152,7 +153,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         return Up(w[upper], sent, client.size), Own(w[lower])
 
     def aggregate(self, server: Shared, uploads: Up, round: Round) -> Shared:
-        """Average the upper layers, and all of them while pretraining."""
+        """Average the upper layers; while pretraining, all layers."""
 
         def mean(old: Tensor, new: Tensor) -> Tensor:
             return average(old, Update(new, uploads.size), self.weighting, 1.0)

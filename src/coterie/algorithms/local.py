@@ -1,4 +1,4 @@
-"""Local: every client trains alone. The row that every comparison needs.
+"""Local: every client trains alone. The baseline of every comparison.
 
     w_i ← LocalTrain(w_i)
     v_i ← w_i where w_i has the lowest validation loss so far
@@ -7,12 +7,12 @@
 Travels: nothing. P5 calls it Separate.
 
 Notes:
-    The papers print one of two references: a local model with all of its training, or one that was
+    The papers print one of two references: a local model after all of its training, or one that was
     stopped early. A verdict compares with the better one of each client, chosen on validation data
-    (spec 17); a tie goes to all of the training. ``keep = "last"`` is P5's Separate.
+    (spec 17); in a tie, the last model. ``keep = "last"`` is P5's Separate.
     A client whose validation data is lent or trained on (``merge_val``) cannot choose by it and
-    keeps its last model. So does everybody whose batch-norm statistics are kept apart from the
-    models (``train.buffers``): they are those of the last model only.
+    keeps its last model. So does a client whose batch-norm statistics are kept apart from its
+    models (``train.buffers``): these statistics belong to the last model only.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from ..core.client import Client
 from ..core.problem import Problem
 from ..core.tree import Tree
 
-NO_LOSS = 1e30  # of a client that has not trained yet: above every loss, and a finite number
+NO_LOSS = 1e30  # for a client that has not trained yet: above every loss, and finite
 
 
 class Early(NamedTuple):
@@ -63,11 +63,11 @@ class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
 
     @property
     def traits(self) -> Traits:
-        """A full budget trains everybody in every round; nothing is shared."""
+        """A full budget trains all clients in every round; nothing is shared."""
         return Traits(everybody=self.budget == "full", alone=True)
 
     def init(self, problem: Problem) -> tuple[tuple[()], Own]:
-        """A model for every client; nothing has been validated yet."""
+        """One model per client; nothing has been validated yet."""
         K = problem.population
         own = rows(problem.start, K) if self.start == "common" else problem.fresh(torch.arange(K))
         if self.keep == "last":
@@ -79,7 +79,7 @@ class Local(Algorithm[tuple[()], tuple[()], tuple[()], Own]):
         return ()
 
     def local(self, client: Client, received: tuple[()], state: Own) -> tuple[tuple[()], Own]:
-        """Train on, and remember the best model so far."""
+        """Continue training, and keep the best model so far."""
         w = client.train(state.w)
         if self.keep == "last":
             return (), Own(w, ())

@@ -1,4 +1,4 @@
-"""MOCHA: multi-task learning; every client its own model, tied by how the tasks are related.
+"""MOCHA: federated multi-task learning: one model per client, tied by the task relation Ω.
 
 Objective: Σ_i F_i(w_i) + λ_1 tr(W Ω Wᵀ) + λ_2 ‖W‖²,  W = [w_1 … w_K]. Client i moves column i only:
 
@@ -12,8 +12,8 @@ Travels: w_i up, c_i and Ω_ii down. No client sees another's model, no d × K m
 Notes:
     The original solves convex problems in the dual. This is the primal form for deep networks
     (spec 10.3), by local training on the penalised loss.
-    The columns are all K clients: those who have not taken part yet stand at the common start, and
-    a learned Ω leaves them out: models that are equal for want of training are not alike.
+    The columns are all K clients. A client that has not taken part yet has the common start as its
+    column, and a learned Ω leaves it out: untrained models are equal without being related.
     ``lg_code`` is the Ω of the code that P1 used, for replication only: a constant matrix, so that
     the penalty (1 − 1/K)² ‖Σ_i w_i‖² pulls the *sum* of the models to zero, scaled by a power of
     ten of the model's size, on whole blocks of 4000 parameters only.
@@ -42,9 +42,9 @@ BLOCK = 4000  # of the code that P1 used
 class Columns(NamedTuple):
     """The server."""
 
-    W: Tensor  # [K, P] everybody's last upload
+    W: Tensor  # [K, P] the last upload of each client
     omega: Tensor  # [K, K]
-    seen: Tensor  # [K] who has uploaded
+    seen: Tensor  # [K] whether the client has uploaded
 
 
 class Ties(NamedTuple):
@@ -81,7 +81,7 @@ def lg_scale(parameters: int) -> float:
 
 
 def tied(w: Tensor, ties: Ties, lam1: Tensor | float, lam2: Tensor | float) -> Tensor:
-    """What column i contributes: ``λ_1 (Ω_ii ‖w‖² + 2 w·c_i) + λ_2 ‖w‖²``."""
+    """The penalty of column i: ``λ_1 (Ω_ii ‖w‖² + 2 w·c_i) + λ_2 ‖w‖²``."""
     square = (w * w).sum()
     return lam1 * (ties.own * square + 2 * (w * ties.others).sum()) + lam2 * square
 
@@ -114,7 +114,7 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
   booktitle={NeurIPS}, year={2017}}"""
 
     def init(self, problem: Problem) -> tuple[Columns, Own]:
-        """Everybody at the common start."""
+        """All clients at the common start."""
         K = problem.population
         W = rows(problem.start, K)
         if self.omega == "mean":
@@ -140,7 +140,7 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return Ties(others, own.to(others.dtype))
 
     def _refuse(self, largest: float, index: int, lr: float, parameters: int) -> None:
-        """Refuse a step that overshoots where the largest Ω_ii is this."""
+        """Refuse a learning rate whose step overshoots when the largest Ω_ii is ``largest``."""
         lam1 = self.lam1 * lg_scale(parameters) if self.omega == "lg_code" else self.lam1
         rate = lr * 2 * (lam1 * largest + self.lam2)
         if rate >= 2:
@@ -150,7 +150,7 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
             )
 
     def local(self, client: Client, received: Ties, state: Own) -> tuple[Tensor, Own]:
-        """Train, tied to the others."""
+        """Train with the penalty that ties the model to the others."""
         reach, lam1 = client.model.parameters, self.lam1
         if self.omega == "lg_code":
             lam1, reach = lam1 * lg_scale(reach), reach - reach % BLOCK
@@ -159,7 +159,7 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return w, Own(w)
 
     def aggregate(self, server: Columns, uploads: Tensor, round: Round) -> Columns:
-        """Store, and learn how the tasks are related."""
+        """Store the uploads and, where Ω is learned, update it."""
         W = server.W.index_copy(0, round.clients, uploads)
         seen = server.seen.index_fill(0, round.clients, True)
         omega = server.omega
@@ -174,7 +174,7 @@ class Mocha(OwnModel[Columns, Ties, Tensor, Own]):
         return state.w
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse a step that overshoots in any round; of a learned Ω only the first is known."""
+        """Refuse a step that overshoots in any round; a learned Ω is known only in the first."""
         largest = float(self.init(problem)[0].omega.diagonal().max())
         for index in range(rounds):
             known = largest if index == 0 or self.omega != "learned" else 0.0

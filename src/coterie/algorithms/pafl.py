@@ -1,25 +1,26 @@
-"""PaFL: FedAvg whose clients train for what will be done to the model later.
+"""PaFL: FedAvg whose clients train with a loss that prepares the model for its personalisation.
 
 In round t a client that received G minimises
 
     μ(t) · CE(C) + (1 − μ(t)) · D(t)(C, G)
 
-with G frozen and D a personalisation loss; a schedule names μ and D. The two of the paper train as
-FedAvg until T/2 and by a whole adaptation loss from then on (μ = 0, D = the loss of ``adapt``):
+with G frozen and D a personalisation loss; a schedule gives μ and D for each round. The paper's two
+schedules train as FedAvg until T/2 and by an adaptation loss alone from then on (μ = 0, D = the
+loss of ``adapt``):
 
     H_KD    D = distillation from G           H_EWC    D = CE + (λ/2) Σ_k M_k (C_k − G_k)²
 
 Travels: as FedAvg. While D is EWC also the Fisher diagonal M: down with ``server_aux`` and
 ``aggregate``, up with ``aggregate``. With ``checkpoint`` one loss up. While D is distillation two
-losses up, before and after training: where they rise, the run raises an alarm.
+losses up, before and after training: where training raises the loss, the run raises an alarm.
 
 Notes:
     The adaptation losses contain the cross-entropy already, hence μ = 0 (spec 5).
-    The notes of ``pafl_kd`` and ``pafl_ewc`` hold here too.
-    ``checkpoint = "best_federated_validation"`` predicts with the model whose mean validation loss
-    over the participants of the round in which they received it was the smallest. P3 tests "the
+    The notes of ``pafl_kd`` and ``pafl_ewc`` apply here too.
+    ``checkpoint = "best_federated_validation"`` predicts with the model that had the smallest mean
+    validation loss over the participants of the round in which they received it. P3 tests "the
     last version before divergence", which was found on test data. The model after the last round
-    has been received by nobody and is no candidate.
+    was not received by any client and is no candidate.
     P3's optional last round, in which every client keeps its local model, is ``adapt = "kd"`` or
     ``"ewc"`` after the run.
 """
@@ -59,17 +60,17 @@ class Phase(NamedTuple):
     personal: Personal | Custom
 
 
-Schedule = Callable[[int, int], Phase]  # of the round t (from 0) and the rounds T of the run
+Schedule = Callable[[int, int], Phase]  # (round t from 0, number of rounds T) -> the loss of t
 
 
 class Server(NamedTuple):
     """The server."""
 
     theta: Tensor  # [P]
-    fisher: Tree  # [parameters] the last participants' average; () unless it is asked for
-    best: Tree  # [P] the model validated best so far; () without checkpoint
-    lowest: Tree  # [] its loss
-    taught: Tensor  # [2] mean loss before and after training by distillation; 0 without
+    fisher: Tree  # [parameters] the last participants' average; () unless ``aggregate``
+    best: Tree  # [P] the model with the lowest validation loss so far; () without checkpoint
+    lowest: Tree  # [] the validation loss of ``best``
+    taught: Tensor  # [2] mean loss before and after training by distillation; 0 without it
 
 
 class Sent(NamedTuple):
@@ -85,7 +86,7 @@ class Trained(NamedTuple):
     update: Update
     fisher: Tree  # [parameters] at the received model, where it is averaged for the next round
     loss: Tree  # [] of the received model on validation data, with checkpoint
-    taught: Tree  # [2] loss before and after training, where that has distillation in it
+    taught: Tree  # [2] loss before and after training, where the loss contains distillation
 
 
 class Options(NamedTuple):
@@ -100,14 +101,14 @@ class Options(NamedTuple):
 
 
 def halved(t: int, horizon: int, personal: Personal) -> Phase:
-    """FedAvg for t < T/2, then the whole loss of an adaptation."""
+    """The paper's schedule: FedAvg for t < T/2, then the loss of an adaptation alone."""
     return Phase(1.0, personal) if t < horizon / 2 else Phase(0.0, personal)
 
 
 def personal_training(
     client: Client, G: Tensor, phase: Phase, options: Options, given: Tree
 ) -> Tensor:
-    """Local training from G by the loss of a phase; ``given`` is a Fisher diagonal or ()."""
+    """Local training from G with the loss of a phase; ``given`` is a Fisher diagonal or ()."""
     mu, personal = phase
     if mu == 1.0:
         return client.train(G)
@@ -141,7 +142,7 @@ def taught_loss(client: Client, w: Tensor, G: Tensor, mu: float, terms: Terms) -
 
 
 class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
-    """FedAvg by a schedule of client losses."""
+    """Base class of the PaFL methods: FedAvg with a schedule of client losses."""
 
     weighting: Weighting
     server_lr: float
@@ -149,7 +150,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
 
     @abstractmethod
     def phase(self, t: int, horizon: int) -> Phase:
-        """What clients minimise in round t."""
+        """The loss that clients minimise in round t."""
 
     @property
     @abstractmethod
@@ -190,11 +191,11 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         return self.options.fisher_data == "aggregate" and self._elastic(t + 1, horizon)
 
     def chapter(self, index: int, horizon: int) -> Hashable | None:
-        """What clients minimise, and what they report."""
+        """The loss that clients minimise, and whether they report a Fisher diagonal."""
         return self.phase(index, horizon), self._asked(index, horizon)
 
     def download(self, server: Server, round: Round) -> Sent:
-        """The global model and, where clients need one they cannot compute, its Fisher diagonal."""
+        """The global model and, where clients need but do not compute it, its Fisher diagonal."""
         count, M = len(round.clients), server.fisher
         needed = self._elastic(round.index, round.horizon)
         if needed and self.options.fisher_data in ("auto", "server_aux") and round.aux is not None:
@@ -203,7 +204,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         return Sent(rows(server.theta, count), rows(M, count) if sent else ())
 
     def local(self, client: Client, received: Sent, state: tuple[()]) -> tuple[Trained, tuple[()]]:
-        """Train by the loss of the round."""
+        """Train with the loss of the round."""
         G, t, horizon = received.theta, client.round, client.horizon
         w = personal_training(client, G, self.phase(t, horizon), self.options, received.fisher)
         report = fisher(client, G, self.options.fisher_kind) if self._asked(t, horizon) else ()
@@ -216,7 +217,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         return Trained(Update(w, client.size), report, loss, taught), ()
 
     def aggregate(self, server: Server, uploads: Trained, round: Round) -> Server:
-        """Average; note the model that was validated best."""
+        """Average the models; keep the one with the lowest validation loss."""
         theta = average(server.theta, uploads.update, self.weighting, self.server_lr)
         p, (M, best, lowest, _) = shares(uploads.update.size, self.weighting), server[1:]
         if isinstance(uploads.fisher, Tensor):
@@ -234,12 +235,12 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         return {"distillation": server.taught.tolist()} if bool(server.taught.any()) else {}
 
     def model(self, server: Server) -> Tensor:
-        """The newest global model, or the one that was validated best."""
+        """The newest global model, or the one with the lowest validation loss."""
         model: Tensor = server.best if self._validated else server.theta
         return model
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse Fisher data that the server lacks, and a schedule that leaves its range."""
+        """Refuse Fisher data that the server lacks, and a schedule whose μ is out of range."""
         self.init(problem)
         for t in range(rounds):
             mu, personal = self.phase(t, rounds)
@@ -262,12 +263,12 @@ BIBTEX = """@article{iacob2023pafl,
 
 @dataclass(frozen=True)
 class PaFL(Personalising):
-    """Personalisation-aware averaging by any schedule.
+    """Personalisation-aware averaging with any schedule.
 
     Fields:
-        schedule: ``constant`` mixes in ``personal`` in every round, ``fedprox`` the proximal term,
-            ``half_kd`` and ``half_ewc`` are the paper's; from Python also any function of (t, T)
-            that returns (μ, D).
+        schedule: ``constant`` adds the loss ``personal`` in every round, ``fedprox`` the proximal
+            term, ``half_kd`` and ``half_ewc`` are the paper's; from Python also any function of
+            (t, T) that returns (μ, D).
         mu: weight μ of the cross-entropy in ``constant`` and ``fedprox``; 1 is FedAvg.
         personal: the loss D of ``constant``: ``kd``, ``ewc`` or ``proximal`` (½‖C − G‖²).
         tau: temperature τ of the distillation.
@@ -302,7 +303,7 @@ class PaFL(Personalising):
     bibtex: ClassVar[str] = BIBTEX
 
     def phase(self, t: int, horizon: int) -> Phase:
-        """As the schedule says."""
+        """The phase that the schedule gives for round t."""
         if callable(self.schedule):
             return Phase(*self.schedule(t, horizon))
         if self.schedule == "half_kd":
@@ -313,7 +314,7 @@ class PaFL(Personalising):
 
     @property
     def options(self) -> Options:
-        """All of them."""
+        """The constants of all losses."""
         terms = Terms(self.tau, self.alpha, self.kd_form)
         elastic = self.lam, self.fisher_kind, self.fisher_data, self.ewc_step
         return Options(terms, *elastic, kd_step=self.kd_step)

@@ -1,4 +1,4 @@
-"""PaFL with elastic weight consolidation (H_EWC): from T/2 on what matters to G is held in place.
+"""PaFL with elastic weight consolidation (H_EWC): from T/2 on G's important parameters are held.
 
     t < T/2:    CE(C)                                        as FedAvg
     t ≥ T/2:    CE(C) + (λ/2) Σ_k M_k (C_k − G_k)²           G the received model, frozen
@@ -9,15 +9,15 @@ Travels: as FedAvg; from T/2 on also M, as ``fisher_data`` says.
 
 Notes:
     The paper does not say where M comes from. ``server_aux`` computes it at G on samples that the
-    server holds (``data.aux``) and sends it along: one model more down. ``client_train`` takes the
-    client's own samples, and nothing travels. ``aggregate`` averages the diagonals that the
+    server holds (``data.aux``) and sends it along: one model more down. ``client_train`` uses the
+    client's own samples, and nothing more travels. ``aggregate`` averages the diagonals that the
     participants of the round before computed at the model they then received (zero where there was
     no such round): one model more each way. ``auto`` is ``server_aux``, the default of the
     specification, where the server holds samples, and ``client_train`` elsewhere.
-    λ = 5000 is the paper's, and with it nothing that matters moves after T/2: the curvature of the
-    loss is about M, the pull's 5000 M. ``lam = "auto"`` is 1 / (η max_k M_k), the same for every
-    estimator of M, whose scales differ: the parameter that matters most is pulled back by its whole
-    distance in every step, the others in proportion to M_k.
+    λ = 5000 is the paper's, and with it no important parameter moves after T/2: the curvature of
+    the loss is about M, that of the pull 5000 M. ``lam = "auto"`` is 1 / (η max_k M_k), which means
+    the same for every estimator of M although their scales differ: the parameter with the largest
+    M_k is pulled back by its whole distance in every step, the others in proportion to M_k.
     The explicit step overshoots wherever ηλM_k > 2: with λ = 5000 and η = 0.1 that is M_k > 4e-3,
     with η = 40 (Reddit) M_k > 1e-5, a plausible cause of the divergence that P3 reports.
     ``ewc_step = "auto"`` is explicit, as printed, for every parameter with ηλM_k ≤ 1 and implicit
@@ -41,7 +41,7 @@ class PaFLEWC(Personalising):
 
     Fields:
         lam: strength λ of the pull towards the received model, 5000 in the paper; ``auto`` is
-            1 / (η max M): what matters most is held fast, the rest in proportion.
+            1 / (η max M): the parameter of the largest M is held in place, others in proportion.
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
@@ -70,6 +70,6 @@ class PaFLEWC(Personalising):
 
     @property
     def options(self) -> Options:
-        """Of the consolidation."""
+        """The constants of the consolidation."""
         terms = Terms(1.0, 0.0, "hinton")
         return Options(terms, self.lam, self.fisher_kind, self.fisher_data, self.ewc_step)

@@ -1,10 +1,10 @@
-"""PaFL with knowledge distillation (H_KD): from T/2 on clients learn from the model they received.
+"""PaFL with knowledge distillation (H_KD): from T/2 on the received model teaches the clients.
 
     t < T/2:    CE(C)                                        as FedAvg
     t ≥ T/2:    (1 − α) CE(C) + α τ² KL(G, C)                G the received model, frozen
 
-Travels: as FedAvg, from T/2 on also the loss before and after training. From T/2 on a minibatch
-takes a second gradient and two forward passes of the teacher.
+Travels: as FedAvg, from T/2 on also the loss before and after training. From T/2 on each minibatch
+costs a second gradient and two forward passes of the teacher.
 
 Notes:
     The loss is that of ``adapt = "kd"``, with its three forms; the line above is ``hinton``, our
@@ -13,8 +13,8 @@ Notes:
     2/η: one round took 77.3 to 53.1 (spec 17). ``kd_step = "bounded"``, the default, measures the
     curvature along every step by a second gradient and shortens a step that would pass the smallest
     loss on its line (exact on a quadratic). Steps that do not overshoot are the papers'.
-    At C = G the divergence has no gradient, so ``hinton`` moves as FedAvg at (1 − α) of the rate,
-    at first: compare H_KD with FedAvg at a twentieth of the rate from T/2 on, too (spec 5).
+    At C = G the divergence has no gradient, so ``hinton`` at first moves as FedAvg at (1 − α) of
+    the rate: compare H_KD also with FedAvg at a twentieth of the rate from T/2 on (spec 5).
 """
 
 from dataclasses import dataclass
@@ -60,5 +60,5 @@ class PaFLKD(Personalising):
 
     @property
     def options(self) -> Options:
-        """Of the distillation."""
+        """The constants of the distillation."""
         return Options(Terms(self.tau, self.alpha, self.kd_form), kd_step=self.kd_step)

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a global model that is good after one step on a client's data (MAML).
+"""Per-FedAvg: a global model trained to be good after one step on a client's data (MAML).
 
 Objective: Σ_i p_i F_i(w − a∇F_i(w)). A local step, on three independent minibatches D, D', D'':
 
@@ -11,10 +11,10 @@ Travels: as FedAvg. A client predicts with w − a∇F_i(w), taken on its traini
 Notes:
     b is the rate of the recipe, whose optimiser takes the outer step; a is ``inner_lr``. The
     authors' ranges are a = 0.005 to 0.03 and b = 0.001 to 0.003. Our ``auto`` a is the rate of the
-    round: the step that a client takes to make the model its own is then as large as any other.
-    The paper needs a ≤ 1/L, L the largest curvature of F: beyond it I − a∇²F turns the gradient
-    around in the steepest directions and the outer step climbs. At ordinary rates a = η exceeds it,
-    so with ``auto`` the term a∇²F g is shortened to at most half the length of g.
+    round: a client's personal step is then as large as any other step.
+    The paper needs a ≤ 1/L, L the largest curvature of F: with a larger a, I − a∇²F reverses the
+    gradient in the steepest directions and the outer step raises the loss. At ordinary rates a = η
+    exceeds 1/L, so with ``auto`` the term a∇²F g is shortened to at most half the length of g.
     The paper predicts after one step, whose rate it tunes. Our default is five steps at the rate
     of the round (see the measurements on the method's page).
     The personal step at prediction is taken on the whole training split, never on test data: public
@@ -87,7 +87,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         return client.lr if self.inner_lr == "auto" else self.inner_lr
 
     def _correction(self, client: Client, g: Tensor, curved: Tensor) -> Tensor:
-        """``a ∇²F g``; with ``auto`` no longer than half of g."""
+        """``a ∇²F g``; with ``auto`` shortened to at most half the length of g."""
         if self.inner_lr != "auto":
             return self.inner_lr * curved
         product = client.lr * curved
@@ -96,7 +96,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         return product * share.clamp(max=1.0)
 
     def local(self, client: Client, received: Tensor, state: tuple[()]) -> tuple[Update, tuple[()]]:
-        """Train for the loss after a personal step."""
+        """Train to minimise the loss after a personal step."""
         a = self._rate(client)
         first, third = client.tuned(batches="adapt"), client.tuned(batches="hessian")
 
@@ -122,7 +122,7 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
         return self.download(server, round)
 
     def predictor(self, client: Client, served: Tensor, state: tuple[()]) -> Mixture:
-        """The global model after a personal step on the client's training data."""
+        """The global model after ``predict_steps`` personal steps on the client's training data."""
         w = served
         for _ in range(self.predict_steps):
             w = descend(client, w, client.gradient(w, "train"), self._rate(client))

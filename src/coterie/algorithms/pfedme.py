@@ -1,4 +1,4 @@
-"""pFedMe: clients keep a personal model near a shared one, and the shared one learns from the gap.
+"""pFedMe: each client keeps a personal model near the shared one, which moves towards it.
 
 Objective: Σ_i p_i min_θ { F_i(θ) + (λ/2)‖θ − w‖² }, a smoothed (Moreau) version of FedAvg's.
 Each of the round's local iterations, on one minibatch ξ:
@@ -10,13 +10,13 @@ Each of the round's local iterations, on one minibatch ξ:
 Travels: w down, w_i up. θ_i never leaves the client and predicts.
 
 Notes:
-    The number R of iterations is the recipe's number of minibatch steps; the recipe's optimiser
-    takes the inner steps, anew for every minibatch, so that its weight decay is the 0.001 of the
-    authors' code. θ_i starts each round at the received w (``start = "download"``); ``kept`` starts
-    it where the client left it.
+    The number R of iterations is the recipe's number of minibatch steps. The recipe's optimiser
+    takes the inner steps, with a new state for every minibatch; its weight decay corresponds to the
+    0.001 of the authors' code. θ_i starts each round at the received w (``start = "download"``) or
+    where it ended the client's last round (``kept``).
     The authors' η = 0.005 and a = 0.09 belong to their λ = 15: ηλ ≤ 1 and aλ < 2 must hold. Our
     ``auto`` is r/(1 + rλ) for both, r the rate of the round: it respects both limits for every λ
-    and turns into r as λ → 0. Numbers that break the limits are refused.
+    and tends to r as λ → 0. Numbers that break the limits are refused.
     The authors' code trains all clients in every round and averages some; here only participants
     train.
 """
@@ -53,11 +53,11 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
 
     Fields:
         lam: strength λ of the tie between θ_i and w_i.
-        inner_steps: gradient steps K on θ_i a minibatch.
-        inner_lr: rate a of these; ``auto`` follows the rate of the round.
+        inner_steps: gradient steps K on θ_i per minibatch.
+        inner_lr: rate a of the inner steps; ``auto`` follows the rate of the round.
         lr: rate η of w_i; ``auto`` follows the rate of the round.
         beta: the server's step β; 1 is the average itself.
-        start: θ_i starts a round at the ``download`` or where it was ``kept``.
+        start: θ_i starts a round at the ``download`` or where it ended the last one (``kept``).
         weighting: ``samples`` or ``uniform``, as in FedAvg.
     """
 

@@ -1,4 +1,4 @@
-"""q-FedAvg: FedAvg whose step leans towards the clients with the larger losses.
+"""q-FedAvg: FedAvg that gives more weight to clients with larger losses.
 
 Objective: Σ_i p_i F_i^{q+1} / (q+1), with F_i the training loss of the received model θ.
 
@@ -14,15 +14,15 @@ Travels: θ down, θ_i, the sample count and F_i up.
 
 Notes:
     The original divides by h_i, an estimate of the objective's Lipschitz constant: the larger q,
-    the smaller the step. P3 calls the method loss-based weighted averaging and leaves η as it is
-    for every q: weights that sum to one, the default here (spec 17). Both are FedAvg at q = 0.
+    the smaller the step. P3 calls the method loss-based weighted averaging and uses the same η for
+    every q: weights that sum to one, the default here (spec 17). Both are FedAvg at q = 0.
     Both sums are homogeneous in F^q, which over- and underflows: F_i^q is computed as
     (F_i / F_max)^q, and L cancels out of the weights (spec 4.1). 1e-10 is added to every loss.
     The original samples clients by size and averages uniformly; P3 samples uniformly and weighs by
     samples, which is the default here.
-    η in L is the clients' rate of the round. With momentum or several epochs g_i is no gradient and
-    h_i a heuristic.
-    Where every loss is zero the model stays as it is.
+    η in L is the clients' rate of the round. With momentum or several epochs g_i is not a gradient
+    and h_i is a heuristic.
+    Where every loss is zero the model does not change.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def q_weights(squares: Tensor, losses: Tensor, shares: Tensor, q: float, lr: flo
 
 
 def normalised_weights(losses: Tensor, shares: Tensor, q: float) -> Tensor:
-    """``p_i F_i^q / Σ_j p_j F_j^q``, float64; all zero where every loss is and q > 0.
+    """``p_i F_i^q / Σ_j p_j F_j^q``, float64; all zero where every loss is zero and q > 0.
 
     >>> normalised_weights(torch.tensor([1.0, 3.0]), torch.tensor([0.5, 0.5]), 1.0)
     tensor([0.2500, 0.7500], dtype=torch.float64)
@@ -82,7 +82,7 @@ def q_step(
     lr: float,
     parameters: int | None = None,
 ) -> Tensor:
-    """The model after a step of η_g = 1; norms are of the first ``parameters`` entries."""
+    """The model after a step of η_g = 1; norms are over the first ``parameters`` entries."""
     change = models - w
     squares = (change[:, :parameters].to(torch.float64) ** 2).sum(1)
     return w + mix(q_weights(squares, losses, shares, q, lr), change)
@@ -93,7 +93,7 @@ class QFedAvg(GlobalModel[Tensor, Tensor, Measured, tuple[()]]):
     """Fair averaging by powers of the loss.
 
     Fields:
-        q: how much large losses count; 0 is FedAvg.
+        q: exponent q of the losses, which favours large ones; 0 is FedAvg.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: factor η_g on the server's step.
         step: ``normalised`` weights sum to one, as in P3; ``lipschitz`` is the step of the

@@ -1,4 +1,4 @@
-"""SCAFFOLD: FedAvg with a correction for what drives each client away from the others.
+"""SCAFFOLD: FedAvg with control variates that correct the drift of each client.
 
     y ← x;   τ steps:  y ← y − η_l (g_i(y) − c_i + c)
     c_i⁺ = (1/τ) Σ_k g_i(y_k)                       [mean_gradient]
@@ -57,7 +57,7 @@ class Kept(NamedTuple):
 def controlled_steps(client: Client, x: Tensor, correction: Tensor) -> tuple[Tensor, Tensor]:
     """Local training with ``correction`` added to every gradient.
 
-    Returns the trained model and the mean of the raw minibatch gradients met on the way.
+    Returns the trained model and the mean of the raw minibatch gradients.
     """
 
     def step(carry: tuple[Tensor, Tree, Tensor], batch: Batch) -> tuple[Tensor, Tree, Tensor]:
@@ -71,7 +71,7 @@ def controlled_steps(client: Client, x: Tensor, correction: Tensor) -> tuple[Ten
 
 
 def displacement_divisor(steps: Tensor, momentum: float) -> Tensor:
-    """``Σ_k a_k``: how many gradients a displacement of τ heavy-ball steps contains (spec 8.1)."""
+    """``Σ_k a_k``: the number of gradients in a displacement of τ heavy-ball steps (spec 8.1)."""
     if momentum == 0:
         return steps
     fade = momentum * (1 - momentum**steps) / (1 - momentum)
@@ -83,7 +83,7 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     """Stochastic controlled averaging.
 
     Fields:
-        control: how a client's control variate is renewed: ``mean_gradient``, ``displacement``
+        control: how a client's control variate is updated: ``mean_gradient``, ``displacement``
             (Option II as printed) or ``full_gradient`` (Option I).
         server_lr: the server's step η_g.
         predict_with: ``global`` (x) or ``local`` (the client's y_i).
@@ -139,11 +139,11 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
         return Shared(x, server.c + uploads.dc.sum(0) / round.population)
 
     def serve(self, server: Shared, round: Round) -> Tree:
-        """The newest global model, where it is what predicts."""
+        """The newest global model, where it is used to predict."""
         return rows(server.x, len(round.clients)) if self.predict_with == "global" else ()
 
     def predictor(self, client: Client, served: Tree, state: Kept) -> Mixture:
-        """x for everybody, or the client's own y_i."""
+        """x, or the client's own y_i."""
         return single(served if self.predict_with == "global" else state.y)
 
     def check(self, problem: Problem, rounds: int) -> None:

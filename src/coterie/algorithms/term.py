@@ -12,9 +12,10 @@ Notes:
     not change. |t| < 1e-12 is FedAvg.
     The authors' code keeps a running normaliser and divides by the number of clients twice, so that
     its step is N times too small; P3's failures with TERM on Reddit may come from that (spec 4.2).
-    The default t = 0.1 is one of P3's values. Where groups of clients conflict, a round of training
-    changes a group's loss by much more than 1/t once t is about 1: the weight jumps to the group
-    that the round before neglected, and the model swings between groups with period two.
+    The default t = 0.1 is one of P3's values. Where groups of clients conflict and t is about 1 or
+    more, one round of training changes a group's loss by much more than 1/t: the weight jumps to
+    the group that the last round neglected, and the model alternates between groups with period
+    two.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from .qfedavg import Measured, measured
 
 
 def tilted_shares(losses: Tensor, shares: Tensor, t: float) -> Tensor:
-    """ω of the losses and the plain shares p, float64, summing to one.
+    """The weights ω from the losses and the plain shares p, float64, summing to one.
 
     >>> tilted_shares(torch.tensor([0.5, 1.2, 2.0]), torch.tensor([0.2, 0.3, 0.5]), 1.0)
     tensor([0.0657, 0.1984, 0.7359], dtype=torch.float64)

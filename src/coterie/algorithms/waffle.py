@@ -1,4 +1,4 @@
-"""WAFFLE: SCAFFOLD whose averages lean towards one agent, from everybody to itself.
+"""WAFFLE: SCAFFOLD for one agent, with weights that move from all agents to that agent alone.
 
 A model is trained for a requesting agent i* (P4 calls it Alice). Agents run SCAFFOLD's client
 step and send (Δy_i, Δc_i). In round r = 1 … R the server weighs them (Algorithm 1):
@@ -12,30 +12,31 @@ step and send (Δy_i, Δc_i). In round r = 1 … R the server weighs them (Algor
     x ← x + η_g Σ ᾱ_i Δy_i;   c ← Σ ᾱ_i c_i⁺  (``recompute``)  or  c + Σ ᾱ_i Δc_i  (``increment``)
     Ω(r) = Ψ(r) = 1 / (1 + exp(slope (r/(R/2) − 1)))                                    (Eq. 4)
 
-Travels: (x, c) down, (Δy_i, Δc_i, whether they are valid) up, once for every requester.
+Travels: (x, c) down; (Δy_i, Δc_i, whether they are valid) up, once for every requester.
 
 Notes:
-    P4's text compares gradients and its Algorithm 1 the updates Δy_i. Those contain the correction
-    c − c_i, which hides part of what tells agents apart: the distance of agents outside the group
-    was 1.5 times that inside on Δy_i and 4.0 times on c_i⁺ (spec 17). ``gradient`` is our default.
+    P4's text compares gradients, its Algorithm 1 the updates Δy_i. The updates contain the
+    correction c − c_i, which hides part of the difference between agents: the distance of agents
+    outside the group was 1.5 times that inside on Δy_i and 4.0 times on c_i⁺ (spec 17).
+    ``gradient`` is our default.
     An agent of weight 0 is sent its own c_i in place of c, so that its correction is 0. As printed
-    it is corrected by c − c_i while nothing draws x towards it, and its control grows until it
+    it is corrected by c − c_i although x does not follow it, and its control grows until it
     overflows.
-    One upload carries an agent's work for all requesters. Where one copy became NaN or infinite the
-    agent sets its control for that requester to zero and sends no update and ``valid = False``; the
-    server leaves the agent out for that requester alone. Where that is the requester itself, its
-    model and weights wait for a round and c begins again at zero.
+    One upload carries an agent's work for all requesters. Where one copy became NaN or infinite,
+    the agent sets its control for that requester to zero and sends zeros and ``valid = False``; the
+    server leaves the agent out for that requester only. Where the agent is the requester itself,
+    its model and weights stay for this round and c starts again at zero.
     ``c_rule = "increment"`` is printed; it leaves a constant bias c − c_{i*} in Alice's last,
     local rounds. ``recompute`` removes it and is our default (spec 8.3).
     The raw weights before the first round are uniform. Eq. 3 divides by dM − d_{i*} and the
     algorithm by dM − min_j d_j; they agree, and we follow the algorithm. With two agents all
     weights are equal until the last 5 % of the rounds: the run warns.
     An agent that is missing or rejected is left out before distances are taken. Where the
-    requester itself is missing, its model, control and weights stay as they are.
-    ``screen`` is ours (off as printed): one outlier stretches dM, gets weight 0 itself and lets
-    agents of the wrong concept in. Screening at 3 times the median norm costs nothing where updates
-    are of like size; it drops an honest agent whose update is much longer than the others'. It
-    looks at Δy_i and at what distances are taken of.
+    requester itself is missing, its model, control and weights do not change.
+    ``screen`` is ours (off as printed): one outlier increases dM, gets weight 0 itself and gives
+    weight to agents of the wrong concept. Screening at 3 times the median norm costs nothing where
+    updates are of similar size; it drops an honest agent whose update is much longer than the
+    others'. It tests Δy_i and the vectors whose distances are used.
     Several requesters, or ``all``, are independent copies: N times the cost of one.
 """
 
@@ -69,32 +70,32 @@ from .scaffold import Shared, controlled_steps
 
 
 class Copies(NamedTuple):
-    """The server, with a row for every requester."""
+    """The server, with one row per requester."""
 
     x: Tensor  # [R, P]
     c: Tensor  # [R, P]
     previous: Tensor  # [R, K] raw weights of the last round
     before: Tensor  # [R, K] raw weights of the round before it
     weights: Tensor  # [R, K] the last smoothed weights
-    controls: Tensor  # [K, R, P] everybody's c_i
+    controls: Tensor  # [K, R, P] the c_i of every agent
 
 
 class Work(NamedTuple):
-    """What an agent sends, with a row for every requester."""
+    """What an agent sends, with one row per requester."""
 
     dy: Tensor  # [R, P]
     dc: Tensor  # [R, P]
-    valid: Tensor  # [R] bool; where it is false, dy is 0 and dc takes the control back to 0
+    valid: Tensor  # [R] bool; where it is false, dy is 0 and dc resets the control to 0
 
 
 class Kept(NamedTuple):
     """What an agent keeps."""
 
-    c: Tensor  # [R, P] its control for every requester
+    c: Tensor  # [R, P] the agent's control for every requester
 
 
 def schedule(r: float, horizon: int, slope: float, offset: float = 0) -> float:
-    """Ω and Ψ: from near 1 to near 0, 1/2 in the middle of the run.
+    """The schedules Ω and Ψ: from near 1 to near 0, with 1/2 in the middle of the run.
 
     >>> [round(schedule(r, 100, 3.2), 3) for r in (1, 50, 100)]
     [0.958, 0.5, 0.039]
@@ -138,15 +139,15 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
 
     Fields:
         requesters: the clients (numbers from 0) that get a model of their own, or ``all``.
-        slope: ΔΩ, how abruptly the weights turn from everybody to the requester.
+        slope: ΔΩ, how abruptly the weights move from all agents to the requester.
         offset: rounds by which the schedule Ω is ahead (or, negative, behind).
-        psi_slope: the same of Ψ, which decides who counts at all; None is as Ω's.
-        psi_offset: the same of Ψ; None is as Ω's.
-        distance: what tells agents apart: their mean ``gradient`` c_i⁺ or their ``update`` Δy_i.
-        c_rule: the server's control after a round: ``recompute`` from everybody's, or
+        psi_slope: slope of Ψ, which decides the agents with weight above 0; None is ``slope``.
+        psi_offset: offset of Ψ; None is ``offset``.
+        distance: vectors compared: the agents' mean ``gradient`` c_i⁺ or their ``update`` Δy_i.
+        c_rule: the server's control after a round: ``recompute`` from all agents' controls, or
             ``increment`` as printed.
         server_lr: the server's step η_g.
-        screen: leave out agents whose update is longer than so many times the median; 0 leaves
+        screen: leave out agents whose update is longer than this many times the median; 0 leaves
             out none, 3 is safe.
     """
 
@@ -209,7 +210,7 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return work, Kept(state.c + work.dc)
 
     def aggregate(self, server: Copies, uploads: Work, round: Round) -> Copies:
-        """Weigh and average, for each requester apart."""
+        """Weigh and average the uploads, for each requester separately."""
         controls = server.controls.index_add(0, round.clients, uploads.dc)
         asked = enumerate(requesting(self.requesters, round.population))
         copies = [self._renewed(server, k, me, uploads, controls, round) for k, me in asked]
@@ -219,7 +220,7 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
     def _renewed(
         self, server: Copies, k: int, requester: int, uploads: Work, controls: Tensor, round: Round
     ) -> tuple[Tensor, ...]:
-        """One requester's x, c, raw weights of two rounds and smoothed weights, after this one."""
+        """One requester's new x, c, raw weights of the last two rounds, and smoothed weights."""
         valid = uploads.valid[:, k]
         here = round._replace(clients=round.clients[valid])
         x, c, previous, before, weights = (part[k] for part in server[:5])
@@ -239,12 +240,12 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
     def _weigh(
         self, dy: Tensor, control: Tensor, at: int, previous: Tensor, before: Tensor, round: Round
     ) -> tuple[Tensor, Tensor]:
-        """Smoothed and raw weights ``[K]``, zero for who is absent or screened out."""
+        """Smoothed and raw weights ``[K]``, zero for agents that are absent or screened out."""
         r, R = round.index + 1, round.horizon
         compared = round.trainable(control if self.distance == "gradient" else dy)
         fine = self._screened(round.trainable(dy), at) & self._screened(compared, at)
         kept = fine.nonzero().flatten()
-        present, me = round.clients[kept], int((kept < at).sum())  # its place among those kept
+        present, me = round.clients[kept], int((kept < at).sum())  # me: index among those kept
         omega, psi = self._turns(r, R)
         found = calc_weights(distances_to(me, compared[kept]), me, omega, psi)
         raw = torch.zeros_like(previous).index_copy(0, present, found)
@@ -260,7 +261,7 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return omega, schedule(r, horizon, slope, offset)
 
     def _screened(self, vectors: Tensor, at: int) -> Tensor:
-        """Whose vector is short enough to be compared; the requester's always is."""
+        """Which agents' vectors are short enough to be compared; the requester's always is."""
         norm = lengths(vectors)
         if not self.screen:
             return norm.isfinite()
@@ -268,7 +269,7 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         return fine.index_fill(0, torch.tensor(at, device=fine.device), True)
 
     def serve(self, server: Copies, round: Round) -> Bank:
-        """To every requester its model."""
+        """Every requester's model, sent to that requester."""
         return offer(server.x, requesting(self.requesters, round.population), round.clients)
 
     def predictor(self, client: Client, served: Bank, state: Kept) -> Mixture:

@@ -1,1 +1,1 @@
-"""What a method is made of: models as vectors, one client's data, messages, draws, mixing."""
+"""The building blocks of methods: flat models, clients, messages, random draws and mixing."""

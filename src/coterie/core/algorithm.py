@@ -1,4 +1,4 @@
-"""A method is two halves and a message each way.
+"""The interface of a federated method: a client half, a server half, and a message each way.
 
     server ──download──▶ row i ──▶ local(client_i, row_i, state_i) ──▶ upload_i, state_i'
        ▲                                                                   │
@@ -6,9 +6,9 @@
     prediction:  predictor(client_i, served_i, state_i) ──▶ Mixture
 
 ``local`` and ``predictor`` are written for ONE client and are the only code that sees data.
-``download``, ``serve`` and ``aggregate`` work on stacked rows, one a client of the round, and never
-see data. Nothing changes its arguments. A concrete method is a frozen dataclass whose fields are
-its hyper-parameters.
+``download``, ``serve`` and ``aggregate`` work on stacked rows, one per client of the round, and
+never see data. No function changes its arguments. A concrete method is a frozen dataclass whose
+fields are its hyper-parameters.
 """
 
 from abc import ABC, abstractmethod
@@ -38,25 +38,25 @@ class Round(NamedTuple):
 
     index: int  # type: ignore[assignment]  # counts from 0
     horizon: int  # rounds of the whole run
-    clients: Tensor  # [m] who takes part
+    clients: Tensor  # [m] the clients that take part
     population: int
     seed: int
     lr: float  # the clients' learning rate in this round
-    keys: Tensor  # [population] a number for each client, from its name
+    keys: Tensor  # [population] one number per client, derived from its name
     parameters: int  # how many entries of a model's vector are trained; buffers follow
     recipe: Recipe  # how the clients train
     aux: Client | None = None  # the server's own samples, where it holds any
-    sent_to: Tensor | None = None  # [n] who was sent a message, where not all of them replied
+    sent_to: Tensor | None = None  # [n] all clients that were sent a message; None: all replied
 
     @property
     def asked(self) -> Tensor:
-        """Who was sent this round's message, whether they replied or not."""
+        """The clients that were sent this round's message, whether they replied or not."""
         return self.clients if self.sent_to is None else self.sent_to
 
     def draw(self, purpose: str, *clients: Tensor, count: int | None = None) -> Tensor:
         """Uniform draws derived from (seed, round, purpose, clients), broadcast over clients.
 
-        ``count`` asks for so many of each, in a last dimension.
+        With ``count``, a last dimension holds that many draws for each entry.
         """
         words = [self.keys[c] for c in clients]
         if count is not None:
@@ -65,12 +65,12 @@ class Round(NamedTuple):
         return random.uniform(self.seed, purpose, self.index, *words)
 
     def trainable(self, models: Tensor) -> Tensor:
-        """The part of the models that distances and angles are taken of: no buffers."""
+        """The models' parameters without buffers, as distances and angles are computed on them."""
         return models[..., : self.parameters]
 
 
 def round_of(problem: Problem, index: int, horizon: int, clients: Tensor) -> Round:
-    """A round of this problem for some clients."""
+    """The :class:`Round` of number ``index`` in which ``clients`` take part."""
     return Round(
         index=index,
         horizon=horizon,
@@ -86,7 +86,7 @@ def round_of(problem: Problem, index: int, horizon: int, clients: Tensor) -> Rou
 
 
 class Mixture(NamedTuple):
-    """What predicts: ``p(y|x) = Σ_r weights[r] · softmax(h(models[r], x))``.
+    """A client's predictor: ``p(y|x) = Σ_r weights[r] · softmax(h(models[r], x))``.
 
     A client whose weights are all zero has no predictor and is left out of the metrics.
     """
@@ -96,7 +96,7 @@ class Mixture(NamedTuple):
 
 
 def single(w: Tensor) -> Mixture:
-    """A predictor that is one model."""
+    """The predictor that consists of one model."""
     return Mixture(w.new_ones(1), w.unsqueeze(0))
 
 
@@ -104,20 +104,20 @@ class Sharing(NamedTuple):
     """Which raw samples a method wants all clients to train on."""
 
     pool: Literal["from_clients", "held_out"]
-    share: float  # of the training data
+    share: float  # the fraction of the training data that is shared
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a run must know of a method beside its two halves.
+    """What a run must know about a method in addition to its two halves.
 
     Fields:
-        uses_validation: clients weigh models on validation data; ``merge_val`` then leaves it.
+        uses_validation: clients weigh models on validation data; ``merge_val`` then keeps it apart.
         everybody: all clients take part in every round, whatever the run samples.
         sharing: which raw samples leave the clients. An engine on a network refuses a method that
             shares any unless every site consents.
-        models_change_hands: a model ends with whoever uses it most, not with who began it. Then
-            only ``A Aᵀ`` (who uses the same models) tells who works with whom, not ``A``.
+        models_change_hands: a model ends with the client that uses it most, not with the one that
+            began it. ``A Aᵀ`` (clients that use the same models) then shows groups, ``A`` does not.
         several_models: a client trains several models side by side in one round.
         alone: clients neither send nor receive anything.
     """
@@ -131,70 +131,70 @@ class Traits:
 
 
 class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
-    """What every method defines. See the module's docstring for how the parts meet."""
+    """The base class of all methods. The module's docstring shows how its functions are called."""
 
-    title: ClassVar[str] = ""  # as its paper writes it, where the class name is not that
+    title: ClassVar[str] = ""  # the paper's spelling of the name, where the class name differs
     paper: ClassVar[str] = ""
     bibtex: ClassVar[str] = ""
 
     @property
     def traits(self) -> Traits:
-        """What a run must know of the method beside its halves."""
+        """What a run must know about the method in addition to its halves."""
         return Traits()
 
     def chapter(self, index: int, horizon: int) -> Hashable | None:
-        """What a client's code reads off ``client.round`` and ``client.horizon`` in this round.
+        """A key for what the client half reads from ``client.round`` and ``client.horizon``.
 
-        Rounds of one chapter do the same operations, so that one of them may be recorded for all.
-        None declares nothing: a call that asks which round it is, is then never recorded.
+        Rounds with equal keys run the same operations, so one trace may be replayed in all of them.
+        None declares nothing: a call that reads the round's number is then never traced.
         """
         return None
 
     def check(self, problem: Problem, rounds: int) -> None:
-        """Refuse fields that do not fit this problem or a run of so many rounds, before round 0."""
+        """Refuse, before round 0, fields that do not fit this problem or this many rounds."""
 
     @abstractmethod
     def init(self, problem: Problem) -> tuple[Server, State]:
-        """The server before round 0 and a row of state for every client ``[K, ...]``."""
+        """The server before round 0, and the clients' states: one row per client ``[K, ...]``."""
 
     @abstractmethod
     def download(self, server: Server, round: Round) -> Down:
-        """What each client of the round receives, a row a client."""
+        """What the clients of the round receive, one row per client."""
 
     @abstractmethod
     def local(self, client: Client, received: Down, state: State) -> tuple[Up, State]:
-        """One client's round."""
+        """One client's work in a round: returns its upload and its new state."""
 
     @abstractmethod
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
-        """The server after the round; ``round.clients`` are those who replied."""
+        """The server after the round; ``round.clients`` are the clients that replied."""
 
     @abstractmethod
     def serve(self, server: Server, round: Round) -> Tree:
-        """What each client receives only to predict with."""
+        """What the clients receive for prediction only, one row per client."""
 
     @abstractmethod
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
-        """One client's deployed model."""
+        """The model, or mixture of models, that one client predicts with."""
 
     def shown(self, state: State) -> Tree:
-        """What of a client's state the matrix of collaboration shows; most show nothing.
+        """The part of a client's state that :meth:`collaboration` reads; most methods need none.
 
-        On a network it leaves the site, with the site's consent.
+        On a network this part leaves the site, with the site's consent.
         """
         return ()
 
     def collaboration(self, server: Server, shown: Any, round: Round) -> Tensor | None:
-        """Who draws on whom ``[K, K]``, for people to look at; None where nobody chooses.
+        """The matrix of collaboration weights ``[K, K]`` to plot; None where clients do not choose.
 
-        Called after the round, with what everybody shows, one row per client. Row i holds the
-        weights with which client i's model was made in the last round it took part in: what was
-        applied, not what the next exchange would apply.
+        Called after the round, with :meth:`shown` of all clients, one row per client. Row i holds
+        the weights with which client i's model was made in the last round that client i took part
+        in: the weights that were applied, not those that the next exchange would apply.
         """
         return None
 
     def observed(self, server: Server) -> dict[str, Any]:
-        """What the last round's participants reported for the record: plain values by name."""
+        """Values for the run's log that the last round's participants reported, by name."""
         return {}
 
 
@@ -216,8 +216,8 @@ def check_run(algorithm: AnyAlgorithm, problem: Problem, rounds: int) -> None:
 def check_pull(problem: Problem, rounds: int, field: str, strength: float) -> None:
     """Refuse an explicit gradient step on ``(strength/2)‖w − anchor‖²`` that overshoots.
 
-    Heavy-ball steps of rate η and momentum β do so from ``η · strength = 2 (1 + β)`` on, in the
-    round with the largest η. Adam's steps have another length.
+    Heavy-ball steps of rate η and momentum β overshoot from ``η · strength = 2 (1 + β)`` on; the
+    round with the largest η is checked. Adam is not checked: its steps have another length.
     """
     recipe = problem.recipe
     lr, limit = max(recipe.rate(0), recipe.rate(rounds - 1)), 2 * (1 + recipe.momentum)
@@ -230,7 +230,7 @@ def check_pull(problem: Problem, rounds: int, field: str, strength: float) -> No
 
 
 class GlobalModel(Algorithm[Server, Down, Up, State]):
-    """A method whose predictor is one model that the server sends to everybody."""
+    """A method whose predictor is one model that the server sends to all clients."""
 
     @abstractmethod
     def model(self, server: Server) -> Tensor:
@@ -241,7 +241,7 @@ class GlobalModel(Algorithm[Server, Down, Up, State]):
         return self.model(server).expand(len(round.clients), -1)
 
     def predictor(self, client: Client, served: Tensor, state: State) -> Mixture:
-        """The global model as it is."""
+        """The global model, unchanged."""
         return single(served)
 
 
@@ -263,12 +263,12 @@ class OwnModel(Algorithm[Server, Down, Up, State]):
 
 @dataclass(frozen=True)
 class Wrapper(Algorithm[Server, Down, Up, State]):
-    """A method with something added around it; what it needs of a run, it needs as before."""
+    """Base class of wrappers around a method: checks and traits are the wrapped method's."""
 
     algorithm: AnyAlgorithm
 
     def __post_init__(self) -> None:
-        """Nothing is left to check: what is wrapped was checked when it was made."""
+        """Check nothing: the wrapped method was checked when it was made."""
 
     def check(self, problem: Problem, rounds: int) -> None:
         """As the method."""

@@ -1,4 +1,4 @@
-"""Changes to training images that leave their labels true."""
+"""Augmentation of training images: random crops and horizontal flips."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,10 @@ PADDING = 4  # pixels of black around an image before it is cropped
 
 
 def crop_flip(x: Tensor, luck: Tensor) -> Tensor:
-    """Images ``[B, C, H, W]`` cropped out of a black frame, and mirrored where chance says so.
+    """Pad images ``[B, C, H, W]`` with black, crop them at random and mirror some of them.
 
-    ``luck [B, 3]`` is uniform on [0, 1): how far down, how far right, and whether to mirror.
+    ``luck [B, 3]`` is uniform on [0, 1) and decides, per image, the vertical offset, the horizontal
+    offset and whether the image is mirrored.
     """
     B, C, H, W = x.shape
     offset = (luck[:, :2] * (2 * PADDING + 1)).long() - PADDING

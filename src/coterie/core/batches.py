@@ -1,7 +1,7 @@
-"""The samples of one client in blocks and minibatches.
+"""One client's samples in evaluation blocks and training minibatches.
 
-Under the vmap engine the tensors stand for many clients at once: sizes are tensors, and shorter
-clients are padded and masked.
+Under the vmap engine the tensors stand for many clients at once: sizes are tensors, and the samples
+of smaller clients are padded and masked.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from .shards import Shards, Split
 SplitName = Literal["train", "val"]
 Loss = Callable[[Tensor, "Batch"], Tensor]
 
-EVALUATION_BLOCK = 500  # samples of a split that are evaluated at once
+EVALUATION_BLOCK = 500  # samples per evaluation pass
 
 
 class Batch(NamedTuple):
@@ -29,37 +29,37 @@ class Batch(NamedTuple):
 
     x: Tensor  # [B, ...]
     y: Tensor  # [B]
-    mask: Tensor | None  # [B] 1 for a sample, 0 for padding; None where nothing is padding
-    position: Tensor  # [B] place of each sample in the client's split
+    mask: Tensor | None  # [B] 1 for a sample, 0 for padding; None where there is no padding
+    position: Tensor  # [B] index of each sample in the client's split
     step: int | Tensor | None  # number of this batch in the round; None outside training
 
     @property
     def training(self) -> bool:
-        """Whether it is a minibatch of :meth:`Client.scan`, not part of an evaluation."""
+        """Whether the batch is a minibatch of :meth:`Client.scan`, not an evaluation block."""
         return self.step is not None
 
 
 class View(NamedTuple):
-    """What an engine hands to :class:`~coterie.core.client.Client`; one row per client."""
+    """What an engine passes to :class:`~coterie.core.client.Client`; one row per client."""
 
     id: Tensor  # []
-    stream: Tensor  # [] the root of this client's draws in this round
+    stream: Tensor  # [] the seed of this client's random draws in this round
     lr: Tensor  # []
     train: Split
     val: Split
-    relabel: Tensor  # [classes], or [0] where labels mean the same to everybody
+    relabel: Tensor  # [classes], or [0] where labels mean the same to all clients
 
 
 class Shape(NamedTuple):
-    """What is the same for all clients that are computed together."""
+    """Properties shared by all clients that are computed together."""
 
-    smallest: int  # training samples of the client with fewest of them
-    even: dict[str, bool]  # split -> no padding in it
-    batched: bool  # under vmap: inner maps may use vmap too
+    smallest: int  # training samples of the client that has the fewest
+    even: dict[str, bool]  # split -> whether it has no padding
+    batched: bool  # whether Client.map uses vmap, as under the vmap engine
 
 
 def views(problem: Problem, shards: Shards, ids: list[int], round_index: int) -> View:
-    """The rows of some clients for one round."""
+    """The :class:`View` of some clients for one round, one row per client."""
     at = torch.tensor(ids, device=problem.device)
     recipe = problem.recipe
     rate = torch.full((len(ids),), recipe.rate(round_index), dtype=problem.dtype)
@@ -74,7 +74,7 @@ def views(problem: Problem, shards: Shards, ids: list[int], round_index: int) ->
 
 
 def shape_of(shards: Shards, ids: list[int], *, batched: bool) -> Shape:
-    """What these clients have in common when they are computed together."""
+    """The :class:`Shape` of these clients when they are computed together."""
     return Shape(
         smallest=min(shards.splits["train"].sizes[i] for i in ids),
         even={name: shards.splits[name].even(ids) for name in ("train", "val")},
@@ -84,7 +84,7 @@ def shape_of(shards: Shards, ids: list[int], *, batched: bool) -> Shape:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """One client's splits, and the minibatches that a recipe makes of its training samples."""
+    """One client's splits, and the minibatches that a recipe draws from its training split."""
 
     problem: Problem
     shards: Shards
@@ -94,19 +94,19 @@ class Batches:
 
     @property
     def size(self) -> Tensor:
-        """Training samples."""
+        """The number of training samples."""
         return self.view.train.size
 
     @property
     def width(self) -> int:
-        """Training samples, padding included."""
+        """The number of training samples, padding included."""
         return self.view.train.samples.shape[-1]
 
     @property
     def per_epoch(self) -> Tensor:
-        """Batches an epoch; a client without data has one of padding, of which nothing is learnt.
+        """Batches per epoch; a client without data has one batch of padding, which trains nothing.
 
-        With batch norm a batch of one sample is none (spec 1.3).
+        With batch norm a batch of one sample is skipped (spec 1.3).
         """
         batch, least = self.recipe.batch, self.problem.least
         whole = self.size // batch + (self.size % batch >= least)
@@ -120,7 +120,7 @@ class Batches:
         return self.recipe.epochs * self.per_epoch
 
     def sizes(self) -> list[int]:
-        """Samples of every minibatch, padding included."""
+        """The size of every minibatch of the round, padding included."""
         width, batch, least = self.width, self.recipe.batch, self.problem.least
         count = self.recipe.count(width, least)
         if not self.shape.even["train"]:
@@ -129,17 +129,17 @@ class Batches:
         return [min(batch, width - number % an_epoch * batch) for number in range(count)]
 
     def prepare(self) -> None:
-        """Compute now what every step reads: a step that is traced keeps nothing for later."""
+        """Compute the cached values that every step reads: a traced step must not fill a cache."""
         self.orders  # noqa: B018
         if self.recipe.class_weights != "none":
             self.class_weights  # noqa: B018
 
     def batch(self, number: int | Tensor, size: int | None = None) -> Batch:
-        """Minibatch ``number`` of this round; a number that is a tensor needs the batch's size."""
+        """Minibatch ``number`` of this round; ``size`` is needed where ``number`` is a tensor."""
         if size is None:
             size = self.sizes()[int(number)]
         within = torch.arange(size, device=self.size.device)
-        if self.shape.even["train"]:  # equal sizes: the last batch is short for everybody
+        if self.shape.even["train"]:  # equal sizes: the last batch is equally short for all clients
             many = max(1, self.recipe.batches(self.width, self.problem.least))
             rank = number % many * self.recipe.batch + within
             place = self.orders.view(-1)[number // many * self.width + rank]
@@ -159,7 +159,7 @@ class Batches:
 
     @cached_property
     def orders(self) -> Tensor:
-        """A random order of this client's samples for every epoch; padding comes last."""
+        """A random order of this client's samples, one row per epoch; padding comes last."""
         places = torch.arange(self.width, device=self.size.device)
         fewest = max(1, self.recipe.batches(self.shape.smallest, self.problem.least))
         passes = (
@@ -172,7 +172,7 @@ class Batches:
 
     @cached_property
     def class_weights(self) -> Tensor:
-        """``n / (C n_c)`` of this client's training labels; of a class it lacks, 1."""
+        """``n / (C n_c)`` for each class of this client's training labels; 1 for absent classes."""
         places = torch.arange(self.width, device=self.size.device)
         inside = (places < self.size).to(self.problem.dtype)
         y = self._labels("train", places)
@@ -199,7 +199,7 @@ class Batches:
         return Batch(x, self._labels(name, place), mask, place, step)
 
     def _labels(self, name: SplitName, place: Tensor) -> Tensor:
-        """Targets as this client reads them."""
+        """The targets, relabelled as this client's labels are."""
         index = self._split(name).samples[place]
         y = self.shards.y[index]
         if not self.view.relabel.shape[-1]:
@@ -209,6 +209,6 @@ class Batches:
 
 
 def drawn(stream: Tensor, purpose: str, shape: tuple[int, ...], at: int | Tensor) -> Tensor:
-    """Uniform draws on [0, 1) of a client's stream."""
+    """Uniform draws on [0, 1) from a client's stream."""
     places = torch.arange(torch.Size(shape).numel(), device=stream.device)
     return random.uniform(stream, purpose, at, places).view(shape)

@@ -1,17 +1,17 @@
-"""Whose batch-norm statistics a client's models have (``train.buffers``, spec 1.2).
+"""Policies for batch-norm statistics: averaged, local, or the server's (``train.buffers``).
 
-``average`` is no code at all: buffers stand behind the parameters in a model's vector and are mixed
-with them. Under the other two policies a method sees vectors of parameters only, and any method is
-wrapped so that statistics go their own way:
+See spec 1.2. ``average`` needs no code: buffers follow the parameters in a model's vector and are
+mixed with them. Under the other two policies a method sees vectors of parameters only, and a
+wrapper around the method handles the statistics:
 
-    local     client i keeps s_i; its training moves s_i; every model it meets is used with s_i
-    server    s goes down to everybody; training moves a copy to s_i; s ← Σ_i p_i s_i by samples
+    local     client i keeps s_i; its training updates s_i; it uses every model with s_i
+    server    the server sends s to all; training updates a copy to s_i; s ← Σ_i p_i s_i by samples
 
 Notes:
-    A client has one set of statistics, whatever it trains: where it trains two models in turn, the
-    one after the other moves them. A method that trains several side by side is refused.
-    Somebody else's model, too, is judged with the client's own statistics: those of its owner do
-    not travel.
+    A client has one set of statistics for all models that it trains: where it trains two models in
+    turn, both update the same set. A method that trains several side by side is refused.
+    A client also evaluates other clients' models with its own statistics: the statistics of a
+    model's owner are not sent.
     Local trains alone, so that its statistics are each client's own under every policy.
 """
 
@@ -33,14 +33,14 @@ Policy = Literal["local", "server"]
 
 
 class Beside(NamedTuple):
-    """Something of the method, and the statistics that go with it; () where none do."""
+    """A message or state of the method, with the statistics; () where there are none."""
 
     method: Tree
     buffers: Tree
 
 
 class Report(NamedTuple):
-    """What a participant's training made of the server's statistics."""
+    """The statistics after a participant's training, and its number of samples."""
 
     buffers: Tensor  # [b]
     size: Tensor  # []
@@ -48,12 +48,12 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Apart(Wrapper[Beside, Beside, Beside, Beside]):
-    """Any method, with batch-norm statistics that are no part of its models."""
+    """Wraps a method so that batch-norm statistics are kept apart from its models."""
 
     policy: Policy
 
     def init(self, problem: Problem) -> tuple[Beside, Beside]:
-        """As the method; everybody's statistics start as the network's."""
+        """As the method; all statistics start as those of the initial network."""
         server, states = self.algorithm.init(problem)
         if self.policy == "server":
             return Beside(server, problem.statistics), Beside(states, ())
@@ -64,7 +64,7 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         return Beside(self.algorithm.download(server.method, round), self._sent(server, round))
 
     def local(self, client: Client, received: Beside, state: Beside) -> tuple[Beside, Beside]:
-        """As the method; its training moves the statistics."""
+        """As the method; its training updates the statistics."""
         mine = self._held(received, state)
         upload, kept = self.algorithm.local(client.holding(mine), received.method, state.method)
         if self.policy == "server":
@@ -83,7 +83,7 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         return Beside(self.algorithm.serve(server.method, round), self._sent(server, round))
 
     def predictor(self, client: Client, served: Beside, state: Beside) -> Mixture:
-        """The method's predictor, its models with the statistics; an adaptation moves a copy."""
+        """The method's models with the statistics appended; an adaptation updates a copy."""
         mine = self._held(served, state)
         holding = client.holding(mine)
         weights, models = self.algorithm.predictor(holding, served.method, state.method)
@@ -109,7 +109,7 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
 
 
 def governed(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
-    """The method under the recipe's policy: itself where buffers are averaged or there are none."""
+    """Wrap the method for ``train.buffers``; unchanged where buffers are averaged or absent."""
     policy = problem.recipe.buffers
     if policy not in POLICIES:
         raise ConfigError(

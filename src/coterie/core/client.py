@@ -1,7 +1,7 @@
-"""What a method may do with one client's private data.
+"""One client as a method sees it: losses, gradients, minibatches and training on its data.
 
-A :class:`Client` looks like one client. Under the vmap engine its tensors stand for many at once,
-which is why sizes are tensors; no method sees that.
+A method is written for one :class:`Client`. Under the vmap engine its tensors stand for many
+clients at once, which is why sizes are tensors; no method sees that.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ Carry = TypeVar("Carry")
 
 
 class Clock:
-    """Which round it is. Remembers whether anybody asked: a recorded round must not act on it.
+    """The number of the round; ``asked`` records whether it was read, because a trace fixes it.
 
-    It may where the method declares what it reads off it (``Algorithm.chapter``).
+    A method that reads it may be traced only if it declares what it reads (``Algorithm.chapter``).
     """
 
     def __init__(self, index: int, horizon: int) -> None:
@@ -35,7 +35,7 @@ class Clock:
 
     @property
     def index(self) -> int:
-        """The round, from 0."""
+        """The number of the round, from 0."""
         self.asked = True
         return self._index
 
@@ -47,14 +47,14 @@ class Clock:
 
 
 class Statistics:
-    """A client's batch-norm buffers where its models come without: one set, moved by training."""
+    """A client's batch-norm buffers where models exclude them: one set, updated by training."""
 
     def __init__(self, buffers: Tensor, *, fixed: bool = False) -> None:
         self.buffers, self.fixed = buffers, fixed
-        self.crowded = False  # several models are trained side by side
+        self.crowded = False  # whether several models are being trained side by side
 
     def move(self, buffers: Tensor) -> None:
-        """What a training pass left behind."""
+        """Replace the buffers by those after a training pass, unless they are fixed."""
         if self.crowded:
             raise EngineError(
                 "train.buffers: this method trains several models side by side on each client, and "
@@ -65,11 +65,11 @@ class Statistics:
 
 
 class Client:
-    """One client: its data, its model function, its randomness.
+    """One client: its data, its model function and its random draws.
 
-    ``id`` is its index, ``size`` its number of training samples, ``steps`` the steps it takes this
-    round and ``lr`` the rate of them; all are scalar tensors. ``round`` counts from 0 up to the
-    ``horizon`` of the run.
+    ``id`` is its index, ``size`` its number of training samples, ``steps`` its number of optimiser
+    steps in this round and ``lr`` their learning rate; all are scalar tensors. ``round`` counts
+    from 0; ``horizon`` is the number of rounds of the run.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Client:
 
     @property
     def round(self) -> int:
-        """The round this is, from 0."""
+        """The number of this round, from 0."""
         return self._clock.index
 
     @property
@@ -109,10 +109,10 @@ class Client:
         batches: str | None = None,
         still: bool = False,
     ) -> "Client":
-        """The same client with another number of epochs, another rate or other minibatches.
+        """A copy of the client with other epochs, another learning rate or other minibatches.
 
-        ``batches`` names what the other minibatches are for; they are drawn anew for each name.
-        ``still`` keeps batch-norm statistics that are the client's own (spec 1.2) as they are.
+        ``batches`` names the purpose of the other minibatches; each name gets its own draw.
+        ``still`` leaves batch-norm statistics that are the client's own (spec 1.2) unchanged.
         """
         view, recipe = self._view, self.recipe
         if batches is not None:
@@ -128,11 +128,11 @@ class Client:
         return tuned
 
     def half(self) -> "Client":
-        """The same client with every second training sample only.
+        """A copy of the client with only every second training sample.
 
         It takes as many steps, each on half as many samples (one step fewer per epoch where the
-        last batch is short), and leaves batch-norm statistics that are kept apart as they are. What
-        it learns tells how much one's own data leave open.
+        last batch is short), and leaves batch-norm statistics that are kept apart unchanged.
+        How far its model ends from the client's shows how uncertain the client's data leave it.
         """
         least, recipe, split = self._problem.least, self.recipe, self._view.train
         if recipe.batch >= 2 * least:
@@ -150,7 +150,7 @@ class Client:
         return self._changed(view, shape, recipe, fixed)
 
     def holding(self, statistics: Statistics) -> "Client":
-        """The same client with batch-norm statistics that are kept apart from its models."""
+        """A copy of the client with these batch-norm statistics, kept apart from its models."""
         return self._changed(self._view, self._shape, self.recipe, statistics)
 
     def _changed(
@@ -161,32 +161,32 @@ class Client:
 
     @property
     def own(self) -> Tensor:
-        """Training samples that are this client's: ``size`` without what a shared pool adds."""
+        """The number of the client's own training samples: ``size`` without a shared pool's."""
         return self._problem.sizes[self.id]
 
     @property
     def validated(self) -> Tensor:
-        """Whether its validation data is its own and not trained on: neither lent nor merged."""
+        """Whether its validation samples are its own and are not used for training."""
         return self._problem.validated[self.id]
 
     @property
     def steps(self) -> Tensor:
-        """Optimiser steps of this client this round."""
+        """The number of optimiser steps of this client in this round."""
         return self._batches.steps
 
     # ---- loss ------------------------------------------------------------------------------
 
     def outputs(self, w: Tensor, batch: Batch, *, training: bool = False) -> Tensor:
-        """What the model says of a batch, in evaluation mode unless it is trained."""
+        """The model's outputs for a batch, in evaluation mode unless ``training``."""
         stream = self._stream(batch) if training else None
         return self.model(self._whole(w), batch.x, training=training, stream=stream)
 
     def _whole(self, w: Tensor) -> Tensor:
-        """A model with its buffers, wherever they are kept."""
+        """The model with its buffers, which may be kept apart."""
         return torch.cat([w, self._statistics.buffers]) if self.model.apart else w
 
     def _stream(self, batch: Batch) -> Tensor | None:
-        """What the dropout of a training pass over a batch is drawn from."""
+        """The random stream for dropout in a training pass over a batch; None without dropout."""
         if not self.model.random or batch.step is None:
             return None
         return random.bits(self._view.stream, "dropout", batch.step)
@@ -194,23 +194,23 @@ class Client:
     def losses(self, w: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample of a batch ``[B]``: cross-entropy or half squared error.
 
-        A minibatch of :meth:`scan` is seen in training mode, a split in evaluation mode.
+        The model is in training mode for a minibatch of :meth:`scan`, else in evaluation mode.
         """
         return self.losses_of(self.outputs(w, batch, training=batch.training), batch)
 
     def losses_of(self, output: Tensor, batch: Batch) -> Tensor:
-        """The loss of every sample, given what a model said of the batch."""
+        """The loss of every sample, given the model's outputs for the batch."""
         found = losses.per_sample(output, batch.y, regression=self._problem.regression)
         return self._weighed(found, batch)
 
     def _weighed(self, found: Tensor, batch: Batch) -> Tensor:
-        """The losses of a training batch by the weights of their classes."""
+        """Losses times the class weights in training; unchanged in evaluation."""
         if self.recipe.class_weights == "none" or not batch.training:
             return found
         return found * self._batches.class_weights[batch.y]
 
     def mixture_losses(self, weights: Tensor, models: Tensor, batch: Batch) -> Tensor:
-        """The loss of every sample ``[B]`` when models ``[r, P]`` answer together."""
+        """The loss of every sample ``[B]`` for the weighted mixture of models ``[r, P]``."""
         training = batch.training
         outputs = torch.stack([self.outputs(w, batch, training=training) for w in models])
         regression = self._problem.regression
@@ -229,9 +229,9 @@ class Client:
         return total / count.clamp(min=1)
 
     def error(self, w: Tensor, on: SplitName) -> Tensor:
-        """The share of a split that the model gets wrong; of a regression the mean loss.
+        """The error rate of the model on a split; for a regression, the mean loss.
 
-        An output that is not a number is wrong.
+        An output that is not a number counts as an error.
         """
         if self._problem.regression:
             return self.loss(w, on).nan_to_num(nan=torch.inf)
@@ -244,12 +244,12 @@ class Client:
         return total / count.clamp(min=1)
 
     def gradient(self, w: Tensor, on: Batch | SplitName, loss: Loss | None = None) -> Tensor:
-        """The gradient of the mean loss, or of another loss of (w, batch)."""
+        """The gradient of the mean loss, or of another function ``loss(w, batch)``."""
         result: Tensor = grad(loss or self.loss)(w, on)  # type: ignore[arg-type]
         return result
 
     def map(self, f: Callable[..., tree.Tree], *rows: Tensor) -> tree.Tree:
-        """``f`` of every row of the tensors, as one batched call where the engine is batched."""
+        """Apply ``f`` to every row of the tensors, in one vmap call where the engine uses vmap."""
         if len(rows[0]) == 1:
             return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), f(*(part[0] for part in rows)))
         before, self._statistics.crowded = self._statistics.crowded, True
@@ -267,11 +267,11 @@ class Client:
         return self._batches.blocks(name, size)
 
     def batch(self, number: int | Tensor, size: int | None = None) -> Batch:
-        """Minibatch ``number`` of this round; a number that is a tensor needs the batch's size."""
+        """Minibatch ``number`` of this round; ``size`` is needed where ``number`` is a tensor."""
         return self._batches.batch(number, size)
 
     def alike(self, batch: Batch) -> Batch:
-        """The minibatch of this client with the same number as another client's."""
+        """This client's minibatch with the number of another client's minibatch ``batch``."""
         if batch.step is None:
             raise ValueError("only a minibatch of training has a number")
         return self.batch(batch.step, len(batch.y))
@@ -281,7 +281,7 @@ class Client:
     def scan(self, step: Callable[[Carry, Batch], Carry], carry: Carry) -> Carry:
         """``carry = step(carry, batch)`` over this round's minibatches.
 
-        A client that has fewer of them than its neighbours under vmap keeps its carry.
+        Under vmap, a client with fewer minibatches than others keeps its carry after its last one.
         """
         steps, mine, even = self.steps, self._statistics, self._shape.even["train"]
         self._batches.prepare()
@@ -307,10 +307,10 @@ class Client:
         penalty: Callable[[Tensor], Tensor] | None = None,
         only: Tensor | None = None,
     ) -> Tensor:
-        """This round's local training from ``w``: one optimiser step a minibatch.
+        """This round's local training from ``w``: one optimiser step per minibatch.
 
-        ``loss`` replaces the mean loss of a batch, ``penalty`` of the parameters is added to it.
-        Where the mask ``only`` is false nothing moves, not by momentum or weight decay either.
+        ``loss`` replaces the mean loss of a batch; ``penalty(w)`` is added to the loss. Entries
+        where the mask ``only`` is false do not change, not by momentum or weight decay either.
         """
         base = loss or self.loss
 
@@ -332,7 +332,7 @@ class Client:
     def step(
         self, w: Tensor, g: Tensor, state: tree.Tree, batch: Batch
     ) -> tuple[Tensor, tree.Tree]:
-        """One optimiser step along ``g`` after seeing ``batch``; returns (w, state)."""
+        """One optimiser step with gradient ``g`` of ``batch``; returns (w, state)."""
         g = shortened(self.trainable(g), self.recipe.clip)
         moved, state = self._optimizer.step(self.trainable(w), g, state, self.lr)
         if self.model.whole == self.model.parameters:
@@ -345,7 +345,7 @@ class Client:
         return moved, state
 
     def trainable(self, w: Tensor) -> Tensor:
-        """The part of a vector that distances, gradients and optimisers see: no buffers."""
+        """The parameters of a vector without buffers: distances and optimisers use only these."""
         return w[..., : self.model.parameters]
 
     # ---- randomness ------------------------------------------------------------------------
@@ -355,13 +355,13 @@ class Client:
         return drawn(self._view.stream, purpose, shape, at)
 
     def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
-        """Standard normal draws, derived as :meth:`draw`."""
+        """Standard normal draws, derived from the same words as :meth:`draw`."""
         places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
         return random.normal(self._view.stream, purpose, at, places).view(shape)
 
 
 def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None:
-    """The server's own samples, looked at as one more client; None where it holds none."""
+    """The server's own samples as one more client; None where the server holds none."""
     if problem.aux is None:
         return None
     held = tree.row(problem.aux.splits["train"].rows([0]), 0)
@@ -380,7 +380,7 @@ def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None
 
 
 def shortened(g: Tensor, longest: float) -> Tensor:
-    """A gradient of at most this L2 norm; 0 leaves it as it is."""
+    """Clip a gradient to the L2 norm ``longest``; 0 clips nothing."""
     if not longest:
         return g
     length: Tensor = torch.linalg.vector_norm(g)

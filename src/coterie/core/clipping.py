@@ -1,4 +1,4 @@
-"""Vectors of bounded length, with noise where it is asked for: what may be shown to a peer."""
+"""Clips vectors to a bounded norm and adds noise, so that they may be shown to a peer."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def clipped(vectors: Tensor, bound: Tensor | float) -> Tensor:
-    """Rows cut to a length of at most ``bound``.
+    """Clip each row to an L2 norm of at most ``bound``.
 
     >>> clipped(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), 1.0)
     tensor([[0.6000, 0.8000],
@@ -18,10 +18,10 @@ def clipped(vectors: Tensor, bound: Tensor | float) -> Tensor:
 
 
 def noised(vectors: Tensor, clip: float, noise: float, draws: Tensor) -> Tensor:
-    """Rows cut to the length ``clip`` plus ``noise * clip`` times the normal ``draws``."""
+    """Clip each row to the norm ``clip`` and add ``noise * clip`` times the normal ``draws``."""
     return clipped(vectors, clip) + noise * clip * draws
 
 
 def honest_length(clip: float, noise: float, width: int) -> float:
-    """The length beyond which a vector of so many entries was hardly made by :func:`noised`."""
+    """The norm that a vector of ``width`` entries made by :func:`noised` hardly exceeds."""
     return clip * (1 + noise * math.sqrt(width))

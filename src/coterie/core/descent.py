@@ -1,8 +1,8 @@
-"""Gradient steps outside the optimiser, and how long one may be before the loss rises again.
+"""Gradient steps outside the optimiser, bounded so that a step does not pass the line's minimum.
 
 On the line w − tg a quadratic loss of curvature κ = g·Hg / g·g is smallest at t = 1/κ. The
-curvature is taken from a second gradient, a short way along the line. Cross-entropy and
-distillation flatten further out, so that the curvature near w is the one that limits a step.
+curvature is estimated from a second gradient, a short way along the line. Cross-entropy and
+distillation losses flatten further out, so that the curvature near w is the one that limits a step.
 """
 
 import torch
@@ -15,7 +15,7 @@ PROBE = 1e-2  # how far along the line the second gradient is taken, relative to
 
 
 def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tensor:
-    """``w − rate · g``; batch-norm statistics stay, whatever the gradient says of them."""
+    """``w − rate · g`` for the parameters; batch-norm statistics in ``w`` stay unchanged."""
     moved = client.trainable(w) - rate * client.trainable(g)
     return torch.cat([moved, w[len(moved) :]])
 

@@ -1,8 +1,8 @@
-"""What a name in a config stands for, and which fields it can be told.
+"""Lists and checks the fields that a config can set on a method, partition, network or dataset.
 
 Methods, adaptations and partitions are dataclasses; networks and dataset loaders are functions
-with keyword-only options. Both are read here as lists of fields. What a field means stands in the
-docstring, as a line ``name: meaning``, and in a dataclass may instead be the comment behind it.
+with keyword-only options. Both are read here as lists of fields. The meaning of a field is a line
+``name: meaning`` of the docstring or, in a dataclass, the comment behind the field.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Field(NamedTuple):
-    """One thing that can be told."""
+    """One field of a dataclass, or one option of a function."""
 
     name: str
     type: Any
@@ -31,11 +31,11 @@ class Field(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Its type in words that a config's author knows."""
+        """The type and range in plain words, for the author of a config."""
         return in_words(self.type)
 
     def refusal(self, value: Any, where: str) -> ConfigError:
-        """What to raise for a value that is of another type or out of range."""
+        """The error to raise for a value of another type or out of range."""
         meaning = f" ({self.name}: {self.meaning.rstrip('.')})" if self.meaning else ""
         return ConfigError(f"{where}: found {value!r}; expected {self.kind}{meaning}")
 
@@ -43,7 +43,7 @@ class Field(NamedTuple):
 def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
     """The fields of a dataclass, or the options of a function or class.
 
-    ``shape`` and ``classes`` are no options: they come from the data.
+    ``shape`` and ``classes`` are not options: they come from the data.
     """
     made_by_init = isinstance(owner, type) and not dataclasses.is_dataclass(owner)
     hints = typing.get_type_hints(owner.__init__ if made_by_init else owner, include_extras=True)
@@ -69,7 +69,7 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
 def checked(
     given: Mapping[str, Any], known: Iterable[Field], where: str, owner: str
 ) -> dict[str, Any]:
-    """A value for every field, given or default; a wrong name or type, or a lack, is refused."""
+    """The value of every field, given or default; unknown, missing or mistyped ones are refused."""
     table = {field.name: field for field in known}
     for name in given:
         if name not in table:
@@ -90,7 +90,7 @@ def checked(
 
 
 def _typed(value: Any, field: Field, where: str) -> Any:
-    """One value in the field's type, judged as strictly as TOML writes it."""
+    """One value converted to the field's type, as strictly as TOML distinguishes types."""
     try:
         return fitted_json(value, field.type)
     except ValueError:
@@ -98,7 +98,7 @@ def _typed(value: Any, field: Field, where: str) -> Any:
 
 
 class Checked:
-    """A dataclass whose fields are checked against their annotations when it is made."""
+    """Base of dataclasses whose fields are checked against their annotations when constructed."""
 
     def __post_init__(self) -> None:
         """Refuse a field that is of another type or out of range; lists become tuples."""
@@ -113,7 +113,7 @@ class Checked:
         self.check_together()
 
     def check_together(self) -> None:
-        """Refuse fields that do not go together; most do."""
+        """Refuse fields that contradict each other; by default all combinations are accepted."""
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def summary(owner: object) -> str:
 
 @functools.cache
 def _meanings(owner: object) -> dict[str, str]:
-    """``name: meaning`` lines of the docstring; else the comments behind a dataclass's fields."""
+    """Meanings by field: docstring lines ``name: meaning``, else comments behind the fields."""
     found: dict[str, str] = {}
     try:
         source = textwrap.dedent(inspect.getsource(owner))  # type: ignore[arg-type]

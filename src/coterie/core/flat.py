@@ -1,4 +1,4 @@
-"""A model is a vector: an ``nn.Module`` as a function of one flat parameter vector."""
+"""An ``nn.Module`` as a function of one flat parameter vector."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Slot(NamedTuple):
-    """Where one parameter lives in the vector."""
+    """The position of one parameter or buffer in the vector."""
 
     name: str
     start: int
@@ -23,7 +23,7 @@ class Slot(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The position after its last entry."""
+        """The position after the slot's last entry."""
         return self.start + self.shape.numel()
 
 
@@ -31,15 +31,16 @@ class FlatModel:
     """``FlatModel(module)(w, x)`` computes the module's output with the parameters in ``w``.
 
     The vector holds the trainable parameters, each once (tied weights share a slot), in the
-    module's own order, and behind them the floating-point buffers (batch-norm statistics): mixing
-    models then mixes their buffers with the same weights. ``parameters`` counts the first part;
-    distances, gradients and optimisers see nothing else. Frozen parameters stay with the module.
-    A tied weight belongs to the last module that uses it: an output layer that shares the weight
-    of an embedding owns it.
+    module's own order, followed by the floating-point buffers (batch-norm statistics): mixing
+    models then mixes their buffers with the same weights. ``parameters`` is the number of
+    parameter entries; distances, gradients and optimisers use only those. Frozen parameters stay
+    in the module. A tied weight belongs to the last module that uses it: an output layer that
+    shares the weight of an embedding owns it.
 
-    ``apart`` leaves the buffers out of the vector that methods see (``size``); what is called and
-    refreshed is always a ``whole`` vector, with them. ``coupled`` says that in training the samples
-    of a batch depend on each other. ``nn.Dropout`` draws its masks from the ``stream`` of a call.
+    With ``apart`` the vector that methods see (of ``size`` entries) excludes the buffers; calls and
+    :meth:`refreshed` always take a vector with buffers (of ``whole`` entries). ``coupled`` says
+    that in training the outputs of a batch's samples depend on each other. ``nn.Dropout`` draws its
+    masks from the ``stream`` of a call.
 
     >>> model = FlatModel(nn.Linear(2, 1))
     >>> model.size
@@ -73,14 +74,14 @@ class FlatModel:
     def __call__(
         self, w: Tensor, x: Tensor, *, training: bool = False, stream: Tensor | None = None
     ) -> Tensor:
-        """The module's output at ``w``, in evaluation mode unless it is trained."""
+        """The module's output with the parameters ``w``, in evaluation mode unless ``training``."""
         named = self._named(w)
-        for name in self._buffers:  # batch norm has no gradient in them, and writes into them
+        for name in self._buffers:  # buffers need no gradient, and batch norm writes into them
             named[name] = named[name].detach().clone() if training else named[name].detach()
         return self._call(named, x, training, stream)
 
     def refreshed(self, w: Tensor, x: Tensor, stream: Tensor | None = None) -> Tensor:
-        """``w`` with the buffers that a training pass over ``x`` leaves behind."""
+        """``w`` with its buffers as updated by a training pass over ``x``."""
         if self.whole == self.parameters:
             return w
         named = {name: value.detach().clone() for name, value in self._named(w).items()}
@@ -131,11 +132,11 @@ class FlatModel:
         return torch.cat(found).unique() if found else torch.arange(0)
 
     def _inside(self, slot: Slot, name: str) -> bool:
-        """Whether a module or parameter of this name has the slot; a tied weight has several."""
+        """Whether the slot belongs to the module or parameter ``name``, by any of its names."""
         return any(f"{known}.".startswith(f"{name}.") for known in self._names[slot.name])
 
     def owner(self, slot: Slot) -> str:
-        """The module that a slot belongs to; of a tied weight, the last one that uses it."""
+        """The module that a slot belongs to; for a tied weight, the last one that uses it."""
         return self._names[slot.name][-1].rpartition(".")[0]
 
     def ordered(self) -> list[Slot]:
@@ -149,7 +150,7 @@ class FlatModel:
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer under every name it has, module by module."""
+    """Every parameter and buffer under each of its names, module by module."""
     for prefix, part in module.named_modules(remove_duplicate=False):
         yield from part.named_parameters(prefix, recurse=False)
         yield from part.named_buffers(prefix, recurse=False)
@@ -173,7 +174,7 @@ def _slots(named: Iterable[tuple[str, Tensor]]) -> tuple[Slot, ...]:
 
 
 class _Mask(nn.Module):
-    """``nn.Dropout`` in training, whose masks are derived and not drawn from torch's generator."""
+    """``nn.Dropout`` in training, with masks derived from a stream and not torch's generator."""
 
     def __init__(self, rate: float, number: int) -> None:
         super().__init__()
@@ -181,11 +182,11 @@ class _Mask(nn.Module):
         self.begin(None)
 
     def begin(self, stream: Tensor | None) -> None:
-        """What the next pass draws from; a layer that is used twice in it draws twice."""
+        """Set the stream of the next pass; a layer that a pass uses twice draws two masks."""
         self.stream, self.uses = stream, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Entries are zero at the rate; the others grow, so that the mean stays."""
+        """Zero entries with probability ``rate`` and scale the others to keep the mean."""
         if not self.rate:
             return x
         if self.stream is None:
@@ -197,7 +198,7 @@ class _Mask(nn.Module):
 
 
 def _masked(module: nn.Module, rate: float | None) -> list[_Mask]:
-    """Put masks in the place of ``nn.Dropout``, at their own rates or at one for all."""
+    """Replace every ``nn.Dropout`` by a mask layer, at its own rate or at ``rate`` for all."""
     found: list[_Mask] = []
     for parent in list(module.modules()):
         for name, child in parent.named_children():
@@ -213,7 +214,7 @@ def _masked(module: nn.Module, rate: float | None) -> list[_Mask]:
 
 
 def _couples(module: nn.Module) -> bool:
-    """Whether there is batch norm; a kind of it that cannot be told by a vector is refused."""
+    """Whether the module has batch norm; batch norm without running statistics is refused."""
     norms = [m for m in module.modules() if isinstance(m, BATCH_NORMS)]
     for norm in norms:
         if not norm.track_running_stats or norm.momentum is None:
@@ -225,12 +226,12 @@ def _couples(module: nn.Module) -> bool:
 
 
 def _counters(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the integer buffers, which a training pass would count up in place."""
+    """Copies of the integer buffers, which a training pass would increment in place."""
     return {n: b.clone() for n, b in module.named_buffers() if not b.is_floating_point()}
 
 
 def build(factory: Callable[[], nn.Module], *words: int | str) -> nn.Module:
-    """A module whose initialisation is derived from words; the caller's random state is kept."""
+    """Build a module with a seed derived from ``words``; the caller's random state is kept."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(random.derive(*words))
         return factory()

@@ -1,4 +1,4 @@
-"""Which code a config may name, and the import of it.
+"""Imports the classes that a config names, from allowed places only.
 
 A config names code outside this package as ``package.module:Class``. Importing a module runs it, so
 the module is looked for in allowed places only, without running anything: in the folders that the
@@ -24,21 +24,21 @@ from typing import Any
 
 from ..errors import ConfigError
 
-INSTALLED = "installed"  # as --code: any installed package
+INSTALLED = "installed"  # as the value of --code: any installed package
 Given = str | Path | Iterable[str | Path] | None  # the parameter ``code`` of the Python functions
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 @dataclass(frozen=True)
 class Code:
-    """Where code that a config names may come from; by default from nowhere."""
+    """The places from which code named in a config may be imported; by default none."""
 
     folders: tuple[Path, ...] = ()
     installed: bool = False
 
     @classmethod
     def of(cls, given: Given, *, installed: bool) -> "Code":
-        """The places that the user named, and installed packages where they need no naming."""
+        """The places that the user named, and installed packages if ``installed``."""
         named = [given] if isinstance(given, str | Path) else list(given or ())
         folders = [Path(each) for each in named if each != INSTALLED]
         for folder in folders:
@@ -60,7 +60,7 @@ INSTALLED_ONLY = Code(installed=True)
 
 
 def _site_folders() -> list[str]:
-    """Where this interpreter has its installed packages."""
+    """The folders with this interpreter's installed packages."""
     return [
         *site.getsitepackages(),
         *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
@@ -68,7 +68,7 @@ def _site_folders() -> list[str]:
 
 
 def imported(name: str, kind: type[Any], where: str, code: Code) -> type[Any]:
-    """The subclass of ``kind`` that ``package.module:Class`` names; nothing else is ever called."""
+    """Import the subclass of ``kind`` named ``package.module:Class``; anything else is refused."""
     module, _, attribute = name.partition(":")
     if not _NAME.fullmatch(name) or "__main__" in module.split("."):
         raise ConfigError(f"{where}: found '{name}'; expected package.module:Class")
@@ -88,7 +88,7 @@ def imported(name: str, kind: type[Any], where: str, code: Code) -> type[Any]:
 
 
 def _check_place(name: str, top: str, where: str, code: Code) -> None:
-    """Refuse a module that does not lie where code may come from; nothing is run to find out."""
+    """Refuse a module outside the allowed places, without running any of its code."""
     if top in sys.stdlib_module_names:
         raise ConfigError(
             f"{where}: '{name}' is in Python's standard library, or has the name of one of its "
@@ -101,7 +101,7 @@ def _check_place(name: str, top: str, where: str, code: Code) -> None:
     sys.path += [str(folder) for folder in code.folders if str(folder) not in sys.path]
     try:
         first = importlib.util.find_spec(top)
-    except ValueError:  # a module without a specification is loaded under this name
+    except ValueError:  # a module of this name is loaded but has no specification
         first = None
     expected = _locations(allowed, top, code.places)
     found = [] if first is None else _locations(first, top, sys.path)
@@ -128,9 +128,9 @@ def _not_found(name: str, code: Code) -> str:
 
 
 def _locations(spec: ModuleSpec, top: str, places: Iterable[str]) -> list[str]:
-    """The file that a module is read from, or all folders that together are a package without one.
+    """The file that a module is read from, or all folders of a namespace package.
 
-    A specification lists the folders of such a package anew, by ``sys.path``, whenever it is asked.
+    The specification of a namespace package computes its folders from ``sys.path`` at every access.
     """
     folders = [Path(place, top) for place in places if Path(place, top).is_dir()]
     found = [os.path.realpath(each) for each in ([spec.origin] if spec.origin else folders)]

@@ -1,8 +1,8 @@
-"""A loop of steps as one call: plain Python, or whatever a tracer makes of it.
+"""A loop over training steps, run as a Python ``for`` loop or handed to an active tracer.
 
 A client's training is written as :func:`scan`. Usually that is a ``for`` loop. While a call is
-traced (``compiled``), the tracer takes the loop over and traces one step of each kind instead of
-all of them. The core knows no tracer: one that is active has entered :func:`traced_by`.
+traced (``compiled``), the tracer takes over the loop and traces one step of each kind instead of
+all steps. The core imports no tracer: a tracer registers itself with :func:`traced_by`.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -15,10 +15,10 @@ Step = Callable[[Any, Any, Carry], Carry]  # (number, kind, carry) -> carry
 
 
 class LoopTracer(Protocol):
-    """What takes over the loops of a call."""
+    """The interface of a tracer that takes over the loops of a call."""
 
     def takes(self, kinds: Sequence[Hashable]) -> bool:
-        """Whether it takes over a loop with these kinds of steps; else all steps are run."""
+        """Whether the tracer takes over a loop with these kinds of steps; else all are run."""
 
     def loop(self, step: Step[Carry], kinds: Sequence[Hashable], carry: Carry) -> Carry:
         """The carry after the last step."""

@@ -1,4 +1,4 @@
-"""Losses of samples, given what a model says of them."""
+"""Losses per sample, computed from a model's outputs."""
 
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ def per_sample(output: Tensor, y: Tensor, *, regression: bool) -> Tensor:
 
 
 def of_mixture(weights: Tensor, outputs: Tensor, y: Tensor, *, regression: bool) -> Tensor:
-    """The loss of every sample ``[B]`` where models' outputs ``[r, B, ...]`` are mixed.
+    """The loss of every sample ``[B]`` for a weighted mixture of model outputs ``[r, B, ...]``.
 
-    Probabilities are mixed, or the values of a regression.
+    Class probabilities are mixed; for a regression, the predicted values.
     """
     if regression:
         return 0.5 * (weights @ outputs.squeeze(-1) - y) ** 2
@@ -27,7 +27,7 @@ def of_mixture(weights: Tensor, outputs: Tensor, y: Tensor, *, regression: bool)
 
 
 def mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over what is not padding."""
+    """The mean over all entries that are not padding."""
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1)

@@ -1,7 +1,7 @@
-"""What one client sends back, and why a reply is not believed.
+"""A client's reply, and the reasons for which a reply is rejected.
 
-Replies that arrive one by one pass :func:`admit`: the right client, the right round, not twice, and
-of the very layout that is expected.
+:func:`admit` checks replies that arrive one by one: the client was asked, the round is the current
+one, no reply comes twice, and each reply has the expected layout.
 """
 
 from collections import Counter
@@ -33,11 +33,11 @@ REASONS = {
     "overflow": "finite, but the aggregate with it would not be",
 }
 
-Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # path, shape and type of each array
+Layout = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]  # path, shape and dtype of each array
 
 
 class Rejection(NamedTuple):
-    """An upload that was left out."""
+    """A reply that was left out of the aggregate, with the reason."""
 
     client: int
     reason: str  # one of REASONS
@@ -49,11 +49,11 @@ class Reply(NamedTuple):
     client: int
     round: int
     upload: Tree
-    state: Tree = ()  # where the engine holds it for the client
+    state: Tree = ()  # the client's new state, where the engine stores it for the client
 
 
 def layout(message: Tree) -> Layout:
-    """Which arrays a message has: their place, shape and type, in order."""
+    """The path, shape and dtype of each array in a message, in order."""
     found = list(flatten(message))
     for _, leaf in found:
         if not isinstance(leaf, Tensor):
@@ -62,7 +62,7 @@ def layout(message: Tree) -> Layout:
 
 
 def difference(found: Layout, expected: Layout) -> str | None:
-    """The reason to reject a message of one layout where another is expected."""
+    """The reason to reject a message whose layout is not the expected one; None if it is."""
     if [array[0] for array in found] != [array[0] for array in expected]:
         return "fields"
     if [array[1] for array in found] != [array[1] for array in expected]:
@@ -71,7 +71,7 @@ def difference(found: Layout, expected: Layout) -> str | None:
 
 
 def usual(layouts: Sequence[Layout]) -> Layout | None:
-    """The layout of more than half of the messages; None where there is none."""
+    """The layout of more than half of the messages; None where no layout has a majority."""
     ranked = Counter(layouts).most_common(1)
     return ranked[0][0] if ranked and 2 * ranked[0][1] > len(layouts) else None
 
@@ -79,10 +79,10 @@ def usual(layouts: Sequence[Layout]) -> Layout | None:
 def admit(
     replies: Sequence[Reply], round: Round, like: tuple[Tree, Tree] | None = None
 ) -> tuple[tuple[Reply, ...], tuple[Rejection, ...]]:
-    """The replies that may be put together, in the round's order, and the others with a reason.
+    """The replies that are accepted, in the round's order, and a rejection for every other reply.
 
-    ``like`` is an (upload, state) of the expected layout; without it, the layout of more than half
-    of the replies is expected, and where there is none nobody is believed.
+    ``like`` is an (upload, state) of the expected layout. Without it, the layout of more than half
+    of the replies is expected; where no layout has a majority, all replies are rejected.
     """
     asked = round.clients.tolist()
     seen: dict[int, Reply] = {}

@@ -1,8 +1,8 @@
-"""The metrics: one row for each, and the scores of one client.
+"""The metrics (accuracy, AUC, F1, RMSE, ...): one table row for each, and a client's scores.
 
-A score is one number per client. NaN means that the client has nothing to be scored on; such
-clients are left out of every summary and counted. An infinite score is that of a model that
-diverged; it is left out of nothing. A *gain* is a difference of scores turned so that more is
+A score is one number per client. NaN means that the client has nothing to be scored on; every
+summary leaves such clients out and counts them. A model that diverged has an infinite score, which
+no summary leaves out. A *gain* is a difference of scores with the sign chosen so that larger is
 better, whatever the metric. Definitions are those of spec section 14.
 """
 
@@ -23,25 +23,25 @@ Scorer = Callable[[Array, Array, Floats], Floats]  # outputs, targets, weights [
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: all that the config, the scores and the report need to know of it."""
+    """One metric: all that the config, the scores and the report need to know about it."""
 
-    name: str  # as a config has it
-    title: str  # as a table or a sentence has it
+    name: str  # as written in a config
+    title: str  # as written in a table or a sentence
     scorer: Scorer
     targets: Literal["classes", "numbers"]  # what it can score
-    percent: bool  # scores are percents, and their differences are points
+    percent: bool  # scores are percents, and their differences are percentage points
     higher_is_better: bool = True
     probabilities: bool = False  # reads probabilities, not only the most likely class
-    unit: str = ""  # said where the table names the metric
+    unit: str = ""  # added where a table names the metric
 
 
 def score(metric: str, outputs: Array, targets: Array) -> float:
-    """One client's score: a percent, or the plain number, as the metric's row says.
+    """One client's score: a percent or a plain number, as the metric's row says.
 
-    ``outputs`` are probabilities ``[n, C]``, classes ``[n]`` or predictions ``[n]``. NaN where
-    there is nothing to score: no samples, one class only (auc), constant targets (r2). Outputs that
-    are not numbers are wrong answers, not missing ones: a model that diverged must not vanish from
-    the table.
+    ``outputs`` are probabilities ``[n, C]``, classes ``[n]`` or predictions ``[n]``. The score is
+    NaN where there is nothing to score: no samples, one class only (auc), constant targets (r2).
+    Outputs that are not numbers count as wrong, not as missing: a model that diverged must not
+    vanish from the table.
 
     >>> score("accuracy", np.array([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 0]))
     50.0
@@ -50,7 +50,7 @@ def score(metric: str, outputs: Array, targets: Array) -> float:
 
 
 def scores(metric: str, outputs: Array, targets: Array, weights: Floats) -> Floats:
-    """The same where sample j counts ``weights[b, j]`` times: one score for each row ``[B]``."""
+    """Weighted scores ``[B]``, one per row of weights: sample j counts ``weights[b, j]`` times."""
     scorer = metric_named(metric).scorer
     if len(targets) == 0:
         return np.full(len(weights), math.nan)
@@ -65,7 +65,7 @@ def classes(outputs: Array) -> Array:
 
 
 def _ratio(over: Floats, under: Floats) -> Floats:
-    """NaN where there is nothing to divide by."""
+    """``over / under``, and NaN where the divisor is not above 0."""
     none = np.full(np.broadcast_shapes(over.shape, under.shape), math.nan)
     found: Floats = np.divide(over, under, out=none, where=under > 0)
     return found
@@ -90,7 +90,7 @@ def _f1(outputs: Array, targets: Array, weights: Floats) -> Floats:
 
 
 def _auc(outputs: Array, targets: Array, weights: Floats) -> Floats:
-    """Mean over the classes of this client of the AUC of that class against the rest."""
+    """One-against-rest AUC, averaged over the classes of this client."""
     columns = outputs[:, None] if outputs.ndim == 1 else outputs
     which = [1] if columns.shape[1] == 1 else range(columns.shape[1])
     areas = [
@@ -125,12 +125,12 @@ def _r2(outputs: Array, targets: Array, weights: Floats) -> Floats:
 
 
 def area_under_curve(values: Array, positive: Array) -> float:
-    """The chance that a positive has a larger value than a negative; ties count half."""
+    """The probability that a positive has a larger value than a negative; ties count half."""
     return float(_areas(values, positive, np.ones((1, len(values))))[0])
 
 
 def _areas(values: Array, positive: Array, weights: Floats) -> Floats:
-    """The same for samples that count several times ``[B]``; NaN where all are of one kind."""
+    """The area under the curve for each row of sample weights ``[B]``; NaN for one class only."""
     if len(values) == 0:
         return np.full(len(weights), math.nan)
     order = np.argsort(values, kind="stable")
@@ -144,7 +144,7 @@ def _areas(values: Array, positive: Array, weights: Floats) -> Floats:
 
 METRICS = {
     row.name: row
-    for row in (  # the first of each kind of targets is the default
+    for row in (  # the first row of each kind of targets is the default
         Metric("accuracy", "accuracy", _accuracy, "classes", percent=True),
         Metric(
             "balanced_accuracy", "balanced accuracy", _balanced_accuracy, "classes", percent=True
@@ -183,9 +183,9 @@ def higher_is_better(metric: str) -> bool:
 
 
 def mean_known(scores: Floats) -> Floats:
-    """The mean over clients (last axis) of those that have a score; NaN where none has.
+    """The mean over the clients (last axis) that have a score; NaN where no client has one.
 
-    Where gains are infinite in both directions, the loss counts: the mean is minus infinity.
+    Where values are infinite in both directions, the mean is minus infinity.
     """
     known = ~np.isnan(scores)
     finite = np.where(np.isfinite(scores), scores, 0.0).sum(-1)
@@ -199,9 +199,9 @@ def mean_known(scores: Floats) -> Floats:
 
 
 def gains(scores: Floats, reference: Floats, metric: str) -> Floats:
-    """What each client gained over the reference; positive is better off, NaN is not known.
+    """Each client's gain over the reference scores; positive is better, NaN is unknown.
 
-    Who diverged with both has gained nothing.
+    A client whose models diverged with both has a gain of 0.
     """
     better = 1.0 if higher_is_better(metric) else -1.0
     with np.errstate(invalid="ignore"):

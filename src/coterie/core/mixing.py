@@ -1,4 +1,4 @@
-"""Rows of models and the weights between them: what servers of many methods share."""
+"""Weighted averages, distances and selections over rows of models, shared by many servers."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from ..errors import ConfigError
 from .rows import Rows, RowTable, dense, updated
 
 _COLUMNS = 1 << 16  # columns converted to float64 at once
-_CACHED = 1 << 18  # numbers that a CPU's cache holds
+_CACHED = 1 << 18  # numbers that fit in a CPU's cache
 
 
 def shares(sizes: Tensor, weighting: str = "samples") -> Tensor:
-    """Aggregation weights p of whoever replied, float64, summing to one.
+    """Aggregation weights p of the clients that replied, float64, summing to one.
 
-    ``samples`` weighs by training samples, ``uniform`` counts everybody once.
+    ``samples`` weighs clients by their training samples, ``uniform`` weighs all alike.
     """
     if weighting == "uniform":
         sizes = torch.ones_like(sizes)
@@ -36,18 +36,18 @@ def shares_within(groups: Tensor, sizes: Tensor, weighting: str = "samples") -> 
 
 
 def nobody_yet(like: Tensor, population: int) -> Tensor:
-    """The weights ``[K, K]`` that were applied before the first round: rows of zeros."""
+    """The weights ``[K, K]`` applied before the first round: all zero."""
     return like.new_zeros(1).expand(population, population)
 
 
 def noted(applied: Rows, clients: Tensor, weights: Tensor) -> RowTable:
-    """Applied weights with those of a round: ``weights [m, m]`` between its clients."""
+    """Replace the applied weights of a round's clients by ``weights [m, m]`` between them."""
     rows = torch.zeros(len(clients), len(applied), dtype=applied[:0].dtype, device=clients.device)
     return updated(applied, clients, rows.index_copy(1, clients, weights.to(rows.dtype)))
 
 
 def last_applied(applied: Rows) -> Tensor:
-    """The weights ``[K, K]`` of everybody's last round; who has had none stands alone."""
+    """The weights ``[K, K]`` that each client's last round applied; before it, the identity."""
     A = dense(applied)
     return A + torch.diag((A.sum(1) == 0).to(A.dtype))
 
@@ -58,7 +58,7 @@ def mix(weights: Tensor, models: Tensor) -> Tensor:
 
 
 def mean_move(weights: Tensor, models: Tensor, w: Tensor) -> Tensor:
-    """``Σ p_i (w_i − w)``, exactly zero where nobody moved, without a copy of all models."""
+    """``Σ p_i (w_i − w)``, exactly zero where no model moved, without a copy of all models."""
     columns = len(w) if models.is_cuda else max(1, _CACHED // max(1, len(models)))
     room = models.new_empty(len(models), min(columns, len(w)))
     parts = zip(models.split(columns, 1), w.split(columns), strict=True)
@@ -87,9 +87,9 @@ def squared_distances(W: Tensor) -> Tensor:
 
 
 def distances_between(V: Tensor, W: Tensor) -> Tensor:
-    """``‖v_i − w_j‖²`` for all rows of two tables, float64, zero where no more than rounding.
+    """``‖v_i − w_j‖²`` for all pairs of rows of two tables, float64.
 
-    Rows should be near zero.
+    A distance within the rounding error is zero. Rows should be near zero.
     """
     total = V.new_zeros(len(V), len(W), dtype=torch.float64)
     square_v, square_w = total[:, :1], total[:1]
@@ -117,24 +117,25 @@ def off_diagonal(A: Tensor) -> Tensor:
 
 
 def count_larger(scores: Tensor) -> Tensor:
-    """How many of the scores ``[n]`` are larger than each, int32, without comparing all pairs.
+    """For each score ``[n]``, how many scores are larger: int32, without comparing all pairs.
 
     >>> count_larger(torch.tensor([0.5, 2.0, 0.5, 1.0]))
     tensor([2, 0, 2, 1], dtype=torch.int32)
     """
     ordered, order = scores.sort(descending=True)
     place = torch.arange(len(scores), dtype=torch.int32, device=scores.device)
-    smaller = torch.cat([place[:1] > 0, ordered[1:] != ordered[:-1]])  # than the one before
-    first = torch.where(smaller, place, 0).cummax(0).values  # the first of its equals
+    smaller = torch.cat([place[:1] > 0, ordered[1:] != ordered[:-1]])  # than the score before
+    first = torch.where(smaller, place, 0).cummax(0).values  # the first place of equal scores
     return torch.zeros_like(first).scatter(0, order, first)
 
 
 def epsilon_greedy(scores: Tensor, explore: Tensor, ties: Tensor, count: int) -> Tensor:
     """Indices ``[m, count]`` of the candidates chosen in every row, -1 where none is left.
 
-    Slot by slot: where ``explore[m, count]`` holds, the not yet chosen candidate with the largest
-    random number in ``ties[m, n]``, otherwise the one with the largest score, equal scores in
-    random order. A score of ``-inf`` marks what is no candidate.
+    The slots are filled one by one. Where ``explore[m, count]`` is true, the slot gets the
+    candidate not yet chosen with the largest random number in ``ties[m, n]``; otherwise the one
+    with the largest score, equal scores in random order. A score of ``-inf`` marks an entry that is
+    no candidate.
     """
     open_, chosen = scores > -torch.inf, []
     by_chance = ties.masked_fill(~open_, -1)

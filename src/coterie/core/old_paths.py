@@ -1,8 +1,8 @@
-"""Module paths of version 0.1 before its modules moved into packages: they work for one release.
+"""Deprecated module paths of version 0.1, which keep working for one release with a warning.
 
-:data:`MOVED` is the table. Importing an old path gives a module that looks its names up in the new
-ones, and warns. The next release drops this file, its import in ``coterie/__init__`` and the
-``__getattr__`` of ``coterie/results/__init__``.
+:data:`MOVED` is the table of moved modules. Importing an old path warns and gives a module that
+looks up its names in the new modules. The next release drops this file, its import in
+``coterie/__init__`` and the ``__getattr__`` of ``coterie/results/__init__``.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from typing import Any
 
 PACKAGE = "coterie"
 
-# Old module: the new ones that hold its names, both without the package's own name.
+# Old module -> the new modules that hold its names, both without the package's own name.
 MOVED: dict[str, tuple[str, ...]] = {
     "alarms": ("results.alarms",),
     "algorithm": ("core.algorithm",),
@@ -76,12 +76,12 @@ REPLACED: dict[tuple[str, str], tuple[str, str]] = {
     ("run", "run"): ("training.rounds", "train"),
     ("task", "Task"): ("core.problem", "Problem"),
 }
-# Packages that have the name of an old module, and the names of it that they still give.
+# Packages that have the name of an old module -> the old module's names that they still provide.
 PACKAGES: dict[str, tuple[str, ...]] = {"results": ("LOCAL", "Comparison", "RunResult")}
 
 
 def moved_attribute(old: str, name: str) -> Any:
-    """What an old module called ``name``, from the new modules; else AttributeError."""
+    """The attribute ``name`` of an old module, from the new modules; else AttributeError."""
     if (old, name) in REPLACED:
         home, new = REPLACED[old, name]
         return vars(importlib.import_module(f"{PACKAGE}.{home}"))[new]
@@ -94,7 +94,7 @@ def moved_attribute(old: str, name: str) -> Any:
 
 
 def package_attribute(old: str, name: str) -> Any:
-    """The same for a package that has the name of an old module; warns."""
+    """As :func:`moved_attribute`, for a package that has the name of an old module; warns."""
     if name not in PACKAGES[old]:
         raise AttributeError(f"module '{PACKAGE}.{old}' has no attribute '{name}'")
     _warn(old, 3)
@@ -109,14 +109,14 @@ def _warn(old: str, level: int) -> None:
 
 
 class _OldModule(ModuleType):
-    """An old path: every name is looked up in the new modules."""
+    """A module under an old path: every name is looked up in the new modules."""
 
     def __getattr__(self, name: str) -> Any:
         return moved_attribute(self.__name__.removeprefix(f"{PACKAGE}."), name)
 
 
 class OldPaths:
-    """Finds the modules of MOVED under their old names."""
+    """An import finder for the modules of MOVED under their old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -127,7 +127,7 @@ class OldPaths:
         return ModuleSpec(fullname, self) if known else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """A module that has no names of its own."""
+        """Warn, and return a module that has no names of its own."""
         _warn(spec.name.partition(".")[2], 2)
         return _OldModule(spec.name)
 

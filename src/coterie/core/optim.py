@@ -34,10 +34,10 @@ def sgd(momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
 
 
 def _minus(w: Tensor, lr: Tensor | float, g: Tensor) -> Tensor:
-    """``w − lr · g`` in one pass over memory, which bounds the speed of a small model.
+    """``w − lr · g`` in one pass over memory: memory traffic bounds the speed of a small model.
 
     A tracer may fuse the ``addcmul`` with the matrix product that made ``g``
-    (``compiled.trace.rewrite.fuse_descent``); otherwise the result is the same and slower.
+    (``compiled.trace.rewrite.fuse_descent``); without fusion the result is the same, but slower.
     """
     if isinstance(lr, Tensor):
         return torch.addcmul(w, lr, g, value=-1)
@@ -45,7 +45,7 @@ def _minus(w: Tensor, lr: Tensor | float, g: Tensor) -> Tensor:
 
 
 class AdamState(NamedTuple):
-    """Running moments."""
+    """The number of steps and the running first and second moments."""
 
     steps: Tensor  # []
     mean: Tensor  # [P]

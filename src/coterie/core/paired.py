@@ -1,12 +1,13 @@
-"""How much better one model serves a client than another, judged on the client's own test samples.
+"""Paired tests of two predictors on one client's test samples: gain, interval and p-value.
 
-Two predictors answer the same samples, so that their outcomes are paired. For accuracy the test is
-the exact McNemar test and the interval Tango's score interval for paired proportions; for every
-other metric both come from a paired bootstrap. Samples of one unit (a patient), and one sample that
-several seeds judge, are no independent evidence: they are resampled, or change sign, together.
+Both predictors answer the same samples, so that their outcomes are paired. For accuracy the test is
+the exact McNemar test and the interval is Tango's score interval for paired proportions; for every
+other metric both come from a paired bootstrap. Samples of one unit (a patient) are not independent
+evidence, nor is one sample that several seeds test: such samples are resampled, or change sign,
+together.
 
 :func:`client_gain` is a pure function of one client's outcomes and returns a few numbers, so that
-it can be computed where the data lies.
+it can be computed at the site that holds the data.
 """
 
 import math
@@ -20,20 +21,20 @@ from scipy.special import bdtr, ndtr, ndtri, stdtr, stdtrit
 from . import metrics
 from .metrics import Array, Floats
 
-LEVEL = 0.05  # of every test; intervals cover 1 - LEVEL
-REPLICATES = 1000  # of a bootstrap
-EXACT_UNITS = 2000  # beyond so many the sign-flip test takes the normal approximation
+LEVEL = 0.05  # significance level of every test; intervals cover 1 - LEVEL
+REPLICATES = 1000  # bootstrap resamples
+EXACT_UNITS = 2000  # with more units the sign-flip test uses the normal approximation
 
 Counts = NDArray[np.int64]
 
 
 class Outcomes(NamedTuple):
-    """What predictors answered to their clients' test samples, one client after the other."""
+    """The predictors' answers on the clients' test samples, one client after the other."""
 
     values: Array  # [N] classes (-1: not a number) or predictions; [N, C] probabilities for auc
     targets: Array  # [N]
-    units: Counts  # [N] what is resampled together: the sample itself where no units are known
-    sizes: Counts  # [K] test samples of each client
+    units: Counts  # [N] samples of one unit are resampled together; without units, the sample's id
+    sizes: Counts  # [K] number of test samples of each client
 
     def clients(self) -> Iterator["Answers"]:
         """The outcomes of each client."""
@@ -51,9 +52,9 @@ class Answers(NamedTuple):
 
 
 def outcomes_of(clients: Sequence[Answers]) -> Outcomes:
-    """The outcomes of several clients, in the smallest types that hold them exactly.
+    """Concatenate the outcomes of several clients, in the smallest dtypes that hold them exactly.
 
-    Probabilities are held as float32.
+    Probabilities are stored as float32.
     """
     values, targets, units = (np.concatenate(part) for part in zip(*clients, strict=True))
     if values.ndim == 2:
@@ -63,7 +64,7 @@ def outcomes_of(clients: Sequence[Answers]) -> Outcomes:
 
 
 def join(parts: Sequence[Outcomes]) -> Outcomes:
-    """The outcomes of groups of clients, one group after the other."""
+    """Concatenate the outcomes of groups of clients."""
     return outcomes_of([client for part in parts for client in part.clients()])
 
 
@@ -75,26 +76,26 @@ def _small(values: Array) -> Array:
 
 
 class Gain(NamedTuple):
-    """What a client gains by one predictor over another; positive is better.
+    """One client's gain of one predictor over another; positive is better.
 
-    Over several seeds it is the mean over seeds; for accuracy over all test samples of all seeds.
+    With several seeds it is the mean over seeds; for accuracy, over all test samples of all seeds.
     """
 
-    gain: float  # in the metric's unit; points for the metrics of classes
-    variance: float  # of the gain, by the choice of test samples
-    low: float  # the interval, for this client and method alone
+    gain: float  # in the metric's unit; percentage points for the metrics of classes
+    variance: float  # of the gain, due to the choice of test samples
+    low: float  # the interval's lower end, not corrected for several clients or methods
     high: float
     p: float  # two-sided, not corrected
-    samples: int  # test samples of a run (the mean over seeds)
+    samples: int  # test samples per run (the mean over seeds)
 
 
 Pair = tuple[
     Answers, Answers
-]  # of the predictor that is judged, and of the one it is compared with
+]  # the answers of the predictor under test, and those of the reference predictor
 
 
 def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
-    """The gain of the first of each pair over the second; a pair is one run of each, of one seed.
+    """The gain of the first predictor of each pair over the second, with one pair per seed.
 
     None where the metric is not defined on the client's test data.
     """
@@ -110,7 +111,7 @@ def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
 def _by_counts(metric: str, pairs: Sequence[Pair], samples: int) -> Gain:
     signs = np.concatenate([_differences(a, b) for a, b in pairs])
     _, place = np.unique(np.concatenate([a.units for a, _ in pairs]), return_inverse=True)
-    sums = np.bincount(place, signs).astype(np.int64)  # a unit's wins less its losses
+    sums = np.bincount(place, signs).astype(np.int64)  # wins minus losses of each unit
     n, wins, losses = len(signs), int((signs > 0).sum()), int((signs < 0).sum())
     alone = of_counts(wins, losses, n)
     if len(sums) == n:
@@ -123,9 +124,10 @@ def _by_counts(metric: str, pairs: Sequence[Pair], samples: int) -> Gain:
 
 
 def of_counts(wins: int, losses: int, n: int) -> Gain:
-    """The gain in accuracy where only the first is right ``wins`` times, only the other ``losses``.
+    """The gain in accuracy from the number of samples that only one predictor classifies correctly.
 
-    The variance has half a sample added to each of the four cells.
+    On ``wins`` samples only the first is right, on ``losses`` only the second. For the variance,
+    half a sample is added to each of the four cells.
     """
     low, high = tango(wins, losses, n)
     b, c, m = wins + 0.5, losses + 0.5, n + 2.0
@@ -135,7 +137,7 @@ def of_counts(wins: int, losses: int, n: int) -> Gain:
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """The exact two-sided p of a fair coin that fell so many times on each side.
+    """The exact two-sided p-value of McNemar's test: a fair coin with these numbers of outcomes.
 
     >>> mcnemar(5, 1)
     0.21875
@@ -146,14 +148,14 @@ def mcnemar(wins: int, losses: int) -> float:
 
 
 def _differences(a: Answers, b: Answers) -> Counts:
-    """1 where only the first is right, -1 where only the second is, else 0."""
+    """1 where only the first predictor is right, -1 where only the second is, else 0."""
     hits, others = ((x.values == x.targets).astype(np.int64) for x in (a, b))
     found: Counts = hits - others
     return found
 
 
 def _unit_variance(sums: Counts, n: int) -> float:
-    """The variance of the gain where the samples of a unit hang together."""
+    """The variance of the gain where the samples of a unit are dependent."""
     count = len(sums)
     if count < 2:
         return 1e4
@@ -161,9 +163,10 @@ def _unit_variance(sums: Counts, n: int) -> float:
 
 
 def sign_flip(sums: Counts) -> float:
-    """Two-sided p: the share of all patterns of signs whose sum is as far from 0 as the one seen.
+    """Two-sided p-value of the sign-flip test over the units' sums.
 
-    Where every unit is one sample this is the exact McNemar test.
+    It is the share of all sign patterns whose sum is at least as far from 0 as the observed one.
+    Where every unit is one sample, this is the exact McNemar test.
     """
     sizes, seen = np.abs(sums[sums != 0]), abs(int(sums.sum()))
     if seen == 0:
@@ -174,19 +177,19 @@ def sign_flip(sums: Counts) -> float:
     ways = np.zeros(2 * total + 1)
     ways[total] = 1.0
     for size in sizes:
-        ways = (np.roll(ways, size) + np.roll(ways, -size)) / 2.0  # nothing reaches the ends early
+        ways = (np.roll(ways, size) + np.roll(ways, -size)) / 2.0  # no mass wraps around the ends
     return min(1.0, 2.0 * float(ways[total + seen :].sum()))
 
 
 def tango(wins: float, losses: float, n: float, level: float = LEVEL) -> tuple[float, float]:
     """Tango's score interval for (wins - losses) / n, the difference of paired proportions.
 
-    Its ends are the differences at which the score test just rejects (Tango 1998).
+    Its ends are the differences at which the score test begins to reject (Tango 1998).
     """
     z, found = float(ndtri(1 - level / 2)), (wins - losses) / n
 
     def score(delta: float) -> float:
-        """The score statistic of a difference; it falls as the difference grows."""
+        """The score statistic of a difference; it decreases as the difference grows."""
         a, c = 2 * n, -losses * delta * (1 - delta)
         b = (2 * n - wins + losses) * delta - wins - losses
         loss = (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)  # its share, given delta
@@ -229,7 +232,7 @@ def _by_bootstrap(metric: str, pairs: Sequence[Pair], samples: int) -> Gain | No
 
 
 def _mean_gains(metric: str, pairs: Sequence[Pair], weights: Sequence[Any]) -> Floats:
-    """The mean over seeds of the gain when samples count so many times ``[B]``."""
+    """The gain for each row of sample weights ``[B]``, averaged over seeds."""
     rows = []
     for (a, b), counted in zip(pairs, weights, strict=True):
         ours, theirs = (metrics.scores(metric, x.values, x.targets, counted) for x in (a, b))
@@ -239,7 +242,7 @@ def _mean_gains(metric: str, pairs: Sequence[Pair], weights: Sequence[Any]) -> F
 
 
 def two_sided(value: float, deviation: float, freedom: float) -> float:
-    """The p of Student's t; 0 where nothing varies."""
+    """The two-sided p-value of Student's t; 0 where the deviation is 0."""
     return 2.0 * float(stdtr(freedom, -abs(value) / deviation)) if deviation > 0 else 0.0
 
 
@@ -247,9 +250,9 @@ def two_sided(value: float, deviation: float, freedom: float) -> float:
 
 
 def holm(p: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
-    """P-values corrected so that any false claim among all of them has the level of one test.
+    """Holm's correction: the chance of any false claim among all tests has the level of one test.
 
-    A test of a larger weight is corrected less; weights must not depend on the data that is tested.
+    A test of larger weight is corrected less; weights must not depend on the data that is tested.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

@@ -1,7 +1,7 @@
-"""What a server knows of a federation: the model, the recipe, the clients' declared counts.
+"""What a server knows about a federation: the model, the recipe, the clients' declared counts.
 
 A :class:`Problem` holds no client's data. A method's ``init`` and ``check`` read it, and every
-engine hands it to its clients, wherever they are.
+engine passes it to its clients, in this process or at other sites.
 """
 
 from collections.abc import Callable
@@ -23,35 +23,35 @@ CPU = torch.device("cpu")
 
 
 class Counts(NamedTuple):
-    """What the clients declare of their data, one entry per client."""
+    """The sample counts that the clients declare, one entry per client."""
 
-    train: tuple[int, ...]  # training samples of its own
-    val: tuple[int, ...]  # samples on which it weighs models
-    validated: tuple[bool, ...]  # whether these are its own and nobody trains on them
+    train: tuple[int, ...]  # the client's own training samples
+    val: tuple[int, ...]  # samples on which the client weighs models
+    validated: tuple[bool, ...]  # whether the val samples are its own and not used for training
 
 
 class SharedPool(NamedTuple):
-    """Raw samples that a method hands to all clients, labelled as their owners read them."""
+    """Raw samples that a method sends to all clients, with the labels of their owners."""
 
-    owner: Tensor  # [n] the client they come from
+    owner: Tensor  # [n] the client that each sample comes from
     x: Tensor  # [n, ...]
     y: Tensor  # [n]
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Model, recipe, shapes, seed and population.
+    """A federated learning problem without its data: model, recipe, shapes, seed and clients.
 
     Fields:
-        clients: their names; a client's random draws are derived from its name.
-        counts: what the clients declare of their data.
+        clients: the clients' names; a client's random draws are derived from its name.
+        counts: the sample counts that the clients declare.
         factory: makes the network.
         recipe: how clients train.
         classes: number of classes; 0 means regression.
         shape: of one sample as it is stored.
         stored: number type of the samples as they are stored; int64 are tokens.
         aux: the server's own samples, as the shard of one client; None where it has none.
-        pool: samples that the server hands out; None where clients share none.
+        pool: samples that the server sends to clients; None where clients share none.
     """
 
     clients: tuple[str, ...]
@@ -72,13 +72,13 @@ class Problem:
         self._check_randomness()
 
     def __getstate__(self) -> dict[str, object]:
-        """All but the factory, which may be a closure: what it made travels with the rest."""
+        """Pickle all but the factory, which may be a closure; the built network is included."""
         built = {"_built": self._built}
         return {**self.__dict__, **built, "factory": _made_elsewhere}
 
     @property
     def population(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.clients)
 
     @property
@@ -88,27 +88,27 @@ class Problem:
 
     @property
     def least(self) -> int:
-        """Samples that a training batch must have: batch norm compares at least two."""
+        """The smallest training batch: 2 samples with batch norm, else 1."""
         return 2 if self.model.coupled else 1
 
     @cached_property
     def keys(self) -> Tensor:
-        """A number for each client, derived from its name: its place in every random draw."""
+        """One number per client ``[K]``, derived from its name, as the key of its random draws."""
         return torch.tensor([random.name_key(name) for name in self.clients], device=self.device)
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Training samples that are each client's own ``[K]``."""
+        """The number of each client's own training samples ``[K]``."""
         return torch.tensor(self.counts.train, device=self.device)
 
     @cached_property
     def able(self) -> Tensor:
-        """The clients that have training data ``[n]``."""
+        """The indices of the clients that have training data ``[n]``."""
         return self.sizes.nonzero().flatten()
 
     @cached_property
     def validated(self) -> Tensor:
-        """Whose validation data is its own and not trained on ``[K]``."""
+        """Whether each client's validation data is its own and not used for training ``[K]``."""
         return torch.tensor(self.counts.validated, device=self.device)
 
     # ---- the network -----------------------------------------------------------------------
@@ -123,12 +123,12 @@ class Problem:
 
     @property
     def model(self) -> FlatModel:
-        """The network as a function of a vector."""
+        """The network as a function of a flat vector."""
         return self._built[0]
 
     @property
     def start(self) -> Tensor:
-        """The common starting point ``[P]``."""
+        """The common initial model ``[P]``."""
         return self._built[1]
 
     @property
@@ -137,13 +137,13 @@ class Problem:
         return self._built[2]
 
     def fresh(self, clients: Tensor) -> Tensor:
-        """Independent starting points ``[m, P]``, one per client, derived from its name."""
+        """Independent initial models ``[m, P]``, one per client, derived from the client's name."""
         return self._starts([(self.clients[i],) for i in clients.tolist()])
 
     def starts(self, count: int, draw: int = 0) -> Tensor:
-        """Starting points ``[count, P]`` of several models of one server, unlike each other.
+        """Different initial models ``[count, P]`` for a server that holds several.
 
-        The first of draw 0 is the common start.
+        The first model of draw 0 is the common start.
         """
         models = self._starts([(f"model {j}", f"draw {draw}") for j in range(count)])
         return torch.cat([self.start[None], models[1:]]) if draw == 0 else models
@@ -184,7 +184,7 @@ class Problem:
             )
 
     def _check_randomness(self) -> None:
-        """Nothing may be drawn from torch's own generator: it knows no client and no round."""
+        """Refuse a network that draws from torch's generator, which knows no client or round."""
         whole = torch.cat([self.start[: self.model.parameters], self.statistics])
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.get_rng_state()

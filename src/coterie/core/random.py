@@ -1,9 +1,9 @@
-"""Randomness as a function: every draw is derived from what it is for.
+"""Stateless random numbers: every draw is a hash of the words that say what it is for.
 
-A draw is a hash of words such as (seed, purpose, round, client, position). It needs no state, so
-the order of clients, chunks of them, a second evaluation, a stop and a resume change nothing; it is
-integer arithmetic on tensors, so it gives the same numbers on every device, inside ``vmap`` and
-inside a captured graph.
+The words are, for example, (seed, purpose, round, client, position). There is no generator state,
+so the order of clients, their chunks, a second evaluation, a stop and a resume change no draw. The
+hash is integer arithmetic on tensors, so it gives the same numbers on every device, inside ``vmap``
+and inside a captured graph.
 
 The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014) folded over the words.
 """
@@ -77,13 +77,13 @@ def uniform(*words: Word) -> Tensor:
 
 
 def normal(*words: Word) -> Tensor:
-    """Standard normal, float64, by inversion (one hash a draw)."""
+    """Standard normal, float64, by inversion (one hash per draw)."""
     centred = 2.0 * (uniform(*words) + 2.0**-54) - 1.0
     return torch.erfinv(centred) * math.sqrt(2.0)
 
 
 def permutation(count: int, *words: Word) -> Tensor:
-    """A random order of ``count`` things; tensor words give a row an entry."""
+    """A random permutation of ``count`` indices; with tensor words, one row per entry."""
     device = next((w.device for w in words if isinstance(w, Tensor)), None)
     rows = (w.unsqueeze(-1) if isinstance(w, Tensor) else w for w in words)
     return bits(*rows, torch.arange(count, device=device)).argsort(dim=-1, stable=True)

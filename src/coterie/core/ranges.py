@@ -1,9 +1,9 @@
-"""The ranges of fields: aliases to annotate a field with, and the check of a value against them.
+"""Type aliases that declare the range of a field, and the check of values against them.
 
-A field of a method, an adaptation or a partition, and an option of a network or of data made here,
-declares its range in its annotation and nowhere else: ``mu: NotNegative = 0.1``. Configs and
-constructors refuse what lies outside, and ``coterie show`` prints the range. No number is NaN or
-infinite.
+A field of a method, an adaptation or a partition, and an option of a network or of a synthetic
+dataset, declares its range in its annotation and nowhere else: ``mu: NotNegative = 0.1``. Configs
+and constructors refuse values outside the range, and ``coterie show`` prints it. NaN and infinity
+are always refused.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, MinLen
 
-LARGEST = 10**9  # beyond it products leave float32, and loops never end
-MODELS = 1000  # of one server, or one network's layers: beyond it memory ends
+LARGEST = 10**9  # larger numbers overflow float32 in products, and make loops endless
+MODELS = 1000  # models of one server, or layers of one network: more exhaust the memory
 
 Number = Annotated[float, Interval(ge=-LARGEST, le=LARGEST)]
 Positive = Annotated[float, Interval(gt=0, le=LARGEST)]
@@ -35,15 +35,15 @@ Auto = Literal["auto"]
 
 @dataclasses.dataclass(frozen=True)
 class OneOf:
-    """The range of a text that must be one of these names: ``Annotated[str, OneOf(NAMES)]``.
+    """The range of a string that must be one of these names: ``Annotated[str, OneOf(NAMES)]``.
 
-    For names that a table holds; a fixed few are a ``Literal``.
+    Use it for names from a table, and a ``Literal`` for a few fixed names.
     """
 
     names: tuple[str, ...]
 
     def __get_pydantic_core_schema__(self, _source: Any, _handler: Any) -> Any:
-        """Pydantic's check of it: the same as of a ``Literal``."""
+        """Pydantic's schema for this range: the same as for a ``Literal``."""
         from pydantic_core import core_schema  # slow to import
 
         return core_schema.literal_schema(list(self.names))
@@ -73,9 +73,9 @@ __all__ = [
 
 
 def fitted(value: Any, kind: Any) -> Any:
-    """The value in the type ``kind``; ValueError where it is of another type or out of range.
+    """Convert a value to the type ``kind``; ValueError for another type or a value out of range.
 
-    A list is read as one of a file.
+    A list is read as a list of a TOML or JSON file.
 
     >>> fitted(2, Positive)
     2.0
@@ -88,13 +88,13 @@ def fitted(value: Any, kind: Any) -> Any:
 
 
 def fitted_json(value: Any, kind: Any) -> Any:
-    """The same for a value of a TOML or JSON file, where a list stands for any sequence."""
+    """As :func:`fitted`, for a value of a TOML or JSON file: a list may stand for any sequence."""
     return _adapter(kind).validate_json(json.dumps(value, default=str))
 
 
 @functools.cache
 def _adapter(kind: Any) -> Any:
-    """Pydantic's validator of a type: strict, and without NaN and infinity everywhere."""
+    """Pydantic's strict validator of a type, which refuses NaN and infinity."""
     import pydantic  # slow to import
 
     rules = pydantic.ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
@@ -150,7 +150,7 @@ def _plural(words: str) -> str:
 
 
 def _limit(limit: Any) -> str:
-    """What an annotation adds to a type's words."""
+    """The words that describe an annotation's limit."""
     if isinstance(limit, MinLen):
         return f", at least {'one' if limit.min_length == 1 else limit.min_length}"
     if not isinstance(limit, Interval):

@@ -13,29 +13,30 @@ class Recipe:
     """How a client trains in one round.
 
     Fields:
-        optimizer: ``sgd`` or ``adam``; its state starts anew every round.
+        optimizer: ``sgd`` or ``adam``; its state is reset every round.
         lr: learning rate of the first round.
         epochs: passes over the client's training data.
-        batch: samples a step; the last, shorter batch of an epoch is kept.
+        batch: samples per step; the last, shorter batch of an epoch is kept.
         momentum: heavy-ball momentum of sgd.
         weight_decay: added to the gradient as ``weight_decay * w``.
         decay: the rate of round t is ``max(floor, lr * decay**t)``.
-        floor: smallest rate.
+        floor: smallest learning rate.
         steps: a number of steps in place of epochs, the same for every client.
-        buffers: whose batch-norm statistics a client's models have (spec 1.2): ``average`` mixes
-            them with the parameters; with ``local`` every client has one set, which its own
-            training moves and which never leaves it, whatever model arrives; with ``server`` all
-            have the mean, by samples, of what the participants of the last round ended with.
-        clip: the longest gradient a step follows (L2, penalties included); 0 clips nothing.
+        buffers: which batch-norm statistics a client's models use (spec 1.2): ``average`` mixes
+            them with the parameters; with ``local`` every client has one set, which only its own
+            training updates, which it uses with every model and which never leaves it; with
+            ``server`` all clients use the mean, weighted by samples, of the statistics with which
+            the participants of the last round ended.
+        clip: the largest L2 norm of a step's gradient, penalties included; 0 clips nothing.
         augment: ``crop_flip`` crops every image of a training batch at random out of a black
             frame of 4 pixels and mirrors every second one; ``none`` takes images as they are.
         class_weights: ``balanced`` multiplies the loss of a training sample of class c by
             n / (C n_c): the client's n training samples, C classes among them, n_c of this one.
-            A batch's loss stays the mean over its samples. ``none`` counts all alike.
-        dropout: the rate of every ``nn.Dropout`` of the network; None leaves each its own.
+            A batch's loss stays the mean over its samples. ``none`` weighs all samples alike.
+        dropout: the rate of every ``nn.Dropout`` of the network; None keeps each layer's own rate.
 
-    With batch norm a batch of a single sample is skipped and is not a step (spec 1.3). What is
-    drawn, weighed or clipped concerns training batches; evaluations see samples as they are.
+    With batch norm a batch of a single sample is skipped and is not a step (spec 1.3).
+    Augmentation, class weights, dropout and clipping apply to training batches only.
     """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -66,11 +67,11 @@ class Recipe:
         raise ConfigError(f"optimizer '{self.optimizer}' is unknown; expected 'sgd' or 'adam'")
 
     def batches(self, samples: int, least: int = 1) -> int:
-        """Batches of one pass over so many samples; those of fewer than ``least`` are left out."""
+        """Batches per pass over the samples; a batch of fewer than ``least`` is left out."""
         return samples // self.batch + (samples % self.batch >= least)
 
     def count(self, samples: int, least: int = 1) -> int:
-        """Steps a client with so many samples takes in a round.
+        """Optimiser steps per round of a client with this many samples.
 
         >>> Recipe(epochs=2, batch=10).count(21), Recipe(epochs=2, batch=10).count(21, least=2)
         (6, 4)

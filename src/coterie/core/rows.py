@@ -1,7 +1,7 @@
-"""One row for every client of a large population, at the cost of the rows that a round touches.
+"""Tables with one row per client, in which an update costs only the rows that a round changes.
 
-A population may have ten thousand clients and a round a hundred. A :class:`RowTable` is a value: a
-method's server replaces it and shares the rows that did not change. A :class:`StateRows` holds the
+A population may have ten thousand clients and a round a hundred. A :class:`RowTable` is immutable:
+an update returns a new table that shares the unchanged rows. A :class:`StateRows` holds the
 clients' states between rounds in memory that is written in place.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]  # a shape and type -> an empty array
-_BLOCK = 256  # rows filled at once
+Allocate = Callable[[tuple[int, ...], torch.dtype], Tensor]  # shape and dtype -> an empty tensor
+_BLOCK = 256  # rows written at once
 
 
 class RowTable:
-    """Rows ``[K, ...]`` that never change: :meth:`updated` shares all other rows with its result.
+    """An immutable table ``[K, ...]``: :meth:`updated` returns one that shares unchanged rows.
 
     >>> old = RowTable(torch.zeros(3, 2))
     >>> new = old.updated(torch.tensor([1]), torch.ones(1, 2))
@@ -27,24 +27,24 @@ class RowTable:
     """
 
     def __init__(self, base: Tensor, changed: Mapping[int, Tensor] | None = None) -> None:
-        self.base, self.changed = base, changed or {}  # rows that differ from the base's
+        self.base, self.changed = base, changed or {}  # changed: client -> row that replaces base's
 
     def __len__(self) -> int:
         return len(self.base)
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device of the rows."""
         return self.base.device
 
     @property
     def written(self) -> Tensor:
-        """The clients whose rows may differ from what everybody began with."""
+        """The clients whose rows may differ from the common initial row."""
         one_row = self.base.stride(0) == 0
         return torch.tensor(sorted(self.changed) if one_row else range(len(self))).long()
 
     def __getitem__(self, index: Tensor | slice) -> Tensor:
-        """Some rows, copied."""
+        """A copy of some rows."""
         index = index.cpu() if isinstance(index, Tensor) else index
         ids = torch.arange(len(self))[index].tolist()
         if not self.changed or not ids:
@@ -56,11 +56,11 @@ class RowTable:
         return self[:] if self.changed else self.base
 
     def updated(self, at: Tensor, values: Tensor) -> "RowTable":
-        """The same rows but for those ``at`` some clients."""
+        """A table in which the rows of the clients ``at`` are replaced by ``values``."""
         ids = at.tolist()
         if ids == list(range(len(self))):
             return RowTable(values)
-        # a copy each: a view would keep the rows of all others of the round alive
+        # Copy each row: a view would keep all rows of the round in memory.
         new = {client: row.clone() for client, row in zip(ids, values, strict=True)}
         return RowTable(self.base, {**self.changed, **new})
 
@@ -69,11 +69,11 @@ Rows = Tensor | RowTable
 
 
 class StateRows:
-    """One array of the clients' states ``[K, ...]``, written in place.
+    """One tensor of the clients' states ``[K, ...]``, written in place.
 
     A client whose row has not been written has its row of ``begin``. Where all rows of ``begin``
-    are one expanded row, that row is held once; memory for the others is reserved, and taken when
-    they are written.
+    are one expanded row, that row is stored once; memory for the clients' rows is reserved, and is
+    used only when a row is written.
     """
 
     def __init__(self, begin: Rows, allocate: Allocate) -> None:
@@ -94,18 +94,18 @@ class StateRows:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device of the rows."""
         return self._held.device
 
     @property
     def written(self) -> Tensor:
-        """The clients that have rows of their own."""
+        """The clients whose rows have been written."""
         if self._written is None:
             return torch.arange(len(self))
         return self._written.nonzero().flatten()
 
     def __getitem__(self, ids: Tensor) -> Tensor:
-        """The rows of some clients, copied."""
+        """A copy of the rows of some clients."""
         if self._written is None:
             return self._held[ids]
         own = self._written[ids.cpu()].to(ids.device)
@@ -121,7 +121,7 @@ class StateRows:
             self._written = None if bool(self._written.all()) else self._written
 
     def dense(self) -> Tensor:
-        """All rows as one tensor: the store's own memory, to be read only."""
+        """All rows as one tensor, which is the store's own memory: do not write to it."""
         if self._written is not None:
             for ids in (~self._written).nonzero().flatten().split(_BLOCK):
                 self.write(ids, self.begin[ids.to(self.device)])
@@ -129,7 +129,7 @@ class StateRows:
 
 
 def updated(rows: Rows, at: Tensor, values: Tensor) -> RowTable:
-    """Rows with those of some clients replaced; what there was stays as it is."""
+    """A table in which the rows of the clients ``at`` are replaced; ``rows`` is unchanged."""
     return (rows if isinstance(rows, RowTable) else RowTable(rows)).updated(at, values)
 
 

@@ -1,7 +1,7 @@
-"""The clients' data: what a site holds of its own, and what a simulator holds of everybody's.
+"""The clients' data shards: one client's at a site, all clients' in a simulation.
 
-Only the client half of a method reads it, one client at a time. A server never does: it knows the
-counts in :class:`~coterie.core.problem.Problem`.
+Only the client half of a method reads this data, one client at a time. A server never does: it
+knows only the counts in :class:`~coterie.core.problem.Problem`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ SPLITS = ("train", "val", "test")
 
 
 class Split(NamedTuple):
-    """One split of one client, or with a leading dimension of several."""
+    """One split of one client, or of several clients with a leading dimension."""
 
     samples: Tensor  # [n] indices into the dataset; padded where sizes differ
     size: Tensor  # []
 
 
 class Ragged:
-    """Index lists of all clients in one flat tensor."""
+    """The index lists of all clients, of different lengths, in one flat tensor."""
 
     def __init__(self, lists: Sequence[Tensor], device: torch.device) -> None:
         self.sizes = [len(part) for part in lists]
@@ -38,10 +38,10 @@ class Ragged:
         return self._flat[first : first + self.sizes[client]]
 
     def rows(self, ids: list[int], step: int = 1) -> Split:
-        """The lists of some clients, padded to the longest of them (and to one at least).
+        """The lists of some clients, padded to the longest of them and to at least one entry.
 
-        Lists of different lengths are padded to a multiple of ``step``, so that other clients more
-        often have the same shape.
+        Lists of different lengths are padded to a multiple of ``step``, so that different groups of
+        clients more often have the same shape.
         """
         at = torch.tensor(ids, device=self._flat.device)
         width = max(1, *(self.sizes[i] for i in ids))
@@ -50,13 +50,13 @@ class Ragged:
         return Split(self._flat[inside.clamp(max=len(self._flat) - 1)], self._size[at])
 
     def even(self, ids: list[int]) -> bool:
-        """Whether these clients hold equally many samples, and some: then nothing is padding."""
+        """Whether these clients hold equally many samples, more than 0: then nothing is padded."""
         sizes = {self.sizes[i] for i in ids}
         return len(sizes) == 1 and 0 not in sizes
 
 
 class Scaling(NamedTuple):
-    """How stored numbers become model inputs, and targets become values in their own unit."""
+    """Scale and shift from stored numbers to model inputs, and from targets to their own unit."""
 
     scale: Tensor | None = None  # broadcast against one sample; None changes nothing
     shift: Tensor | None = None
@@ -66,30 +66,31 @@ class Scaling(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shards:
-    """Samples, targets, and which of them are whose.
+    """The samples and targets, and the indices of each client's samples.
 
     ``x`` and ``y`` hold every sample once; a client is a list of indices per split. ``relabel``
-    says as what a client reads each class; samples from ``literal`` on are labelled as they are.
+    maps each class to the client's label for it; samples from index ``literal`` on are not
+    relabelled.
     """
 
     x: Tensor  # [N, ...]
     y: Tensor  # [N] int64 classes, or [N] targets of a regression
     splits: Mapping[str, Ragged]  # by the names of SPLITS
-    relabel: Tensor  # [K, classes], or [K, 0] where labels mean the same to everybody
+    relabel: Tensor  # [K, classes], or [K, 0] where labels mean the same to all clients
     scaling: Scaling
     dtype: torch.dtype  # of model inputs
-    units: Tensor | None = None  # [N] the unit of each sample (a patient); None: each its own
+    units: Tensor | None = None  # [N] the unit (a patient) of each sample; None: one unit each
     literal: int | None = None
 
     @property
     def device(self) -> torch.device:
-        """Where the data is."""
+        """The device of the data."""
         return self.x.device
 
     def inputs(self, index: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Model inputs of some samples: numbers are scaled, tokens stay as they are.
+        """Model inputs of some samples: numbers are scaled, tokens are not.
 
-        ``change`` is made to the samples as they are stored.
+        ``change`` is applied to the stored samples, before scaling.
         """
         x = self.x[index]
         if x.dtype == torch.int64:
@@ -105,7 +106,7 @@ class Shards:
         return values.double() * self.scaling.target_scale + self.scaling.target_shift
 
     def of(self, client: int) -> "Shards":
-        """The shard of one client: its own samples and nothing of anybody else's."""
+        """The shard of one client: only its own samples."""
         lists = {name: self.splits[name].of(client) for name in SPLITS}
         held = torch.cat(list(lists.values())).unique()  # sorted: literal samples stay last
         if not len(held):

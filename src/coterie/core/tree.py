@@ -1,7 +1,7 @@
 """Messages and states as trees: tensors in (named) tuples, with one row per client.
 
-:func:`flatten` and :func:`unflatten` are the only code that walks such trees. A :class:`Bank` stays
-one table for all clients, where an ordinary leaf has a row for each.
+:func:`flatten` and :func:`unflatten` are the only code that walks such trees. An ordinary leaf has
+one row per client; the models of a :class:`Bank` are one table that all clients share.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,14 +16,14 @@ Tree = Any  # a Tensor, a Bank, or a (named) tuple of trees; () is the empty mes
 
 
 class Bank(NamedTuple):
-    """Models that several clients receive, without a copy for each.
+    """Models that several clients receive, without a copy for each client.
 
-    Only a network has to send copies. A slot of -1 is empty.
+    Copies are made only when they are sent over a network. A slot of -1 is empty.
     """
 
-    models: Tensor  # [n, P], one table for everybody
+    models: Tensor  # [n, P], one table for all clients
     slot: Tensor  # [m, M] rows of the table; [M] inside ``local``
-    owner: Tensor  # [m, M] whose models they are
+    owner: Tensor  # [m, M] the client that owns the model of each slot
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """The models of one client's slots ``[M, P]`` and which slots hold one ``[M]``."""
@@ -31,9 +31,9 @@ class Bank(NamedTuple):
 
 
 def bank(models: Rows, owner: Tensor) -> Bank:
-    """The models of some owners ``[m, M]``, -1 for nobody, out of everybody's ``[K, P]``.
+    """A :class:`Bank` of the models of ``owner [m, M]`` (-1: empty slot), from ``models [K, P]``.
 
-    Where those are fewer than everybody, only they are looked at.
+    Where fewer than K models are asked for, only those are copied into the table.
     """
     if owner.numel() >= len(models):
         return Bank(dense(models), owner, owner)
@@ -42,24 +42,24 @@ def bank(models: Rows, owner: Tensor) -> Bank:
 
 
 class Parcels(NamedTuple):
-    """Vectors of which only some travel: the others are nothing, or lie with the receiver already.
+    """Vectors of which only some are sent: the others are empty, or the receiver has them already.
 
-    In a simulation a message holds them all; on a wire only what is sent has weight.
+    In a simulation a message holds all vectors; only those that are sent count as traffic.
     """
 
     vectors: Tensor  # [m, n, P]; [n, P] inside ``local``
-    sent: Tensor  # [m, n] whether it crosses the wire
+    sent: Tensor  # [m, n] whether each vector is sent over the network
 
 
 # ---- walking -------------------------------------------------------------------------------------
 
 
 def flatten(tree: Tree, whole: tuple[type, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every leaf, left to right, with the path that leads to it.
+    """Every leaf of a tree with its path, left to right.
 
-    A path has a dot before each step: the name of a field, or a number in a plain tuple. All that
-    is no tuple is a leaf, and so is a tuple of one of the types ``whole``. The path of a tree that
-    is a leaf itself is empty.
+    A path has a dot before each step: the name of a field, or a number in a plain tuple. Everything
+    that is not a tuple is a leaf, and so is a tuple of one of the types ``whole``. The path of a
+    tree that is a leaf itself is empty.
 
     >>> [path for path, _ in flatten((Parcels(torch.zeros(1), torch.ones(1)), torch.zeros(2)))]
     ['.0.vectors', '.0.sent', '.1']
@@ -74,7 +74,7 @@ def flatten(tree: Tree, whole: tuple[type, ...] = ()) -> Iterator[tuple[str, Any
 
 
 def unflatten(like: Tree, leaves: Iterable[Any], whole: tuple[type, ...] = ()) -> Tree:
-    """A tree of the structure of ``like`` with other leaves, as :func:`flatten` lists them."""
+    """A tree with the structure of ``like`` and other leaves, in the order of :func:`flatten`."""
     return _filled(like, iter(leaves), whole)
 
 
@@ -88,7 +88,7 @@ def _filled(like: Tree, leaves: Iterator[Any], whole: tuple[type, ...]) -> Tree:
 def walk(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
     """Apply ``f`` leaf by leaf to trees of one structure.
 
-    A Bank keeps its table; ``f`` is applied to what has a row per client.
+    A Bank keeps its table; ``f`` is applied to its slots and owners, which have one row per client.
     """
     lists = [[leaf for _, leaf in flatten(each, (Bank,))] for each in (tree, *others)]
     found = [_applied(f, *leaves) for leaves in zip(*lists, strict=True)]
@@ -103,18 +103,18 @@ def _applied(f: Callable[..., Tree], leaf: Any, *others: Any) -> Tree:
 
 
 def map_leaves(f: Callable[..., Tree], tree: Tree, *others: Tree) -> Tree:
-    """As :func:`walk`, for an ``f`` of tensors: rows that are held apart are put together."""
+    """As :func:`walk`, for an ``f`` of tensors: a RowTable or StateRows becomes one tensor."""
     return walk(lambda *leaves: f(*map(dense, leaves)), tree, *others)
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
-    """All tensors with a row per client, left to right."""
+    """All tensors that have one row per client, left to right."""
     for _, leaf in flatten(tree, (Bank,)):
         yield from (leaf.slot, leaf.owner) if isinstance(leaf, Bank) else (dense(leaf),)
 
 
 def dims(tree: Tree) -> Tree:
-    """``in_dims`` for vmap: 0 for what has a row per client, None for a Bank's table."""
+    """``in_dims`` for vmap: 0 for leaves with one row per client, None for a Bank's table."""
     per_client = Bank(None, 0, 0)  # type: ignore[arg-type]
     found = flatten(tree, (Bank,))
     return unflatten(
@@ -136,12 +136,12 @@ def row(tree: Tree, i: int) -> Tree:
 
 
 def stack(trees: list[Tree]) -> Tree:
-    """Rows of single clients as one tree."""
+    """Stack the trees of single clients into one tree with one row per client."""
     return map_leaves(lambda *parts: torch.stack(parts), trees[0], *trees[1:])
 
 
 def concat(trees: list[Tree]) -> Tree:
-    """Chunks of rows as one tree."""
+    """Concatenate chunks of rows into one tree."""
     return map_leaves(lambda *parts: torch.cat(parts), trees[0], *trees[1:])
 
 
@@ -156,10 +156,10 @@ def move(tree: Tree, device: torch.device) -> Tree:
 
 
 def count_bytes(message: Tree) -> int:
-    """What a message weighs on a wire, all rows together.
+    """The size of a message on a network in bytes, all rows together.
 
-    A Bank counts a model and its owner for every filled slot: who asks for five is sent five.
-    Parcels count what is sent.
+    A Bank counts a model and its owner for every filled slot: a client that asks for five models is
+    sent five. Parcels count only the vectors that are sent.
     """
     return sum(_bytes(part) for _, part in flatten(message, (Bank, Parcels)))
 

@@ -1,1 +1,1 @@
-"""Files that survive a kill: atomic writes, locks, the cache, arrays in safetensors and npz."""
+"""Crash-safe files: atomic writes, locks, the cache, and arrays in safetensors and npz files."""

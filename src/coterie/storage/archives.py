@@ -1,8 +1,8 @@
-"""Reads npz files that may come from anybody.
+"""Reads npz files from untrusted sources.
 
 An npz file is a zip archive with one array per member. Before an array is read, its header is
-compared with the bytes that are there, and the sum of all arrays with the memory of the machine:
-neither a lying header nor a zip bomb takes more memory than the file is allowed. Nothing pickled is
+compared with its number of bytes, and the total size of all arrays with the machine's memory, so
+that neither a false header nor a zip bomb takes more memory than is allowed. Pickled data is never
 read.
 """
 
@@ -19,7 +19,7 @@ from numpy.lib import format as npy
 
 Array = npt.NDArray[Any]
 
-_MEMORY_SHARE = 0.5  # of the machine's memory that the arrays of one file may take
+_MEMORY_SHARE = 0.5  # the share of the machine's memory that the arrays of one file may take
 _FAULTS = (
     *(ValueError, EOFError, KeyError, OverflowError, MemoryError, NotImplementedError),
     *(RuntimeError, struct.error, zipfile.BadZipFile, zlib.error),
@@ -27,7 +27,7 @@ _FAULTS = (
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """All arrays of an npz file by name; ValueError where it holds anything but plain arrays."""
+    """All arrays of an npz file by name; ValueError if it holds anything but plain arrays."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -58,7 +58,7 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
 
 
 def _refuse_lies(stream: IO[bytes], member: zipfile.ZipInfo) -> None:
-    """Refuse an array whose header asks for another number of bytes than there are."""
+    """Refuse an array whose header does not match its number of bytes."""
     old = npy.read_magic(stream) == (1, 0)
     header = npy.read_array_header_1_0 if old else npy.read_array_header_2_0
     shape, _, dtype = header(stream)

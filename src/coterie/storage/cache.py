@@ -1,12 +1,14 @@
-"""Where the user's machine remembers what is slow to find out or to make.
+"""The user's cache folder for measurements, datasets and compiled code that are slow to make.
 
 The folder is ``$COTERIE_CACHE``, else ``$XDG_CACHE_HOME/coterie``, else ``~/.cache/coterie``. It
-may be deleted at any time. A user without a home folder (in many containers) has a folder of this
-process alone, which is removed at its end: a fixed name in ``/tmp`` could be somebody else's.
+may be deleted at any time. For a user without a home folder (in many containers) it is a temporary
+folder of this process, which is removed when the process ends: a folder with a fixed name in
+``/tmp`` could belong to another user.
 
-Machine code in it is run, so it is trusted only where nobody else can have written it:
-:func:`private` makes a folder that is ours alone, :func:`put` moves a file there with its sha256
-beside it, and :func:`flaw` says why a file is not what was put there.
+Machine code from the cache is executed, so a file is trusted only if no other user can have written
+it: :func:`private` makes a folder that only this user can write to, :func:`put` moves a file there
+with its sha256 in a second file, and :func:`flaw` says why a file is not the one that was put
+there.
 """
 
 import atexit
@@ -25,7 +27,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def folder() -> Path:
-    """The folder, which need not exist."""
+    """The path of the cache folder, which need not exist."""
     if own := os.environ.get("COTERIE_CACHE"):
         return expanded(own)
     if Path(shared := os.environ.get("XDG_CACHE_HOME", "")).is_absolute():
@@ -44,9 +46,9 @@ def _of_this_process() -> Path:
 
 
 def private(path: Path) -> Path:
-    """Make a folder that only this user can write into; a PermissionError where that cannot be.
+    """Make a folder that only this user can write to; PermissionError if that is not possible.
 
-    A folder of this user that others can write into is closed to them.
+    If the folder exists, belongs to this user and others can write to it, their access is removed.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
@@ -61,7 +63,7 @@ def private(path: Path) -> Path:
 
 
 def put(made: Path, path: Path) -> None:
-    """Move a file into its place with its sha256 beside it; both survive a power cut."""
+    """Move a file to ``path``, with its sha256 in a second file; both survive a power cut."""
     seal = made.with_name(made.name + SEAL)
     seal.write_text(files.sha256_of(made), encoding="ascii")
     for part, place in ((seal, _seal(path)), (made, path)):
@@ -70,7 +72,7 @@ def put(made: Path, path: Path) -> None:
 
 
 def flaw(path: Path) -> str | None:
-    """Why a file is not as :func:`put` left it; None where it is."""
+    """Why a file cannot be trusted to be as :func:`put` left it; None if it can."""
     try:
         for part in (path, _seal(path)):
             found = part.lstat()
@@ -91,5 +93,5 @@ def _seal(path: Path) -> Path:
 
 
 def _user() -> int:
-    """The user this process acts for; where the system has no such numbers, all files have 0."""
+    """The effective user id of this process; 0 on systems without user ids, as for all files."""
     return os.geteuid() if hasattr(os, "geteuid") else 0

@@ -1,8 +1,8 @@
-"""The instants at which a run can be told to die, so that "at every instant" can be enumerated.
+"""Fault injection: the points at which a test can kill a run, to test that it can be resumed.
 
 ``COTERIE_FAULT=checkpoint.states`` makes the process kill itself (SIGKILL: nothing is cleaned up,
-no handler runs) when it first comes to that point; ``checkpoint.states:3`` the third time. Only
-tests set it.
+no handler runs) when it first reaches that point; ``checkpoint.states:3``, when it reaches it for
+the third time. Only tests set this variable.
 """
 
 import os
@@ -40,7 +40,7 @@ _passed: Counter[str] = Counter()
 
 
 def at(point: str) -> None:
-    """Die here if this is where we were told to."""
+    """Kill this process if ``COTERIE_FAULT`` names this point."""
     told = os.environ.get(VARIABLE)
     if told is None:
         return

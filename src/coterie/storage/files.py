@@ -1,8 +1,8 @@
-"""Files that are either whole or absent, and a list that proves it.
+"""Atomic file writes, and a manifest of sizes and sha256 sums that proves files unchanged.
 
-Everything a run leaves is written beside its place, flushed to disk and renamed into it. Nothing
-is ever a pickle. A folder of results may come from somebody else: links and special files in it
-are refused, so that whatever is read, written or removed lies in the folder itself.
+Every file of a run is written under a temporary name in the same folder, flushed to disk and
+renamed. No file is a pickle. A folder of results may come from somebody else: links and special
+files in it are refused, so that only files in the folder itself are read, written or removed.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def expanded(path: str | Path) -> Path:
 
 
 def folder_of(name: str | Path, where: str) -> Path:
-    """The path of a folder, which need not exist; a name that no folder can have is refused."""
+    """The path of a folder, which need not exist; an invalid name is refused."""
     path = Path(name)
     try:
         if not str(name).strip() or printable(name) != str(name):
@@ -55,9 +55,9 @@ def folder_of(name: str | Path, where: str) -> Path:
 
 
 def refuse_links(folder: Path, names: Iterable[str], depth: int = 2) -> None:
-    """Refuse links and special files among these names of a folder, and in the folders they are.
+    """Refuse links and special files among these names of a folder, and in its subfolders.
 
-    ``depth`` is how many folders may lie in one another.
+    ``depth`` is the number of levels of subfolders that are allowed.
     """
     for name in names:
         path = folder / name
@@ -65,7 +65,7 @@ def refuse_links(folder: Path, names: Iterable[str], depth: int = 2) -> None:
             mode = path.lstat().st_mode
             inside = [each.name for each in path.iterdir()] if stat.S_ISDIR(mode) else []
         except OSError:
-            continue  # whoever needs it says that it is not there
+            continue  # the code that needs the file reports that it is missing
         if stat.S_ISDIR(mode) and depth > 0:
             refuse_links(path, inside, depth - 1)
         elif not stat.S_ISREG(mode):
@@ -77,9 +77,9 @@ def refuse_links(folder: Path, names: Iterable[str], depth: int = 2) -> None:
 
 
 def remove(folder: Path, form: re.Pattern[str]) -> None:
-    """Remove what has a name of this form from a folder, and the folder if nothing else is in it.
+    """Remove the entries of a folder whose names match ``form``, and the folder if it is empty.
 
-    Links are not followed. What cannot be removed stays.
+    Links are not followed. Entries that cannot be removed stay.
     """
     if folder.is_symlink() or not folder.is_dir():
         return
@@ -98,7 +98,7 @@ def remove(folder: Path, form: re.Pattern[str]) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make a file, or the names in a folder, survive a power cut."""
+    """Flush a file, or the names in a folder, to disk, so that they survive a power cut."""
     if path.is_dir() and os.name != "posix":
         return  # only POSIX can flush a folder
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -109,7 +109,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def install(made: Path, path: Path) -> None:
-    """Give a finished file or folder its name in one step; both survive a power cut."""
+    """Rename a finished file or folder atomically; content and name survive a power cut."""
     flush_to_disk(made)
     made.replace(path)
     flush_to_disk(path.parent)
@@ -117,11 +117,11 @@ def install(made: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A temporary path to write to; it becomes ``path`` in one step, or leaves no trace."""
+    """A temporary path to write to; it atomically becomes ``path``, or is removed on an error."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with writing(path):
-            temporary.unlink(missing_ok=True)  # a link that somebody put there
+            temporary.unlink(missing_ok=True)  # it could be a link that somebody put there
             yield temporary
             install(temporary, path)
     finally:
@@ -131,7 +131,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say it clearly when the disk says no."""
+    """Turn an OSError of a write to ``path`` into a StoreError that says what to do."""
     try:
         yield
     except OSError as error:
@@ -142,13 +142,13 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
+    """Write a text file atomically."""
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON knows it: NaN becomes null, infinities the texts "inf" and "-inf"."""
+    """The value in types of JSON: NaN becomes null, infinities the strings "inf" and "-inf"."""
     if isinstance(value, dict):
         return {str(key): plain(part) for key, part in value.items()}
     if hasattr(value, "_asdict"):
@@ -166,18 +166,18 @@ def to_json(value: Any, indent: int | None = None) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file whole."""
+    """Write a JSON file atomically."""
     write_text(path, to_json(value, indent=2) + "\n")
 
 
 # ---- reading -------------------------------------------------------------------------------------
 
 
-MOST_NESTED = 50  # lists and tables inside one another; runs write far fewer
+MOST_NESTED = 50  # levels of nested lists and tables; runs write far fewer
 
 
 def from_json(text: str) -> Any:
-    """The value of JSON text; ValueError where it is none, or is nested too deep."""
+    """Parse JSON text; ValueError if it is not JSON or is nested too deeply."""
     try:
         value = json.loads(text)
     except RecursionError as error:
@@ -194,7 +194,7 @@ def from_json(text: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file."""
+    """Read a JSON file; StoreError if it is missing or cannot be read."""
     try:
         return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -204,7 +204,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_start(path: Path, size: int | None) -> bytes:
-    """The first bytes of a file, or all of them."""
+    """The first ``size`` bytes of a file, or all bytes if ``size`` is None."""
     try:
         with path.open("rb") as file:
             return file.read(-1 if size is None else size)
@@ -213,7 +213,7 @@ def read_start(path: Path, size: int | None) -> bytes:
 
 
 def shorten(path: Path, size: int) -> None:
-    """Drop what a file has beyond its first ``size`` bytes."""
+    """Truncate a file to its first ``size`` bytes."""
     with writing(path):
         os.truncate(path, size)
         flush_to_disk(path)
@@ -225,7 +225,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def described(path: Path) -> dict[str, Any]:
-    """The same, for somebody who has asked whether the file is as it was written."""
+    """As :func:`describe`, but with a StoreError for a file that cannot be read."""
     try:
         return describe(path)
     except OSError as error:
@@ -242,7 +242,7 @@ def sha256_of(path: Path) -> str:
 
 
 def list_files(folder: Path) -> dict[str, dict[str, Any]]:
-    """Name, size and sha256 of every plain file of a folder but the manifest itself."""
+    """Name, size and sha256 of every plain file of a folder except the manifest."""
     return {
         path.name: described(path)
         for path in sorted(folder.iterdir())
@@ -251,7 +251,7 @@ def list_files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def faults(folder: Path) -> list[str]:
-    """What differs from the manifest, one sentence a file; empty when the folder can be trusted."""
+    """The differences from the manifest, one sentence per file; empty if nothing has changed."""
     manifest = read_json(folder / MANIFEST)
     promised = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(promised, dict):

@@ -1,10 +1,11 @@
-"""A lock on a folder of results: one process at a time writes into it.
+"""A lock on a folder of results: only one process at a time writes to it.
 
 The lock is ``flock`` on the file ``.lock`` of the folder, so that it ends with its process, however
-that ends. The file says who holds it, for the message to a second process. A file that a killed
-process has left behind is not locked and is taken over. Where the file system has no ``flock``,
-what the file says decides: a process of this machine that is gone holds nothing; of a process on
-another machine nothing is known, and the user is asked.
+the process ends. The file names the process that holds the lock, for the error message of a second
+process. A file that a killed process has left behind is not locked and is taken over. Where the
+file system has no ``flock``, the content of the file decides: a process of this machine that no
+longer runs holds no lock; a process on another machine cannot be checked, and the error asks the
+user to do so.
 """
 
 import contextlib
@@ -26,16 +27,16 @@ except ImportError:  # pragma: no cover - Windows has no flock
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
-_MOST = 4096  # bytes that are read of a lock file
+_MOST = 4096  # bytes of a lock file that are read
 _TAKEN = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 class Owner(NamedTuple):
-    """Who holds a lock, and since when."""
+    """The process that holds a lock, and since when."""
 
     pid: int
     host: str
-    started: str  # of the process; a number of the system that no other process of this pid has
+    started: str  # the start time of the process, which differs if its pid is used again
     since: str
 
     @classmethod
@@ -52,7 +53,7 @@ class Owner(NamedTuple):
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made where it does not exist; a second one is refused."""
+    """Hold the lock of a folder, which is made if missing; StoreError if another process has it."""
     new = not folder.exists()
     with files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,11 +68,11 @@ def held(folder: Path) -> Iterator[None]:
             if os.name != "posix":
                 (folder / NAME).unlink()  # Windows does not remove a file that is open
             if new:
-                folder.rmdir()  # where nothing was written after all
+                folder.rmdir()  # fails, and keeps the folder, if something was written
 
 
 def _locked(folder: Path) -> int:
-    """The handle of the lock file, locked and with our name in it."""
+    """The handle of the lock file, locked and with this process's :class:`Owner` in it."""
     path = folder / NAME
     files.refuse_links(folder, [NAME])
     while True:
@@ -86,11 +87,11 @@ def _locked(folder: Path) -> int:
         except BaseException:
             os.close(handle)
             raise
-        os.close(handle)  # whoever held it has removed the file in this moment: try the new one
+        os.close(handle)  # the last holder has just removed this file: try again with a new one
 
 
 def _take(handle: int, path: Path) -> None:
-    """Lock the file or say who holds it."""
+    """Lock the file, or raise an error that names the process that holds it."""
     try:
         if fcntl is None:
             raise OSError(errno.ENOTSUP, "there is no flock")
@@ -104,7 +105,7 @@ def _take(handle: int, path: Path) -> None:
 
 
 def _is_at(handle: int, path: Path) -> bool:
-    """Whether the file that was locked is still the one that has the name."""
+    """Whether the locked file is still the file at ``path``."""
     try:
         return os.path.samestat(os.fstat(handle), path.lstat())
     except FileNotFoundError:
@@ -112,7 +113,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _owner(handle: int) -> Owner | None:
-    """What the file says; None where it says nothing that we would write."""
+    """The owner that a lock file names; None if its content is not one that we write."""
     try:
         said: dict[str, Any] = json.loads(os.read(handle, _MOST))
         found = Owner(**said)
@@ -133,7 +134,7 @@ def _in_use(path: Path, owner: Owner | None, advice: str) -> StoreError:
 
 
 def _started(pid: int) -> str:
-    """What tells a process from another that has had its number; empty where there is none."""
+    """A text that differs between processes that use the same pid; empty if none runs."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return text.rpartition(")")[2].split()[19]  # the time it was started, in clock ticks
@@ -142,7 +143,7 @@ def _started(pid: int) -> str:
 
 
 def _alive(pid: int) -> str:
-    """The same where the system does not tell times: whether there is such a process."""
+    """As :func:`_started` on systems without start times: only whether the process exists."""
     if os.name != "posix":
         return "unknown"
     try:

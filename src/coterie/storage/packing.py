@@ -1,4 +1,4 @@
-"""Arrays as safetensors, written block by block: a file may be larger than the memory."""
+"""Writes safetensors files block by block, so that a file may be larger than the memory."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ BLOCK = 1 << 26  # bytes written at once
 
 
 class Some(NamedTuple):
-    """Some rows of an array, in this order."""
+    """Some rows of an array, in the order of ``ids``."""
 
     rows: Tensor | RowTable | StateRows
     ids: Tensor  # [n]
@@ -37,17 +37,17 @@ class Some(NamedTuple):
 
     @classmethod
     def of(cls, rows: Tensor | RowTable | StateRows, ids: Tensor) -> "Some":
-        """The rows of some clients; those of the others are not looked at."""
+        """The rows of some clients; the rows of other clients are not read."""
         like = rows[ids[:0].to(rows.device)]
         return cls(rows, ids, (len(ids), *like.shape[1:]), like.dtype)
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the rows in bytes."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
     def blocks(self) -> Iterator[Tensor]:
-        """The rows, a part after the other."""
+        """The rows, in blocks of about ``BLOCK`` bytes."""
         a_row = max(1, torch.Size(self.shape[1:]).numel() * self.dtype.itemsize)
         for ids in self.ids.split(max(1, BLOCK // a_row)):
             yield self.rows[ids.to(self.rows.device)]
@@ -57,12 +57,12 @@ Array = Tensor | Some
 
 
 def size_of(array: Array) -> int:
-    """Bytes of an array."""
+    """The size of an array in bytes."""
     return array.size if isinstance(array, Some) else array.numel() * array.element_size()
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
-    """Write a new file, flush it, and say how large it is and what its sha256 is."""
+    """Write arrays to a new file, flush it to disk, and return its size and sha256."""
     total, size = hashlib.sha256(), 0
     with path.open("xb") as file:
         for part in _bytes(arrays):
@@ -75,7 +75,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> dict[str, Any]:
 
 
 def _bytes(arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    # wide numbers first, so that every array begins at a multiple of its item
+    # Wide dtypes first, so that every array begins at a multiple of its item size.
     order = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
     header, end = {}, 0
     for name in order:
