@@ -1,4 +1,4 @@
-"""Collects the rows of chunks of clients into one tensor per leaf, without copies where it can."""
+"""Collects the rows of chunks of clients into one tensor per leaf, if possible without copies."""
 
 from collections.abc import Callable
 from functools import partial

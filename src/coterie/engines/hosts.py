@@ -19,7 +19,7 @@ class Host(Protocol):
     """Answers for clients, in another process or in this one."""
 
     def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
-        """Begin a run whose clients' folders lie in ``home``."""
+        """Begin a run; the clients' folders are in ``home``."""
 
     def ask(self, client: int, data: bytes) -> bytes | None:
         """The reply of a client; None if it gave none."""

@@ -158,7 +158,7 @@ class _Predictors:
 
     @property
     def mixture(self) -> Mixture:
-        """Everybody's predictors; without models where they were not wanted."""
+        """The predictors of all clients; without models unless these were wanted."""
         if self._whole is not None:
             return self._whole
         weights = torch.cat(self._weights)

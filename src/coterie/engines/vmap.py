@@ -291,7 +291,7 @@ class _Stage(NamedTuple):
     code: Callable[[Client, Tree, Tree], Tree]  # ``local`` or ``predictor`` of a method
     chapter: Hashable | None
     finish: Callable[[Tree, list[int]], Tree]
-    in_place: bool  # whether ``finish`` leaves the tensors where they are
+    in_place: bool  # whether ``finish`` returns the same tensors, so they may lie in buffers
 
 
 def _empty(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -2,7 +2,7 @@
 
 A small model stays in the cache from its first step to its last, and no interpreter runs in
 between. The loop is written for one client. Comparing a trace of one client with a trace of many
-shows along which dimension of each tensor the clients lie.
+shows which dimension of each tensor is that of the clients.
 """
 
 import ctypes

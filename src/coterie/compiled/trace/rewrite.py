@@ -6,7 +6,7 @@ held as *pieces*, one tensor per layer: splitting and concatenating cost nothing
 operations work piece by piece. Three peephole optimisations follow. A gradient that is a matrix
 product and is only used for a descent step is never stored: the product is accumulated onto the
 weights. Views of views that change nothing are removed. The carry of a loop is overwritten in place
-where nothing reads the old value any more.
+if nothing reads the old value any more.
 
 What this relies on, and what happens otherwise: pieces come from one ``split`` of the model vector
 (``FlatModel`` makes exactly one; without it vectors stay whole), and ``fuse_descent`` looks for
@@ -248,7 +248,7 @@ def item(values: Sequence[Tensor], place: int) -> Tensor:
 
 
 def layers(ops: Iterable[Any], shapes: Sequence[Shape]) -> tuple[int, ...] | None:
-    """The sizes into which a step splits its longest vector; None where it splits none."""
+    """The sizes into which a step splits its longest vector; None if it splits none."""
     cuts = [
         tuple(op.args[1])
         for op in ops

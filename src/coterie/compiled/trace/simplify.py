@@ -64,7 +64,7 @@ def shorten_calls(graph: fx.Graph) -> None:
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
-    """The node that this one equals; None where it computes something."""
+    """The node that this node equals; None if this node computes something new."""
     before: Any = node.args[0] if node.args else None
     if not isinstance(before, fx.Node):
         return None
