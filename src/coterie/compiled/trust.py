@@ -83,7 +83,7 @@ class TraceTrial:
             return
         again = self._off(self._spread(self._in_double(self._call, self._exact)))
         if not all(map(_exactly, again)):
-            raise MismatchError("the same call gives something else every time")
+            raise MismatchError("the same call gives a different result every time")
         nudged = perturbed(self._exact, _CONSTANTS)
         own = self._off(self._spread(self._in_double(self._call, nudged)))
         for off, mine in zip(found, own, strict=True):

@@ -134,7 +134,7 @@ def _check_supply(plan: Plan, counts: Ints, supply: Ints, part: str) -> None:
     for cell in np.flatnonzero(demand > supply):
         raise DataError(
             f"{plan.names[cell]}: the partition asks for {demand[cell]} {part} samples but there "
-            f"are {supply[cell]}; ask for fewer clients or samples a client"
+            f"are {supply[cell]}; ask for fewer clients or samples per client"
         )
 
 
@@ -142,7 +142,7 @@ def class_cells(dataset: Dataset, partition: str) -> tuple[Ints, tuple[str, ...]
     """The class of every sample as its cell, and the class names; refuses regression data."""
     if dataset.regression:
         raise DataError(
-            f"{dataset.name} has real-valued targets and partition '{partition}' deals classes; "
+            f"{dataset.name} has real-valued targets and partition '{partition}' divides classes; "
             "use iid or natural"
         )
     names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))

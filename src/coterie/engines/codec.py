@@ -128,7 +128,7 @@ def _rebuilt(shape: Any, leaves: Iterator[Tensor], types: Types, depth: int) -> 
 
 
 def _bank(models: Tensor, slot: Tensor, owner: Tensor) -> Bank:
-    """A Bank with renumbered slots, because the sender's empty slots were not sent."""
+    """A Bank with renumbered slots, because only the models of filled slots were sent."""
     filled = slot >= 0
     models = models if len(models) else models.new_zeros(1, models.shape[1])
     return Bank(models, torch.where(filled, filled.cumsum(-1) - 1, -1), owner)

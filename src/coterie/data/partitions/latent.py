@@ -76,7 +76,7 @@ def read_embedding(path: Path, samples: int) -> tuple[Array, str]:
         raise DataError(f"{path}: not an embedding that can be read ({error})") from error
     if points.ndim != 2 or len(points) != samples or not np.isfinite(points).all():
         raise DataError(
-            f"{path}: found shape {points.shape}, expected {samples} rows (one a sample: "
+            f"{path}: found shape {points.shape}, expected {samples} rows (one per sample: "
             "training, then test) of finite numbers"
         )
     return points, path.name

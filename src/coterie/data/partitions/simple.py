@@ -121,7 +121,7 @@ def shard_counts(hands: Ints, supply: Ints, names: tuple[str, ...], test: bool) 
         if available < len(holders) and not test:
             raise DataError(
                 f"{names[c]}: the partition cuts it into {len(holders)} shards but there are "
-                f"{available} training samples; ask for fewer clients or classes a client"
+                f"{available} training samples; ask for fewer clients or classes per client"
             )
         np.add.at(counts[:, c], holders, even(int(available), len(holders)))
     return counts

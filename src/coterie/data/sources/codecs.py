@@ -26,5 +26,5 @@ def decode(content: bytes, where: str) -> Array:
         raise DataError(f"{where}: not an image that can be read ({error})") from error
     found = np.asarray(image)
     if found.dtype != np.uint8:
-        raise DataError(f"{where}: found pixels of type {found.dtype}, expected 8 bits a channel")
+        raise DataError(f"{where}: found pixels of type {found.dtype}, expected 8 bits per channel")
     return found

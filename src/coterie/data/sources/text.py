@@ -33,7 +33,7 @@ def read_text(path: Path, *, name: str = "", length: Count = 80, stride: Count =
     """
     found = sorted(path.glob("*.txt"))
     if not found:
-        raise DataError(f"{path}: found no .txt files; expected one a client")
+        raise DataError(f"{path}: found no .txt files; expected one per client")
     passages = [Passage(file.stem, _decode(file)) for file in found]
     return windows(name or path.name, passages, length=length, stride=stride)
 
