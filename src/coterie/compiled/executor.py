@@ -3,8 +3,8 @@
 What a client's code does to tensors depends on their shapes alone. So the first call of each form
 (code and input shapes) is traced (``compiled.trace``), and later calls of that form replay the
 trace: without the overhead of Python and functorch, with less memory traffic, and on a GPU as one
-CUDA graph instead of thousands of kernel launches. A call that reads which round it is may act on
-it and is never traced. A trace is replayed only if ``compiled/trust.py`` finds that it computes
+CUDA graph instead of thousands of kernel launches. A call that reads the round's number may depend
+on it and is never traced. A trace is replayed only if ``compiled/trust.py`` finds that it computes
 what the call computes.
 
 Whether a call is replayed depends on its form and never on earlier calls, so a run that was stopped
@@ -34,12 +34,12 @@ from .trace import InDouble, Trace, Tracer, doubled
 from .trust import Call, TraceTrial, tensors
 
 _LOG = logging.getLogger(__name__)
-KEPT = 64  # traces; clients of ever new sizes would fill the memory with them
-_OLD_WAYS = {"played": REPLAYED}  # as runs of before 16 November 2026 wrote it
+KEPT = 64  # traces at most, because clients of ever new sizes would fill the memory
+_OLD_WAYS = {"played": REPLAYED}  # the name in runs from before 16 November 2026
 
 
 class _Known(NamedTuple):
-    """A form and its trace; None where the call is executed as it is written."""
+    """A form and its trace; None if the call is executed as it is written."""
 
     form: Form
     replay: "_Replay | None"
@@ -75,7 +75,7 @@ class Executor:
         clock: Clock | None = None,
         destinations: Callable[[int], Destination] | None = None,
     ) -> Tree:
-        """``call(*inputs)``, replayed where there is a trace of it.
+        """Compute ``call(*inputs)``, by replay if the call has a trace.
 
         ``destinations`` gives the buffer for each tensor of the result; using it is optional.
         """
@@ -86,7 +86,7 @@ class Executor:
                 self._forget()
             self._known.move_to_end((key, shapes))
             form, replay = self._known[key, shapes]
-            if replay is None:  # one at a time: a module holds the parameters of one call
+            if replay is None:  # one call at a time: a module holds the parameters of one call
                 with form.timed():
                     return call(*inputs)
         with form.timed():
@@ -122,7 +122,7 @@ class Executor:
         inputs: tuple[Tree, ...],
         clock: Clock | None,
     ) -> _Known:
-        """A new form, traced if that is possible and was done before."""
+        """A new form, traced if that is possible and, in a resumed run, was done before."""
         stage, rest = _named(key)
         name = hashlib.sha256(repr((stage, rest, shapes)).encode()).hexdigest()[:16]
         form = self._seen.setdefault(name, Form(name, stage))
@@ -178,7 +178,7 @@ class Executor:
         call: Call,
         inputs: tuple[Tree, ...],
     ) -> None:
-        """Replace the loops by C++ where that is possible and correct."""
+        """Replace the loops by C++ if that is possible and correct."""
         try:
             replay.compile(call, inputs)
             if trial is not None:
@@ -209,7 +209,7 @@ def _trace(
     call: Call, inputs: tuple[Tree, ...], *, plain: bool = False, double: bool = False
 ) -> tuple[Trace, Tree]:
     """A trace of a call, and the call's result; with ``double`` the call computes in float64."""
-    copies = list(map(_copied, tensors(inputs)))  # no tensor is among them twice
+    copies = list(map(_copied, tensors(inputs)))  # so that no tensor occurs twice
     exactly = InDouble() if double else nullcontext()
     with Tracer(copies) as tracer, exactly, ManyClients():
         result = call(*unflatten(inputs, iter(copies)))
@@ -225,12 +225,12 @@ class _Replay:
 
     @property
     def slow(self) -> bool:
-        """Whether torch replays its loops."""
+        """Whether torch replays the loops of the trace."""
         return any(loop.native is None for loop in self._trace.loops)
 
     @property
     def steps(self) -> int:
-        """The number of steps of its longest loop; 0 without a loop."""
+        """The number of steps of the longest loop; 0 without a loop."""
         return max((loop.steps for loop in self._trace.loops), default=0)
 
     def __call__(
@@ -243,20 +243,20 @@ class _Replay:
     def uncaptured(
         self, *inputs: Tree, destinations: Callable[[int], Destination] | None = None
     ) -> Tree:
-        """The same from the trace itself, also where there is a CUDA graph of it."""
+        """Replay the trace itself, even if it was captured as a CUDA graph."""
         return unflatten(self._like, iter(self._trace(tensors(inputs), destinations)))
 
     def compile(self, call: Call, inputs: tuple[Tree, ...], *, double: bool = False) -> None:
-        """Replace its loops by C++, written from a trace of the first client alone."""
+        """Replace the loops by C++, written from a trace of the first client alone."""
         alone, _ = _trace(call, tuple(map(_first, inputs)), plain=True, double=double)
         self._trace.compile(alone)
 
     def uncompile(self) -> None:
-        """Let torch replay its loops."""
+        """Let torch replay the loops again."""
         self._trace.uncompile()
 
     def capture(self, inputs: tuple[Tree, ...]) -> None:
-        """Capture it as one CUDA graph."""
+        """Capture the trace as one CUDA graph."""
         try:
             self._graph = _CudaGraph(self._trace, tensors(inputs))
         except RuntimeError as error:  # an operation that waits for the host
@@ -278,7 +278,7 @@ class _CudaGraph:
             self._outputs = trace(self._inputs)
 
     def replay(self, inputs: list[Tensor]) -> list[Tensor]:
-        """The outputs for other numbers of the same shapes."""
+        """The outputs for new inputs of the same shapes."""
         for mine, given in zip(self._inputs, inputs, strict=True):
             mine.copy_(given)
         self._graph.replay()
@@ -287,10 +287,10 @@ class _CudaGraph:
 
 @contextmanager
 def _bugs_told() -> Iterator[None]:
-    """Raise an error of the tracer or of the compiler, and say how to go on without them.
+    """Raise errors of the tracer and of the compiler with advice how to run without them.
 
-    A RuntimeError of torch becomes an AssertionError: ``auto`` takes the former for a lack of
-    memory.
+    A RuntimeError of torch becomes an AssertionError, because ``auto`` would treat a RuntimeError
+    as a lack of memory.
     """
     advice = "engine.play = false runs calls as they are written, engine.compiled = false in torch"
     try:
@@ -308,7 +308,7 @@ def _bugs_told() -> Iterator[None]:
 
 @contextmanager
 def _checking(form: Form) -> Iterator[None]:
-    """Add the seconds of a comparison."""
+    """Add the seconds spent inside to the form's time of checking."""
     began = _clock()
     try:
         yield
@@ -317,12 +317,12 @@ def _checking(form: Form) -> Iterator[None]:
 
 
 def _clock() -> float:
-    """Seconds without those of compiling kernels, which other forms need as well."""
+    """A clock in seconds that excludes compiling kernels, which other forms need as well."""
     return time.perf_counter() - native.waited()
 
 
 def _tell(error: SlowerError, *words: object) -> None:
-    """Warn of a wrong result; only inform of something that cannot be done."""
+    """Log a wrong result as a warning, and an unsupported call as information."""
     level = logging.WARNING if isinstance(error, MismatchError) else logging.INFO
     _LOG.log(level, *words)
 

@@ -1,4 +1,4 @@
-"""Buffers for results that every round makes anew."""
+"""Reuses large buffers for results that every round allocates anew."""
 
 import mmap
 import sys
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 _LARGE = 4 * 2**20  # bytes; smaller tensors are allocated by torch
-_SPARES = 4  # unused mappings that are kept
+_SPARES = 4  # unused mappings that are kept for reuse
 
 
 class Allocator:
-    """Allocates tensors; a large buffer on a CPU is used again once nothing refers to it.
+    """Allocates tensors; a large buffer on a CPU is reused once nothing refers to it.
 
-    Large buffers are mapped in huge pages where the system has them. glibc would return memory of
-    that size to the system as soon as it is freed, and the next round would fault in every page.
+    Large buffers are mapped in huge pages if the system has them. glibc would return memory of that
+    size to the system as soon as it is freed, and the next round would fault in every page.
     """
 
     def __init__(self) -> None:

@@ -5,10 +5,11 @@ judged by *changes*: the difference between a result tensor and the nearest inpu
 client and each layer of a model vector; other results as a whole.
 
 The comparison is made in float64 (``trace.InDouble``), where rounding is far below every change.
-The clients are in other positions, and all numbers are perturbed: a value that was wrongly traced
-as a constant shows. A trace that passes is replayed in float32 too, where it may differ by the
-rounding error of the call. Compiled steps may differ by the rounding error of the trace; where that
-could hide more than a part of one step, the steps are compiled and compared in float64 as well.
+The clients are in other positions, and all numbers are perturbed, so that a value that was wrongly
+traced as a constant is detected. A trace that passes is replayed in float32 too, where it may
+differ by the rounding error of the call. Compiled steps may differ by the rounding error of the
+trace; if that could hide more than a part of one step, the steps are compiled and compared in
+float64 as well.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,13 +26,13 @@ from ..errors import MismatchError
 from .trace import InDouble, doubled
 
 Call = Callable[..., Tree]
-_PERTURBATION = 0.01  # by which share the inputs are perturbed
+_PERTURBATION = 0.01  # the relative perturbation of the inputs
 _EXACTLY = 1e-6  # of a change: the error that float64 may show
 _AT_MOST = 1e-3  # of a change: more is never allowed in float64
 _NOTHING = 1e-12  # of a vector: a smaller change counts as none
 _CONSTANTS = 1e-7  # relative error of the float32 constants of a trace
 _ROUNDING = 1e-6  # a perturbation slightly above float32's rounding
-_TIMES = 4  # times the error of the call itself
+_TIMES = 4  # the allowed error, as a multiple of the error of the call itself
 _STORED = 2 * torch.finfo(torch.float32).eps  # rounding of a vector that is updated many times
 _OF_A_STEP = 0.1  # the share of one step that must be detectable
 _NOISE = 65_537  # draws, used cyclically; a prime, so that rows of a tensor get different ones
@@ -43,9 +44,9 @@ class Off(NamedTuple):
     """The error of one result tensor, for each layer and client ``[layers, rows]``."""
 
     far: Tensor
-    change: Tensor  # how far it is from the nearest input
-    length: Tensor  # its own norm
-    layered: bool  # a model vector, layer by layer
+    change: Tensor  # the result's distance from the nearest input
+    length: Tensor  # the result's norm
+    layered: bool  # whether the result is a model vector, compared layer by layer
     what: str
 
 
@@ -76,13 +77,13 @@ class TraceTrial:
             self._rounded = self._only_rounded(replay)
 
     def exact(self, replay: Call) -> None:
-        """Refuse what does not give the call's own result in float64."""
+        """Refuse a replay that does not give the call's own result in float64."""
         found = self._off(self._replayed_in_double(replay))
         if all(map(_exactly, found)):
             return
         again = self._off(self._spread(self._in_double(self._call, self._exact)))
         if not all(map(_exactly, again)):
-            raise MismatchError("the same call gives something else every time")
+            raise MismatchError("the same call gives a different result every time")
         nudged = perturbed(self._exact, _CONSTANTS)
         own = self._off(self._spread(self._in_double(self._call, nudged)))
         for off, mine in zip(found, own, strict=True):
@@ -90,7 +91,7 @@ class TraceTrial:
             _refuse(off, torch.maximum(allowed, _exact_bound(off)))
 
     def _only_rounded(self, replay: Call) -> list[Off]:
-        """Refuse what differs from the call by more than rounding, in the call's own precision."""
+        """Refuse a replay that differs from the call by more than rounding, in its precision."""
         found = self._off(self._replayed(replay))
         bounds = [_AT_MOST * off.change for off in found]
         for roughly in (self._nudged, self._as_written):
@@ -102,7 +103,7 @@ class TraceTrial:
         return found
 
     def compiled(self, replay: Call, steps: int) -> bool:
-        """Refuse what differs by more than the trace; whether an error of part of a step shows."""
+        """Refuse a larger error than the trace's; True if an error of part of a step would show."""
         if self._rounded is None:
             self.exact(replay)
             return True
@@ -116,7 +117,7 @@ class TraceTrial:
     def captured(self, graph: Call, replay: Call) -> None:
         """Refuse a CUDA graph that differs from its trace by more than rounding.
 
-        Both compute in the precision of the run, which may be tf32: a graph has no other.
+        Both compute in the precision of the run, which may be tf32: a graph cannot change it.
         """
         given = self._spread(self._few)
         bounds = map(_rounding, self._off(replay(*given)))
@@ -142,7 +143,7 @@ class TraceTrial:
         except RuntimeError as error:
             if not self.single:
                 raise
-            self._replayed(replay)  # an error in the call's own precision too is raised here
+            self._replayed(replay)  # raises an error that occurs in the call's own precision too
             raise MismatchError(f"it cannot be replayed in float64: {error}") from error
 
     def _spread(self, few: Tree) -> Tree:
@@ -188,7 +189,7 @@ class TraceTrial:
         return torch.stack([torch.linalg.vector_norm(part, dim=1) for part in parts])
 
     def _cut(self, leaf: Tensor) -> list[int] | None:
-        """The sizes of a model's layers; None for a tensor that is no model."""
+        """The sizes of a model's layers; None for a tensor that is not a model."""
         ends = list(accumulate(self._layers))
         if leaf.dim() < 2 or leaf.shape[-1] not in ends:
             return None
@@ -196,7 +197,7 @@ class TraceTrial:
 
 
 def _places(count: int) -> Tensor:
-    """Which of a few clients is in each of ``count`` positions; the first are reversed."""
+    """The client in each of ``count`` positions, of a few clients; the first are reversed."""
     few = min(count, _FEW)
     luck = torch.randint(few, (count,), generator=torch.Generator().manual_seed(0))
     luck[:few] = torch.arange(few).flip(0)
@@ -204,7 +205,7 @@ def _places(count: int) -> Tensor:
 
 
 def _alike(leaf: Tensor, inputs: Tree, model: bool) -> Iterator[Tensor]:
-    """Input tensors that a result may have started from; of several models one at a time."""
+    """The input tensors that a result may have started from; several models one at a time."""
     left = _CANDIDATES
     for given in _rows(inputs):
         if not given.is_floating_point() or not left:

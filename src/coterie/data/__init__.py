@@ -1,4 +1,4 @@
-"""Datasets, partitions and the federation they make."""
+"""Loads datasets and divides them among clients: datasets, partitions and federations."""
 
 from .datasets import DATASETS, load
 from .federation import Dataset, Federation

@@ -1,4 +1,4 @@
-"""From the arrays of a file to a :class:`Dataset`: parts, image layout, labels, normalisation."""
+"""Builds a :class:`Dataset` from the arrays of a file: parts, image layout, labels, scaling."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +16,12 @@ Array = npt.NDArray[Any]
 Scale = Literal["auto", "unit", "standard"]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
-MOST_CLASSES = 100_000  # or ten for each sample: a larger number is no class
-MOST_TOKENS = 1_000_000  # different ones; a network has a row of numbers for each
+MOST_CLASSES = 100_000  # or ten per sample, if that is more; a larger number is not a class
+MOST_TOKENS = 1_000_000  # different tokens; a network has one embedding row for each
 
 AUTO_SCALE: Literal["unit", "standard"] = "standard"  # measured: docs/data.md
 BRIGHTEST = {"digits": 16}  # the largest pixel value; 255 for all other images
-# Mean and deviation of the channels of the training images, pixels from 0 to 1.
+# Mean and standard deviation of the channels of the training images, for pixels from 0 to 1.
 PIXELS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "digits": ((0.3,), (0.38,)),
     "mnist": ((0.1307,), (0.3081,)),
@@ -33,7 +33,7 @@ PIXELS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 
 class Piece(NamedTuple):
-    """Samples of one part of a dataset."""
+    """The samples of one part of a dataset."""
 
     x: Array
     y: Array
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 
 
 class Names(NamedTuple):
-    """What things are called, where the source says so."""
+    """Names that the source gives, if it does."""
 
     classes: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
@@ -55,10 +55,10 @@ def assemble(
     superclass: Array | None = None,
     tokens: bool | None = None,
 ) -> Dataset:
-    """One dataset from its parts.
+    """Build one dataset from its parts.
 
-    uint8 arrays of rank 3 or 4 are images; arrays of rank 2 of other whole numbers from 0 on are
-    tokens, unless ``tokens`` says otherwise; everything else is features.
+    uint8 arrays of rank 3 or 4 are images. Arrays of rank 2 with non-negative integers of another
+    type are tokens, unless ``tokens`` says otherwise. All other arrays are features.
     """
     _check(name, pieces)
     names = names or Names()
@@ -101,9 +101,9 @@ def _check(name: str, pieces: Sequence[Piece]) -> None:
 
 
 def are_tokens(name: str, pieces: Sequence[Piece], told: bool | None) -> bool:
-    """Whether samples are rows of tokens: numbers that name words, and measure nothing.
+    """Whether samples are rows of tokens: numbers that stand for words and measure nothing.
 
-    The type tells: whoever measures stores floats or bytes, whoever numbers words stores integers.
+    The dtype decides: measurements are stored as floats or bytes, numbers of words as integers.
     """
     whole = all(p.x.dtype.kind in "iu" and p.x.ndim == 2 for p in pieces)
     wide = whole and not any(p.x.dtype == np.uint8 for p in pieces)
@@ -124,7 +124,7 @@ def are_tokens(name: str, pieces: Sequence[Piece], told: bool | None) -> bool:
 
 
 def samples(x: Array, tokens: bool = False) -> Tensor:
-    """Tokens as int64, images as uint8 ``[N, channels, height, width]``, the rest as float32."""
+    """Tokens as int64, images as uint8 ``[N, channels, height, width]``, other data as float32."""
     if tokens:
         return _own(x.astype(np.int64))
     if x.dtype != np.uint8 or x.ndim < 3:
@@ -137,7 +137,7 @@ def samples(x: Array, tokens: bool = False) -> Tensor:
 
 
 def _numbers(x: Array) -> Tensor:
-    """Features as float32; NaN is a missing number of a row of features and no pixel."""
+    """Features as float32; NaN marks a missing number, and is allowed in rows of features only."""
     if x.dtype.kind not in "fiub":
         raise DataError(f"x: found {x.dtype}; expected numbers")
     with np.errstate(over="ignore"):
@@ -153,12 +153,12 @@ def _numbers(x: Array) -> Tensor:
 
 
 def _own(x: Array) -> Tensor:
-    """A tensor over memory that may be written; copies only what is read-only or not in order."""
+    """A tensor on writable memory; copies an array only if it is read-only or not contiguous."""
     return torch.from_numpy(np.require(x, requirements=["C", "W"]))
 
 
 def labels(name: str, y: Array, known: tuple[str, ...] = ()) -> tuple[Tensor, tuple[str, ...]]:
-    """Targets as class numbers with their names, or as float32 with no names."""
+    """Convert targets to class numbers with class names, or to float32 without names."""
     if y.ndim != 1:
         raise DataError(f"{name}: targets have shape {y.shape}, expected one number a sample")
     if y.dtype.kind == "f":
@@ -183,7 +183,7 @@ def labels(name: str, y: Array, known: tuple[str, ...] = ()) -> tuple[Tensor, tu
 
 
 def scaled(dataset: Dataset, scale: Scale) -> Dataset:
-    """The dataset with its images in another pixel scale; ``auto`` leaves it as it was read."""
+    """The dataset with another pixel scale for its images; ``auto`` leaves it unchanged."""
     if scale == "auto":
         return dataset
     if dataset.x.dtype != torch.uint8:
@@ -196,9 +196,9 @@ def scaled(dataset: Dataset, scale: Scale) -> Dataset:
 
 
 def normalisation(name: str, x: Tensor, scale: Scale) -> tuple[Tensor | None, Tensor | None]:
-    """What images are multiplied by and what is added: for pixels in [0, 1], or standardised ones.
+    """The scale and the shift that bring images to pixels in [0, 1], or standardise them.
 
-    Of images whose mean and deviation are not known, ``standard`` makes pixels in [-1, 1].
+    For images of unknown mean and deviation, ``standard`` gives pixels in [-1, 1].
     """
     if x.dtype != torch.uint8:
         return None, None

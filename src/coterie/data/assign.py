@@ -1,8 +1,8 @@
-"""Assigns samples to clients: what all partitions have in common.
+"""Assigns samples to clients: the part that all partitions have in common.
 
-A partition says what kind of sample each one is (its *cell*: a class, a cluster, an owner) and how
-many of each cell every client gets. :func:`assigned` shuffles each cell once and gives clients
-consecutive blocks of it, so that no sample is given twice and nothing can loop.
+A partition puts each sample into a *cell* (a class, a cluster, an owner) and says how many samples
+of each cell every client gets. :func:`assigned` shuffles each cell once and gives the clients
+consecutive blocks of it, so no sample is assigned twice and the assignment always terminates.
 """
 
 from collections.abc import Callable
@@ -23,30 +23,30 @@ Floats = npt.NDArray[np.float64]
 
 
 class Plan(NamedTuple):
-    """Who shall get how many of what."""
+    """How many samples of each cell every client is to get."""
 
     clients: tuple[str, ...]
-    cells: Ints  # [N] the kind of every sample
+    cells: Ints  # [N] the cell of every sample
     names: tuple[str, ...]  # of the cells
-    counts: Callable[[Ints, bool], Ints]  # (supply [cells], is it the test part) -> [K, cells]
+    counts: Callable[[Ints, bool], Ints]  # (supply [cells], whether test part) -> [K, cells]
     groups: Ints | None = None  # [K]
     relabel: Ints | None = None  # [K, classes]
     note: str = ""
 
 
 class Parts(NamedTuple):
-    """Who got what, before validation data is set apart."""
+    """The samples assigned to each client, before validation data is split off."""
 
     clients: tuple[str, ...]
-    pool: Indices  # what the client may learn from
-    test: Indices | None  # from the source's own test part, where it has one
+    pool: Indices  # samples for training and validation, and for testing if ``test`` is None
+    test: Indices | None  # samples of the source's own test part, if it has one
     groups: Tensor | None = None
     relabel: Tensor | None = None
     note: str = ""
 
 
 def client_names(count: int) -> tuple[str, ...]:
-    """Names for clients that have none."""
+    """Default names for clients without names."""
     return tuple(f"client{i}" for i in range(count))
 
 
@@ -56,7 +56,7 @@ def generator(*words: int | str) -> np.random.Generator:
 
 
 def even(total: int, parts: int) -> Ints:
-    """A total cut into parts that differ by at most one, the larger ones first.
+    """Divide a total into parts that differ by at most one, larger parts first.
 
     >>> even(10, 4).tolist()
     [3, 3, 2, 2]
@@ -70,9 +70,9 @@ def part_of(supply: Ints, fraction: float) -> Ints:
 
 
 def largest_remainder(total: int, shares: Floats, ties: Floats | None = None) -> Ints:
-    """A whole-number quota for every share, adding up to the total.
+    """Integer quotas in proportion to the shares, which add up to the total.
 
-    Equal remainders are served in the order of ``ties`` (smallest first), else as they stand.
+    Equal remainders are rounded up in the order of ``ties`` (smallest first), by default by index.
 
     >>> largest_remainder(5, np.array([0.5, 0.25, 0.25])).tolist()
     [3, 1, 1]
@@ -87,7 +87,7 @@ def largest_remainder(total: int, shares: Floats, ties: Floats | None = None) ->
 
 
 def assigned(dataset: Dataset, plan: Plan, seed: int) -> Parts:
-    """Carry a plan out, on the training part and on the source's test part where it has one."""
+    """Carry out a plan on the training part, and on the source's test part if it has one."""
     is_test = np.zeros(len(dataset.y), bool)
     if dataset.fixed is not None:
         is_test = (dataset.fixed == TEST).numpy()
@@ -134,15 +134,15 @@ def _check_supply(plan: Plan, counts: Ints, supply: Ints, part: str) -> None:
     for cell in np.flatnonzero(demand > supply):
         raise DataError(
             f"{plan.names[cell]}: the partition asks for {demand[cell]} {part} samples but there "
-            f"are {supply[cell]}; ask for fewer clients or samples a client"
+            f"are {supply[cell]}; ask for fewer clients or samples per client"
         )
 
 
 def class_cells(dataset: Dataset, partition: str) -> tuple[Ints, tuple[str, ...]]:
-    """The class of every sample as its cell; refuses regression data."""
+    """The class of every sample as its cell, and the class names; refuses regression data."""
     if dataset.regression:
         raise DataError(
-            f"{dataset.name} has real-valued targets and partition '{partition}' deals classes; "
+            f"{dataset.name} has real-valued targets and partition '{partition}' divides classes; "
             "use iid or natural"
         )
     names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
@@ -150,5 +150,5 @@ def class_cells(dataset: Dataset, partition: str) -> tuple[Ints, tuple[str, ...]
 
 
 def one_cell(dataset: Dataset) -> tuple[Ints, tuple[str, ...]]:
-    """All samples alike."""
+    """One cell for all samples."""
     return np.zeros(len(dataset.y), np.int64), ("all",)

@@ -1,4 +1,4 @@
-"""Arrays that are slow to make, kept in the user's cache folder under the hash of their source."""
+"""Caches arrays that are slow to make in the user's cache folder, by the hash of their source."""
 
 import contextlib
 import hashlib
@@ -16,7 +16,7 @@ Arrays = dict[str, Array]
 
 
 def key(*sources: str | Array) -> str:
-    """A name for what is made from these sources."""
+    """The cache key of arrays that are made from these sources."""
     digest = hashlib.blake2b(digest_size=16)
     for source in sources:
         if isinstance(source, str):
@@ -28,7 +28,7 @@ def key(*sources: str | Array) -> str:
 
 
 def remember(name: str, make: Callable[[], Arrays]) -> Arrays:
-    """The cached arrays of that name, made now if they are not there or cannot be read."""
+    """The cached arrays of this name; they are made if they are missing or unreadable."""
     file = folder() / f"{name}.npz"
     if file.exists():
         with contextlib.suppress(ValueError, OSError):

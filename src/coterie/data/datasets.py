@@ -1,4 +1,4 @@
-"""The datasets by name, and :func:`load` for them and for files of one's own."""
+"""The registry of datasets by name, and :func:`load`, which also reads a user's own files."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,14 +15,14 @@ from .sources import formats, locate
 
 
 class DatasetEntry(NamedTuple):
-    """How a dataset is read, and one line about it."""
+    """The loader of a dataset, and one line about it."""
 
     loader: Callable[..., Dataset]
     about: str
 
 
 def _stored(name: str) -> Callable[..., Dataset]:
-    """A loader for a dataset that lies on disk in one of several formats."""
+    """A loader for a dataset that is on disk in one of several formats."""
 
     def loader(*, path: str | None = None, part: str = "all", **options: Any) -> Dataset:
         found = locate.find(name, path)
@@ -54,11 +54,12 @@ DATASETS: dict[str, DatasetEntry] = {
 
 
 def load(name: str, *, scale: Scale = "auto", **options: Any) -> Dataset:
-    """A dataset by its name, or the file or folder of that path.
+    """Load a dataset by its name, or the file or folder at a path.
 
-    A path's format is recognised by its file names; ``format`` overrides. ``part = "train"`` leaves
-    out the source's own test part, so that test data is drawn from each client's samples. ``scale``
-    is of images: pixels from 0 to 1 (``unit``) or of mean 0 and deviation 1 (``standard``).
+    The format of a path is recognised by its file names; ``format`` overrides that. ``part =
+    "train"`` leaves out the source's own test part, so that test data is drawn from each client's
+    samples. ``scale`` is the pixel scale of images: from 0 to 1 (``unit``), or of mean 0 and
+    deviation 1 (``standard``).
     """
     return scaled(_load(name, **options), scale)
 
@@ -69,7 +70,7 @@ def _load(name: str, **options: Any) -> Dataset:
         known = fields(entry.loader)
         own = {field.name: options[field.name] for field in known if field.name in options}
         if name not in locate.SOURCES:
-            own = options  # those of a file are for its reader
+            own = options  # the reader of a file gets them
         return entry.loader(**{**options, **checked(own, known, "data", name)})
     path = expanded(name)
     if not (path.exists() or path.suffix or len(path.parts) > 1):
@@ -92,13 +93,13 @@ def _load_path(
     if chosen not in formats.FORMATS:
         raise ConfigError(f"data.format: '{chosen}'; {did_you_mean(chosen, formats.FORMATS)}")
     if not path.exists():
-        formats.detect(path)  # says that it is not there
+        formats.detect(path)  # raises an error if the path does not exist
     reader = formats.FORMATS[chosen].reader
     return only(reader(path, **read_options(path.name, options, reader)), part)
 
 
 def only(dataset: Dataset, part: str) -> Dataset:
-    """All of a dataset, or only what its source does not call test."""
+    """The whole dataset, or without the test part of its source."""
     if part == "all" or dataset.fixed is None:
         return dataset
     if part != "train":
@@ -121,6 +122,6 @@ def only(dataset: Dataset, part: str) -> Dataset:
 def read_options(
     name: str, options: dict[str, Any], reader: Callable[..., Dataset]
 ) -> dict[str, Any]:
-    """The options of a file's reader, filled in; a wrong name, type or number is refused."""
+    """The options of a file's reader with defaults; refuses a wrong name, type or number."""
     known = (field for field in fields(reader) if field.name not in ("path", "name"))
     return checked(options, known, "data", name)

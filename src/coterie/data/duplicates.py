@@ -1,6 +1,6 @@
-"""Samples that occur more than once where they should not: in two splits, or at two clients.
+"""Finds duplicate samples: samples that occur in two splits of a client, or at two clients.
 
-Samples are the same where their inputs and their targets, as their client reads them, are the same.
+Two samples are the same if their inputs and their targets, as relabelled by the client, are equal.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from .federation import Federation
 
 
 class Duplicates(NamedTuple):
-    """How many different samples occur more than once."""
+    """The number of distinct samples that occur more than once."""
 
-    across_splits: dict[str, int]  # client: its samples that are in two of its splits or more
-    across_clients: int  # samples that two clients or more hold
-    holders: tuple[str, ...]  # those clients
+    across_splits: dict[str, int]  # by client: its samples in two or more of its splits
+    across_clients: int  # samples that two or more clients hold
+    holders: tuple[str, ...]  # the clients that hold them
 
 
 def duplicates(federation: Federation) -> Duplicates:
-    """Look at every client's own samples, whoever they judge."""
+    """Count the duplicates among every client's own samples (not those of foreign targets)."""
     inside: dict[str, int] = {}
     holders: dict[bytes, set[int]] = {}
     parts = zip(federation.train, federation.own_val, federation.own_test, strict=True)
@@ -40,7 +40,7 @@ def duplicates(federation: Federation) -> Duplicates:
 
 
 def _prints(federation: Federation, client: int, held: Tensor) -> list[bytes]:
-    """A short hash of each of some samples of a client."""
+    """A short hash of each of these samples of a client."""
     data = federation.dataset
     y = data.y[held]
     if federation.relabel is not None:
@@ -53,7 +53,7 @@ def _prints(federation: Federation, client: int, held: Tensor) -> list[bytes]:
 
 
 def shared_units(federation: Federation) -> list[str]:
-    """Names of units that two clients or more use: the same patient, or the same numbering."""
+    """Names of units that two or more clients use: the same patient, or the same numbering."""
     names = federation.dataset.unit_names
     held = torch.cat([*federation.train, *federation.val, *federation.test])
     units = federation.units

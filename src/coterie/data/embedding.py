@@ -1,8 +1,9 @@
-"""An embedding of images: the last hidden layer of a small network trained here, and cached.
+"""Embeds images by the last hidden layer of a small network, which is trained here and cached.
 
-P1 used an ImageNet-pretrained VGG-11, which is not to be had without a download. Ours has the same
-shape in small (convolutions, then two dense layers, of which the second is the embedding) and is
-trained from nothing. What it reached on the test part is part of its name.
+P1 used an ImageNet-pretrained VGG-11, which is not available without a download. Our network is a
+small one of the same structure (convolutions, then two dense layers, of which the second is the
+embedding) and is trained from scratch. Its accuracy on the test part is part of the embedding's
+name.
 """
 
 import numpy as np
@@ -19,11 +20,11 @@ WIDTH = 512
 COLOUR_EPOCHS, GREY_EPOCHS, FEWEST_STEPS = 12, 3, 300
 BATCH, RATE = 128, 0.05
 _RECIPE = f"vgg-small-{WIDTH}"
-_VERSION = "3"  # change it with anything below that changes the embedding
+_VERSION = "3"  # of the embedding: increase it with every change below that affects the result
 
 
 def embed(dataset: Dataset) -> tuple[Array, str]:
-    """A row of numbers for every sample, and what made them. Tables stand for themselves."""
+    """The embedding of every sample, one row each, and its name. Tables are used unchanged."""
     if dataset.x.ndim == 2 and dataset.x.is_floating_point():
         return dataset.x.nan_to_num(0.0).numpy(), "the features themselves"
     if dataset.x.dtype != torch.uint8 or dataset.regression:
@@ -38,7 +39,7 @@ def embed(dataset: Dataset) -> tuple[Array, str]:
 
 
 class Network(nn.Module):
-    """Convolutions of 3x3 with batch norm and pooling, two dense layers, an output layer."""
+    """3x3 convolutions with batch norm and pooling, two dense layers, an output layer."""
 
     def __init__(self, channels: int, side: int, classes: int) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class Network(nn.Module):
 
 
 def train(dataset: Dataset) -> dataset_cache.Arrays:
-    """Train on the training part; embed everything."""
+    """Train the network on the training part, and embed all samples."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -91,7 +92,7 @@ def _fit(network: Network, dataset: Dataset, rows: Tensor, device: torch.device)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps + 1)
     for _ in range(epochs):
         for batch in rows[torch.randperm(len(rows))].split(BATCH):
-            if len(batch) == 1:  # batch norm needs two
+            if len(batch) == 1:  # batch norm needs two samples
                 continue
             x = _augmented(_inputs(dataset, batch, device))
             optimizer.zero_grad()
@@ -101,13 +102,13 @@ def _fit(network: Network, dataset: Dataset, rows: Tensor, device: torch.device)
 
 
 def _epochs(dataset: Dataset, samples: int) -> int:
-    """More for colour pictures, which are harder, and for few samples."""
+    """The number of epochs: more for colour images, which are harder, and for few samples."""
     usual = COLOUR_EPOCHS if dataset.x.shape[1] == 3 else GREY_EPOCHS
     return max(usual, -(-FEWEST_STEPS * BATCH // samples))
 
 
 def _inputs(dataset: Dataset, rows: Tensor, device: torch.device) -> Tensor:
-    """Standardised pixels, whatever scale the clients train on: a partition does not change."""
+    """Standardised pixels; the clients' pixel scale must not change the partition."""
     x = dataset.x[rows]
     scale, shift = normalisation(dataset.name, x, "standard")
     if scale is None or shift is None:
@@ -116,7 +117,7 @@ def _inputs(dataset: Dataset, rows: Tensor, device: torch.device) -> Tensor:
 
 
 def _augmented(x: Tensor) -> Tensor:
-    """Colour pictures shifted by up to four pixels and mirrored at random, a batch alike."""
+    """Shift the colour images of a batch by the same few pixels; mirror each image at random."""
     if x.shape[1] != 3:
         return x
     dy, dx = torch.randint(0, 9, (2,)).tolist()
@@ -127,7 +128,7 @@ def _augmented(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _apply(network: Network, dataset: Dataset, device: torch.device) -> tuple[Array, Array]:
-    """Embeddings of all samples, and which of them are classified right."""
+    """The embeddings of all samples, and which samples are classified correctly."""
     points, right = [], []
     for rows in torch.arange(len(dataset.y)).split(512):
         hidden = network.embedded(_inputs(dataset, rows, device))

@@ -1,7 +1,7 @@
-"""Columns whose numbers are wildly out of scale at one client: a wrong unit, or a slipped digit.
+"""Finds columns with extreme numbers at one client: a wrong unit, or a misplaced decimal point.
 
-Standardisation takes one mean and one deviation for all clients, so that a single huge number
-flattens a column for everybody.
+Standardisation uses one mean and one deviation for all clients, so a single huge number flattens
+the column for every client.
 """
 
 from typing import NamedTuple
@@ -11,24 +11,25 @@ import numpy as np
 from .assign import Floats
 from .federation import Federation
 
-FAR = 1000.0  # times as far from everybody's middle as most numbers are
+FAR = 1000.0  # times the median distance from the median over all clients
 
 
 class Extreme(NamedTuple):
-    """One column at one client."""
+    """One column of one client that holds an extreme number."""
 
     client: str
     column: str
-    value: float  # the number that is farthest off
+    value: float  # the number that is farthest from the median
     middle: float  # the median over all clients
-    usual: float  # how far from it the larger half of the numbers begins, over all clients
+    usual: float  # the median distance from that median, over all clients
 
 
 def extremes(federation: Federation) -> list[Extreme]:
-    """The columns of each client that hold a number far out of the scale of all clients.
+    """The columns of each client that hold a number far outside the scale of all clients.
 
-    Far is a thousand times the median distance from the median (or from 1, where half of the
-    numbers are the same), whatever the distribution: heavy tails of honest data stay below.
+    A number is far if its distance from the median is more than a thousand times the median
+    distance (which counts as 1 where half of the numbers are equal). No distribution is assumed:
+    the heavy tails of correct data stay below that.
     """
     data = federation.dataset if federation.source is None else federation.source
     if data.numeric is None or data.x.ndim != 2:
@@ -50,7 +51,7 @@ def extremes(federation: Federation) -> list[Extreme]:
 
 
 def _scale(x: Floats) -> tuple[Floats, Floats]:
-    """The median of each column and the median distance from it; 1 where half are the same."""
+    """The median of each column and the median distance from it, or 1 where that is zero."""
     with np.errstate(all="ignore"):
         middle = np.nan_to_num(np.nanmedian(x, axis=0))
         usual = np.nan_to_num(np.nanmedian(np.abs(x - middle), axis=0))

@@ -1,4 +1,4 @@
-"""A federation: one dataset, and who holds which of its samples.
+"""A federation: one dataset, and the indices of the samples that each client holds.
 
 Samples are stored once. A client is three lists of indices (train, validation, test) into the
 shared arrays, so that a hundred clients of CIFAR take no more memory than CIFAR.
@@ -18,10 +18,10 @@ Indices = tuple[Tensor, ...]  # a list of sample indices for every client
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples and targets, before anybody owns them.
+    """Samples and targets, before they are assigned to clients.
 
-    ``x`` keeps the form it came in (uint8 images, float32 features, int64 tokens); a batch of it
-    becomes model input by ``(x * scale + shift)`` where ``x`` is not made of tokens.
+    ``x`` keeps the dtype of its source (uint8 images, float32 features, int64 tokens). The model
+    input of a batch is ``(x * scale + shift)``, except for tokens.
     """
 
     name: str
@@ -31,14 +31,14 @@ class Dataset:
     fixed: Tensor | None = None  # [N] int8: 0 train, 1 validation, 2 test, as the source says
     owners: Tensor | None = None  # [N] natural client of each sample
     owner_names: tuple[str, ...] = ()
-    owner_groups: Tensor | None = None  # [owners] the hidden truth, where the data was made so
+    owner_groups: Tensor | None = None  # [owners] the true hidden groups, if the data has them
     class_names: tuple[str, ...] = ()
     superclass: Tensor | None = None  # [classes] the coarse class of each class
-    numeric: Tensor | None = None  # [features] which columns `federate` completes and standardises
+    numeric: Tensor | None = None  # [features] columns that `federate` imputes and standardises
     feature_names: tuple[str, ...] = ()
-    units: Tensor | None = None  # [N] int64: samples of one unit (a patient) are never cut apart
+    units: Tensor | None = None  # [N] int64: samples of one unit (a patient) stay together
     unit_names: tuple[str, ...] = ()  # [units]; a name that two clients use is two units
-    times: Tensor | None = None  # [N] float64: a client's splits follow each other in time
+    times: Tensor | None = None  # [N] float64: each client is split by time, test data last
     scale: Tensor | None = None  # broadcast against one sample
     shift: Tensor | None = None
     target_scale: float = 1.0  # a target in the source's units is y * target_scale + target_shift
@@ -52,63 +52,63 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Who holds what. ``groups`` and ``relabel`` are known only where the data was made so."""
+    """The samples that each client holds; ``groups`` and ``relabel`` if the partition made them."""
 
     dataset: Dataset
-    partition: str  # the partition's name and parameters, for people
+    partition: str  # the partition's name and parameters, for display
     clients: tuple[str, ...]  # names, in order of first appearance
     train: Indices
-    val: Indices  # what judges client i, and what methods weigh models on
+    val: Indices  # data that client i is judged on, and that methods weigh models by
     test: Indices
-    groups: Tensor | None = None  # [K] the hidden truth, for scoring only
+    groups: Tensor | None = None  # [K] the true hidden groups, for scoring only
     relabel: Tensor | None = None  # [K, classes] client i reads class c as relabel[i, c]
-    foreign: Tensor | None = None  # [K] whose validation and test data client i is judged on
+    foreign: Tensor | None = None  # [K] the client whose validation and test data judge client i
     aux: Indices | None = None  # test samples of each client that the server holds instead
-    source: Dataset | None = None  # the dataset before it was standardised, if another
-    note: str = ""  # what else the partition was made with (an embedding), for people
+    source: Dataset | None = None  # the dataset before it was standardised, if that changed it
+    note: str = ""  # other inputs of the partition (an embedding), for display
 
     def __len__(self) -> int:
         return len(self.clients)
 
     @property
     def units(self) -> Tensor | None:
-        """``[N]`` the unit of each sample, where the data says so: what resampling draws."""
+        """``[N]`` the unit of each sample, if the data has units: resampling draws whole units."""
         return self.dataset.units
 
     @property
     def own_val(self) -> Indices:
-        """Each client's own validation data, which under foreign targets judges another client."""
+        """Each client's own validation data; with foreign targets it judges another client."""
         return self.of_owners(self.val)
 
     @property
     def own_test(self) -> Indices:
-        """Each client's own test data, which under foreign targets judges another client."""
+        """Each client's own test data; with foreign targets it judges another client."""
         return self.of_owners(self.test)
 
     def of_owners(self, judging: Indices) -> Indices:
-        """Index lists of what judges each client, sorted by whom they belong to."""
+        """Reorder index lists from the clients that they judge to the clients that own them."""
         if self.foreign is None:
             return judging
         return tuple(judging[i] for i in self.foreign.argsort().tolist())
 
     @property
     def target_groups(self) -> Tensor | None:
-        """``[K]`` the group of the client whose data judges client i; None where none is known."""
+        """``[K]`` the group of the client whose data judges client i; None without groups."""
         if self.groups is None or self.foreign is None:
             return self.groups
         return self.groups[self.foreign]
 
     @property
     def keys(self) -> Tensor:
-        """A number for each client, derived from its name: its place in every random draw."""
+        """A number for each client, derived from its name: its key in every random draw."""
         return torch.tensor([name_key(name) for name in self.clients])
 
     @cached_property
     def seals(self) -> tuple[Seal, ...]:
-        """Two hashes a client: of its data, and of how it is divided."""
+        """Two hashes per client: of its data, and of how it is divided."""
         return seals(self)
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that change when any client's data, or what is made of it, does."""
+        """Sixteen hex digits that change with any client's data or with how it is divided."""
         return fingerprint(self)

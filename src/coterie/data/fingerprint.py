@@ -1,8 +1,8 @@
-"""Hashes of who holds what: of each client's data, of how it is divided, and of a federation.
+"""Hashes each client's data, how it is divided, and the whole federation.
 
-A client's hashes are of its own samples in their own order, so that a site can compute them alone;
-the federation's fingerprint is a hash over them in client order. They are of the data as the source
-gave it: one client's change does not show in another's hash by way of the standardisation.
+A client's hashes cover its own samples in their own order, so that a site can compute them alone;
+the federation's fingerprint is a hash over them in client order. They cover the data before it is
+standardised: a change of one client's data does not change another client's hash.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Seal(NamedTuple):
-    """What one client has, as two sha256."""
+    """Two sha256 hashes of what one client holds."""
 
     data: str  # its samples, targets and units
-    partition: str  # which of them train, validate and test; its group, its classes, its judge
+    partition: str  # its splits, its group, its relabelling, and whose data judges it
 
 
 def seals(federation: "Federation") -> tuple[Seal, ...]:
@@ -50,7 +50,7 @@ def _facts(federation: "Federation", i: int) -> dict[str, object]:
 
 
 def _of_samples(dataset: "Dataset", held: Tensor) -> str:
-    """The sha256 of some samples: inputs, targets, and which of them are of one unit."""
+    """The sha256 of these samples: inputs, targets, and which of them share a unit."""
     parts = [_bytes(dataset.x[held]), _bytes(dataset.y[held])]
     if dataset.units is not None:
         _, first, unit = np.unique(
@@ -61,7 +61,7 @@ def _of_samples(dataset: "Dataset", held: Tensor) -> str:
 
 
 def fingerprint(federation: "Federation") -> str:
-    """Sixteen hex digits that change when any client's data, or what is made of it, does."""
+    """Sixteen hex digits that change with any client's data or with how it is divided."""
     data = federation.dataset
     parts = []
     for name, seal in zip(federation.clients, federation.seals, strict=True):
@@ -72,7 +72,7 @@ def fingerprint(federation: "Federation") -> str:
 
 
 def _bytes(values: Tensor) -> bytes:
-    """Shape, type and entries, the same on every machine."""
+    """The shape, dtype and entries of a tensor as bytes, the same on every machine."""
     array = values.detach().cpu().contiguous().numpy()
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return f"{array.dtype.str[1:]}{list(array.shape)}".encode() + little.tobytes()
@@ -83,7 +83,7 @@ def _text(value: object) -> bytes:
 
 
 def _sha(*parts: bytes) -> str:
-    """The sha256 of several parts, each with its length before it."""
+    """The sha256 of several parts, each prefixed by its length."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))

@@ -1,4 +1,4 @@
-"""What a partition made: a manifest for the record, rows for people, and how unlike clients are."""
+"""Describes a partition: a manifest to store, rows for a table, and how much clients differ."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -12,18 +12,18 @@ from .federation import Federation, Indices
 from .fingerprint import Seal
 
 SPLITS = ("train", "val", "test")
-MOST_RANGES = 200_000  # of indices that a manifest lists
+MOST_RANGES = 200_000  # the most ranges of indices that a manifest lists
 
 
 class Distance(NamedTuple):
-    """How far the clients' class shares are from everybody's, averaged over clients."""
+    """The mean distance of a client's class shares from those of all clients together."""
 
-    emd_p1: float  # as P1 computes it: classes a client holds count twice (spec 13.11)
+    emd_p1: float  # as P1 computes it: classes that a client holds count twice (spec 13.11)
     l1: float  # the plain sum of absolute differences, at most 2
 
 
 class ClientRow(NamedTuple):
-    """One client, for a table."""
+    """One client's row of a table."""
 
     client: str
     group: int | None
@@ -34,14 +34,17 @@ class ClientRow(NamedTuple):
 
 
 def class_counts(federation: Federation, *splits: Indices) -> Ints:
-    """How many samples of each (true) class each client holds in some splits ``[K, classes]``."""
+    """The number of samples of each true class that each client holds in these splits.
+
+    The result is ``[K, classes]``.
+    """
     classes, y = federation.dataset.classes, federation.dataset.y
     rows = [torch.cat(parts) for parts in zip(*splits, strict=True)]
     return np.stack([np.bincount(y[mine].numpy(), minlength=classes) for mine in rows])
 
 
 def distance(counts: Ints) -> Distance:
-    """Both readings of the earth mover's distance, over clients that hold anything.
+    """Both versions of the earth mover's distance, over the clients that hold any samples.
 
     >>> distance(np.eye(10, dtype=int) * 7)
     Distance(emd_p1=2.7, l1=1.8)
@@ -65,7 +68,7 @@ def emd(federation: Federation) -> Distance | None:
 
 
 def describe(federation: Federation) -> list[ClientRow]:
-    """A row a client."""
+    """One row per client, for a table."""
     counts = None
     if not federation.dataset.regression:
         counts = class_counts(federation, federation.train, federation.own_val)
@@ -83,7 +86,7 @@ def describe(federation: Federation) -> list[ClientRow]:
 
 
 def remarks(federation: Federation) -> list[str]:
-    """What a user should know before training: clients that lack one kind of data."""
+    """Warnings for the user before training: the clients that lack a kind of data."""
     found = []
     for split, meaning in (
         ("train", "never trained and left out of averages"),
@@ -99,10 +102,10 @@ def remarks(federation: Federation) -> list[str]:
 
 
 def manifest(federation: Federation) -> dict[str, Any]:
-    """Everything about a partition, ready for JSON: what a run's ``partition.json`` holds.
+    """The full description of a partition as JSON values: a run's ``partition.json``.
 
-    Indices are written as ranges (``0-4,7``). Where there would be more than ``MOST_RANGES`` they
-    are left out: ``partition`` is a hash of them.
+    Indices are written as ranges (``0-4,7``). If there are more than ``MOST_RANGES`` ranges, they
+    are left out; ``partition`` is a hash of them.
     """
     apart, data, rows = emd(federation), federation.dataset, describe(federation)
     splits = federation.train, federation.val, federation.test
@@ -142,7 +145,7 @@ def _client(federation: Federation, row: ClientRow, i: int) -> dict[str, Any]:
 
 
 def ranges(indices: Tensor) -> str:
-    """Indices as text, in the order they have.
+    """Write indices as text ranges, in their own order.
 
     >>> ranges(torch.tensor([0, 1, 2, 3, 7, 9, 10]))
     '0-3,7,9-10'
@@ -155,7 +158,7 @@ def ranges(indices: Tensor) -> str:
 
 
 def changes(stored: Mapping[str, Any], federation: Federation) -> list[str]:
-    """What differs from a stored manifest, in words; empty where nothing does."""
+    """The differences from a stored manifest, in words; empty if there are none."""
     try:
         before = {c["name"]: Seal(c["data"], c["partition"]) for c in stored["clients"]}
         same = stored["fingerprint"] == federation.fingerprint
@@ -179,5 +182,5 @@ def changes(stored: Mapping[str, Any], federation: Federation) -> list[str]:
 
 
 def words_of(names: list[str], most: int = 5) -> str:
-    """Some names for a message."""
+    """The first few names, for a message."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")

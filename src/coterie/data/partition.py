@@ -1,4 +1,4 @@
-"""The partitions by name, and :func:`federate`."""
+"""The registry of partitions by name, and :func:`federate`, which divides a dataset by one."""
 
 from dataclasses import replace
 
@@ -43,13 +43,14 @@ def federate(
     seed: int = 0,
     foreign_targets: bool = False,
 ) -> Federation:
-    """The federation a partition makes of a dataset.
+    """Divide a dataset among clients by a partition, and make a federation of them.
 
     ``test`` is the share of a client's samples kept for testing, unless the source has a test part
     of its own; ``val`` is the share of the rest kept for validation. With ``foreign_targets`` each
     client is judged on another's validation and test data (P1's out-of-distribution study). ``aux``
-    is the share of all test samples that the server is given instead (P3's Fisher data). Numbers
-    of a table are completed and standardised here, by the training data alone.
+    is the share of all test samples that the server is given instead (P3's Fisher data). The
+    missing numbers of a table are filled in and its numbers standardised here, by the training data
+    alone.
     """
     for field, share in (("val", val), ("test", test)):
         if not 0 <= share < 1:
@@ -84,7 +85,7 @@ def _refuse_divided_units(
     clients: tuple[str, ...],
     splits: list[tuple[Tensor, Tensor, Tensor]],
 ) -> None:
-    """Refuse a partition that gives samples of one unit to two clients."""
+    """Refuse a partition that gives samples of the same unit to two clients."""
     if dataset.units is None:
         return
     owner: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""Data that is no client's alone: what the server holds, and what all clients train on.
+"""Data beyond the clients' own: samples that the server holds, and a pool that all clients share.
 
-Both are drawn from names and sample numbers, so that listing clients in another order changes
-nothing.
+The random draws depend on names and sample numbers only, so that the order of the clients does not
+matter.
 """
 
 from dataclasses import replace
@@ -17,18 +17,18 @@ from .federation import Federation, Indices
 
 
 class Pool(NamedTuple):
-    """Training samples that everybody is given."""
+    """Training samples that all clients share."""
 
-    samples: Tensor  # [n] in the order of their numbers
-    owner: Tensor  # [n] the client they come from
-    train: Indices  # what each client has for itself
+    samples: Tensor  # [n] sample indices, ascending
+    owner: Tensor  # [n] the client that each sample comes from
+    train: Indices  # the training samples that each client has for itself
 
 
 def hold_aux(federation: Federation, share: float, seed: int) -> Federation:
-    """The federation with a share of its test data handed to the server (spec 3.3).
+    """Move a share of the federation's test data to the server (spec 3.3).
 
-    Handed samples are in nobody's test data any more. A client that would be left without any keeps
-    its own.
+    Moved samples are in no client's test data any more. A client that would be left without test
+    data keeps its own.
     """
     if not 0 <= share < 1:
         raise ConfigError(f"data.aux: found {share}, expected a share from 0 to below 1")
@@ -47,10 +47,10 @@ def hold_aux(federation: Federation, share: float, seed: int) -> Federation:
 
 
 def form_pool(federation: Federation, sharing: Sharing, seed: int) -> Pool:
-    """The samples that clients share: of training data only, never of validation or test data.
+    """Draw the samples that clients share, from training data only, never validation or test data.
 
     ``from_clients`` copies the same share of every client's samples; ``held_out`` takes equally
-    many of every class away from the clients (all there are of a class that has too few).
+    many samples of every class away from the clients (all samples of a class that has too few).
     """
     train = federation.train
     owner = torch.cat([torch.full((len(own),), i) for i, own in enumerate(train)])
@@ -80,7 +80,7 @@ def _from_each(federation: Federation, share: float, seed: int) -> list[Tensor]:
 def _balanced(
     federation: Federation, samples: Tensor, owner: Tensor, share: float, seed: int
 ) -> Tensor:
-    """A mask over all training samples, equally many of every class as its owners read it."""
+    """A mask over all training samples with equally many of every class, as their owners label."""
     classes = max(1, federation.dataset.classes)
     kind = torch.zeros_like(samples)
     if not federation.dataset.regression:

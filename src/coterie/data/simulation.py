@@ -1,4 +1,4 @@
-"""A federation as a simulator holds it: what the server knows, and everybody's shards."""
+"""Prepares a federation for simulation: the problem that the server knows, and all shards."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from .shared import Pool, form_pool
 
 
 class Simulation(NamedTuple):
-    """Both sides of a federation in one process."""
+    """The problem and the shards of a federation, in one process."""
 
     problem: Problem
     shards: Shards
@@ -33,12 +33,12 @@ def simulate(
     merge_val: bool = False,
     sharing: Sharing | None = None,
 ) -> Simulation:
-    """The problem and the shards of a federation.
+    """Make the problem and the shards of a federation.
 
-    ``merge_val`` adds a client's own validation data to its training data, also where another
-    client's data judges it (spec 17). A client without validation data weighs models on its
-    training data instead (spec 1.8). Declared training counts are of a client's own samples: a
-    shared pool is not counted (spec 2.3).
+    ``merge_val`` adds a client's own validation data to its training data, also if another client's
+    data judges it (spec 17). A client without validation data weighs models on its training data
+    instead (spec 1.8). The declared training counts are those of a client's own samples: a shared
+    pool is not counted (spec 2.3).
     """
     device = torch.device(device)
     pool = None if sharing is None else form_pool(federation, sharing, seed)
@@ -80,7 +80,7 @@ def simulate(
 
 
 class _Samples:
-    """Samples and targets of a federation on a device; copies are added where labels differ."""
+    """Samples and targets of a federation on a device; relabelled samples are added as copies."""
 
     def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype) -> None:
         data = federation.dataset
@@ -93,7 +93,7 @@ class _Samples:
         self.literal: int | None = None
 
     def as_read(self, samples: Tensor, owner: Tensor) -> Tensor:
-        """Where these samples are found with the labels their owners read: copies if need be."""
+        """Indices of these samples with their owners' labels; adds copies if clients relabel."""
         if not self.relabel.shape[-1] or not len(samples):
             return samples
         first = len(self.y)
@@ -104,7 +104,7 @@ class _Samples:
         return torch.arange(first, len(self.y))
 
     def shards(self, splits: dict[str, Ragged]) -> Shards:
-        """The shards of everybody."""
+        """The shards of all clients."""
         units = self.data.units
         return Shards(
             self.x,
@@ -118,7 +118,7 @@ class _Samples:
         )
 
     def _with_copies(self, units: Tensor) -> Tensor:
-        """Units of all samples; copies are only trained on, and of no unit."""
+        """The units of all samples; copies are only used in training and have no unit (-1)."""
         copies = torch.full((len(self.y) - len(units),), -1, dtype=units.dtype)
         return torch.cat([units, copies]).to(self.device)
 
@@ -136,26 +136,26 @@ class _Samples:
 
 
 def _with_pool(train: Indices, pool: Pool, at: Tensor) -> Indices:
-    """Everybody's own training samples and those of the pool that they lack."""
+    """Each client's own training samples and the samples of the pool that it lacks."""
     own = (torch.isin(pool.samples, part) for part in train)
     return tuple(torch.cat([part, at[~o]]) for part, o in zip(train, own, strict=True))
 
 
 def _aux(federation: Federation, store: _Samples) -> Tensor | None:
-    """The samples that the server holds; None where it holds none."""
+    """The indices of the samples that the server holds; None if it holds none."""
     held = federation.aux
     if held is None:
         return None
     owner = torch.cat([torch.full((len(part),), i) for i, part in enumerate(held)])
     samples = torch.cat(held)
-    if not store.relabel.shape[-1]:  # a sample that several clients had is the same to all
+    if not store.relabel.shape[-1]:  # clients that hold the same sample give it the same label
         once: Tensor = samples.unique()
         return once
     return store.as_read(samples, owner)
 
 
 def _server_shard(shards: Shards, samples: Tensor) -> Shards:
-    """The server's own samples as the shard of one client, labelled as they are."""
+    """The server's own samples as the shard of one client, without relabelling."""
     at = torch.arange(len(samples))
     held = Ragged([at], shards.device)
     return Shards(

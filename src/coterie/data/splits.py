@@ -1,6 +1,6 @@
-"""A client's own samples cut into train, validation and test.
+"""Splits a client's own samples into train, validation and test.
 
-What is never cut apart is a *block*: the rows of one unit (a patient), or else a single row.
+A *block* is never split: the rows of one unit (a patient), or a single row without units.
 """
 
 import numpy as np
@@ -17,11 +17,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def take_share(dataset: Dataset, mine: Tensor, share: float, *words: int | str) -> Tensor:
-    """A mask over ``mine``: a share of its blocks, drawn class by class (stratified).
+    """Draw a share of the blocks of ``mine``, stratified by class; return a mask over ``mine``.
 
     The draw depends on the words and on positions within ``mine``, so a client's split does not
-    change when clients are listed in another order. Something is taken from two blocks or more,
-    and something is always left.
+    change when clients are listed in another order. If there are two or more blocks, at least one
+    is taken; at least one is always left.
     """
     block, count = _blocks(dataset, mine)
     wanted = min(max(round(share * count), 1), count - 1) if share > 0 and count > 1 else 0
@@ -40,10 +40,11 @@ def take_share(dataset: Dataset, mine: Tensor, share: float, *words: int | str) 
 
 
 def take_latest(dataset: Dataset, mine: Tensor, share: float) -> Tensor:
-    """A mask over ``mine``: the latest blocks, as near to a share of the samples as times allow.
+    """Take the latest blocks of ``mine``, as near to a share of the samples as times allow.
 
-    The time of a block is that of its first sample. Blocks of one time stay together, so what is
-    taken is later than what is left; nothing is taken where all have the same time.
+    Returns a mask over ``mine``. The time of a block is that of its first sample. Blocks of the
+    same time stay together, so what is taken is later than what is left; nothing is taken if all
+    blocks have the same time.
     """
     none = torch.zeros(len(mine), dtype=torch.bool)
     if dataset.times is None or share == 0 or len(mine) < 2:
@@ -55,13 +56,13 @@ def take_latest(dataset: Dataset, mine: Tensor, share: float) -> Tensor:
     cuts = np.unique(when)[1:]
     if len(cuts) == 0:
         return none
-    taken = len(when) - np.searchsorted(np.sort(when), cuts)  # samples from each cut on
+    taken = len(when) - np.searchsorted(np.sort(when), cuts)  # samples at or after each cut
     off = np.abs(taken - share * len(when))
     return torch.from_numpy(when >= cuts[np.flatnonzero(off == off.min())[-1]])
 
 
 def _blocks(dataset: Dataset, mine: Tensor) -> tuple[Ints, int]:
-    """The block of every sample, and how many blocks there are."""
+    """The block of every sample, and the number of blocks."""
     if dataset.units is None:
         return np.arange(len(mine)), len(mine)
     found, block = np.unique(dataset.units[mine].numpy(), return_inverse=True)
@@ -69,7 +70,7 @@ def _blocks(dataset: Dataset, mine: Tensor) -> tuple[Ints, int]:
 
 
 def _kinds(dataset: Dataset, mine: Tensor, block: Ints, count: int) -> Ints:
-    """The class of every block, of a unit its most frequent one; all alike in a regression."""
+    """The class of every block, for a unit its most frequent class; all 0 in a regression."""
     if dataset.regression:
         return np.zeros(count, np.int64)
     y: Ints = dataset.y[mine].numpy()
@@ -77,7 +78,7 @@ def _kinds(dataset: Dataset, mine: Tensor, block: Ints, count: int) -> Ints:
         return y
     pairs, often = np.unique(block * dataset.classes + y, return_counts=True)
     kinds = np.empty(count, np.int64)
-    for pair in pairs[np.argsort(often, kind="stable")]:  # the most frequent one is written last
+    for pair in pairs[np.argsort(often, kind="stable")]:  # the most frequent class is written last
         kinds[pair // dataset.classes] = pair % dataset.classes
     return kinds
 
@@ -90,11 +91,12 @@ def three_ways(
     shares: tuple[float, float],
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Train, validation and test of one client.
+    """Split one client's samples into train, validation and test.
 
-    ``shares`` are validation's share of what is not test, and test's share of all. Where the source
-    has its own test or validation part, that part is used instead of a share. Where samples have
-    times, test data is the latest and validation data the latest of the rest.
+    ``shares`` are the share of validation among the samples that are not test, and the share of
+    test among all samples. If the source has its own test or validation part, that part is used
+    instead. If samples have times, test data is the latest and validation data the latest of the
+    rest.
     """
     val_share, test_share = shares
     key = random.name_key(name)

@@ -1,8 +1,8 @@
-"""Completing and standardising features, by what the training data says and nothing else.
+"""Fills in missing features and standardises features, by the training data alone.
 
-Mean and deviation come from sums that each client can compute for itself
-(:func:`sums_of`, :func:`squares_of`), added up in client order (:func:`add_up`): where data never
-meets, the same two rounds of sums give the same bits.
+Mean and deviation come from sums that each client can compute for itself (:func:`sums_of`,
+:func:`squares_of`), added up in client order (:func:`add_up`): if the clients' data is in different
+places, the same two rounds of sums give the same bits.
 """
 
 from collections.abc import Iterable
@@ -21,26 +21,26 @@ Floats = npt.NDArray[np.float64]
 
 
 class Sums(NamedTuple):
-    """What one client, or several together, contribute to the mean of each column."""
+    """The contribution of one or several clients to the mean of each column."""
 
-    known: Floats  # [D] how many values are known
+    known: Floats  # [D] the number of known values
     total: Floats  # [D]
 
 
 def sums_of(rows: Tensor) -> Sums:
-    """One client's known values and their sum, a column each, of rows ``[n, D]``."""
+    """The number and the sum of one client's known values in each column of rows ``[n, D]``."""
     values = rows.double().numpy()
     known = ~np.isnan(values)
     return Sums(known.sum(axis=0).astype(np.float64), np.where(known, values, 0.0).sum(axis=0))
 
 
 def squares_of(rows: Tensor, mean: Floats) -> Sums:
-    """The same of one client's squared deviations from the mean of all clients."""
+    """Like :func:`sums_of`, for squared deviations from the mean of all clients."""
     return sums_of((rows.double() - torch.from_numpy(mean)).square())
 
 
 def add_up(parts: Iterable[Sums]) -> Floats:
-    """The mean of each column over all clients, added in client order; NaN without any value."""
+    """The mean of each column over all clients, summed in client order; NaN without any value."""
     count, total = (np.zeros(()), np.zeros(()))
     for part in parts:
         count, total = count + part.known, total + part.total
@@ -49,10 +49,11 @@ def add_up(parts: Iterable[Sums]) -> Floats:
 
 
 def standardised(dataset: Dataset, train: Indices) -> Dataset:
-    """The dataset with missing numbers filled and numbers scaled, fitted on the training rows.
+    """Fill in missing numbers and set the scaling of a dataset, fitted on the training rows.
 
-    Missing numbers become the training mean. Scaling is left to ``scale`` and ``shift``, as for
-    images. Targets of a regression are standardised too; ``target_scale`` leads back.
+    Missing numbers become the training mean. Numbers are scaled by ``scale`` and ``shift``, as for
+    images. Targets of a regression are standardised too; ``target_scale`` and ``target_shift``
+    convert them back.
     """
     if dataset.numeric is None:
         return dataset
@@ -71,7 +72,7 @@ def standardised(dataset: Dataset, train: Indices) -> Dataset:
 
 
 def _moments(clients: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each column over its known values; 0 and 1 where there are none."""
+    """Mean and deviation of each column over its known values; 0 and 1 if it has none."""
     mean = np.nan_to_num(add_up(sums_of(rows) for rows in clients))
     std = np.nan_to_num(np.sqrt(add_up(squares_of(rows, mean) for rows in clients)), nan=1.0)
     std = np.where(std > 1e-9 * (1 + np.abs(mean)), std, 1.0)

@@ -1,4 +1,4 @@
-"""Data that needs no download: scikit-learn's digits, and two small regressions made here."""
+"""Datasets that need no download: scikit-learn's digits, and two small synthetic regressions."""
 
 import math
 from typing import Annotated
@@ -12,12 +12,12 @@ from ..errors import ConfigError
 from .arrays import normalisation
 from .federation import Dataset
 
-_MOST = 10**8  # numbers: what fits in memory
+_MOST = 10**8  # the most numbers of a dataset, so that it fits in memory
 
 
 def digits() -> Dataset:
     """1,797 grey 8x8 images of handwritten digits, ten classes."""
-    from sklearn.datasets import load_digits  # slow to import, so only where it is used
+    from sklearn.datasets import load_digits  # slow to import, so imported only here
 
     raw = load_digits()
     x = torch.from_numpy(raw.images.astype(np.uint8)).unsqueeze(1)
@@ -43,11 +43,11 @@ def regression_groups(
 ) -> Dataset:
     """Clients of two groups: ``y = x·b`` for one half, ``y = -x·b`` for the other, plus noise.
 
-    clients: how many
-    samples: of each client
-    features: numbers a sample
-    noise: standard deviation of what is added to y
-    seed: of all draws
+    clients: the number of clients
+    samples: samples per client
+    features: features per sample
+    noise: standard deviation of the noise that is added to y
+    seed: the seed of all draws
     """
     _check_size("regression_groups", clients * samples * features)
     key = random.derive(seed, "regression_groups")
@@ -80,10 +80,10 @@ def sine(
 ) -> Dataset:
     """P2's Figure 1: noisy points of a sine curve; each client holds one interval of [0, 2π).
 
-    clients: how many
-    samples: of each client
-    noise: standard deviation of what is added to the curve
-    seed: of all draws
+    clients: the number of clients
+    samples: samples per client
+    noise: standard deviation of the noise that is added to the curve
+    seed: the seed of all draws
     """
     _check_size("sine", clients * samples)
     key = random.derive(seed, "sine")
@@ -102,7 +102,7 @@ def sine(
 
 
 def _check_size(name: str, numbers: int) -> None:
-    """Refuse data that does not fit in memory."""
+    """Refuse a dataset that does not fit in memory."""
     if numbers > _MOST:
         raise ConfigError(
             f"data: {name} would have {numbers:.3g} numbers; expected at most {_MOST:.0e}: ask for "

@@ -1,4 +1,4 @@
-"""Who runs the clients: ``vmap``, ``loop``, ``wire``, or whichever ``auto`` finds fastest."""
+"""The engines that run the clients: ``vmap``, ``loop``, ``wire``, and ``auto``, which chooses."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,14 +39,15 @@ def make_engine(
     before: Mapping[str, str] | None = None,
     scratch: Path | None = None,
 ) -> Engine:
-    """The engine of a configuration. ``auto`` measures; the others take what they are given.
+    """Make the engine of a configuration. ``auto`` measures; the others use the given settings.
 
     ``play`` traces calls and replays them (``coterie.compiled``), ``compiled`` replaces the loops
-    of a trace by C++ on a CPU; None does it where a run of this many ``rounds`` with this
-    ``participation`` repays it. ``runs`` of a comparison share what ``auto`` measures. ``before``
-    says how each form of a call (``Form.id``) was executed before a run was stopped. Files of
-    states lie in the folder ``scratch``, or where temporary files go.
-    Nothing is set for the process: ``process.settings`` does that around a run.
+    of a trace by C++ on a CPU. With None, each is done if a run of this many ``rounds`` with this
+    ``participation`` is long enough to repay its cost. ``runs`` is the number of runs of a
+    comparison that share the measurement of ``auto``. ``before`` maps each form of a call
+    (``Form.id``) to the way it was executed before the run was stopped. With ``state="disk"`` the
+    state files are in the folder ``scratch``, by default the system's folder for temporary files.
+    This function changes no setting of the process: ``process.settings`` does that around a run.
     """
     if name == "wire":
         from .wire import WireEngine
@@ -72,7 +73,7 @@ def make_backend(
     state: str = "device",
     before: Mapping[str, str] | None = None,
 ) -> Backend:
-    """What computes the client half in this process."""
+    """Make the backend that computes the client half of a method in this process."""
     from . import auto
     from .loop import LoopBackend
     from .vmap import VmapBackend

@@ -1,9 +1,9 @@
-"""Which engine finishes a run first: measured on the real model, within a small part of the run.
+"""Chooses the engine that finishes a run first, by a short measurement on the real model.
 
-The loop is timed first, on a few steps of one client, which gives the length of the run. Another
-engine is tried only if the try costs little beside that. Once one is faster than the loop, a larger
-chunk is tried only if it could save more than the try costs. Tracing and compiling count: engines
-are compared by the estimate of the whole run, not of a round.
+The loop is timed first, on a few steps of one client, which gives an estimate of the whole run.
+Another engine is tried only if the try costs little compared with that. Once an engine is faster
+than the loop, a larger chunk is tried only if it could save more than the try costs. Engines are
+compared by the estimated time of the whole run, including tracing and compiling, not of a round.
 
 The choice is kept in the user's cache, so that a second run resolves to the same engine and hence
 to the same digest.
@@ -28,29 +28,29 @@ from .vmap import VmapBackend, can_trace, compiler, kernels_cached
 
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
-REPAID_AFTER = 10  # rounds: the vmap engine traces a run of this many
-COMPILED_AFTER = 50  # rounds: a compiler takes some seconds, the first time
-_TURNS = 3  # of each candidate; the first warms up, or traces
-_SHARE = 0.015  # of the estimated run of the loop: what tries may cost before one is faster
-_HOPED = 0.6  # of the seconds of a step: what a larger chunk may bring them to
+REPAID_AFTER = 10  # rounds from which the vmap engine traces a run
+COMPILED_AFTER = 50  # rounds from which it compiles: the first time that takes some seconds
+_TURNS = 3  # timings of each candidate; the first one warms up, or traces
+_SHARE = 0.015  # of the loop's estimated run: what tries may cost until one beats the loop
+_HOPED = 0.6  # of the seconds of a step: the best that a larger chunk is expected to reach
 _MARGIN = 0.9  # of the loop's estimate: another engine has to be below it
-_FEWER_THREADS = 0.97  # one thread is preferred unless all of them take less than this share
-_TRACED, _TRACED_MORE = 10, 30  # loop steps that tracing a probe costs, and more for each client
+_FEWER_THREADS = 0.97  # one thread is preferred unless all threads take less than this share
+_TRACED, _TRACED_MORE = 10, 30  # cost of tracing a probe in loop steps: fixed, and per client
 _IMPORT, _COMPILE = 0.1, 3.0  # seconds
 _KERNELS = 4.0  # seconds of compiling the kernels of one convolution and its pool, once
-_KERNELS_SHARE = 0.1  # of the estimated run of the loop: what compiling kernels may take
+_KERNELS_SHARE = 0.1  # of the loop's estimated run: what compiling kernels may take
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
 class How(NamedTuple):
-    """What the vmap engine does before the first round to make the others faster."""
+    """Whether the vmap engine traces and compiles its calls."""
 
     play: bool  # trace calls and replay them
-    compiled: bool  # with C++ in place of their loops
+    compiled: bool  # replace the loops of traces by C++
 
 
 def repaid(on: Work, rounds: int, *, play: bool | None = None, compiled: bool | None = None) -> How:
-    """What repays itself for the vmap engine in a run of this many rounds, unless it was said."""
+    """Whether tracing and compiling repay themselves in so many rounds, unless it is given."""
     on_gpu = on.problem.device.type == "cuda"
     if play is None:
         play = (on_gpu or rounds >= REPAID_AFTER) and can_trace()
@@ -60,13 +60,13 @@ def repaid(on: Work, rounds: int, *, play: bool | None = None, compiled: bool | 
 
 
 def how_of(on: Work, length: Length, asked: Asked) -> How:
-    """Whether candidates are traced and compiled; a run that is too short will not try them."""
+    """Whether candidates are traced and compiled; a run that is too short tries none of them."""
     play = can_trace() if asked.play is None else asked.play
     return repaid(on, length.rounds, play=play, compiled=asked.compiled)
 
 
 def pick(on: Work, length: Length, asked: Asked, *, state: str) -> Backend:
-    """The engine that is expected to finish this run first."""
+    """Make the backend that is expected to finish this run first, as cached or as measured."""
     key = key_of(on, length.bucket(on), asked)
     found = recall(key, max(_sizes(on, asked)))
     if found is None:
@@ -79,9 +79,9 @@ def pick(on: Work, length: Length, asked: Asked, *, state: str) -> Backend:
 
 
 def resolve(on: Work, length: Length, asked: Asked) -> dict[str, Any]:
-    """The choice for a run: the fastest of a loop and of chunks, by steps of real clients.
+    """Choose the fastest of the loop and of several chunk sizes, timed on steps of real clients.
 
-    Its ``seconds`` are those of ``PROBE_STEPS`` steps of one client.
+    The choice's ``seconds`` are the time of ``PROBE_STEPS`` steps of one client.
     """
     recipe = replace(on.problem.recipe, steps=PROBE_STEPS)
     probe = on._replace(problem=replace(on.problem, recipe=recipe))
@@ -99,23 +99,23 @@ def resolve(on: Work, length: Length, asked: Asked) -> dict[str, Any]:
 
 
 class _Search:
-    """What has been measured so far, and what the run would take with it."""
+    """The fastest candidates measured so far, and the time that measuring has taken."""
 
     def __init__(self, on: Work, length: Length, loop: Candidate) -> None:
         self.on, self.length, self.loop = on, length, loop
         self.batched: Candidate | None = None  # the fastest so far, if faster than the loop
         self._last: Candidate | None = None
-        self._spent = 2 * loop.seconds  # its first turn warms up what the run needs anyway
+        self._spent = 2 * loop.seconds  # warming up is not counted: the run needs it anyway
 
     def affords_any(self) -> bool:
-        """Whether the run is long enough for the cheapest try: one client, not traced."""
+        """Whether the run is long enough for the cheapest try: one untraced client."""
         if self.on.problem.device.type == "cuda":
             return True
         run = self.loop.total(self.on, self.length) * self.length.runs
         return self._spent + _TURNS * self.loop.seconds + _IMPORT <= _SHARE * run
 
     def affords(self, other: Candidate) -> bool:
-        """Whether a try of this engine costs little beside the run."""
+        """Whether a try of this engine costs little compared with the run."""
         if self.on.problem.device.type == "cuda":
             return True
         cost = self._cost(other)
@@ -127,7 +127,7 @@ class _Search:
         return hoped < self.batched.total(self.on, self.length)
 
     def faster(self, other: Candidate) -> bool:
-        """Try an engine in turns with the best chunk so far; whether larger ones may be faster."""
+        """Time an engine in turns with the best chunk so far; True if larger ones may be faster."""
         began, before = time.perf_counter(), self._last
         _in_turns(before, other)
         self._spent += time.perf_counter() - began
@@ -141,10 +141,10 @@ class _Search:
         return True
 
     def with_threads(self, one: Candidate) -> Candidate:
-        """The loop with one thread or with all of them, if there is time to compare.
+        """The faster of the loop with one thread and with all threads, if there is time to compare.
 
-        One is preferred where all of them are hardly faster: it leaves the other cores to others,
-        and a second job slows threads that wait for each other many times over.
+        One thread is preferred if all threads are hardly faster: it leaves the other cores free,
+        and threads that wait for each other become many times slower beside a second job.
         """
         all_of, run = self.loop, self.loop.total(self.on, self.length)
         cost = 2 * all_of.seconds * (1 + all_of.choice["threads"])
@@ -154,7 +154,7 @@ class _Search:
         return all_of if all_of.seconds < _FEWER_THREADS * one.seconds else one
 
     def _hoped(self, other: Candidate, best: Candidate) -> float:
-        """The seconds of a run with a larger chunk if its steps are as fast as can be hoped."""
+        """The seconds of a run with a larger chunk, by an optimistic estimate of its steps."""
         traced = self._traced(other)
         setup = other.setup(self.on, self.length, traced)
         return setup + _HOPED * best.step * self.length.steps(self.on)
@@ -178,7 +178,7 @@ class _Search:
 
 
 def _kernels(on: Work) -> float:
-    """An estimate of the seconds of compiling a model's kernels, where none are in the cache."""
+    """An estimate of the seconds to compile a model's kernels; 0 if some are in the cache."""
     layers = sum(isinstance(module, nn.Conv2d) for module in on.problem.model.module.modules())
     return 0.0 if kernels_cached() else _KERNELS * layers
 
@@ -188,7 +188,7 @@ def _sizes(on: Work, asked: Asked) -> tuple[int, ...]:
 
 
 def _looped(probe: Work, threads: int | None, *, turns: int = 2) -> Candidate:
-    """The loop with so many threads, or all of them; the first turn warms up."""
+    """The timed loop with this many threads, by default all; its first turn warms up."""
     count = threads or torch.get_num_threads()
     made = Candidate(LoopBackend(*probe), {"engine": "loop", "threads": count}, count, 1)
     _in_turns(made, turns=turns)
@@ -196,13 +196,13 @@ def _looped(probe: Work, threads: int | None, *, turns: int = 2) -> Candidate:
 
 
 def _batched(probe: Work, how: How, sizes: tuple[int, ...], asked: Asked) -> Iterator[Candidate]:
-    """Chunks of these sizes, small ones first; not two that come to the same here."""
+    """Candidates with chunks of these sizes, small ones first, without equivalent ones."""
     many, tried = asked.threads or torch.get_num_threads(), set[int]()
     for size in sizes:
         most = fitting(probe, min(size, probe.problem.population), asked.memory_mib)
         try:
             engine = VmapBackend(*probe, chunk=most, threads=many, **how._asdict())
-        except CoterieError:  # not for this model
+        except CoterieError:  # vmap cannot compute this model
             return
         together = max(map(len, engine.chunks(list(range(probe.problem.population)))))
         if together not in tried:
@@ -213,7 +213,7 @@ def _batched(probe: Work, how: How, sizes: tuple[int, ...], asked: Asked) -> Ite
 
 
 def _in_turns(*candidates: Candidate | None, turns: int = _TURNS) -> None:
-    """Time them in turns, for a machine may be busy with something else for a moment."""
+    """Time candidates in turns, because the machine may be busy with other work for a moment."""
     for _ in range(turns):
         for one in candidates:
             if one is not None:
@@ -221,7 +221,7 @@ def _in_turns(*candidates: Candidate | None, turns: int = _TURNS) -> None:
 
 
 def fitting(on: Work, wanted: int | None, memory_mib: int | None) -> int:
-    """How many clients may be computed together: as many as wanted, if they fit the memory."""
+    """How many clients are computed at once: as many as wanted and as fit into the memory."""
     if wanted is None:
         wanted = DEFAULT_CHUNK[on.problem.device.type]
     if memory_mib is None:
@@ -237,7 +237,7 @@ def _budget(device: torch.device) -> int:
 
 
 def footprint(on: Work) -> int:
-    """Bytes one client takes while it trains: vectors of its model, and activations of a batch."""
+    """Bytes that one client needs in training: vectors of its model, activations of a batch."""
     activations = 0
 
     def count(_module: Any, _inputs: Any, output: Any) -> None:

@@ -1,8 +1,8 @@
-"""The seam between the round loop and whoever runs the clients.
+"""The interface between the round loop and the engine that runs the clients.
 
-The round loop holds the server half. An :class:`Engine` owns the clients: their data and their
-states, in this process or on other machines. A :class:`Backend` is how a simulator computes the
-client half for many clients of one process.
+The round loop computes the server half of a method. An :class:`Engine` owns the clients: their data
+and their states, in this process or on other machines. A :class:`Backend` computes the client half
+for many clients of one process; the simulator engine uses one.
 """
 
 from typing import Any, NamedTuple, Protocol
@@ -22,36 +22,36 @@ from ..core.tree import Tree
 
 Scores = NDArray[np.float64]
 DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
-MOST_THREADS = 1024  # OpenMP ends the process where it cannot have all that it is asked for
+MOST_THREADS = 1024  # OpenMP aborts the process if it cannot start as many threads as requested
 
 
 class Evaluation(NamedTuple):
-    """How good every client's predictor is; NaN where a client has no such data."""
+    """The scores and losses of every client's predictor; NaN for a client without such data."""
 
     test: Scores  # [K] the run's metric on test data
-    val: Scores  # [K] the same on validation data
+    val: Scores  # [K] the run's metric on validation data
     test_loss: Scores  # [K]
     val_loss: Scores  # [K]
 
 
 class Predicted(NamedTuple):
-    """What the predictors of a round's clients are and how they fare."""
+    """The predictors of a round's clients and their scores."""
 
     evaluation: Evaluation
-    mixture: Mixture  # on the CPU; without models where they were not asked for
-    outcomes: Outcomes | None  # every answer to a test sample, where the predictors are kept
+    mixture: Mixture  # on the CPU; without models unless they were asked for
+    outcomes: Outcomes | None  # the answer to every test sample, if the predictors are kept
 
 
 class Replies(NamedTuple):
-    """What came back in a round: one row for each of ``clients``, who need not be all."""
+    """The uploads of a round: one row for each of ``clients``; other clients may be missing."""
 
     uploads: Tree
-    clients: Tensor  # [n] those who answered in the expected layout
+    clients: Tensor  # [n] the clients that answered in the expected layout
     rejected: tuple[Rejection, ...] = ()
 
 
 class Enrolment(NamedTuple):
-    """What the clients say of themselves when a run begins, one entry per client."""
+    """What the clients declare when a run begins: their names and counts, one entry per client."""
 
     clients: tuple[str, ...]
     counts: Counts
@@ -62,28 +62,28 @@ class Engine(Protocol):
 
     @property
     def choice(self) -> dict[str, Any]:
-        """What was resolved: enough to get the same numbers again."""
+        """The resolved settings: enough to reproduce the same numbers."""
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms of calls that came so far; none where all calls are done as written."""
+        """The forms of all calls so far; empty if every call is executed as it is written."""
 
     def begin(
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
     ) -> Enrolment:
         """Start a run, or continue one with the clients' ``states``, one row per client.
 
-        Without states the clients begin as ``algorithm.init`` says.
+        Without ``states`` the clients begin with the states of ``algorithm.init``.
         """
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
-        """Send each client of the round its row; the replies of whoever answers as expected.
+        """Send each client of the round its row; return the replies in the expected layout.
 
         No state changes before :meth:`commit`.
         """
 
     def commit(self, accepted: Tensor) -> None:
-        """The clients whose replies were accepted take their new states; the others keep theirs."""
+        """Give the accepted clients their new states; the other clients keep their old ones."""
 
     def shown(self, algorithm: AnyAlgorithm) -> Tree:
         """What every client's state shows of its collaboration, one row per client."""
@@ -97,23 +97,23 @@ class Engine(Protocol):
         *,
         keep: bool = False,
     ) -> Predicted:
-        """How good the predictors of the round's clients are.
+        """Evaluate the predictors of the round's clients.
 
-        Models and answers to test samples come back only where they are asked for by ``keep``.
+        Models and answers to test samples are returned only with ``keep``.
         """
 
     def snapshot(self) -> Tree:
-        """The clients' states, one row per client, to be read before the next round begins."""
+        """The clients' states, one row per client; read them before the next round begins."""
 
     def restore(self, states: Tree) -> None:
-        """Put back states of a snapshot."""
+        """Restore the clients' states from a snapshot."""
 
     def close(self) -> None:
-        """Let go of processes, files and memory."""
+        """Release processes, files and memory."""
 
 
 class Work(NamedTuple):
-    """What a backend computes: a problem on the shards of all clients."""
+    """The work of a backend: a problem and the shards of all clients."""
 
     problem: Problem
     shards: Shards
@@ -136,21 +136,21 @@ class Backend(Protocol):
 
     @property
     def choice(self) -> dict[str, Any]:
-        """What was resolved: enough to get the same numbers again."""
+        """The resolved settings: enough to reproduce the same numbers."""
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms of calls so far; none where every call is executed as it is written."""
+        """The forms of all calls so far; empty if every call is executed as it is written."""
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
-        """Uploads and new states of the round's clients, one row for every one of them."""
+        """Uploads and new states of the round's clients, one row for every client."""
 
     def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> Computed:
-        """The same for whoever answers in the layout of most."""
+        """Like :meth:`local`, for the clients whose replies have the most common layout."""
 
     def predict(
         self,
@@ -162,9 +162,9 @@ class Backend(Protocol):
         *,
         keep: bool = True,
     ) -> Predicted:
-        """How good the predictors of the round's clients are, and the predictors (on the CPU)."""
+        """The scores of the predictors of the round's clients, and the predictors (on the CPU)."""
 
 
 def state_device(state: str, device: torch.device) -> torch.device:
-    """Where the clients' state is kept between rounds; files are read and written by the host."""
+    """The device of the clients' states between rounds: the CPU unless ``state`` is "device"."""
     return device if state == "device" else torch.device("cpu")

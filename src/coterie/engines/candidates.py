@@ -1,4 +1,4 @@
-"""Engines that ``auto`` compares: each is timed on a few steps, and its whole run estimated."""
+"""Times the engines that ``auto`` compares on a few steps, and estimates their whole runs."""
 
 import time
 from typing import Any, NamedTuple
@@ -15,20 +15,20 @@ from .settings import Length
 from .vmap import VmapBackend
 
 PROBE_STEPS = 4  # local steps of each client that are timed
-_SIMULATED = 20  # rounds whose chunks are looked at where not everybody takes part
-_BESIDE = 1.3  # evaluation is traced too, which costs a part of what training does
-_METHOD = Local(keep="last")  # one object for all: the executor knows a call by its method
+_SIMULATED = 20  # rounds that are simulated to count forms under partial participation
+_BESIDE = 1.3  # factor for tracing the evaluation too, which costs less than tracing training
+_METHOD = Local(keep="last")  # one object for all: the executor identifies a call by its method
 
 
 class Tracing(NamedTuple):
     """Seconds that tracing one form of a call takes."""
 
     fixed: float
-    a_step: float  # for every step of the form, of checking it
+    a_step: float  # seconds of checking the trace, per step of the form
 
 
 class Candidate:
-    """An engine, and the fewest seconds that a few local steps of a client took so far."""
+    """An engine, and its fastest time so far for a few local steps of one client."""
 
     def __init__(self, engine: Backend, choice: dict[str, Any], threads: int, clients: int) -> None:
         self.engine, self.choice, self.seconds = engine, choice, float("inf")
@@ -36,7 +36,7 @@ class Candidate:
         self.clients = (engine.problem.sizes > 0).nonzero().flatten()[:clients]
 
     def turn(self) -> None:
-        """Time it once more, unless it failed before."""
+        """Time the engine once more, unless it failed before."""
         if self._failed:
             return
         try:
@@ -58,28 +58,28 @@ class Candidate:
 
     @property
     def step(self) -> float:
-        """Seconds of one local step of one client."""
+        """The seconds of one local step of one client."""
         return self.seconds / PROBE_STEPS
 
     @property
     def together(self) -> int:
-        """Clients that one thread computes at once."""
+        """The number of clients that one thread computes at once."""
         return -(-len(self.clients) // int(self.choice["threads"]))
 
     @property
     def tracing(self) -> Tracing:
-        """What tracing the probe took, for one form."""
+        """The mean time of tracing one form of the probe."""
         forms = self.engine.forms
         count = max(1, len(forms))
         checking = sum(form.checking for form in forms) / count
         return Tracing(sum(form.tracing for form in forms) / count, checking / PROBE_STEPS)
 
     def total(self, on: Work, length: Length) -> float:
-        """Seconds of a whole run of a on: tracing it, and all its local steps."""
+        """The estimated seconds of a whole run: tracing, and all local steps."""
         return self.step * length.steps(on) + self.setup(on, length, self.tracing)
 
     def setup(self, on: Work, length: Length, traced: Tracing) -> float:
-        """Seconds of tracing all forms of a run, given those of one form."""
+        """The estimated seconds of tracing all forms of a run, given the time for one form."""
         if not isinstance(self.engine, VmapBackend) or not self.engine.play:
             return 0.0
         most = on.problem.recipe.count(max(on.shards.splits["train"].sizes), on.problem.least)
@@ -88,7 +88,7 @@ class Candidate:
 
 
 def forms(engine: VmapBackend, on: Work, length: Length) -> int:
-    """How many forms of the training call a run has: each of them is traced."""
+    """The estimated number of forms of a run's training call, each of which is traced."""
     able = (on.problem.sizes > 0).nonzero().flatten()
     count = max(1, round(length.participation * len(able)))
     everybody = count == len(able)
@@ -102,7 +102,7 @@ def forms(engine: VmapBackend, on: Work, length: Length) -> int:
 
 
 def _form(on: Work, ids: list[int]) -> tuple[object, ...]:
-    """What a call for these clients has in common with others of its form."""
+    """The form of the training call for these clients: calls of equal forms share a trace."""
     view, shape = views(*on, ids, 0), shape_of(on.shards, ids, batched=True)
     smallest = shape.smallest if on.problem.recipe.steps else None
     return view.train.samples.shape, view.val.samples.shape, smallest, *shape.even.items()

@@ -1,7 +1,8 @@
-"""Messages and states as bytes: a JSON header with the tree's structure, then safetensors.
+"""Encodes messages and states as bytes: a JSON header with the tree's structure, then safetensors.
 
-Nothing that is read runs code: a named tuple is built only if it is one of the method's own types
-(:func:`vocabulary`), with as many fields as that type has. Of a Bank only the filled slots travel.
+Decoding runs no code: a named tuple is built only if it is one of the method's own types
+(:func:`vocabulary`), with as many fields as that type has. Of a Bank only the filled slots are
+sent.
 """
 
 import hashlib
@@ -24,21 +25,21 @@ from ..core.tree import Bank, Tree
 from ..errors import EngineError
 
 Types = Mapping[str, type[Any]]
-LENGTH = 8  # bytes of the header's length
+LENGTH = 8  # bytes that store the header's length
 MOST_HEADER = 1 << 20
 PLAIN = "()"
 DEEPEST = 20
 
 
 class Message(NamedTuple):
-    """What travels between a server and one client."""
+    """A message between the server and one client."""
 
     head: Mapping[str, Any]  # plain JSON values: the kind of message, the round, the client
     body: Tree = ()  # one client's row
 
 
 def vocabulary(algorithm: AnyAlgorithm) -> Types:
-    """The named tuples that messages and states of a method may be made of, by name."""
+    """The named tuple types that a method's messages and states may contain, by name."""
     modules = {core_tree.__name__, buffers.__name__, optim.__name__, *_modules(algorithm)}
     found: dict[str, type[Any]] = {_name(Mixture): Mixture}
     for module in modules:
@@ -60,7 +61,7 @@ def _modules(owner: Checked) -> Iterator[str]:
 
 
 def encode(message: Message) -> bytes:
-    """A message as bytes."""
+    """Encode a message as bytes."""
     tensors: list[Tensor] = []
     structure = _structure(message.body, tensors)
     head = json.dumps({"head": dict(message.head), "body": structure}, allow_nan=False).encode()
@@ -69,7 +70,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes, types: Types) -> Message:
-    """A message back from bytes; what is not made of these types is refused."""
+    """Decode a message from bytes; refuse one that contains other types than these."""
     try:
         end = LENGTH + int.from_bytes(data[:LENGTH], "little")
         if end > min(len(data), LENGTH + MOST_HEADER):
@@ -127,7 +128,7 @@ def _rebuilt(shape: Any, leaves: Iterator[Tensor], types: Types, depth: int) -> 
 
 
 def _bank(models: Tensor, slot: Tensor, owner: Tensor) -> Bank:
-    """A Bank whose slots are numbered anew: the sender's whole table did not travel."""
+    """A Bank with renumbered slots, because only the models of filled slots were sent."""
     filled = slot >= 0
     models = models if len(models) else models.new_zeros(1, models.shape[1])
     return Bank(models, torch.where(filled, filled.cumsum(-1) - 1, -1), owner)

@@ -1,4 +1,4 @@
-"""How good predictors are: scores, losses and answers on the clients' own samples."""
+"""Evaluates predictors: scores, losses and answers on the clients' own samples."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from .base import Scores
 
 
 def outputs(model: FlatModel, mixture: Mixture, x: Tensor, regression: bool) -> Tensor:
-    """What a mixture predicts: probabilities ``[n, classes]`` or values ``[n]``."""
+    """The predictions of a mixture: probabilities ``[n, classes]`` or values ``[n]``."""
     total: Tensor | None = None
     for weight, w in zip(mixture.weights, mixture.models, strict=True):
         h = model(w, x)
@@ -28,7 +28,7 @@ def outputs(model: FlatModel, mixture: Mixture, x: Tensor, regression: bool) -> 
 
 
 def kept(mixture: Mixture, keep: bool) -> Mixture:
-    """A predictor on the CPU, without its models where they are not kept."""
+    """A predictor on the CPU; without its models unless ``keep`` is set."""
     if not keep:
         mixture = mixture._replace(models=mixture.models[..., :0])
     moved: Mixture = tree.move(mixture, torch.device("cpu"))
@@ -45,10 +45,10 @@ def judge(
 ) -> tuple[Scores, Scores]:
     """Score and mean loss of padded predictions ``[m, n, ...]`` of some clients on a split.
 
-    Those of a regression are of values in the target's own unit.
+    In a regression both are computed from values in the target's own unit.
 
-    Accuracy and loss are taken of all clients at once, where they were computed; another metric
-    client by client.
+    Accuracy and loss are computed for all clients at once, on the device of the predictions; any
+    other metric is computed client by client.
     """
     split = shards.splits[name].rows(ids)
     y = _targets(shards, ids, split.samples)
@@ -68,7 +68,7 @@ def judge(
 
 
 def _targets(shards: Shards, ids: list[int], samples: Tensor) -> Tensor:
-    """The targets of samples ``[m, n]`` as their clients read them."""
+    """The targets of samples ``[m, n]``, in the class numbers that their clients use."""
     y = shards.y[samples]
     if not shards.relabel.shape[-1]:
         return y
@@ -76,9 +76,9 @@ def _targets(shards: Shards, ids: list[int], samples: Tensor) -> Tensor:
 
 
 def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> dict[int, Answers]:
-    """What padded predictions ``[m, n, ...]`` say of each client's test samples.
+    """Each client's answers to its test samples, from padded predictions ``[m, n, ...]``.
 
-    Classes where the metric looks at no more than them; the probabilities for auc.
+    Answers are classes if the metric needs only these, and probabilities for auc.
     """
     split = shards.splits["test"].rows(ids)
     values, targets = predicted, _targets(shards, ids, split.samples)
@@ -99,19 +99,19 @@ def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> d
 
 
 def outcomes(found: dict[int, Answers], round: Round) -> Outcomes | None:
-    """The answers of a round's clients in their order; None where they were not kept."""
+    """The answers of a round's clients, in the round's order; None if they were not kept."""
     return paired.outcomes_of([found[i] for i in round.clients.tolist()]) if found else None
 
 
 def _mean(values: Tensor, inside: Tensor) -> Scores:
-    """The mean over a client's samples ``[m]``, float64; NaN for a client without any."""
+    """The mean over each client's samples ``[m]``, float64; NaN for a client without samples."""
     total = torch.where(inside, values.double(), 0.0).sum(1)
     mean: Scores = (total / inside.sum(1)).cpu().numpy()
     return mean
 
 
 def _hits(predicted: Tensor, y: Tensor) -> Tensor:
-    """Whose most likely class is right; a prediction that is not a number is wrong."""
+    """Whether each sample's most likely class is right; a non-finite prediction is wrong."""
     return (predicted.argmax(-1) == y) & predicted.isfinite().all(-1)
 
 

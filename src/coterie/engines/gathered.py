@@ -1,4 +1,4 @@
-"""Collects the rows of chunks of clients into one tensor per leaf, without copies where it can."""
+"""Collects the rows of chunks of clients into one tensor per leaf, if possible without copies."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,8 +20,8 @@ class Gathered:
 
     def __init__(self, count: int, empty: Empty) -> None:
         self._count, self._empty, self._making = count, empty, Lock()
-        self._buffers: dict[int, Tensor] = {}  # preallocated for the result of this number
-        self._rows: dict[int, Tensor] = {}  # of each leaf, which may be such a buffer
+        self._buffers: dict[int, Tensor] = {}  # by the index of a result: its preallocated buffer
+        self._rows: dict[int, Tensor] = {}  # by the index of a leaf: its rows, maybe in a buffer
         self._like: Tree = None
 
     @property
@@ -31,7 +31,7 @@ class Gathered:
         return tree.map_leaves(lambda _: self._rows[next(leaves)], self._like)
 
     def destinations(self, chunk: Chunk) -> Callable[[int], Destination] | None:
-        """The rows of a chunk in preallocated buffers, so that results need no copy there."""
+        """Slices of preallocated buffers for a chunk's results, so that they need no copy."""
         if not in_order(chunk):
             return None
 
@@ -76,17 +76,17 @@ def _put(rows: Tensor, chunk: Chunk, leaf: Tensor) -> None:
 
 
 def span(chunk: Chunk) -> slice:
-    """Where a chunk of neighbours lies."""
+    """The slice of the rows of a chunk of consecutive positions."""
     return slice(chunk[0], chunk[-1] + 1)
 
 
 def rows_of(rows: Tree, chunk: Chunk) -> Tree:
-    """The rows of a chunk; neighbours as they lie."""
+    """The rows of a chunk; a view if its positions are consecutive, else a copy."""
     if in_order(chunk):
         return tree.map_leaves(lambda leaf: leaf[span(chunk)], rows)
     return tree.take(rows, torch.tensor(chunk))
 
 
 def in_order(positions: Chunk) -> bool:
-    """Whether the positions follow each other."""
+    """Whether the positions are consecutive and ascending."""
     return positions == list(range(positions[0], positions[0] + len(positions)))

@@ -1,4 +1,4 @@
-"""Who answers for the clients of the wire engine: another process, or this one."""
+"""Hosts that answer for the clients of the wire engine: another process, or this one."""
 
 import contextlib
 import pickle
@@ -19,17 +19,17 @@ class Host(Protocol):
     """Answers for clients, in another process or in this one."""
 
     def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
-        """Begin a run whose clients' folders lie in ``home``."""
+        """Begin a run; the clients' folders are in ``home``."""
 
     def ask(self, client: int, data: bytes) -> bytes | None:
-        """The reply of a client; None where there is none."""
+        """The reply of a client; None if it gave none."""
 
     def close(self) -> None:
-        """End what answers."""
+        """Stop answering."""
 
 
 class Inline:
-    """Answers in this process, still through bytes and files."""
+    """Answers in this process; messages are still bytes, and states are still files."""
 
     def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
         """Begin a run."""
@@ -40,18 +40,18 @@ class Inline:
         return Site(place(self._home, client), client, *self._told).answer(data)
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Do nothing: there is no process to end."""
 
 
 class Worker:
-    """A process that answers for clients; one that ended is started again."""
+    """A process that answers for clients; it is started again if it has ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._setup: bytes | None = None
 
     def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
-        """Tell the process of a run before its first request."""
+        """Send the process the setup of a run, before the run's first request."""
         pickled = _pickled(problem, algorithm)
         self._setup = pickle.dumps(Setup(sys.path, threads, str(home), pickled))
         if self._process is not None:
@@ -64,7 +64,7 @@ class Worker:
         send(requests, self._setup)
 
     def ask(self, client: int, data: bytes) -> bytes | None:
-        """The reply of a client; None where its process ended before it answered."""
+        """The reply of a client; None if the process ended before it answered."""
         try:
             requests, replies = self._pipes()
             send(requests, str(client).encode())
@@ -78,7 +78,7 @@ class Worker:
         return reply[1:]
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        """Where a running process reads requests and writes replies."""
+        """The pipes for requests and replies of the process, which is started if necessary."""
         if self._process is None:
             command = [sys.executable, "-P", "-m", worker.__name__]
             pipe = subprocess.PIPE
@@ -91,7 +91,7 @@ class Worker:
         if self._process is not None:
             self._process.kill()
             for stream in (self._process.stdin, self._process.stdout):
-                with contextlib.suppress(OSError):  # what was not flushed has nowhere to go
+                with contextlib.suppress(OSError):  # unflushed data cannot be sent any more
                     _open(stream).close()
             self._process.wait()
             self._process = None

@@ -1,4 +1,4 @@
-"""The reference: one client at a time, nothing padded, nothing batched.
+"""The reference backend: computes one client at a time, without padding and without vmap.
 
 It runs models that vmap cannot, and an exception names the client, the round and the stage.
 """
@@ -31,7 +31,7 @@ def together(
     round: Round,
     stacked: Callable[[Sequence[Reply]], tuple[Tree, Tree]],
 ) -> Computed:
-    """Separate replies as rows of one; those of another layout than most are left out."""
+    """Stack separate replies into rows; replies without the most common layout are rejected."""
     admitted, rejected = admit(replies, round)
     clients = torch.tensor([reply.client for reply in admitted], dtype=torch.int64)
     clients = clients.to(round.clients.device)
@@ -41,19 +41,19 @@ def together(
 
 
 class LoopBackend:
-    """One client at a time."""
+    """Computes one client at a time."""
 
     def __init__(self, problem: Problem, shards: Shards, *, threads: int | None = None) -> None:
         self.problem, self.shards, self.threads = problem, shards, threads
 
     @property
     def choice(self) -> dict[str, Any]:
-        """What was resolved."""
+        """The resolved settings."""
         return {"engine": "loop", "threads": self.threads or torch.get_num_threads()}
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """None: every call is done as it is written."""
+        """Empty: every call is executed as it is written."""
         return ()
 
     def local(
@@ -65,7 +65,7 @@ class LoopBackend:
     def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> Computed:
-        """Uploads and new states of those whose messages have the layout of the others'."""
+        """Uploads and new states of the clients whose replies have the most common layout."""
         replies = list(self._replies(algorithm, received, states, round))
         return together(replies, round, _stacked)
 
@@ -86,7 +86,7 @@ class LoopBackend:
         *,
         keep: bool = True,
     ) -> Predicted:
-        """How good the predictors are, and the predictors on the CPU."""
+        """The scores of the predictors, and the predictors on the CPU."""
         table, mixtures = [], []
         said: dict[int, Answers] = {}
         for client, message, state in self._clients(served, states, round):
@@ -100,7 +100,7 @@ class LoopBackend:
     def _judged(
         self, mixture: Mixture, client: int, metric: str, said: dict[int, Answers] | None
     ) -> list[float]:
-        """Scores and losses of one predictor; its answers go into ``said`` where that is given."""
+        """Scores and losses of one predictor; its answers are added to ``said`` if given."""
         shards, model, row = self.shards, self.problem.model, []
         for name in ("test", "val"):
             split = tree.row(shards.splits[name].rows([client]), 0)
@@ -129,7 +129,7 @@ class LoopBackend:
     def _named(
         self, stage: Callable[[Client, Tree, Tree], T], client: Client, message: Tree, state: Tree
     ) -> T:
-        """Run one client's code; what goes wrong in it says where."""
+        """Run one client's code; an error names the client, the stage and the round."""
         try:
             return stage(client, message, state)
         except CoterieError:

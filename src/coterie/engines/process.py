@@ -1,6 +1,7 @@
-"""What a run sets for the whole process: threads, precision, allocator. Restored when it ends.
+"""Sets threads, precision and allocator of the process for a run, and restores them afterwards.
 
-No engine and no constructor changes the process. Whoever begins a run enters :func:`settings`.
+No engine and no constructor changes the process: the code that starts a run enters
+:func:`settings`.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ _NEVER = 2**31 - 1
 def settings(
     *, threads: int | None = None, tf32: bool | None = None, keep_memory: bool = False
 ) -> Iterator[None]:
-    """Set the process for a run, and restore what was set before; None leaves a setting alone.
+    """Set the process for a run, and restore the old settings; None leaves a setting unchanged.
 
     ``threads`` are torch's threads within an operation, ``tf32`` permits that precision on a GPU,
     ``keep_memory`` keeps freed memory for the next allocation (:func:`kept_memory`).
@@ -47,9 +48,9 @@ def settings(
 def of_engine(choice: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     """The settings that a resolved engine (``Engine.choice``) runs under.
 
-    Threads of the vmap engine compute chunks, each with one core; the server half of a method then
-    uses the threads that are set. A replayed round on a CPU allocates and frees the same large
-    tensors in every step.
+    The vmap engine's threads compute chunks with one core each, so its choice sets no threads of
+    torch, and the server half uses those that are set already. Memory is kept for replay on a CPU,
+    because a replayed round allocates and frees the same large tensors in every step.
     """
     threads = None if choice["engine"] == "vmap" else choice["threads"]
     return {"threads": threads, "keep_memory": bool(choice.get("play")) and device.type == "cpu"}
@@ -60,9 +61,10 @@ def kept_memory() -> Iterator[None]:
     """Let the process keep freed memory; does nothing except on Linux with glibc.
 
     By default glibc returns large tensors to the system each time they are freed, and the system
-    then hands out empty pages one by one: more than a third of a replayed round of small models.
-    glibc cannot be asked for its thresholds. Afterwards they are those that its own adjustment
-    reaches in a process that has freed a tensor of 32 MiB, and unused memory is returned.
+    then provides empty pages one by one: this takes more than a third of a replayed round of small
+    models. The old thresholds of glibc cannot be queried. Afterwards the thresholds are those that
+    glibc's own adjustment reaches in a process that has freed a tensor of 32 MiB, and unused memory
+    is returned.
     """
     tune, trim = _glibc("mallopt"), _glibc("malloc_trim")
     if tune is None or trim is None:
@@ -78,7 +80,7 @@ def kept_memory() -> Iterator[None]:
 
 
 def _glibc(name: str) -> Callable[..., int] | None:
-    """A function of the C library, where the C library is glibc."""
+    """A function of the C library; None unless the C library is glibc."""
     found: Callable[..., int] | None = None
     if sys.platform == "linux":
         found = getattr(ctypes.CDLL(None), name, None)

@@ -1,4 +1,4 @@
-"""Choices of ``auto`` in the user's cache, so that a second run gets the same engine and digest."""
+"""Caches the choices of ``auto``, so that a second run gets the same engine and digest."""
 
 import contextlib
 import hashlib
@@ -17,16 +17,16 @@ from ..storage.cache import folder
 from .base import MOST_THREADS, Work
 from .vmap import can_trace
 
-_MOST_BYTES = 1 << 20  # of the file; a larger one was not written here
+_MOST_BYTES = 1 << 20  # of the cache file; a larger file was not written by coterie
 
 
 def cache_file() -> Path:
-    """The file of all choices."""
+    """The cache file with all choices."""
     return folder() / "engines.json"
 
 
 def key_of(on: Work, *asked: object) -> str:
-    """The key of a choice: whatever the speed of an engine depends on, and what was ``asked``."""
+    """The key of a choice: a hash of all that affects an engine's speed, and of ``asked``."""
     parts = (
         repr(on.problem.model.module),
         tuple(on.problem.shape),
@@ -48,7 +48,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def recall(key: str, most_clients: int) -> dict[str, Any] | None:
-    """The choice under a key; None where there is none or it is not as ``auto`` writes it."""
+    """The cached choice for a key; None if there is none or its format is invalid."""
     found = _read().get(key)
     return found if isinstance(found, dict) and _valid(found, most_clients) else None
 
@@ -65,7 +65,7 @@ def _valid(found: dict[str, Any], most_clients: int) -> bool:
 
 
 def remember(key: str, choice: dict[str, Any]) -> None:
-    """Keep a choice; a cache that cannot be written is no reason to stop."""
+    """Store a choice in the cache; a cache that cannot be written is ignored."""
     path = cache_file()
     with contextlib.suppress(OSError, StoreError):
         path.parent.mkdir(parents=True, exist_ok=True)

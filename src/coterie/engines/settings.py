@@ -1,4 +1,4 @@
-"""What an engine is chosen by: what a config fixes, and how long the run is."""
+"""The inputs of the choice of an engine: the settings that a config fixes, and the run's length."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from .base import Work
 
 @dataclass(frozen=True)
 class Asked:
-    """What a config fixes; None leaves it to the measurement."""
+    """Engine settings that a config fixes; None leaves a setting to the measurement."""
 
     chunk: int | None = None
     memory_mib: int | None = None
@@ -18,23 +18,23 @@ class Asked:
 
 @dataclass(frozen=True)
 class Length:
-    """How long the run is for which an engine is chosen."""
+    """The length of the run for which an engine is chosen."""
 
     rounds: int = 1
     participation: float = 1.0
-    runs: int = 1  # runs of one comparison, which share what is measured
+    runs: int = 1  # runs of one comparison, which share one measurement
 
     def steps(self, on: Work) -> float:
-        """Local steps of all clients together in one run."""
+        """The local steps of one run, summed over its clients."""
         return self.rounds * self.participation * steps(on)
 
     def bucket(self, on: Work) -> tuple[int, int]:
-        """The length to a factor of two: runs of one bucket share a choice."""
+        """The length up to a factor of two; runs in the same bucket share a choice."""
         return int(self.steps(on)).bit_length(), self.runs.bit_length()
 
 
 def steps(on: Work) -> int:
-    """Local steps of all clients together, in a round with everybody."""
+    """The local steps of a round with full participation, summed over all clients."""
     problem, sizes = on.problem, on.shards.splits["train"].sizes
     return sum(problem.recipe.count(size, problem.least) for size in sizes)
 

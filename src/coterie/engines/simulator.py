@@ -1,4 +1,4 @@
-"""Everybody in one process: a backend computes the client half, a store keeps the states."""
+"""Simulates all clients in one process: a backend computes, a store keeps the clients' states."""
 
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from ..core.tree import Tree
 from .base import Backend, Computed, Enrolment, Evaluation, Predicted, Replies, state_device
 from .states import StateStore, in_files, in_memory
 
-JUDGED_BYTES, JUDGED_CLIENTS = 1 << 28, 100  # predictors in memory together, or these at least
+# The bytes of predictors that are evaluated at once, but at least this many clients.
+JUDGED_BYTES, JUDGED_CLIENTS = 1 << 28, 100
 CPU = torch.device("cpu")
 
 
 class Simulator:
-    """An engine for clients that all live here.
+    """An engine whose clients are all in this process.
 
-    ``state`` says where their states wait: on the ``device``, on the ``host``, or on ``disk``, in
-    the folder ``scratch`` or where temporary files go.
+    ``state`` says where their states are kept between rounds: on the ``device``, on the ``host``,
+    or on ``disk``, in the folder ``scratch`` (by default the system's folder for temporary files).
     """
 
     def __init__(
@@ -36,12 +37,12 @@ class Simulator:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """What was resolved: enough to get the same numbers again."""
+        """The resolved settings: enough to reproduce the same numbers."""
         return {**self.backend.choice, "state": self._state}
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms of calls that came so far."""
+        """The forms of all calls so far."""
         return self.backend.forms
 
     def begin(
@@ -52,7 +53,7 @@ class Simulator:
         return Enrolment(problem.clients, problem.counts)
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
-        """The clients' rounds; their new states wait for :meth:`commit`."""
+        """Compute the clients' local work; their new states take effect in :meth:`commit`."""
         states = self._states.rows(round.clients)
         found = self.backend.compute(algorithm, received, states, round)
         self._answered = found
@@ -69,7 +70,7 @@ class Simulator:
         self._states.put(accepted, new)
 
     def shown(self, algorithm: AnyAlgorithm) -> Tree:
-        """What every client's state shows."""
+        """What every client's state shows of its collaboration."""
         return algorithm.shown(self._states.view())
 
     def evaluate(
@@ -81,7 +82,7 @@ class Simulator:
         *,
         keep: bool = False,
     ) -> Predicted:
-        """How good the predictors of the round's clients are, some hundred clients at a time."""
+        """Evaluate the predictors of the round's clients, at least a hundred clients at a time."""
         parts, collected = [], _Predictors(self._allocate(CPU), keep)
         start = self.backend.problem.start
         at_once = max(JUDGED_CLIENTS, JUDGED_BYTES // (start.numel() * start.element_size()))
@@ -100,12 +101,12 @@ class Simulator:
         return self._states.states
 
     def restore(self, states: Tree) -> None:
-        """Put back the clients' states."""
+        """Restore the clients' states."""
         device = state_device(self._state, self.backend.problem.device)
         self._store = StateStore(states, self._allocate(device))
 
     def close(self) -> None:
-        """Let go of the states."""
+        """Release the states."""
         self._store = self._answered = None
 
     @property
@@ -119,7 +120,7 @@ class Simulator:
 
 
 def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
-    """The scores of several groups of clients; a client without a predictor is in no metric."""
+    """Join the scores of several groups of clients; a client without a predictor scores NaN."""
     columns = []
     for part in parts:
         judged = (part.mixture.weights != 0).any(1).numpy()
@@ -130,9 +131,9 @@ def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
 
 
 class _Predictors:
-    """Collects predictors, where they are wanted; a model that all clients have is held once.
+    """Collects predictors if they are wanted; a model that all clients share is stored once.
 
-    Nothing is copied where everybody's come at once.
+    Nothing is copied if the predictors of all clients are added at once.
     """
 
     def __init__(self, allocate: Allocate, wanted: bool) -> None:
@@ -142,7 +143,7 @@ class _Predictors:
         self._whole: Mixture | None = None
 
     def add(self, mixture: Mixture, round: Round) -> None:
-        """The predictors of a round's clients."""
+        """Add the predictors of a round's clients."""
         if len(round.clients) == round.population:
             self._whole = mixture
             return
@@ -157,7 +158,7 @@ class _Predictors:
 
     @property
     def mixture(self) -> Mixture:
-        """Everybody's predictors; without models where they were not wanted."""
+        """The predictors of all clients; without models unless these were wanted."""
         if self._whole is not None:
             return self._whole
         weights = torch.cat(self._weights)

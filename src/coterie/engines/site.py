@@ -1,7 +1,7 @@
-"""What runs beside one client's data: it answers messages, and keeps the client's state.
+"""A site: runs next to one client's data, answers the server's messages, keeps the client's state.
 
-A site holds one shard and one state, in files of its own. A state is replaced only when the server
-says which reply it accepted, so that a request that comes twice is answered alike.
+A site holds one shard and one state, in files of its own. It replaces the state only when the
+server says which reply it accepted, so a repeated request gets the same answer.
 """
 
 import json
@@ -52,7 +52,7 @@ class Site:
         raise EngineError(f"a site knows no message '{kind}'; expected local, predict or commit")
 
     def _local(self, message: Message) -> bytes:
-        """One round; the new state waits in a file of its own."""
+        """Compute one round; the new state stays in a separate file until it is committed."""
         state = (self.folder / STATE).read_bytes()
         if digest(state) != message.head["base"]:
             return self._refused("stale_state")
@@ -85,7 +85,7 @@ class Site:
         return encode(Message(head, (scores, tree.row(found.mixture, 0), said)))
 
     def _commit(self, state: str) -> bytes:
-        """Take the new state; one that was taken before is taken again."""
+        """Replace the state by the pending one; a repeated commit changes nothing."""
         pending = self.folder / PENDING
         if pending.is_file() and digest(pending.read_bytes()) == state:
             files.install(pending, self.folder / STATE)
@@ -106,12 +106,12 @@ class Site:
 
 
 def _one_row(part: Tree) -> Tree:
-    """One client's part as rows of one client."""
+    """A tree of one client with a leading dimension of one row."""
     return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), part)
 
 
 def write_shard(path: Path, shards: Shards, client: int) -> None:
-    """Write one client's shard: its own samples and nothing of anybody else's."""
+    """Write one client's shard: its own samples and no other client's."""
     own = shards.of(client)
     arrays = {"x": own.x, "y": own.y, "relabel": own.relabel[client]}
     arrays |= {name: own.splits[name].of(client) for name in SPLITS}
@@ -128,7 +128,7 @@ def write_shard(path: Path, shards: Shards, client: int) -> None:
 
 
 def read_shard(path: Path, problem: Problem) -> Shards:
-    """One client's shard from its file, for the population of a problem."""
+    """Read one client's shard from its file; the other clients of the problem have no samples."""
     with safe_open(path, framework="pt") as file:
         arrays: dict[str, Tensor] = {
             name: file.get_tensor(name).to(problem.device)

@@ -1,4 +1,4 @@
-"""Where clients' states wait between rounds: on the device, on the host, or on disk."""
+"""Stores the clients' states between rounds: on the device, on the host, or on disk."""
 
 import os
 import tempfile
@@ -16,18 +16,18 @@ from ..core.tree import Tree
 class StateStore:
     """The states of all clients, one row per client; a round reads and writes some rows.
 
-    Clients that were never written share the row that everybody began with.
+    Clients whose states were never written share the initial row.
     """
 
     def __init__(self, states: Tree, allocate: Allocate) -> None:
         self.states: Tree = tree.walk(lambda rows: StateRows(rows, allocate), states)
 
     def rows(self, clients: Tensor) -> Tree:
-        """The states of some clients, copied."""
+        """A copy of the states of some clients."""
         return tree.take(self.states, clients)
 
     def all_rows(self) -> Tree:
-        """Everybody's states as they lie, read only."""
+        """The states of all clients without a copy; read only."""
         return tree.map_leaves(lambda leaf: leaf, self.states)
 
     def put(self, clients: Tensor, rows: Tree) -> None:
@@ -35,12 +35,12 @@ class StateStore:
         tree.walk(lambda shelf, new: shelf.write(clients, new), self.states, rows)
 
     def view(self) -> Any:
-        """All states as a reader sees them: an array is put together when it is asked for."""
+        """A lazy view of all states: an array is assembled when its field is read."""
         return _viewed(self.states)
 
 
 def in_memory(device: torch.device) -> Allocate:
-    """Allocates in the memory of a device."""
+    """An allocator of tensors in the memory of a device."""
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -49,7 +49,7 @@ def in_memory(device: torch.device) -> Allocate:
 
 
 def in_files(folder: Path | None = None) -> Allocate:
-    """Allocates in files of a folder. They have no names, and are gone when the process is."""
+    """An allocator of tensors in unlinked files of a folder, which vanish with the process."""
 
     def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         size = torch.Size(shape).numel()

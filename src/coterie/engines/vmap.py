@@ -1,4 +1,4 @@
-"""Many clients at once: ``torch.func.vmap`` around one client's code.
+"""Computes many clients at once: ``torch.func.vmap`` around one client's code.
 
 Clients of similar size are computed together, in chunks that fit the memory budget, so that there
 is little padding and weights stay in the cache. On a CPU the chunks are distributed over threads
@@ -44,7 +44,7 @@ MISSING = "the package coterie.compiled is not installed here"
 
 
 def tracing() -> ModuleType | None:
-    """The optional package that traces and compiles calls; None where its folder is missing."""
+    """The optional package that traces and compiles calls; None if its folder is missing."""
     name = f"{__package__.rpartition('.')[0]}.compiled"
     try:
         return importlib.import_module(name)
@@ -70,7 +70,7 @@ def compiler() -> str | None:
 
 
 def kernels_cached() -> bool:
-    """Whether kernels need not be compiled: the user's cache has some, or there is no compiler."""
+    """Whether no kernels need compiling: the user's cache has some, or there is no compiler."""
     package = tracing()
     return package is None or compiler() is None or bool(package.native.cached())
 
@@ -83,7 +83,7 @@ def compiler_version() -> str | None:
 
 
 class VmapBackend:
-    """Many clients at once on one CPU or GPU; new states are moved to where ``state`` says."""
+    """Computes many clients at once on one CPU or GPU; new states are moved as ``state`` says."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class VmapBackend:
         self.compiled = compiled and package is not None and not on_gpu and bool(compiler())
         self.compiler = compiler_version() if self.compiled else None
         self.kernels: str | None = None if package is None else package.native.sources()
-        self._batched = on_gpu or chunk > 1  # a chunk of one has a large model: map one at a time
+        self._batched = on_gpu or chunk > 1  # chunks of one mean a large model: map each client
         layers = [slot.shape.numel() for slot in problem.model.slots]
         self._executor: Executor | _AsWritten = _AsWritten(MISSING if play else "")
         self._empty: Empty = _empty
@@ -119,7 +119,7 @@ class VmapBackend:
 
     @property
     def choice(self) -> dict[str, Any]:
-        """What was resolved."""
+        """The resolved settings."""
         return {
             "engine": "vmap",
             "chunk": self.chunk,
@@ -132,13 +132,14 @@ class VmapBackend:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """How each form of a call was executed so far."""
+        """The forms of all calls so far, with the way each was executed."""
         return self._executor.forms
 
     def chunks(self, ids: list[int]) -> list[Chunk]:
-        """Positions of clients of similar size, at most ``chunk`` together, evenly for all threads.
+        """Group the positions of clients of similar size into chunks, evenly for all threads.
 
-        With batch norm their sizes are equal: padding would enter the statistics of a batch.
+        A chunk has at most ``chunk`` clients. With batch norm the clients of a chunk have equal
+        sizes, because padding would enter the statistics of a batch.
         """
         sizes = self.shards.splits["train"].sizes
         turns = -(-len(ids) // (self.chunk * self.threads))
@@ -166,7 +167,7 @@ class VmapBackend:
     def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> Computed:
-        """Everybody: rows of one tensor have one layout."""
+        """Like :meth:`local`: no client is rejected, since rows of one tensor share a layout."""
         return Computed(*self.local(algorithm, received, states, round), round.clients)
 
     def predict(
@@ -179,7 +180,7 @@ class VmapBackend:
         *,
         keep: bool = True,
     ) -> Predicted:
-        """How good the predictors are, and the predictors on the CPU."""
+        """The scores of the predictors, and the predictors on the CPU."""
         model, shards, regression = self.problem.model, self.shards, self.problem.regression
         said: dict[int, Answers] = {}
 
@@ -208,7 +209,7 @@ class VmapBackend:
         return Predicted(evaluation, mixture, outcomes(said, round))
 
     def _each(self, stage: "_Stage", message: Tree, states: Tree, round: Round) -> Tree:
-        """Map one client's code over all clients chunk by chunk, rows in the round's order."""
+        """Map one client's code over all clients, chunk by chunk; rows are in the round's order."""
         everyone = round.clients.tolist()
 
         def done(chunk: Chunk) -> None:
@@ -225,7 +226,7 @@ class VmapBackend:
         return gathered.rows
 
     def _share_out(self, done: Callable[[Chunk], None], chunks: list[Chunk]) -> None:
-        """All chunks, by threads that use one core each and so never wait for each other."""
+        """Compute all chunks in threads that use one core each and never wait for each other."""
         if self.problem.device.type != "cpu":
             for chunk in chunks:
                 done(chunk)
@@ -241,7 +242,7 @@ class VmapBackend:
         round: Round,
         destinations: Callable[[int], Destination] | None,
     ) -> Tree:
-        """One stage of the method for a chunk of clients."""
+        """Compute one stage of the method for a chunk of clients."""
         shape = shape_of(self.shards, ids, batched=self._batched)
         clock = Clock(round.index, round.horizon)
 
@@ -251,21 +252,21 @@ class VmapBackend:
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
         smallest = (
             shape.smallest if self.problem.recipe.steps else None
-        )  # nothing reads it otherwise
+        )  # read only where the recipe fixes the number of steps
         key = stage.code, stage.chapter, smallest, *shape.even.items()
         asked = clock if stage.chapter is None else None
         return self._executor(key, call, inputs, asked, destinations)
 
 
 class _AsWritten:
-    """Executes every call as it is written; ``why`` says why, where tracing was asked for."""
+    """Executes every call as it is written; ``why`` is the reason if tracing was asked for."""
 
     def __init__(self, why: str) -> None:
         self._why, self._seen = why, dict[str, Form]()
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """One for each stage where there is something to tell."""
+        """One form per stage if there is a reason to report, else none."""
         return tuple(self._seen.values()) if self._why else ()
 
     def __call__(
@@ -276,7 +277,7 @@ class _AsWritten:
         clock: Clock | None = None,
         destinations: Callable[[int], Destination] | None = None,
     ) -> Tree:
-        """``call(*inputs)``."""
+        """Return ``call(*inputs)``."""
         code = key[0] if isinstance(key, tuple) else key
         stage = getattr(code, "__qualname__", str(code))
         form = self._seen.setdefault(stage, Form(stage, stage, WRITTEN, self._why))
@@ -285,12 +286,12 @@ class _AsWritten:
 
 
 class _Stage(NamedTuple):
-    """What is done for every client."""
+    """A function of the method that is computed for every client, and what follows it."""
 
     code: Callable[[Client, Tree, Tree], Tree]  # ``local`` or ``predictor`` of a method
     chapter: Hashable | None
     finish: Callable[[Tree, list[int]], Tree]
-    in_place: bool  # whether ``finish`` leaves the tensors where they are
+    in_place: bool  # whether ``finish`` returns the same tensors, so they may lie in buffers
 
 
 def _empty(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -298,7 +299,7 @@ def _empty(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tenso
 
 
 def _refuse_untraced(package: ModuleType | None, before: Mapping[str, str] | None) -> None:
-    """Refuse to go on as written with calls that were traced: the last bits would differ."""
+    """Refuse to resume without tracing a run that was traced: the last bits would differ."""
     ways = sorted({way for way in (before or {}).values() if way != WRITTEN})
     if ways and package is None:
         raise EngineError(
@@ -318,7 +319,7 @@ def _refuse_recurrent(problem: Problem) -> None:
 
 
 def _explained(call: Callable[..., Tree]) -> Callable[..., Tree]:
-    """The same call; an operation that torch cannot batch over clients says what to do."""
+    """Wrap a call: if torch cannot batch an operation over clients, the error says what to do."""
 
     def explained(*inputs: Tree) -> Tree:
         try:

@@ -1,7 +1,7 @@
-"""Each client in another process, with its own shard file and state file.
+"""Runs each client in another process, with its own shard file and state file.
 
-Nothing is shared but messages: a client receives its row as bytes, keeps its state in a file and
-answers with bytes. The engine proves that no method leans on shared memory or on another client's
+Only messages are exchanged: a client receives its row as bytes, keeps its state in a file and
+answers with bytes. The engine proves that no method depends on shared memory or on another client's
 data, and does over pipes what an engine on a network does over connections.
 """
 
@@ -34,10 +34,10 @@ from .worker import place
 
 
 class WireEngine:
-    """Every client behind a process boundary.
+    """Runs every client behind a process boundary.
 
-    The clients' files lie where temporary files go, and are removed by :meth:`close`. A ``worker``
-    that is given serves several engines in turn, and its owner ends it.
+    The clients' files are in a temporary folder, which :meth:`close` removes. A ``worker`` that is
+    passed in may serve several engines in turn; the caller has to close it.
     """
 
     def __init__(
@@ -48,25 +48,25 @@ class WireEngine:
         self._threads = threads or torch.get_num_threads()
         self._home = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
         self._held: list[str] = []  # the sha256 of every client's state
-        self._offered: dict[int, tuple[str, Tree]] = {}  # client: its new state's, what it shows
+        self._offered: dict[int, tuple[str, Tree]] = {}  # new state's sha256 and shown, by client
         self._shown: list[Tree] = []
         self._types: Types = {}
         self._problem: Problem | None = None
 
     @property
     def choice(self) -> dict[str, Any]:
-        """What was resolved."""
+        """The resolved settings."""
         return {"engine": "wire", "state": "disk", "threads": self._threads}
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """None: every call is done as it is written."""
+        """Empty: every call is executed as it is written."""
         return ()
 
     def begin(
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
     ) -> Enrolment:
-        """Write everybody's shard and state, and tell the worker what it runs."""
+        """Write every client's shard and state, and send the worker its setup."""
         self._problem, self._types = problem, vocabulary(algorithm)
         for client in range(problem.population):
             folder = place(self._home, client)
@@ -79,7 +79,7 @@ class WireEngine:
         return Enrolment(problem.clients, problem.counts)
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
-        """Send each client of the round its row; whoever does not answer is lost for the round."""
+        """Send each client of the round its row; a client without an answer misses the round."""
         replies, lost = [], []
         self._offered = {}
         for position, client in enumerate(round.clients.tolist()):
@@ -95,11 +95,11 @@ class WireEngine:
         return Replies(found.uploads, found.clients, (*lost, *found.rejected))
 
     def commit(self, accepted: Tensor) -> None:
-        """Tell the accepted clients to take their new states."""
+        """Tell the accepted clients to commit their new states."""
         for client in accepted.tolist():
             state, shown = self._offered[client]
             answer = self._ask(client, {"kind": "commit", "state": state})
-            if isinstance(answer, Rejection):  # the process ended: it is asked once more
+            if isinstance(answer, Rejection):  # the process ended: ask once more
                 answer = self._ask(client, {"kind": "commit", "state": state})
             if isinstance(answer, Rejection):
                 raise EngineError(f"client {client} lost its state: {answer.reason}")
@@ -107,7 +107,7 @@ class WireEngine:
         self._offered = {}
 
     def shown(self, algorithm: AnyAlgorithm) -> Tree:
-        """What every client's state shows, as its last accepted reply said."""
+        """What every client's state shows of its collaboration, from its last accepted reply."""
         return tree.stack(self._shown)
 
     def evaluate(
@@ -119,7 +119,7 @@ class WireEngine:
         *,
         keep: bool = False,
     ) -> Predicted:
-        """Ask every client of the round how good its predictor is."""
+        """Ask every client of the round to evaluate its predictor."""
         parts = []
         for position, client in enumerate(round.clients.tolist()):
             head = {"kind": "predict", "metric": metric, "keep": keep}
@@ -158,7 +158,7 @@ class WireEngine:
     def _ask(
         self, client: int, head: dict[str, Any], row: Tree = (), round: Round | None = None
     ) -> Message | Rejection:
-        """A client's answer, or why there is none."""
+        """Send a client a message; return its answer, or a rejection with the reason."""
         if round is not None:
             head = {**head, "round": round.index, "horizon": round.horizon}
         data = self._worker.ask(client, encode(Message({**head, "client": client}, row)))
@@ -178,7 +178,7 @@ def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
 
 
 def _predicted(body: Tree) -> Predicted:
-    """One client's scores, predictor and answers as rows of one client."""
+    """One client's scores, predictor and answers, with a leading dimension of one row."""
     scores, mixture, said = body
     columns = [np.array([value]) for value in scores.tolist()]
     rows = Mixture(mixture.weights[None], mixture.models[None])

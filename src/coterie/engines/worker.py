@@ -1,7 +1,7 @@
 """A process that runs sites: it reads requests from its input and writes the replies.
 
-``python -m coterie.engines.worker`` is started by the wire engine and by nobody else. What it is
-told first is pickled, because it comes from the process that started it; requests are not.
+Only the wire engine starts ``python -m coterie.engines.worker``. The setup is pickled, because it
+comes from the process that started the worker; requests are not pickled.
 """
 
 import os
@@ -20,14 +20,14 @@ from .codec import LENGTH
 from .site import Site
 
 ANSWERED, FAILED = b"\x00", b"\x01"
-SETUP = b"setup"  # in the place of a client's number
+SETUP = b"setup"  # sent instead of a client's number
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """What a worker is told before the first request of a run."""
+    """The setup of a worker, sent before the first request of a run."""
 
-    path: list[str]  # where Python finds modules
+    path: list[str]  # sys.path of the process that started the worker
     threads: int
     home: str  # a folder with one folder per client
     pickled: bytes  # (Problem, Algorithm)
@@ -40,7 +40,7 @@ def send(stream: IO[bytes], data: bytes) -> None:
 
 
 def receive(stream: IO[bytes]) -> bytes:
-    """Read one frame; an end of the stream is an EOFError."""
+    """Read one frame; raise EOFError at the end of the stream."""
     length = int.from_bytes(_exactly(stream, LENGTH), "little")
     return _exactly(stream, length)
 
@@ -60,7 +60,7 @@ def place(home: Path, client: int) -> Path:
 def main() -> None:
     """Answer requests until the input ends."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a method prints must not end up among the replies
+    os.dup2(2, 1)  # prints of a method must not end up among the replies
     home = Path()
     told: tuple[Problem, AnyAlgorithm] | None = None
     while True:

@@ -1,1 +1,1 @@
-"""The papers' networks."""
+"""The networks of the papers."""

@@ -1,4 +1,4 @@
-"""Parts of several networks, and the checks of the samples that they are for."""
+"""Building blocks of the networks, and checks that a network fits the samples."""
 
 from collections import OrderedDict
 from typing import Annotated
@@ -21,7 +21,7 @@ def convolution(inputs: int, outputs: int, kernel: int, pad: int) -> list[nn.Mod
 def with_dense(
     body: list[nn.Module], shape: Shape, hidden: tuple[int, ...], classes: int
 ) -> nn.Module:
-    """Convolutions, then fully connected layers as wide as what the convolutions leave."""
+    """Convolutions, then fully connected layers whose input width fits the convolutions' output."""
     features = nn.Sequential(*body, nn.Flatten())
     with torch.no_grad():
         width = features(torch.zeros(1, *shape)).shape[1]
@@ -33,17 +33,17 @@ def with_dense(
 
 
 def chain(**layers: nn.Module) -> nn.Module:
-    """Layers one after the other, each under its name."""
+    """A sequence of named layers."""
     return nn.Sequential(OrderedDict(layers))
 
 
 def head(inputs: int, classes: int) -> nn.Linear:
-    """The last layer: a score for each class, or one value."""
+    """The last layer: a score for each class, or one value for a regression."""
     return nn.Linear(inputs, classes or 1)
 
 
 def image_shape(name: str, shape: Shape, least: int) -> Shape:
-    """The shape, or a refusal where it is not an image of at least ``least`` pixels a side."""
+    """The shape of one sample; refuses all but images of at least ``least`` pixels per side."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise ConfigError(
             f"model.name: {name} needs images [channels, height, width] of at least "
@@ -53,7 +53,7 @@ def image_shape(name: str, shape: Shape, least: int) -> Shape:
 
 
 def refuse_other_than_tokens(name: str, shape: Shape) -> None:
-    """Refuse samples that are no sequences of tokens."""
+    """Refuse samples that are not sequences of tokens."""
     if len(shape) != 1:
         raise ConfigError(
             f"model.name: {name} needs sequences of tokens [length]; a sample here has shape "

@@ -12,7 +12,7 @@ from .blocks import Shape, chain, convolution, head, image_shape, with_dense
 def lenet5(shape: Shape, classes: int) -> nn.Module:
     """LeNet-5 as P4 uses it: 6@5x5 pad 2, pool, 16@5x5, pool, 120, 84; ReLU and max-pool.
 
-    Where an image is too small for the second, unpadded convolution (under 12 pixels a side), that
+    If an image is too small for the second, unpadded convolution (under 12 pixels per side), that
     convolution is padded too.
     """
     channels, height, width = image_shape("lenet5", shape, 4)
@@ -31,7 +31,7 @@ def fedavg_cnn(
 ) -> nn.Module:
     """The FedAvg paper's CNN (P1, P5): 5x5x32, pool, 5x5x64, pool, dense 512, same padding.
 
-    padding: pixels around the input of a convolution; 2 keeps its size, 0 cuts 4 of a side
+    padding: pixels around a convolution's input; 2 keeps its size, 0 reduces each side by 4
     """
     return _two_convolutions("fedavg_cnn", shape, 512, classes, padding)
 
@@ -42,7 +42,7 @@ def leaf_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def p2_cnn(shape: Shape, classes: int) -> nn.Module:
-    """P2's CIFAR-10 network: three 3x3x128 convolutions, each with ReLU and pool, one linear."""
+    """P2's CIFAR-10 network: three 3x3x128 convolutions, each with ReLU and pool, then linear."""
     channels, *_ = image_shape("p2_cnn", shape, 8)
     body: list[nn.Module] = []
     for inputs in (channels, 128, 128):
@@ -63,7 +63,7 @@ def fomo_code_cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def vgg11(shape: Shape, classes: int) -> nn.Module:
-    """VGG-11: eight 3x3 convolutions and five pools; one linear layer, as for 32x32 images."""
+    """VGG-11 for 32x32 images: eight 3x3 convolutions and five pools, then one linear layer."""
     channels, *_ = image_shape("vgg11", shape, 32)
     body: list[nn.Module] = []
     for widths in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
@@ -77,9 +77,9 @@ def vgg11(shape: Shape, classes: int) -> nn.Module:
 def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "group") -> nn.Module:
     """ResNet-18 with the 3x3 stem for small images (P2 and P5 on CIFAR-100, P3 on CIFAR-10).
 
-    Stands in for the DLA of P4.
+    It replaces the DLA of P4.
 
-    norm: "group" (two channels a group at the stem, 32 groups) or "batch"
+    norm: "group" (32 groups; at the stem two channels per group) or "batch"
     """
     channels, *_ = image_shape("resnet18", shape, 8)
     stem = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
@@ -95,7 +95,7 @@ def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "g
 
 
 class Residual(nn.Module):
-    """A basic block: two convolutions beside an identity, or a 1x1 where the shape changes."""
+    """A residual block: two convolutions beside an identity, or a 1x1 if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Residual(nn.Module):
             self.shortcut = nn.Sequential(project, _norm(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum of both ways, then ReLU."""
+        """The sum of both branches, then ReLU."""
         out = self.norm2(self.second(torch.relu(self.norm1(self.first(x)))))
         return torch.relu(out + self.shortcut(x))
 

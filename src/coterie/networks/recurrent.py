@@ -1,4 +1,4 @@
-"""Networks for sequences of tokens. LSTMs cannot be mapped by ``vmap``: they need ``loop``."""
+"""LSTM networks for sequences of tokens. ``vmap`` cannot map LSTMs: they need engine ``loop``."""
 
 from typing import Annotated
 

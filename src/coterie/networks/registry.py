@@ -1,11 +1,11 @@
-"""The networks by name, and the choice of one by the kind of data.
+"""The registry of networks by name, and the default network for a kind of data.
 
 A builder takes the shape of one sample, the number of classes (0 means regression, one output) and
-its options, and returns a fresh module. Every network ends in a layer called ``head``. No network
-works in place or keeps a state between calls, so that ``vmap`` can run a stack of parameters
-through it; the two LSTMs are the exception and need the ``loop`` engine.
+its options, and returns a new module. Every network ends in a layer called ``head``. No network
+works in place or keeps state between calls, so that ``vmap`` can map it over a stack of parameters;
+the two LSTMs are the exception and need the ``loop`` engine.
 
-P4's DLA is not here: ``resnet18`` is its stand-in. Dropout is ``nn.Dropout``, whose masks training
+P4's DLA is not here: ``resnet18`` replaces it. Dropout is ``nn.Dropout``, whose masks training
 derives from the run's seed.
 """
 
@@ -25,15 +25,15 @@ from .dense import linear, mlp
 from .recurrent import char_lstm, word_lstm
 
 Builder = Callable[..., nn.Module]
-_TINY = 16  # pixels a side below which convolutions have nothing to find
+_TINY = 16  # pixels per side; smaller images get no convolutions
 
 
 class Samples(Protocol):
-    """What a network has to know of a dataset."""
+    """The properties of a dataset that a network needs."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The dataset's name, for messages."""
 
     @property
     def x(self) -> Tensor:
@@ -41,7 +41,7 @@ class Samples(Protocol):
 
     @property
     def classes(self) -> int:
-        """Their number; 0 means regression."""
+        """The number of classes; 0 means regression."""
 
 
 MODELS: dict[str, Builder] = {
@@ -60,7 +60,7 @@ MODELS: dict[str, Builder] = {
 
 
 def default(dataset: Samples) -> str:
-    """The network for a kind of data: table or tiny image, grey image, colour image, text."""
+    """The default network for the data: table or tiny image, grey image, colour image, text."""
     shape = dataset.x.shape[1:]
     if dataset.x.dtype == torch.int64:
         return "char_lstm" if dataset.classes <= 256 else "word_lstm"
@@ -70,9 +70,9 @@ def default(dataset: Samples) -> str:
 
 
 def factory(model: str | Builder, dataset: Samples, **options: Any) -> Callable[[], nn.Module]:
-    """A function that makes fresh modules for this data; "auto" picks by the kind of data.
+    """A function that makes new modules for this data.
 
-    A model is named, or its builder is given.
+    ``model`` is a name, a builder, or "auto" for the default network of the kind of data.
 
     >>> from types import SimpleNamespace
     >>> table = SimpleNamespace(name="t", x=torch.zeros(3, 4), classes=2)
@@ -98,7 +98,7 @@ def factory(model: str | Builder, dataset: Samples, **options: Any) -> Callable[
 
 
 def in_bfloat16(make: Callable[[], nn.Module], device_type: str) -> Callable[[], nn.Module]:
-    """The same networks computing in bfloat16; parameters and outputs stay float32."""
+    """Let the networks compute in bfloat16; parameters and outputs stay float32."""
 
     def half() -> nn.Module:
         module = make()
@@ -116,7 +116,7 @@ def in_bfloat16(make: Callable[[], nn.Module], device_type: str) -> Callable[[],
 
 
 def builder(name: str, code: Code = INSTALLED_ONLY) -> Builder:
-    """The builder of a name in MODELS, or a user's own ``nn.Module`` as ``package.module:Class``.
+    """The builder for a name in MODELS or for a user's ``nn.Module`` (``package.module:Class``).
 
     A user's class is called with the other keys of ``[model]``; parameters that it calls ``shape``
     and ``classes`` are filled in from the data.

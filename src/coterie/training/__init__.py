@@ -1,1 +1,1 @@
-"""The round loop, the guard in front of aggregation, and where clients' states wait."""
+"""The round loop, and the guard that checks uploads before they are aggregated."""

@@ -1,17 +1,17 @@
-"""What may enter an aggregation, and why something may not.
+"""Decides which uploads may be aggregated, and gives a reason for every rejection.
 
-Replies of the expected layout (:mod:`coterie.core.messages`) pass :func:`screen`, whichever engine
-they come from: finite numbers of a possible size, a sample count that can be true and, where it is
-asked for, no outsized step. Last, :func:`aggregate` refuses an aggregate that is not finite.
-Whoever is left out keeps the state it had, and the others go on. The guard knows what a server
-knows: what it sent, and how long the vectors were that it accepted from each client before.
+With every engine, :func:`screen` checks the replies of the expected layout
+(:mod:`coterie.core.messages`): finite numbers of a plausible size, a plausible sample count and, if
+asked for, no outsized step. Last, :func:`aggregate` refuses an aggregate that is not finite. A
+rejected client keeps its old state, and the other clients go on. The guard uses only what a server
+knows: the messages it sent, and the norms of the vectors it accepted from each client before.
 
 A clean run is not changed by a bit: nothing is clipped, reordered or rescaled.
 
-By convention a sample count is the field ``size`` of an upload. An upload that carries several
-copies of a client's work says in its field ``valid`` which of them are finite; those that are not
-are sent as zeros, and the method leaves them out (WAFFLE, Weight Erosion). The upload is let in,
-and that it lost a copy is written down as a rejection.
+By convention the sample count is the field ``size`` of an upload. An upload with several copies of
+a client's work says in its field ``valid`` which copies are finite; the others are sent as zeros,
+and the method leaves them out (WAFFLE, Weight Erosion). Such an upload is accepted, and the loss of
+a copy is recorded as a rejection.
 """
 
 from collections.abc import Iterator
@@ -27,20 +27,20 @@ from ..core.ranges import AtLeastOne, Positive
 from ..core.tree import Bank, Tree
 
 SAMPLES, VALID = "size", "valid"
-FEWEST = 3  # uploads that have a median worth the name
-SINGLE = 1e6  # a number that is no model's may be so large, and so many times the median one
+FEWEST = 3  # uploads that a meaningful median needs
+SINGLE = 1e6  # bound on numbers that are not a model's: absolute, and relative to the median
 
 
 @dataclass(frozen=True)
 class Guard:
-    """What is checked beyond the form of a message.
+    """The checks beyond the layout of a message.
 
     Fields:
-        on: reject what is not finite and sample counts that cannot be true.
+        on: reject numbers that are not finite, and impossible sample counts.
         norm: reject steps longer than so many times the median step; None rejects none.
         bound: reject vectors so many times longer than the median of the round and than every
-            vector the client was sent or had sent before: a bound against the catastrophic, which
-            no honest client meets (docs/reliability.md has the margin). None rejects none.
+            vector the client was sent or had sent before: a bound against catastrophic values that
+            no honest client reaches (docs/reliability.md has the margin). None rejects none.
     """
 
     on: bool = True
@@ -59,10 +59,10 @@ def screen(
     sent: Tree = (),
     accepted: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Rejection, ...]]:
-    """Positions of the uploads that may be aggregated, and the others with their reason.
+    """The positions of the uploads that may be aggregated, and the rejections with their reasons.
 
-    ``sizes [population]`` are the sample counts the clients have declared; ``sent`` is what they
-    were sent, one row per client; ``accepted [population]`` is the length of the longest vector
+    ``sizes [population]`` are the sample counts that the clients declared; ``sent`` holds the
+    messages to them, one row per client; ``accepted [population]`` is the largest norm of a vector
     that was accepted from each client so far (:func:`remember`).
     """
     none = torch.zeros(len(sizes), dtype=torch.float64)
@@ -94,10 +94,10 @@ def _rejections(round: Round, whom: Tensor, reason: str) -> list[Rejection]:
 def aggregate(
     algorithm: AnyAlgorithm, server: Tree, uploads: Tree, round: Round, guard: Guard
 ) -> tuple[Tree, Tensor, tuple[Rejection, ...]]:
-    """The server after the round, the positions of the uploads in it, and who made it overflow.
+    """The server after the round, the positions of the aggregated uploads, and the rejections.
 
-    Where the new server is not finite, the longest uploads are left out until it is. They are named
-    and the server is as if they had not answered; where nobody is left it is as it was.
+    If the new server is not finite, the longest uploads are rejected until it is, as if those
+    clients had not answered. If no upload is left, the server is unchanged.
     """
     rejected: list[Rejection] = []
     kept = torch.arange(len(round.clients), device=round.clients.device)
@@ -115,9 +115,9 @@ def aggregate(
 
 
 def spoiled(before: Tree, after: Tree) -> bool:
-    """Whether a server that was finite is not any more; an entry may be infinite from the start.
+    """Whether the server has more non-finite entries than before; some may be there initially.
 
-    A table holds uploads as they came, which have been looked at.
+    A RowTable is skipped: it holds uploads as they came, which were checked before.
     """
     return any(
         bool(~new.sum().isfinite()) and _flaws(new) > _flaws(old)
@@ -127,7 +127,7 @@ def spoiled(before: Tree, after: Tree) -> bool:
 
 
 def _arrays(before: Tree, after: Tree) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every array that a server had before a round and has after it."""
+    """Pairs of a server's arrays before and after a round."""
     had = dict(tree.flatten(before))
     for path, new in tree.flatten(after):
         old = had.get(path)
@@ -140,14 +140,14 @@ def _flaws(leaf: Tensor) -> int:
 
 
 def _longest(uploads: Tree, like: Tensor) -> Tensor:
-    """The length of each client's longest vector of any field ``[m]``."""
+    """The largest norm of each client's vectors in any field ``[m]``."""
     none = torch.zeros(len(like), dtype=torch.float64, device=like.device)
     fields = (leaf for _, leaf in _fields(uploads) if leaf.is_floating_point())
     return torch.stack([none, *(_lengths(leaf).to(like.device) for leaf in fields)]).amax(0)
 
 
 def complete(uploads: Tree, everybody: Tensor) -> Tensor:
-    """Whose copies are all valid ``[m]``; everybody's, of a method that sends no copies."""
+    """Whether all copies of each client are valid ``[m]``; True if a method sends no copies."""
     whole = everybody.clone()
     for name, leaf in _fields(uploads):
         if name == VALID:
@@ -156,10 +156,10 @@ def complete(uploads: Tree, everybody: Tensor) -> Tensor:
 
 
 def finite(uploads: Tree, everybody: Tensor) -> Tensor:
-    """Whose numbers are all finite ``[m]``.
+    """Whether all numbers of each client are finite ``[m]``.
 
-    The length of a vector with a NaN or an infinity in it is never finite, and takes no memory;
-    only rows whose length is not (it may have overflowed) are looked at number by number.
+    The norm of a vector with a NaN or an infinity is never finite, and computing it takes no
+    memory. Only rows with a non-finite norm (it may have overflowed) are checked entry by entry.
     """
     fine = everybody.clone()
     for _, leaf in _fields(uploads):
@@ -172,7 +172,7 @@ def finite(uploads: Tree, everybody: Tensor) -> Tensor:
 
 
 def counted(uploads: Tree, round: Round, sizes: Tensor) -> Tensor:
-    """Whose sample count is above 0 and at most what the client declared ``[m]``."""
+    """Whether each client's sample count is above 0 and at most what it declared ``[m]``."""
     most = sizes.to(round.clients.device)[round.clients]
     fine = torch.ones_like(round.clients, dtype=torch.bool)
     for name, leaf in _fields(uploads):
@@ -183,7 +183,7 @@ def counted(uploads: Tree, round: Round, sizes: Tensor) -> Tensor:
 
 
 def remember(accepted: Tensor, uploads: Tree, clients: Tensor) -> Tensor:
-    """The longest vector accepted from each client ``[population]``, after a round."""
+    """The largest norm accepted from each client ``[population]``, updated after a round."""
     at = clients.cpu()
     vectors = [leaf for _, leaf in _fields(uploads) if leaf.is_floating_point() and leaf.dim() > 1]
     lengths = torch.stack([accepted[at], *(_lengths(leaf).cpu() for leaf in vectors)]).amax(0)
@@ -191,13 +191,13 @@ def remember(accepted: Tensor, uploads: Tree, clients: Tensor) -> Tensor:
 
 
 def possible(uploads: Tree, sent: Tree, accepted: Tensor, fine: Tensor, most: float) -> Tensor:
-    """Whose numbers are of a possible size ``[m]``.
+    """Whether each client's numbers are of a plausible size ``[m]``.
 
-    A vector may be ``most`` times as long as the median one of its field, as the longest of its
+    A vector may be ``most`` times as long as the median vector of its field, as the longest of its
     width that the client was sent, or as the longest that was ``accepted [m]`` from it before. The
-    latter two are measured only where the median does not settle it: fewer than three uploads have
-    none. Numbers that are like nothing sent or accepted before (losses, weights on others) may
-    honestly differ by orders of magnitude: they may be a million, or a million times the median.
+    latter two are computed only if the median does not decide: fewer than three uploads have none.
+    Numbers unlike any that were sent or accepted before (losses, weights on others) may honestly
+    differ by orders of magnitude: they may be a million, or a million times the median.
     """
     passed = torch.ones_like(fine)
     for _, leaf in _fields(uploads):
@@ -218,9 +218,9 @@ def possible(uploads: Tree, sent: Tree, accepted: Tensor, fine: Tensor, most: fl
 
 
 def _lengths(leaf: Tensor) -> Tensor:
-    """The length of each client's longest vector ``[m]``, float64.
+    """The largest norm of each client's vectors ``[m]``, float64.
 
-    Lengths are taken in the numbers' own type, which is quick, and again where that overflows.
+    Norms are computed in the tensor's own dtype, which is fast, and again if that overflows.
     """
     rows = leaf.reshape(len(leaf), *(1,) * (3 - leaf.dim()), *leaf.shape[1:]).flatten(1, -2)
     if not rows.shape[1]:
@@ -233,10 +233,10 @@ def _lengths(leaf: Tensor) -> Tensor:
 
 
 def moderate(uploads: Tree, sent: Tree, fine: Tensor, most: float) -> Tensor:
-    """Whose steps are at most ``most`` times the median step of those still in ``[m]``.
+    """Whether each client's steps are at most ``most`` times the median step of ``fine`` ``[m]``.
 
-    A step is the distance from the nearest vector the client was sent, or from zero, which is where
-    methods that send differences start.
+    A step is the distance from the nearest vector that the client was sent, or from zero, which is
+    the starting point of methods that send differences.
     """
     passed = torch.ones_like(fine)
     if int(fine.sum()) < FEWEST:
@@ -259,20 +259,20 @@ def moderate(uploads: Tree, sent: Tree, fine: Tensor, most: float) -> Tensor:
 
 
 def _norms(rows: Tensor) -> Tensor:
-    """Lengths in float64, without a copy of everything in float64."""
+    """Norms in float64, without a float64 copy of all rows."""
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     return lengths
 
 
 def _fields(message: Tree) -> Iterator[tuple[str, Tensor]]:
-    """Every array with the name of its field; the number in a plain tuple is no name."""
+    """Every array with the name of its field; an index in a plain tuple is not a name."""
     for path, leaf in tree.flatten(message):
         names = [step for step in path.split(".") if step and not step.isdigit()]
         yield names[-1] if names else "", leaf
 
 
 def _vectors(message: Tree) -> Iterator[Tensor]:
-    """Every floating array with a row per client as ``[m, n, P]``; of a Bank the models in use."""
+    """Every floating-point array as ``[m, n, P]`` (m clients); of a Bank, the models in use."""
     for _, leaf in tree.flatten(message, (Bank,)):
         if isinstance(leaf, Bank):
             yield leaf.models[leaf.slot.clamp(min=0)]

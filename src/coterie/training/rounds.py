@@ -1,6 +1,6 @@
 """The round loop: a generator, so that its caller decides what happens between rounds.
 
-It holds the server half of a method. An engine owns the clients.
+It computes the server half of a method. An engine owns the clients.
 """
 
 import math
@@ -25,17 +25,17 @@ from .guard import Guard, aggregate, remember, screen
 
 
 class Traffic(NamedTuple):
-    """Bytes of one round, all clients together, measured from the messages."""
+    """The bytes of one round, summed over all clients, measured from the messages."""
 
     down: int
     up: int
-    serve: int  # sent only to predict with
+    serve: int  # sent only for evaluation
 
 
 class Record(NamedTuple):
-    """What one round left behind. ``server`` and ``states`` are read only.
+    """The results of one round. ``server`` and ``states`` are read only.
 
-    States are as the round left them until the next one begins.
+    The states are valid until the next round begins.
     """
 
     index: int  # type: ignore[assignment]
@@ -44,13 +44,13 @@ class Record(NamedTuple):
     rejected: tuple[Rejection, ...]
     seconds: float
     evaluation: Evaluation | None
-    collaboration: Any  # [K, K] an array, or a scipy.sparse.csr_array of many clients; or None
+    collaboration: Any  # [K, K] an array; a scipy.sparse.csr_array for many clients; or None
     mixture: Mixture | None  # every client's predictor, in the last round
     server: Tree
-    accepted: Tensor  # [K] the longest vector accepted from each client, for the guard
+    accepted: Tensor  # [K] the largest norm of a vector accepted from each client, for the guard
     snapshot: Callable[[], Tree]  # the clients' states, as the engine holds them
     observed: dict[str, Any] = {}  # noqa: RUF012  # what the method adds to the round's line
-    outcomes: Outcomes | None = None  # every answer to a test sample, in the last round
+    outcomes: Outcomes | None = None  # the answer to every test sample, in the last round
 
     @property
     def states(self) -> Tree:
@@ -59,7 +59,7 @@ class Record(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Where a run goes on: the server and every client's state after some rounds."""
+    """Where a run continues: the server and every client's state after some rounds."""
 
     rounds: int
     server: Tree
@@ -68,8 +68,9 @@ class Begin(NamedTuple):
 
 
 DEFAULT_GUARD = Guard()
-MATRIX_EVERY_ROUND = 500  # clients; where there are more, who works with whom is looked at only in
-# evaluated rounds: with ten thousand it is a hundred million numbers
+# With more clients than this, the collaboration matrix is computed in evaluated rounds only: with
+# ten thousand clients it has a hundred million entries.
+MATRIX_EVERY_ROUND = 500
 
 
 def train(
@@ -86,8 +87,9 @@ def train(
 ) -> Iterator[Record]:
     """Train for ``rounds`` rounds and yield a record after each.
 
-    The last round is always evaluated. Evaluating changes nothing: every draw is derived. Neither
-    does stopping: ``begin`` is where an earlier call got to, and the rounds after it are the same.
+    The last round is always evaluated. Evaluation does not change the results, because every random
+    draw is derived from the seed. Nor does stopping: with ``begin``, the state that an earlier call
+    reached, the following rounds are the same.
     """
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
@@ -131,7 +133,10 @@ def train(
 def participants(
     algorithm: AnyAlgorithm, problem: Problem, index: int, participation: float
 ) -> Tensor:
-    """Who takes part: uniform without replacement among those who have data (spec 1.5)."""
+    """The clients that take part: drawn uniformly without replacement among those with data.
+
+    See spec 1.5.
+    """
     able = problem.able
     if algorithm.traits.everybody or participation >= 1.0:
         return able
@@ -149,9 +154,9 @@ def _exchange(
     sizes: Tensor,
     guard: Guard,
 ) -> tuple[Tree, Tensor, Traffic, tuple[Rejection, ...]]:
-    """Download, local work, guard, aggregation: one round for everybody who takes part.
+    """Compute one round for its clients: download, local work, guard, aggregation.
 
-    Whoever is rejected keeps its state; where nobody is left nothing changes.
+    A rejected client keeps its state; if no client is left, nothing changes.
     """
     received = algorithm.download(server, round)
     replies = engine.exchange(algorithm, received, round)
@@ -183,7 +188,7 @@ def _exchange(
 def _evaluate(
     algorithm: AnyAlgorithm, engine: Engine, server: Tree, round: Round, metric: str, *, keep: bool
 ) -> tuple[Predicted, int]:
-    """How good all clients' predictors are after the round, and what they had to fetch."""
+    """Evaluate all clients' predictors after the round; also returns the bytes sent for it."""
     everybody = torch.arange(round.population, device=round.clients.device)
     after = round._replace(index=round.index + 1, clients=everybody)
     served = algorithm.serve(server, after)
@@ -192,16 +197,16 @@ def _evaluate(
 
 
 def _validated(found: Evaluation, problem: Problem) -> Evaluation:
-    """The same without validation scores on data that was trained on."""
+    """The evaluation without validation scores on data that was trained on."""
     unseen = np.array(problem.counts.validated)
     val, loss = (np.where(unseen, column, np.nan) for column in (found.val, found.val_loss))
     return found._replace(val=val, val_loss=loss)
 
 
 def _matrix(A: Tensor | None) -> Any:
-    """A copy for people to look at: the next round writes into the states this may be a view of.
+    """Copy a collaboration matrix: it may be a view of states, which the next round overwrites.
 
-    Many clients' is held by its non-zero entries, and converted a few rows at a time.
+    A matrix of many clients is stored as a sparse array, and converted a few rows at a time.
     """
     if A is None:
         return None

@@ -1,8 +1,8 @@
-"""Layers for many clients at once, where torch's own are slow for that.
+"""Fast layers for many clients at once, in place of torch's own, which are slow for that.
 
 Under ``vmap`` a convolution with a weight for each client becomes one grouped convolution, which
-libraries compute far below what the machine can do, max pooling remembers 64-bit places, and the
-gradient of group norm is decomposed. :class:`ManyClients` replaces them while a call is traced
+libraries compute far below the machine's speed, max pooling stores 64-bit indices, and the gradient
+of group norm is decomposed. :class:`ManyClients` replaces these layers while a call is traced
 (``compiled.trace``); the loop engine never uses the replacements. Results are equal to rounding.
 """
 
@@ -21,12 +21,12 @@ Pair = tuple[int, int]
 
 
 class ManyClients(TorchFunctionMode):
-    """While it is entered, plain convolutions, max pools and group norms are ours."""
+    """While it is entered, replaces plain convolutions, max pools and group norms by ours."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Ours where it fits, else torch's."""
+        """Call our function if it supports the arguments, else torch's."""
         kwargs = kwargs or {}
         ours = _OURS.get(function)
         result = ours(*args, **kwargs) if ours is not None else None
@@ -70,7 +70,7 @@ def _max_pool2d(
 def _adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Tensor | None:
     if output_size is None or _pair(output_size) != (1, 1):
         return None
-    return x.mean((-2, -1), keepdim=True)  # torch's own cannot be mapped where channels come last
+    return x.mean((-2, -1), keepdim=True)  # vmap fails on torch's own if channels come last
 
 
 def _group_norm(

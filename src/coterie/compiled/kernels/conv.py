@@ -1,8 +1,8 @@
 """Convolutions of many clients' images with each client's own filters.
 
-Three products of two tensors, each linear in both: images with filters, a gradient with filters,
-images with a gradient. Each is the derivative of the others, so that derivatives of any order are
-these three again.
+There are three products of two tensors, each linear in both: images with filters, a gradient with
+filters, images with a gradient. The derivatives of each are the other two, so derivatives of any
+order consist of these three.
 
 Shapes: images ``[g, n, ci, h, w]``, filters ``[g, co, ci, kh, kw]``, outputs ``[g, n, co, h', w']``
 for ``g`` clients. A further ``vmap`` is folded into the clients, or, where the filters are shared
@@ -27,7 +27,7 @@ def convolve(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
     return out.squeeze(0)
 
 
-# ---- what is computed ----------------------------------------------------------------------
+# ---- the three products --------------------------------------------------------------------
 
 
 @operation(
@@ -97,12 +97,12 @@ def _grouped(
 def _backward(
     g: Tensor, x: Tensor, w: Tensor, stride: list[int], padding: list[int], *, images: bool
 ) -> Tensor:
-    """One of the two derivatives, by torch, client by client or (on a GPU) in groups."""
+    """Compute one of the two derivatives by torch, client by client or (on a GPU) in groups."""
     rest = stride, padding, [1, 1], False, [0, 0]
     mask, wanted = [images, not images, False], 0 if images else 1
     derive = torch.ops.aten.convolution_backward
     if not g.is_cuda:
-        size = (x if images else w).shape[1:]  # of the other only the size is read
+        size = (x if images else w).shape[1:]  # torch reads only the size of the other
         layout = faster(w[0].numel(), g[0].numel())
         other = [torch.empty(size, dtype=g.dtype, memory_format=layout)] * len(g)
         both = (other, laid_out(w, layout)) if images else (laid_out(x, layout), other)
@@ -121,7 +121,7 @@ def _backward(
 
 
 class _Convolve(torch.autograd.Function):
-    """Images with filters."""
+    """The product of images with filters: a convolution."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: Pair, padding: Pair) -> Tensor:
@@ -147,7 +147,7 @@ class _Convolve(torch.autograd.Function):
 
 
 class _ToImages(torch.autograd.Function):
-    """A gradient with filters: the derivative for the images."""
+    """The product of a gradient with filters: the derivative for the images."""
 
     @staticmethod
     def forward(g: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -173,7 +173,7 @@ class _ToImages(torch.autograd.Function):
 
 
 class _ToFilters(torch.autograd.Function):
-    """A gradient with images: the derivative for the filters."""
+    """The product of a gradient with images: the derivative for the filters."""
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
@@ -203,7 +203,7 @@ class _ToFilters(torch.autograd.Function):
 def _mapped(
     function: Any, many: int, dims: Any, images: Tensor, w: Tensor, how: Any
 ) -> tuple[Tensor, int]:
-    """A level of vmap as more clients, or as more images where it shares the filters."""
+    """Fold a level of vmap into the clients, or into the images if the filters are shared."""
     if dims[1] is None:
         wide = images.movedim(dims[0], 1)
         out = function.apply(wide.flatten(1, 2), w, *how)

@@ -1,4 +1,4 @@
-"""How clients' images lie in a CPU's memory, and where ``vmap`` puts its dimension."""
+"""The memory layout of clients' images on a CPU, and the position of a ``vmap`` dimension."""
 
 from collections.abc import Iterable
 
@@ -10,28 +10,28 @@ _LARGE = 500_000  # entries
 
 
 def faster(filters: int, outputs: int) -> torch.memory_format:
-    """The layout in which one client's images are convolved faster, by the entries of both.
+    """The faster layout to convolve one client's images, by the entries of filters and outputs.
 
-    Channels last, unless the filters are many and more than what they make, as for small images
-    of many channels (docs/results/speed.md).
+    Channels last, unless the filters have many entries and more than the outputs, as for small
+    images of many channels (docs/results/speed.md).
     """
     return FIRST if filters > max(_LARGE, outputs) else LAST
 
 
 def laid_out(clients: Tensor, layout: torch.memory_format) -> list[Tensor]:
-    """Each client's images or filters in a layout."""
+    """Each client's images or filters, in this layout."""
     return [one.contiguous(memory_format=layout) for one in clients]
 
 
 def layout_of(image: Tensor) -> torch.memory_format:
-    """How images lie, or how they are brought to lie where they have gaps."""
+    """The layout of images, or the layout to which images with gaps are copied."""
     return LAST if image.is_contiguous(memory_format=LAST) else FIRST
 
 
 def side_by_side(clients: Iterable[Tensor], count: int) -> Tensor:
-    """What each client has as one tensor, in the layout of the first.
+    """Stack the clients' tensors into one, in the layout of the first.
 
-    Each is put there as it comes: what was just computed is still in the cache.
+    Each tensor is copied as soon as it is computed, while it is still in the cache.
     """
     given = iter(clients)
     first = next(given)
@@ -49,7 +49,7 @@ def side_by_side(clients: Iterable[Tensor], count: int) -> Tensor:
 
 
 def in_front(value: Tensor, dim: int | None, many: int) -> Tensor:
-    """A tensor with the dimension of a ``vmap`` first; the same for all where it has none."""
+    """A tensor with the ``vmap`` dimension first; a tensor without one is expanded."""
     if dim is None:
         return value.unsqueeze(0).expand(many, *value.shape)
     return value.movedim(dim, 0)

@@ -1,12 +1,13 @@
-"""C++ for this machine, compiled when it is first needed and kept in the user's cache.
+"""Compiles C++ for this machine when it is first needed, and keeps it in the user's cache.
 
-The sources lie in ``cpp/`` and need nothing but a compiler: their sizes are macros, and they are
-called through ``ctypes``, which lets other threads run meanwhile. Where there is no compiler, or it
-fails, the caller goes on with torch. The environment's ``CXX`` names another compiler; empty, none.
+The sources are in ``cpp/`` and need only a compiler: their sizes are macros, and they are called
+through ``ctypes``, which lets other threads run meanwhile. If there is no compiler, or it fails,
+the caller falls back to torch. The environment variable ``CXX`` names another compiler; if it is
+empty, none is used.
 
-A library in the cache is loaded only if this user wrote it and its sha256 is the one beside it
-(``storage.cache``); otherwise it is compiled again. Its name holds a hash of everything that it was
-made of: source, options, the compiler's version and the instructions of this processor.
+A library in the cache is loaded only if this user wrote it and its sha256 equals the one stored
+beside it (``storage.cache``); otherwise it is compiled again. Its name contains a hash of source,
+options, the compiler's version and the instruction set of this processor.
 """
 
 import atexit
@@ -33,18 +34,18 @@ _LOG = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "cpp"
 _OPTIONS = (
     *("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC"),
-    "-fno-strict-aliasing",  # vectors are read as numbers, and memory is used again
-    "-fno-tree-slp-vectorize",  # of GCC 12 and 13 drops entries (docs/results/speed.md)
+    "-fno-strict-aliasing",  # vectors are read as numbers, and memory is reused
+    "-fno-tree-slp-vectorize",  # in GCC 12 and 13 it drops entries (docs/results/speed.md)
 )
 _CPUINFO = Path("/proc/cpuinfo")
 _FEATURES = ("flags", "features", "isa", "cpu", "model name")  # lines of /proc/cpuinfo
 REALS = {torch.float32: "float", torch.float64: "double"}
 _compiling = threading.Lock()
-_waits: list[float] = []  # seconds of this process for each library of kernels
+_waits: list[float] = []  # seconds that this process waited for each kernel library
 
 
 def library(name: str, dtype: torch.dtype, **sizes: int) -> ctypes.CDLL | None:
-    """The functions of a source for these sizes; None where they cannot be had."""
+    """The compiled library of a source for these sizes; None if it cannot be compiled."""
     if dtype not in REALS:
         return None
     macros = f"REAL={REALS[dtype]}", *(f"{key}={size}" for key, size in sizes.items())
@@ -63,18 +64,18 @@ def _library(name: str, macros: tuple[str, ...]) -> ctypes.CDLL | None:
 
 
 def waited() -> float:
-    """Seconds that this process has waited for libraries of kernels; they are needed once."""
+    """Seconds that this process has waited for kernel libraries, each of which is made once."""
     return sum(_waits)
 
 
 def cached() -> bool:
-    """Whether the user's cache holds machine code already."""
+    """Whether the user's cache contains compiled libraries."""
     folder = kept_files.folder() / "native"
     return folder.is_dir() and any(folder.glob("*.so"))
 
 
 def compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL:
-    """The functions of this source; :class:`CompilerError` where they cannot be had."""
+    """The compiled library of this source; raises :class:`CompilerError` if that fails."""
     with _compiling:
         found = _compiled(name, source, macros)
     if isinstance(found, CompilerError):
@@ -83,7 +84,7 @@ def compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL:
 
 
 def at(tensor: Tensor | None) -> ctypes.c_void_p:
-    """Where a tensor lies."""
+    """The address of a tensor's data."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
@@ -96,7 +97,7 @@ def compiler() -> str | None:
 
 
 def version() -> str | None:
-    """The first line that the compiler says of itself; None without a compiler."""
+    """The first line of the compiler's version; None without a compiler."""
     command = compiler()
     return None if command is None else _said(command, "--version").partition("\n")[0]
 
@@ -110,7 +111,7 @@ def sources() -> str:
 
 @cache
 def _compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL | CompilerError:
-    """A library or what went wrong, which is not tried again."""
+    """The library or the error; a failed compilation is not tried again."""
     command = compiler()
     if command is None:
         return CompilerError("there is no C++ compiler (CXX names one)")
@@ -132,7 +133,7 @@ def _compiled(name: str, source: str, macros: tuple[str, ...]) -> ctypes.CDLL | 
 
 
 def _compile(command: str, source: str, macros: tuple[str, ...], path: Path) -> None:
-    """All of it or nothing, whoever else compiles the same."""
+    """Compile to a file, atomically: other processes may compile the same source."""
     with tempfile.TemporaryDirectory(dir=path.parent) as place:
         text, made = Path(place) / "source.cpp", Path(place) / "made.so"
         text.write_text(source)
@@ -143,7 +144,7 @@ def _compile(command: str, source: str, macros: tuple[str, ...], path: Path) -> 
 
 
 def _folder() -> Path:
-    """The user's own folder for machine code, or one for this process where there can be none."""
+    """The user's folder for compiled libraries, or a temporary one if it cannot be used."""
     try:
         return kept_files.private(kept_files.folder() / "native")
     except OSError as error:
@@ -165,9 +166,10 @@ def _headers() -> tuple[str, ...]:
 
 @cache
 def machine(command: str) -> str:
-    """What code for this machine may not be run on another: its instructions.
+    """The instruction set of this machine: code compiled for it may not run on another.
 
-    The compiler says which it uses, on every architecture; Linux says which there are.
+    The compiler reports the instructions that it uses, on every architecture; Linux reports those
+    that the processor has.
     """
     said = _said(command, "-march=native", "-dM", "-E", "-x", "c++", os.devnull)
     try:
@@ -180,7 +182,7 @@ def machine(command: str) -> str:
 
 @cache
 def _said(command: str, *arguments: str) -> str:
-    """What the compiler answers; nothing where it does not."""
+    """The compiler's output for these arguments; empty if it fails."""
     try:
         done = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):

@@ -1,7 +1,7 @@
 """Convolutions of few channels for many clients on a CPU, in C++ (``cpp/conv.cpp``).
 
-Libraries compute layers of a few channels far below what a CPU can do. Where channels are many,
-they are faster: every function here says None then, and where nothing could be compiled.
+Libraries compute layers of few channels far below the CPU's speed. With many channels libraries are
+faster: then every function here returns None, as it does if nothing could be compiled.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ from .native import at, library
 
 
 def few(channels: int, filters: int) -> bool:
-    """Whether a layer is computed here: of others oneDNN was faster (docs/results/speed.md).
+    """Whether a layer is computed here; for others oneDNN was faster (docs/results/speed.md).
 
-    A single channel is, too, where filters are many: then oneDNN is at its slowest.
+    A layer of one channel and many filters is also computed here: oneDNN is slowest for it.
     """
     return channels == 1 or (channels <= 8 and filters <= 16)
 
@@ -29,7 +29,7 @@ def convolve(
     padding: Sequence[int],
     relu: bool,
 ) -> Tensor | None:
-    """Images ``[g, n, ci, h, w]`` with filters ``[g, co, ci, kh, kw]``."""
+    """Convolve images ``[g, n, ci, h, w]`` with filters ``[g, co, ci, kh, kw]``."""
     layer = _layer(w.shape[1:3], x.shape[3:], w.shape[3:], stride, padding, x.dtype)
     if layer is None or x.is_cuda:
         return None
@@ -45,7 +45,7 @@ def convolve(
 def to_images(
     d: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor | None:
-    """A gradient ``[g, n, co, h', w']`` with filters: the derivative for images of this size."""
+    """The derivative for images of this size: a gradient ``[g, n, co, h', w']`` with filters."""
     layer = _layer(w.shape[1:3], size, w.shape[3:], stride, padding, d.dtype)
     if layer is None or d.is_cuda or any(p >= k for p, k in zip(padding, w.shape[3:], strict=True)):
         return None
@@ -58,7 +58,7 @@ def to_images(
 def to_filters(
     d: Tensor, x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor | None:
-    """A gradient with images: the derivative for filters of this size."""
+    """The derivative for filters of this size: a gradient with images."""
     layer = _layer((d.shape[2], x.shape[2]), x.shape[3:], size, stride, padding, d.dtype)
     if layer is None or d.is_cuda:
         return None

@@ -9,7 +9,7 @@ from .native import at, library
 
 
 def pool(x: Tensor, size: int) -> Tensor | None:
-    """The largest entry of every window of ``[..., c, h, w]``; None where it cannot be done."""
+    """The largest entry of every window of ``[..., c, h, w]``; None if it is not supported."""
     x, last = lying(x)
     functions = _functions(x, size, last)
     if functions is None:
@@ -20,7 +20,7 @@ def pool(x: Tensor, size: int) -> Tensor | None:
 
 
 def gradient(g: Tensor, x: Tensor, out: Tensor, size: int, *, positive: bool) -> Tensor | None:
-    """The gradient for ``x``: the first largest entry of a window takes all."""
+    """The gradient for ``x``: the first of a window's largest entries gets the whole gradient."""
     x, last = lying(x)
     functions = _functions(x, size, last)
     if functions is None:
@@ -32,13 +32,13 @@ def gradient(g: Tensor, x: Tensor, out: Tensor, size: int, *, positive: bool) ->
 
 
 def lying(x: Tensor) -> tuple[Tensor, bool]:
-    """The entries without gaps, and whether channels come last in memory."""
+    """The tensor as contiguous memory, and whether channels come last."""
     last = not x.is_contiguous() and x.movedim(-3, -1).is_contiguous()
     return x if last else x.contiguous(), last
 
 
 def laid(x: Tensor, *, last: bool) -> Tensor:
-    """The entries without gaps, with channels first or last."""
+    """The tensor as contiguous memory, with channels first or last."""
     return x.movedim(-3, -1).contiguous().movedim(-1, -3) if last else x.contiguous()
 
 

@@ -1,6 +1,6 @@
 """Gradients of convolutions whose results were max-pooled, on a CPU, in C++ (``cpp/pooled.cpp``).
 
-Every function says None where it cannot be done.
+Every function returns None if it does not support its arguments.
 """
 
 import ctypes
@@ -17,13 +17,13 @@ _WIDEST = 16  # columns of a filter
 
 
 class Spread(NamedTuple):
-    """The gradient of a max pool, which is never written out: what it is made of."""
+    """The inputs of a max pool's gradient, which itself is never stored."""
 
-    g: Tensor  # of the pool's result
-    y: Tensor  # what was pooled
+    g: Tensor  # the gradient of the pool's result
+    y: Tensor  # the pool's input
     out: Tensor  # the pool's result
     window: int
-    positive: bool  # of windows whose largest entry is not, nothing comes back
+    positive: bool  # whether windows without a positive entry have no gradient
 
 
 def here(device: torch.device) -> bool:
@@ -39,7 +39,7 @@ def suits(size: Sequence[int], stride: Sequence[int]) -> bool:
 def to_images(
     spread: Spread, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor | None:
-    """With filters ``[g, co, ci, kh, kw]``: the derivative for images of this size."""
+    """The derivative for images of this size, with filters ``[g, co, ci, kh, kw]``."""
     layer = _layer(spread, w.shape[1:], size, stride, padding)
     if layer is None:
         return None
@@ -53,7 +53,7 @@ def to_images(
 def to_filters(
     spread: Spread, x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor] | None:
-    """With images ``[g, n, ci, h, w]``: the derivatives for filters of this size, and biases."""
+    """The derivatives for filters of this size and biases, with images ``[g, n, ci, h, w]``."""
     shape = (spread.y.shape[2], x.shape[2], *size)
     layer = _layer(spread, shape, x.shape[3:], stride, padding)
     if layer is None:
@@ -67,7 +67,7 @@ def to_filters(
 
 
 class _Entries:
-    """A gradient as the functions take it; its tensors live as long."""
+    """A gradient as arguments of the C++ functions; keeps its tensors alive."""
 
     def __init__(self, spread: Spread) -> None:
         self._y, last = lying(spread.y)
@@ -78,7 +78,7 @@ class _Entries:
 
 
 def _way(x: Tensor, *, last: bool) -> ctypes.Array[ctypes.c_ssize_t]:
-    """How far it is from channel to channel and from pixel to pixel."""
+    """The strides of channels and of pixels."""
     channels, *plane = x.shape[-3:]
     steps = (1, channels) if last else (torch.Size(plane).numel(), 1)
     return (ctypes.c_ssize_t * 2)(*steps)

@@ -1,10 +1,10 @@
 """Group norm of many clients' images on a CPU, each client with its own scale and shift.
 
-Under ``vmap`` torch takes its gradient apart into a dozen passes over the images. Here it is
-torch's own gradient, client by client. Derivatives of that one are those of the formula.
+Under ``vmap`` torch decomposes the gradient into a dozen passes over the images. Here torch's own
+gradient is called client by client. Higher derivatives are taken of the formula (``_formula``).
 
-Shapes: images ``[g, n, c, h, w]``, scale and shift ``[g, c]``, mean and its like ``[g, n, groups]``
-for ``g`` clients.
+Shapes: images ``[g, n, c, h, w]``, scale and shift ``[g, c]``, mean and inverse deviation
+``[g, n, groups]`` for ``g`` clients.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ def group_norm(x: Tensor, groups: int, scale: Tensor, shift: Tensor, eps: float)
 def _normed(
     x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The images, and of every group the mean and one over the deviation."""
+    """The normalised images, and the mean and inverse deviation of every group."""
     images, channels, pixels = x.shape[1], x.shape[2], x.shape[3:].numel()
     means, spreads = (x.new_empty(len(x), images, groups) for _ in range(2))
     scale, shift = scale.contiguous(), shift.contiguous()
@@ -55,7 +55,7 @@ def _normed(
 def _gradients(
     d: Tensor, x: Tensor, mean: Tensor, spread: Tensor, scale: Tensor, groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For the images, the scale and the shift."""
+    """The gradients for the images, the scale and the shift."""
     images, channels, pixels = x.shape[1], x.shape[2], x.shape[3:].numel()
     to_scale, to_shift = (scale.new_empty(len(x), channels) for _ in range(2))
     mean, spread, scale = mean.contiguous(), spread.contiguous(), scale.contiguous()
@@ -72,7 +72,7 @@ def _gradients(
 
 
 def _formula(d: Tensor, x: Tensor, scale: Tensor, groups: int, eps: float) -> tuple[Tensor, ...]:
-    """The gradients in operations that torch can derive."""
+    """The gradients by operations that torch can differentiate."""
     rows = x.reshape(*x.shape[:2], groups, -1)
     away = rows - rows.mean(-1, keepdim=True)
     spread = (away.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -135,7 +135,7 @@ class _Gradients(torch.autograd.Function):
 
 
 def _mapped(function: Any, many: int, dims: Any, given: Any, tensors: int) -> Any:
-    """A level of vmap as more clients."""
+    """Fold a level of vmap into the clients."""
     rows = [in_front(t, d, many) for t, d in zip(given[:tensors], dims, strict=False)]
     found = function.apply(*(row.flatten(0, 1) for row in rows), *given[tensors:])
     return tuple(out.unflatten(0, rows[0].shape[:2]) for out in found), (0, 0, 0)

@@ -1,7 +1,8 @@
 """Max pooling over windows that do not overlap.
 
-Places are not remembered: the first of the largest entries of a window takes the gradient, as in
-torch, and is found again. So results have one form, whether our kernels or torch compute them.
+The positions of the largest entries are not stored. The gradient goes to the first of a window's
+largest entries, as in torch, and that entry is searched again. So results have the same form
+whether our kernels or torch compute them.
 """
 
 from typing import Any
@@ -39,7 +40,7 @@ def _pooled(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 def _gradient(
     g: Tensor, x: Tensor, out: Tensor, places: Tensor, size: int, positive: bool
 ) -> Tensor:
-    """``positive``: of windows whose largest entry is not, nothing comes back."""
+    """The gradient of a pool; with ``positive``, zero for windows without a positive entry."""
     if triton_pool.fits(x):
         g, x, out = g.contiguous(), x.contiguous(), out.contiguous()
         return triton_pool.gradient(g, x, out, size, positive=positive)
@@ -56,7 +57,7 @@ def _gradient(
 
 
 def _by_torch(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The largest entries of all clients' images in one row, and their places."""
+    """The largest entries for all clients' images in one dimension, and their positions."""
     window = [size, size]
     found: tuple[Tensor, Tensor] = torch.ops.aten.max_pool2d_with_indices(
         _images(x), window, window, *_NONE
@@ -65,7 +66,7 @@ def _by_torch(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _images(x: Tensor) -> Tensor:
-    """All clients' images in one row."""
+    """The images of all clients in one dimension: ``[images, c, h, w]``."""
     return x.flatten(0, -4)
 
 
@@ -91,7 +92,7 @@ class _Pool(torch.autograd.Function):
 
 
 class _Spread(torch.autograd.Function):
-    """The gradient of a pool; linear in ``g``, and constant in the rest."""
+    """The gradient of a pool; linear in ``g``, and constant in the other inputs."""
 
     @staticmethod
     def forward(g: Tensor, x: Tensor, out: Tensor, places: Tensor, size: int) -> Tensor:

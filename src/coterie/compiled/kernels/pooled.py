@@ -1,8 +1,8 @@
-"""Gradients of convolutions whose results were max-pooled, without writing the pool's out.
+"""Gradients of convolutions whose results were max-pooled, without storing the pool's gradient.
 
-Of every window of a pool one entry has a gradient, and the others are zero: a convolution's
-gradient made of it needs a quarter of the products where windows are 2 x 2. A trace that holds both
-has them fused (``compiled.trace.layers``). Without a C++ compiler both are computed.
+In every window of a pool one entry has a gradient and the others are zero: the convolution's
+gradient needs a quarter of the products if windows are 2 x 2. A trace with both gradients has them
+fused (``compiled.trace.pool_gradients``). Without a C++ compiler both are computed one by one.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def _to_images(
 def _to_filters(
     g: Tensor, y: Tensor, out: Tensor, places: Tensor, window: int, positive: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
-    """For the filters, and for their biases."""
+    """The gradients for the filters and for their biases."""
     found = native_pooled.to_filters(Spread(g, y, out, window, positive), *rest)
     if found is not None:
         return found

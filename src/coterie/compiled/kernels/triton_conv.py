@@ -13,12 +13,12 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # torch for a CPU comes without it
+except ImportError:  # torch for CPUs comes without triton
     triton = None
 
 
 def fits(x: Tensor, y: Tensor, stride: Sequence[int]) -> bool:
-    """Whether these kernels can do it; the caller falls back to torch."""
+    """Whether these kernels support the arguments; else the caller falls back to torch."""
     return triton is not None and x.is_cuda and x.dtype == torch.float32 and list(stride) == [1, 1]
 
 
@@ -30,7 +30,7 @@ def convolve(
     *,
     relu: bool = False,
 ) -> Tensor:
-    """Images ``[g, n, ci, h, w]`` with filters ``[g, co, ci, kh, kw]``, at stride 1."""
+    """Convolve images ``[g, n, ci, h, w]`` with filters ``[g, co, ci, kh, kw]`` at stride 1."""
     clients, images, channels, high, wide = x.shape
     filters, (rows, columns) = w.shape[1], w.shape[3:]
     out_high, out_wide = high + 2 * padding[0] - rows + 1, wide + 2 * padding[1] - columns + 1
@@ -50,7 +50,7 @@ def convolve(
 
 
 def to_filters(g: Tensor, x: Tensor, size: Sequence[int], padding: Sequence[int]) -> Tensor:
-    """A gradient ``[g, n, co, h', w']`` with images: the derivative for filters of this size."""
+    """The derivative for filters of this size: a gradient ``[g, n, co, h', w']`` with images."""
     clients, images, channels, high, wide = x.shape
     filters, out_high, out_wide = g.shape[2:]
     depth = channels * size[0] * size[1]
@@ -75,9 +75,9 @@ def to_filters(g: Tensor, x: Tensor, size: Sequence[int], padding: Sequence[int]
 
 
 def _tiles(filters: int, depth: int, padding: int) -> tuple[int, int, int, bool, int]:
-    """Filters, pixels and depth of a tile, which way around it is, warps: the fastest on an H200.
+    """A tile's filters, pixels and depth, its orientation, and the warps: the fastest on an H200.
 
-    Large tiles read the images less often; without tf32 they do not fit the registers.
+    Large tiles read the images less often; without tf32 they do not fit into the registers.
     """
     block = min(64, max(16, triton.next_power_of_2(filters)))
     if block < 64:

@@ -9,14 +9,14 @@ from torch import Tensor
 try:
     import triton
     import triton.language as tl
-except ImportError:  # torch for a CPU comes without it
+except ImportError:  # torch for CPUs comes without triton
     triton = None
 
 _BLOCK = 1024
 
 
 def fits(x: Tensor) -> bool:
-    """Whether these kernels can do it; the caller falls back to torch."""
+    """Whether these kernels support the tensor; else the caller falls back to torch."""
     return triton is not None and x.is_cuda and x.dtype == torch.float32
 
 
@@ -30,7 +30,7 @@ def pool(x: Tensor, size: int) -> Tensor:
 
 
 def gradient(g: Tensor, x: Tensor, out: Tensor, size: int, *, positive: bool) -> Tensor:
-    """The gradient for ``x``: the first largest entry of a window takes all."""
+    """The gradient for ``x``: the first of a window's largest entries gets the whole gradient."""
     high, wide = x.shape[-2:]
     ragged = high % size or wide % size
     result = torch.zeros_like(x) if ragged else torch.empty_like(x)
@@ -83,7 +83,7 @@ def _gradient(
     left, best = tl.load(g_at + window, mask=real), tl.load(out_at + window, mask=real)
     if POSITIVE:
         left = tl.where(best > 0, left, 0.0)
-    if SIZE == 2:  # two neighbours at a time
+    if SIZE == 2:  # two adjacent entries at a time
         pair, both = tl.arange(0, 2), real[:, None]
         for i in tl.static_range(2):
             at = (corner + i * WIDE)[:, None] + pair[None, :]

@@ -1,8 +1,8 @@
 """Writes the steps of a loop as C++ for one client; every size and stride is known.
 
 Torch itself computes the shapes and strides of results, with tensors on the ``meta`` device. The
-modules ``pointwise`` and ``operations`` write the operations. An operation that neither knows is an
-:class:`UnknownError`; torch then replays the steps.
+modules ``pointwise`` and ``operations`` write the operations. An operation that neither knows
+raises :class:`UnknownError`; torch then replays the steps.
 """
 
 import math
@@ -142,7 +142,7 @@ class Writer:
         self.loops([into, value], lambda to, at: f"{to} = {at};")
 
     def copying(self, into: Value, value: Value) -> list[str]:
-        """The statements of a copy that belongs to no step."""
+        """The statements of a copy, without adding them to a step."""
         kept, self.steps = self.steps, []
         self.copy(into, value)
         made, self.steps = self.steps, kept
@@ -194,7 +194,7 @@ class Writer:
             self.add("\n".join([*lines, f"{{ {inner(*entries)} }}"]), *values)
 
 
-Handler = Callable[[Writer, Any, Any, Any], Any]  # of a target of torch.ops, args and kwargs
+Handler = Callable[[Writer, Any, Any, Any], Any]  # (writer, target of torch.ops, args, kwargs)
 OPERATIONS: dict[Any, Handler] = {}
 
 
@@ -209,7 +209,7 @@ def handles(*targets: Any) -> Callable[[Handler], Handler]:
 
 
 def asked(target: Any, args: Any, kwargs: Any) -> Tensor:
-    """An empty result as torch shapes it, on the meta device."""
+    """The shape, strides and dtype of an operation's result, as a tensor on the meta device."""
     forms = torch.utils._pytree.tree_map_only(Value, lambda value: value.form, (args, kwargs))
     args, kwargs = forms
     if "device" in kwargs:
@@ -248,7 +248,7 @@ def assign_offsets(memories: Iterable[Memory], always: set[str]) -> tuple[dict[s
     Blocks that are not needed at the same time may overlap.
     """
     offsets: dict[str, int] = {}
-    busy: list[tuple[int, int, Memory]] = []  # begin, end, whose
+    busy: list[tuple[int, int, Memory]] = []  # begin and end offsets, and the block
     most = 0
     for memory in sorted(memories, key=lambda m: (m.name not in always, m.first)):
         size = -(-memory.size // _ALIGNED) * _ALIGNED

@@ -42,7 +42,7 @@ class InDouble(TorchDispatchMode):
 
 
 def doubled(value: Any) -> Any:
-    """A tensor, a dtype or whatever holds them, with float64 for every smaller float."""
+    """A tensor, a dtype or a container of them, with float64 for every smaller float."""
     if isinstance(value, Tensor):
         small = value.dtype is not torch.float64 and value.is_floating_point()
         return aten._to_copy.default(value, dtype=torch.float64) if small else value

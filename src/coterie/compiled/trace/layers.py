@@ -1,4 +1,4 @@
-"""Fuses what follows a convolution or a pool into the same pass over memory."""
+"""Fuses the operations after a convolution or a pool into the same pass over memory."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ aten, ours = torch.ops.aten, torch.ops.coterie
 def fuse_layers(graph: fx.Graph, device: torch.device) -> None:
     """Fuse a bias and a relu into the convolution before them, and a relu's gradient into a pool's.
 
-    On a CPU also a pool's gradient into the convolution's.
+    On a CPU, a pool's gradient is also fused into the convolution's.
     """
     for node in list(graph.nodes):
         if node.target is aten.add.Tensor:
@@ -32,7 +32,7 @@ def fuse_layers(graph: fx.Graph, device: torch.device) -> None:
 
 
 def _bias(graph: fx.Graph, node: fx.Node) -> None:
-    """``convolve(x, w) + b``, with a bias for each client and filter."""
+    """Fuse ``convolve(x, w) + b``, with a bias for each client and filter."""
     for value, bias in (node.args, node.args[::-1]):
         conv: Any = _only(value, ours.convolve.default)
         if conv is None or conv.args[2] is not None or not isinstance(bias, fx.Node):
@@ -52,7 +52,7 @@ def _bias(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _relu(node: fx.Node) -> None:
-    """``relu(convolve(x, w) + b)``."""
+    """Fuse ``relu(convolve(x, w) + b)``."""
     conv = _only(node.args[0], ours.convolve.default)
     if conv is not None:
         conv.args = (*conv.args[:-1], True)
@@ -61,7 +61,7 @@ def _relu(node: fx.Node) -> None:
 
 
 def _relu_gradient(node: fx.Node) -> None:
-    """The gradient of ``pool(relu(·))``: none where the largest entry is not positive."""
+    """Fuse the gradient of ``pool(relu(·))``: zero if the largest entry is not positive."""
     spread = _only(node.args[0], ours.pool_gradient.default)
     if spread is None or node.args[2] != 0 or origin(spread.args[1]) is not origin(node.args[1]):
         return

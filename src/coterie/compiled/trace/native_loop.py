@@ -1,8 +1,8 @@
-"""A traced loop as one C++ function that runs all steps of one client after another.
+"""Compiles a traced loop to one C++ function that runs all steps of one client in sequence.
 
 A small model stays in the cache from its first step to its last, and no interpreter runs in
 between. The loop is written for one client. Comparing a trace of one client with a trace of many
-shows along which dimension of each tensor the clients lie.
+shows which dimension of each tensor is that of the clients.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ Sizes = tuple[int, ...] | None
 
 
 class TensorForm(NamedTuple):
-    """Shape and dtype of an input of a loop, and the sizes it is cut into."""
+    """Shape and dtype of an input of a loop, and the sizes of its pieces."""
 
     shape: torch.Size
     kind: torch.dtype
@@ -57,7 +57,7 @@ class NativeLoop:
         beside: Sequence[Tensor],
         destinations: Sequence[Destination | None],
     ) -> list[Tensor]:
-        """The carry after the last step, in its destinations where those are given."""
+        """The carry after the last step, written into the destinations if those are given."""
         starts = [v if v[0].is_contiguous() else v.contiguous() for v in begin]
         others = [value.contiguous() for value in beside]
         outs = [
@@ -86,7 +86,7 @@ class NativeLoop:
 
 
 def _row(one: TensorForm, many: TensorForm) -> int | None:
-    """The dimension along which clients lie; None where they share the tensor."""
+    """The dimension of the clients; None if they share the tensor."""
     if len(one.shape) != len(many.shape) or one.kind != many.kind or one.sizes != many.sizes:
         raise UnknownError("the shapes of one client do not fit those of many")
     other = [d for d, (a, b) in enumerate(zip(one.shape, many.shape, strict=True)) if a != b]
@@ -104,7 +104,7 @@ class _Source:
         self.real = next((f.kind for f in one.begin if f.kind in REALS), torch.float32)
         self.constants: list[Tensor] = []
         self._writer = Writer(self.real)
-        self._names: list[str] = []  # of the pointers that the caller passes
+        self._names: list[str] = []  # the names of the pointers that the caller passes
         self._declared: list[str] = []
         self._copied_in: list[str] = []
         self._copied_out: list[str] = []
@@ -118,7 +118,7 @@ class _Source:
         self.text = self._text(cases)
 
     def _given(self, kind: torch.dtype) -> str:
-        """Declare one more pointer that the caller passes; its name."""
+        """Declare one more pointer that the caller passes, and return its name."""
         name = f"given{len(self._names)}"
         self._names.append(name)
         self._declared.append(

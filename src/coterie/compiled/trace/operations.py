@@ -1,4 +1,4 @@
-"""Operations that are not entry by entry, as C++: sums, places, products, layers."""
+"""Writes operations that are not pointwise as C++: sums, indexing, products, layers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +56,7 @@ def _cat(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     parts, dim = args[0], args[1] if len(args) > 1 else 0
     out, first = writer.buffer(asked(target, args, kwargs)), 0
     for part in parts:
-        if part.form.shape == (0,):  # torch takes such a part for none
+        if part.form.shape == (0,):  # torch ignores such a part
             continue
         size = part.form.shape[dim]
         into = Value(out.memory, out.form.narrow(dim, first, size))
@@ -111,7 +111,7 @@ def _sum(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 
 
 def _add_up(writer: Writer, x: Value, out: Value) -> None:
-    """Add the last dimensions of x onto out, which has the others."""
+    """Sum x over its last dimensions into out, which has the other dimensions."""
     kept, form = out.form.dim(), x.form
     while form.dim() > kept + 1 and form.stride(-2) == form.stride(-1) * form.shape[-1]:
         form = form.flatten(-2)
@@ -129,7 +129,7 @@ def _add_up(writer: Writer, x: Value, out: Value) -> None:
 
 
 def _alongside(out: Value, form: Tensor) -> Value:
-    """A value that is the same along the last dimensions of a form."""
+    """The value expanded along the last dimensions of a form."""
     more = [1] * (form.dim() - out.form.dim())
     return Value(out.memory, out.form.view(*out.form.shape, *more).expand(form.shape))
 
@@ -172,7 +172,7 @@ def _log_softmax_gradient(writer: Writer, target: Any, args: Any, kwargs: Any) -
     return out
 
 
-# ---- entries by their places --------------------------------------------------------------------
+# ---- indexing -----------------------------------------------------------------------------------
 
 
 def _wrapped(place: str, size: int) -> str:
@@ -208,7 +208,7 @@ def _index(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 
 
 def _chosen(x: Value, dim: int, index: Value) -> Value:
-    """The entries of x that an index of its shape but for one dimension may mean, at place 0."""
+    """The entries of x at index 0 of ``dim``, with the shape of ``index`` (``dim`` is expanded)."""
     form = x.form.select(dim, 0).unsqueeze(dim)
     for d, size in enumerate(index.form.shape):
         if d != dim % x.form.dim():
@@ -272,7 +272,7 @@ def _product(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 
 
 def _strides(form: Tensor) -> list[int]:
-    """The strides of a matrix; along a single entry any would do."""
+    """The strides of a matrix; for a dimension of one entry any stride is right."""
     return [1 if n == 1 else s for n, s in zip(form.shape[-2:], form.stride()[-2:], strict=True)]
 
 
@@ -284,7 +284,7 @@ def _layer(x: Sequence[int], w: Sequence[int], stride: Any, padding: Any) -> str
 
 
 def _each(writer: Writer, call: str, values: Sequence[Value | None], clients: int) -> None:
-    """A call for each client, with the parts of these values."""
+    """Write the call for each client, with the client's parts of these values."""
     parts = [
         "nullptr" if v is None else f"{v.pointer} + i * {v.form.numel() // clients}" for v in values
     ]
@@ -293,7 +293,7 @@ def _each(writer: Writer, call: str, values: Sequence[Value | None], clients: in
 
 
 def _checked(writer: Writer, *values: Any) -> list[Any]:
-    """The values without gaps, those that are there."""
+    """The values that are not None, as contiguous memory."""
     if any(v is not None and v.form.dtype != writer.real for v in values):
         raise UnknownError("two kinds of numbers")
     return [None if v is None else writer.contiguous(v) for v in values]
@@ -370,27 +370,27 @@ def _pool_gradient(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value
 
 
 def _pooled(args: Any, filters: Sequence[int], image: Sequence[int]) -> str:
-    """The class of a pooled layer."""
+    """The C++ class of a pooled layer."""
     window, padding = args[4], args[-1]
     maps, channels, *size = filters
     return f"Pooled<{', '.join(map(str, (channels, maps, *image, *size, *padding, window)))}>"
 
 
 def _entries(writer: Writer, args: Any) -> tuple[list[Value], str]:
-    """What a pool's gradient is made of, and how it is given."""
+    """The inputs of a pool's gradient, and the arguments that pass them."""
     g, y, largest, _, _, positive = args[:6]
     (y, largest), g = _checked(writer, y, largest), _dense(writer, g)
     return [g, largest, y], f"{{0}}, {_way(g)}, {{1}}, {{2}}, false, {int(positive)}"
 
 
 def _dense(writer: Writer, value: Value) -> Value:
-    """The value without gaps, with channels first or last."""
+    """The value as contiguous memory, with channels first or last."""
     last = value.form.movedim(-3, -1).is_contiguous()
     return value if last and value.form.dtype == writer.real else _checked(writer, value)[0]
 
 
 def _way(value: Value) -> str:
-    """How far it is from channel to channel and from pixel to pixel."""
+    """The strides of channels and of pixels."""
     channel, _, pixel = value.form.stride()[-3:]
     return f"Lie({channel}, {pixel})"
 

@@ -1,4 +1,4 @@
-"""Operations that compute every entry from the entries at its place, as C++."""
+"""Writes pointwise operations as C++: each entry depends on the arguments' entries at its index."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,15 +8,16 @@ import torch
 from .cpp_writer import KINDS, OPERATIONS, UnknownError, Value, Writer, asked, literal
 
 aten = torch.ops.aten
-_WRAPPING = {torch.int64: "uint64_t", torch.int32: "uint32_t"}  # overflow is an error otherwise
+# Unsigned types for sums and products, because signed overflow is undefined behaviour in C++.
+_WRAPPING = {torch.int64: "uint64_t", torch.int32: "uint32_t"}
 
 
 class Rule(NamedTuple):
     """How an operation computes an entry from the entries of its arguments."""
 
     text: Callable[[list[str], dict[str, str], torch.dtype], str]
-    compares: bool = False  # in the kind of number that both sides have in common
-    wraps: bool = False  # sums and products of whole numbers that are too large begin anew
+    compares: bool = False  # compare in the common dtype of both sides
+    wraps: bool = False  # sums and products of integers wrap around on overflow
 
 
 def _of(template: str, *, compares: bool = False, wraps: bool = False) -> Rule:
@@ -138,7 +139,7 @@ def _pointwise(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     name = _WRAPPING.get(kind, KINDS[kind]) if rule.wraps else KINDS[kind]
 
     def inner(to: str, *entries: str) -> str:
-        # all entries are read first: GCC 12 at -O3 read wrong ones where a condition came before
+        # read all entries first: GCC 12 at -O3 read wrong ones if a condition came before
         lines = [f"const auto v{i} = {entry};" for i, entry in enumerate(entries)]
         left = iter(range(len(entries)))
         terms = [
@@ -154,7 +155,7 @@ def _pointwise(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
 
 
 def _bounded(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
-    """A clamp, its bounds by name: one may be missing."""
+    """Write a clamp with its bounds by name; one of them may be missing."""
     bounds = {**dict(zip(("min", "max"), args[1:], strict=False)), **kwargs}
     given = {name: bound for name, bound in bounds.items() if bound is not None}
     return _pointwise(writer, target, args[:1], given)

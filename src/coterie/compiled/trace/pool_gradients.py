@@ -20,9 +20,10 @@ Read = tuple[fx.Node, fx.Node]  # a reader, and the view of a pool's gradient th
 
 
 def join_pooled(graph: fx.Graph) -> None:
-    """Compute a convolution's gradients from the inputs of the pool's, where nothing else reads it.
+    """Compute a convolution's gradients from the inputs of the pool's gradient.
 
-    The sum over images and pixels for the biases is computed with the gradient of the filters.
+    This is done if nothing else reads the pool's gradient. The sum over images and pixels for the
+    biases is computed with the gradient of the filters.
     """
     for node in list(graph.nodes):
         if node.target is ours.pool_gradient.default:
@@ -78,7 +79,7 @@ def _suits(reader: fx.Node) -> bool:
 
 
 def _for_biases(reader: fx.Node, view: fx.Node, like: fx.Node) -> bool:
-    """Whether it sums, for each client and filter, the entries of the filters' gradient."""
+    """Whether a reader sums the gradient for each client and filter, which gives the biases'."""
     shape = view.meta["shape"]
     dims: Any = reader.args[1] or range(len(shape))
     summed = {dim % len(shape) for dim in dims}
@@ -109,11 +110,11 @@ def _together(graph: fx.Graph, spread: fx.Node, reader: fx.Node, view: fx.Node) 
 
 
 def _led(graph: fx.Graph, value: Any, lead: list[int]) -> fx.Node:
-    """A value by image and channel, with other dimensions in front."""
+    """Reshape a value so that the dimensions ``lead`` come before its last three."""
     shape = value.meta["shape"]
     new = (
         [*lead, *shape[-3:]] if shape[-1] else [*lead, 0]
-    )  # an empty tensor: places are not stored
+    )  # an empty tensor: the positions of the largest entries are not stored
     found: fx.Node = value
     return found if new == list(shape) else graph.call_function(aten.reshape.default, (value, new))
 
@@ -124,7 +125,7 @@ def _replace(node: fx.Node, by: fx.Node) -> None:
 
 
 def _reads(node: fx.Node) -> Iterator[Read]:
-    """All readers of a value's entries in their order, each with the view that it reads."""
+    """All readers of a value's entries, in order, each with the view that it reads."""
     for user in node.users:
         if user.target in WHOLE_VIEWS and _keeps_order(user):
             yield from _reads(user)

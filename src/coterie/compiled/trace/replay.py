@@ -46,7 +46,7 @@ class Segment:
 
 
 class LoopBody:
-    """One step of a loop as a function of its number, the carry, and what it reads beside."""
+    """One step of a loop as a function of its index, the carry, and the other values it reads."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class LoopBody:
 class TracedLoop:
     """A loop, replayed by torch, or in C++ once it is compiled.
 
-    ``plain``: only a pattern for a compiler, in torch's own operations.
+    With ``plain`` it is only a pattern for the compiler, in torch's own operations.
     """
 
     def __init__(self, loop: Loop, registers: Registers, *, plain: bool) -> None:
@@ -104,7 +104,7 @@ class TracedLoop:
 
     @property
     def steps(self) -> int:
-        """The number of its steps."""
+        """The number of steps."""
         return len(self._order)
 
     @property
@@ -119,7 +119,7 @@ class TracedLoop:
 
     @property
     def pattern(self) -> Pattern:
-        """What a compiler needs to know about it."""
+        """The description of the loop for the compiler."""
 
         def forms(registers: Sequence[int], sizes: Sequence[Sizes]) -> list[TensorForm]:
             shapes, kinds = self._registers.shapes, self._registers.kinds
@@ -167,7 +167,7 @@ def _used(graph: fx.Graph, ins: Sequence[int]) -> Iterator[int]:
 
 
 def _sizes(same: Sequence[int], registers: Registers, cut: tuple[int, ...]) -> Sizes:
-    """The layer sizes a vector is cut into; None for a tensor that is no model vector.
+    """The layer sizes into which a vector is split; None for a tensor that is no model vector.
 
     A vector without buffers has the first layers only.
     """
@@ -201,7 +201,7 @@ class Trace:
         self._any_layout = set(self._inputs) - read - set(self._outputs)
 
     def _last_uses(self) -> list[list[int]]:
-        """The registers that are not needed any more after each part."""
+        """The registers that are not needed after each part."""
         last = {r: at for at, part in enumerate(self.parts) for r in (*part.ins, *part.outs)}
         kept = {*self._outputs, *self._constants}
         over: list[list[int]] = [[] for _ in self.parts]
@@ -258,7 +258,7 @@ def _parts(
     registers: Registers,
     plain: bool,
 ) -> Iterator[Segment | TracedLoop]:
-    """The loops, and the operations between them as segments."""
+    """Split a trace into its loops, and the operations between them as segments."""
     run: list[Op] = []
     for at, op in enumerate((*ops, None)):
         if isinstance(op, Op):

@@ -6,12 +6,12 @@ held as *pieces*, one tensor per layer: splitting and concatenating cost nothing
 operations work piece by piece. Three peephole optimisations follow. A gradient that is a matrix
 product and is only used for a descent step is never stored: the product is accumulated onto the
 weights. Views of views that change nothing are removed. The carry of a loop is overwritten in place
-where nothing reads the old value any more.
+if nothing reads the old value any more.
 
 What this relies on, and what happens otherwise: pieces come from one ``split`` of the model vector
 (``FlatModel`` makes exactly one; without it vectors stay whole), and ``fuse_descent`` looks for
 ``addcmul(w, lr, gradient, value=-1)`` (``core.optim.sgd`` makes it; without it gradients are
-stored). Either way the results stay right and only speed is lost; ``tests/test_trace.py`` tells.
+stored). In both cases results stay right and only speed is lost; ``tests/test_trace.py`` checks it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -115,7 +115,7 @@ class GraphBuilder:
     # ---- pieces ----------------------------------------------------------------------------
 
     def _by_pieces(self, op: Op) -> Pieces | None:
-        """The result of an operation on vectors in pieces, in pieces; None where that cannot be."""
+        """The result, in pieces, of an operation on vectors in pieces; None if impossible."""
         if op.places or op.function._schema.is_mutable or op.writes[0] in self._stays_whole:
             return None
         if op.function is aten.cat.default:
@@ -171,7 +171,7 @@ class GraphBuilder:
         return self._marked(self._call(aten.clone.default, (node,)), node.meta["shape"])
 
     def _split(self, op: Op) -> bool:
-        """Split a vector at the ends of its pieces: the parts exist already. Whether it could."""
+        """Split a vector at the ends of its pieces, which costs nothing; False if impossible."""
         value, sizes = self._held[op.reads[0]], tuple(op.args[1])
         shape = self._shapes[op.reads[0]]
         dim = op.args[2] if len(op.args) > 2 else 0
@@ -248,7 +248,7 @@ def item(values: Sequence[Tensor], place: int) -> Tensor:
 
 
 def layers(ops: Iterable[Any], shapes: Sequence[Shape]) -> tuple[int, ...] | None:
-    """The sizes into which a step splits its longest vector; None where it splits none."""
+    """The sizes into which a step splits its longest vector; None if it splits none."""
     cuts = [
         tuple(op.args[1])
         for op in ops
@@ -270,7 +270,7 @@ def drop_unused(graph: fx.Graph) -> None:
 
 
 def fuse_descent(graph: fx.Graph) -> None:
-    """Compute ``w - η·(a @ b)`` as one ``baddbmm`` where ``a @ b`` is used for nothing else."""
+    """Compute ``w - η·(a @ b)`` as one ``baddbmm`` if ``a @ b`` is used for nothing else."""
     for node in list(graph.nodes):
         if node.target is not aten.addcmul.default or node.kwargs.get("value", 1) != -1:
             continue
@@ -278,7 +278,7 @@ def fuse_descent(graph: fx.Graph) -> None:
         product = _product(step)
         if product is None or step.meta["shape"] != node.meta["shape"]:
             continue
-        if rate.meta["shape"] and rate.meta["shape"][-1] != 1:  # a rate for every entry
+        if rate.meta["shape"] and rate.meta["shape"][-1] != 1:  # one rate per entry
             continue
         a, b = _nodes(product)
         batch, rows, columns = product.meta["shape"]
@@ -299,7 +299,7 @@ def fuse_descent(graph: fx.Graph) -> None:
 
 
 def _product(node: fx.Node) -> fx.Node | None:
-    """The matrix product that a node is a view of; None if it is none or has other users."""
+    """The matrix product that a node is a view of; None if there is none or it has other users."""
     chain: list[fx.Node] = []
     while node.target in VIEWS and len(node.users) == 1:
         chain.append(node)
@@ -345,7 +345,7 @@ def _inputs(graph: fx.Graph, carried: int, first: int) -> list[fx.Node]:
 
 
 def overwrite(graph: fx.Graph, carried: int, first: int) -> None:
-    """Write the new carry into the memory of the old one, where nothing else reads that."""
+    """Write the new carry into the memory of the old one, if nothing else reads the old one."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     inputs = _inputs(graph, carried, first)
     outputs: Any = graph.output_node().args[0]
@@ -358,14 +358,14 @@ def overwrite(graph: fx.Graph, carried: int, first: int) -> None:
 
 
 def origin(node: Any) -> Any:
-    """The node that a node is a view of all entries of."""
+    """The node of which a node is a view with all entries."""
     while node.target in WHOLE_VIEWS:
         node = node.args[0]
     return node
 
 
 def lies_otherwise(node: fx.Node) -> None:
-    """Let views of a value be copies, where its memory layout differs from the traced one."""
+    """Turn views of a value into copies, because its memory layout differs from the traced one."""
     for user in node.users:
         if user.target in (aten.view.default, aten._unsafe_view.default):
             user.target = aten.reshape.default

@@ -1,4 +1,4 @@
-"""Simplifies a graph: fewer operations for the same result, which small models are bound by."""
+"""Simplifies a graph: fewer operations for the same result. Their number limits small models."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -10,7 +10,7 @@ from .tracer import writes_unsaid
 
 aten = torch.ops.aten
 
-_SAME_SHAPE = {  # nothing happens where the shape stays
+_SAME_SHAPE = {  # operations that change nothing if the shape stays the same
     aten.expand.default,
     aten.view.default,
     aten._unsafe_view.default,
@@ -64,7 +64,7 @@ def shorten_calls(graph: fx.Graph) -> None:
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
-    """The node that this one equals; None where it computes something."""
+    """The node that this node equals; None if this node computes something new."""
     before: Any = node.args[0] if node.args else None
     if not isinstance(before, fx.Node):
         return None
@@ -92,7 +92,7 @@ def _merge(graph: fx.Graph) -> None:
 
 
 def _fold(graph: fx.Graph) -> dict[str, Tensor]:
-    """Compute what depends on no input."""
+    """Compute the nodes that depend on no input, once, as constants."""
     values: dict[fx.Node, Tensor] = {}
     for node in graph.nodes:
         if node.op == "call_function" and all(before in values for before in node.all_input_nodes):

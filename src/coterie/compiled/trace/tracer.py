@@ -18,7 +18,7 @@ from ...errors import TraceError
 
 aten = torch.ops.aten
 
-# In training they write into the running statistics (arguments 3 and 4); their schema omits that.
+# In training these write into the running statistics (arguments 3 and 4); their schema omits that.
 _BATCH_NORMS = {
     aten.native_batch_norm.default,
     aten.cudnn_batch_norm.default,
@@ -40,7 +40,7 @@ class Op(NamedTuple):
     kwargs: dict[str, Any]
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    places: tuple[int, ...]  # the index of each in the returned list; () without a list
+    places: tuple[int, ...]  # the index of each output in the returned list; () without a list
 
 
 class Body(NamedTuple):
@@ -53,7 +53,7 @@ class Body(NamedTuple):
 
     @property
     def beside(self) -> list[int]:
-        """Registers that the step reads and that are neither its number nor carried."""
+        """The registers that the step reads, except its index and the carry."""
         return outside(self.ops, (self.number, *self.ins), self.outs)
 
 
@@ -63,16 +63,16 @@ class Loop(NamedTuple):
     bodies: tuple[Body, ...]
     order: tuple[int, ...]  # the index of the body of every step
     begin: tuple[int, ...]
-    reads: tuple[int, ...]  # ``begin``, and what the bodies read beside it
+    reads: tuple[int, ...]  # ``begin``, and the other registers that the bodies read
     writes: tuple[int, ...]
 
 
 class Registers(NamedTuple):
-    """What is known of every register."""
+    """The properties of every register."""
 
     shapes: list[torch.Size]
     kinds: list[torch.dtype]
-    whole: set[int]  # those in memory that an operation writes into: never split into pieces
+    whole: set[int]  # registers whose memory an operation writes into: never split into pieces
     device: torch.device
 
 
@@ -87,7 +87,7 @@ def outside(ops: Sequence[Op | Loop], ins: Sequence[int], outs: Sequence[int]) -
 
 
 class Tracer(TorchDispatchMode):
-    """Records every operation on tensors while it is entered, and takes over loops.
+    """Records every operation on tensors while it is entered, and records loops by their steps.
 
     It identifies tensors and their memory by address and keeps only constants alive. A weak
     reference to each tensor prevents its address from being used again.
@@ -98,7 +98,7 @@ class Tracer(TorchDispatchMode):
         self.constants: dict[int, Tensor] = {}
         self.ops: list[Op | Loop] = []
         self._device = inputs[0].device
-        self._notes: list[_Note] = []  # of every register
+        self._notes: list[_Note] = []  # one per register
         self._known: dict[int, int] = {}  # address of a tensor -> its register
         self._born: set[int] = set()  # memory that every replay allocates anew
         self._kept: set[int] = set()  # memory that must not be written into
@@ -119,7 +119,7 @@ class Tracer(TorchDispatchMode):
         super().__exit__(*error)
 
     def register(self, value: Tensor) -> int:
-        """The register of a tensor; one that was not made here is a constant of the trace."""
+        """The register of a tensor; a tensor that was not made here is a constant of the trace."""
         found = self._known.get(value._cdata)
         if found is None:
             if _memory(value) in self._born:
@@ -131,7 +131,7 @@ class Tracer(TorchDispatchMode):
 
     @property
     def registers(self) -> Registers:
-        """All registers, as they are after tracing."""
+        """The properties of all registers after tracing."""
         whole = {r for r, note in enumerate(self._notes) if note.memory in self._changed}
         shapes, kinds = [note.shape for note in self._notes], [note.kind for note in self._notes]
         return Registers(shapes, kinds, whole, self._device)
@@ -184,7 +184,7 @@ class Tracer(TorchDispatchMode):
     # ---- loops -----------------------------------------------------------------------------
 
     def takes(self, kinds: Sequence[Hashable]) -> bool:
-        """Whether a loop has equal steps, and only vmap is around it, no other loop."""
+        """Whether a loop can be recorded: it has equal steps, and is inside of vmap only."""
         return (
             len(kinds) > len(set(kinds))
             and not self._stepping
@@ -230,7 +230,7 @@ class Tracer(TorchDispatchMode):
         self._kept |= {_memory(value) for value in self.constants.values()}
 
     def _fresh(self, like: Tensor) -> Tensor:
-        """A tensor of its own that no operation made."""
+        """A new tensor that no recorded operation made."""
         self._paused = True
         value = like.clone(memory_format=torch.contiguous_format)
         self._paused = False

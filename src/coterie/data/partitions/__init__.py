@@ -1,1 +1,1 @@
-"""One file a family of partitions; the table of them is in :mod:`coterie.data.partition`."""
+"""One module per family of partitions; their registry is :mod:`coterie.data.partition`."""

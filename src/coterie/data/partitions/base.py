@@ -1,4 +1,4 @@
-"""What a partition is."""
+"""The base class of partitions."""
 
 from abc import ABC, abstractmethod
 
@@ -13,15 +13,15 @@ class Partition(Checked, ABC):
 
     @abstractmethod
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """Who shall get how many of what."""
+        """Plan how many samples of each cell every client gets."""
 
     def split(self, dataset: Dataset, seed: int) -> Parts:
-        """Who gets what."""
+        """Assign samples to clients by the plan."""
         return assigned(dataset, self.plan(dataset, seed), seed)
 
 
 def one_client_each(clients: int, groups: int, what: str) -> None:
-    """Refuse groups that some client is lacking for."""
+    """Refuse more groups than clients: every group needs at least one client."""
     if clients < groups:
         raise ConfigError(
             f"partition.clients: found {clients} for {groups} {what}; expected at least {groups}, "

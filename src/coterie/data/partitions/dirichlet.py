@@ -11,7 +11,7 @@ from ..federation import Dataset
 from .base import Partition
 from .groups import cut_classes
 
-# below the least, draws of all shares underflow to zero
+# below the lower bound all drawn shares underflow to zero
 Concentration = Annotated[float, Interval(ge=1e-6, le=LARGEST)]
 
 
@@ -19,11 +19,11 @@ Concentration = Annotated[float, Interval(ge=1e-6, le=LARGEST)]
 class Dirichlet(Partition):
     """For each class, client shares from a symmetric Dirichlet (P3: 100 clients, 0.9)."""
 
-    clients: Count = 100  # how many
-    alpha: Concentration = 0.9  # the smaller, the less alike the clients
+    clients: Count = 100  # the number of clients
+    alpha: Concentration = 0.9  # concentration; the smaller, the more the clients differ
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """The same shares for the training and the test part."""
+        """Plan the same shares for the training and the test part."""
         cells, names = class_cells(dataset, "dirichlet")
         rng = generator(seed, "dirichlet")
         shares = rng.dirichlet(np.full(self.clients, self.alpha), size=dataset.classes).T
@@ -36,13 +36,13 @@ class Dirichlet(Partition):
 class DirichletClusters(Partition):
     """Classes in clusters; for each, client shares from a Dirichlet, then multinomial counts."""
 
-    clients: Count = 10  # how many
-    clusters: Count = 4  # of classes
-    alpha: Concentration = 0.4  # the smaller, the less alike the clients
-    fraction: ShareAboveZero = 1.0  # of the data in use
+    clients: Count = 10  # the number of clients
+    clusters: Count = 4  # the number of clusters of classes
+    alpha: Concentration = 0.4  # concentration; the smaller, the more the clients differ
+    fraction: ShareAboveZero = 1.0  # the share of the data that is used
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """The same shares for the training and the test part; the counts are drawn for each."""
+        """Plan the same shares for the training and the test part; counts are drawn for each."""
         labels, _ = class_cells(dataset, "dirichlet_clusters")
         rng = generator(seed, "dirichlet_clusters")
         cluster = cut_classes(dataset, self.clusters, rng)
@@ -57,7 +57,7 @@ class DirichletClusters(Partition):
 
 
 def serve(shares: Floats, supply: Ints) -> Ints:
-    """Rounded shares of each class, clients served in order until the class is exhausted."""
+    """Counts from shares of each class, given to clients in order until the class is exhausted."""
     wanted: Ints = np.rint(shares * supply).astype(np.int64).cumsum(axis=0)
     served: Ints = np.diff(np.minimum(wanted, supply), axis=0, prepend=0)
     return served

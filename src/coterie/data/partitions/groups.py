@@ -24,16 +24,16 @@ from .base import Partition, one_client_each
 class LabelGroups(Partition):
     """Classes are cut into groups with disjoint labels; each client belongs to one, at random."""
 
-    clients: Count = 8  # how many
-    groups: Count = 2  # hidden groups, with classes of their own
-    fraction: ShareAboveZero = 1.0  # of the data in use (P2: CIFAR-10 0.1, CIFAR-100 0.15)
+    clients: Count = 8  # the number of clients
+    groups: Count = 2  # the number of hidden groups, each with its own classes
+    fraction: ShareAboveZero = 1.0  # the share of the data used (P2: CIFAR-10 0.1, CIFAR-100 0.15)
 
     def check_together(self) -> None:
         """Every group needs a client."""
         one_client_each(self.clients, self.groups, "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """A group's samples divided equally among its clients."""
+        """Divide each group's samples equally among its clients."""
         labels, _ = class_cells(dataset, "label_groups")
         rng = generator(seed, "label_groups")
         group_of_class = cut_classes(dataset, self.groups, rng)
@@ -48,7 +48,7 @@ class LabelGroups(Partition):
 
 
 def cut_classes(dataset: Dataset, parts: int, rng: np.random.Generator) -> Ints:
-    """A part for every class: the classes shuffled and cut as evenly as possible."""
+    """The part of every class; the classes are shuffled and divided as evenly as possible."""
     if parts > dataset.classes:
         raise ConfigError(
             f"partition: found {parts} groups of classes, but {dataset.name} has only "
@@ -62,13 +62,13 @@ def cut_classes(dataset: Dataset, parts: int, rng: np.random.Generator) -> Ints:
 
 
 def random_groups(clients: int, groups: int, rng: np.random.Generator) -> Ints:
-    """A group for every client, uniform except that none is empty."""
+    """The group of every client, drawn uniformly, except that no group is empty."""
     drawn = np.concatenate([np.arange(groups), rng.integers(groups, size=clients - groups)])
     return rng.permutation(drawn)
 
 
 def even_within(groups: Ints, supply: Ints) -> Ints:
-    """Each cell divided equally among the clients of the group of that number ``[K, cells]``."""
+    """Divide cell g equally among the clients of group g; returns counts ``[K, cells]``."""
     counts = np.zeros((len(groups), len(supply)), np.int64)
     for cell, available in enumerate(supply):
         members = np.flatnonzero(groups == cell)
@@ -79,22 +79,22 @@ def even_within(groups: Ints, supply: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class ConceptShift(Partition):
-    """IID samples, but every hidden group names the classes its own way.
+    """IID samples, but every hidden group has its own permutation of the class labels.
 
-    Any two groups disagree about every class. With ``shared = false`` every client but the first
+    Any two groups label every class differently. With ``shared = false`` every client but the first
     has an independent permutation instead, as in P4, and there are no groups.
     """
 
-    clients: Count = 12  # how many
-    groups: Count = 3  # hidden groups, with names of their own for the classes
-    shared: bool = True  # whether the clients of a group name the classes alike
+    clients: Count = 12  # the number of clients
+    groups: Count = 3  # the number of hidden groups, each with its own class labels
+    shared: bool = True  # whether the clients of a group share their class labels
 
     def check_together(self) -> None:
         """Every group needs a client."""
         one_client_each(self.clients, self.groups if self.shared else 1, "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """An equal share for each client, and its names for the classes."""
+        """Plan an equal share for each client, and its class labels."""
         class_cells(dataset, "concept_shift")  # refuses regression
         cells, names = one_cell(dataset)
         groups = None
@@ -114,9 +114,9 @@ class ConceptShift(Partition):
 
 
 def conflicting(groups: int, classes: int, seed: int) -> Ints:
-    """Random permutations of the classes ``[groups, classes]``, no two alike in any class.
+    """Random permutations of the classes ``[groups, classes]``, no two of which agree on any class.
 
-    They are rows of a shuffled cyclic Latin square, so there can be no more than classes.
+    They are rows of a shuffled cyclic Latin square, so there can be no more groups than classes.
     """
     if groups > classes:
         raise ConfigError(
@@ -130,7 +130,7 @@ def conflicting(groups: int, classes: int, seed: int) -> Ints:
 
 
 def independent(clients: int, classes: int, seed: int) -> Ints:
-    """A uniform permutation for every client but the first, which keeps the true names (P4)."""
+    """A uniform permutation for every client but the first, which keeps the true labels (P4)."""
     rng = generator(seed, "concept_shift")
     others = [rng.permutation(classes) for _ in range(clients - 1)]
     return np.stack([np.arange(classes), *others])

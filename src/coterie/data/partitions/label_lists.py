@@ -19,7 +19,7 @@ LISTS: dict[str, tuple[float, ...]] = {
     "B": (0.25,) * 4 + (0.0,) * 6,
     "C": (0.0, 0.0, 0.0, 0.1, 0.2, 0.4, 0.2, 0.1, 0.0, 0.0),
 }
-# The share of all data each agent holds (P4's Table 4).
+# The share of all data that each agent holds (P4's Table 4).
 SIZES: dict[str, tuple[float, ...]] = {
     "A": (0.1,) * 10,
     "B": (0.21, 0.06, 0.11, 0.06, 0.11, 0.06, 0.16, 0.06, 0.11, 0.06),
@@ -31,12 +31,12 @@ SIZES: dict[str, tuple[float, ...]] = {
 class LabelLists(Partition):
     """P4's distributions A, B, C, and A*, B* with concept shift; agent 0 is Alice."""
 
-    distribution: Literal["A", "B", "C", "A*", "B*"] = "A"  # how classes lie among the agents
-    sizes: Literal["A", "B", "C"] = "A"  # how many samples the agents have; A is equal
+    distribution: Literal["A", "B", "C", "A*", "B*"] = "A"  # how classes are spread over agents
+    sizes: Literal["A", "B", "C"] = "A"  # the sizes of the agents' data; A is equal
     shift: Literal["right", "left"] = "right"  # left mirrors the agents, as P4's printed table does
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """Shares of every class; the test part has equal sizes."""
+        """Plan shares of every class; the test part has equal sizes."""
         cells, names = class_cells(dataset, "waffle")
         if dataset.classes != AGENTS:
             raise DataError(
@@ -56,24 +56,24 @@ class LabelLists(Partition):
 
 
 def label_shares(list_of_alice: tuple[float, ...], shift: str) -> Floats:
-    """The share of every class each agent receives ``[agents, classes]``.
+    """The share of every class that each agent receives ``[agents, classes]``.
 
-    To the right, agent 1 of B has labels 1-4; to the left it has labels 9, 0, 1, 2.
+    Shifted to the right, agent 1 of B has labels 1-4; to the left it has labels 9, 0, 1, 2.
     """
     step = 1 if shift == "right" else -1
     return np.stack([np.roll(list_of_alice, step * agent) for agent in range(AGENTS)])
 
 
 def sized(shares: Floats, sizes: Floats) -> Floats:
-    """Shares for agents of unequal size, all reduced alike where a class would not suffice."""
+    """Shares for agents of unequal sizes, all reduced by one factor if a class would run out."""
     wanted = shares * (sizes * AGENTS)[:, None]
     return wanted / max(1.0, float(wanted.sum(axis=0).max()))
 
 
 def share_out(shares: Floats, supply: Ints) -> Ints:
-    """Whole samples of every class; what nobody is due stays over.
+    """Integer counts of every class from shares; samples beyond the shares are not assigned.
 
-    Leftover samples go to different agents from one class to the next.
+    Samples left by rounding go to different agents from one class to the next.
     """
     columns = []
     for c, (share, available) in enumerate(zip(shares.T, supply, strict=True)):

@@ -1,4 +1,4 @@
-"""Latent distributions (P1, spec 13.2): clusters of images in the space of a trained network."""
+"""Latent distributions (P1, spec 13.2): clusters of images in a trained network's embedding."""
 
 import zipfile
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from .groups import even_within
 
 @dataclass(frozen=True)
 class Latent(Partition):
-    """Clients are given one cluster of samples each, found by PCA and k-means on an embedding."""
+    """Each client gets samples of one cluster, found by PCA and k-means on an embedding."""
 
-    clients: Count = 15  # how many
-    distributions: Count = 5  # clusters of samples, each for some of the clients
-    embedding: str | None = None  # a .npy or .npz file, a row a sample; None: trained here, cached
+    clients: Count = 15  # the number of clients
+    distributions: Count = 5  # the number of clusters, each divided among some of the clients
+    embedding: str | None = None  # .npy or .npz file, one row per sample; None: train and cache one
     components: Count = 256  # principal components of the embedding that are clustered
 
     def check_together(self) -> None:
@@ -33,7 +33,7 @@ class Latent(Partition):
         one_client_each(self.clients, self.distributions, "distributions")
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """A cluster's samples divided equally among its clients."""
+        """Divide each cluster's samples equally among its clients."""
         clusters, note = self._clusters(dataset, seed)
         groups = consecutive(self.clients, self.distributions)
         return Plan(
@@ -57,13 +57,13 @@ class Latent(Partition):
 
 
 def consecutive(clients: int, groups: int) -> Ints:
-    """Clients in equal consecutive blocks, what remains one after another."""
+    """The groups of clients in equal consecutive blocks; the remaining clients one per group."""
     blocks = np.repeat(np.arange(groups), clients // groups)
     return np.concatenate([blocks, np.arange(clients - len(blocks))])
 
 
 def read_embedding(path: Path, samples: int) -> tuple[Array, str]:
-    """An embedding of one's own: a row a sample, in the order of the dataset."""
+    """Read a user's own embedding: one row per sample, in the order of the dataset."""
     try:
         place = expanded(path)
         if zipfile.is_zipfile(place):
@@ -76,14 +76,14 @@ def read_embedding(path: Path, samples: int) -> tuple[Array, str]:
         raise DataError(f"{path}: not an embedding that can be read ({error})") from error
     if points.ndim != 2 or len(points) != samples or not np.isfinite(points).all():
         raise DataError(
-            f"{path}: found shape {points.shape}, expected {samples} rows (one a sample: "
+            f"{path}: found shape {points.shape}, expected {samples} rows (one per sample: "
             "training, then test) of finite numbers"
         )
     return points, path.name
 
 
 def cluster(points: Array, clusters: int, components: int, seed: int) -> Ints:
-    """PCA, then k-means (k-means++ start, 5 restarts, at most 100 iterations)."""
+    """Cluster points by PCA, then k-means (k-means++ start, 5 restarts, at most 100 iterations)."""
     from sklearn.cluster import KMeans
     from sklearn.decomposition import PCA
 

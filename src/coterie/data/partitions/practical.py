@@ -1,4 +1,4 @@
-"""Groups of clients with dominating classes and sizes of their own (P5, spec 13.4)."""
+"""Groups of clients, each group with its own dominating classes and sizes (P5, spec 13.4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,32 +16,32 @@ from .base import Partition, one_client_each
 
 Flags = npt.NDArray[np.bool_]
 
-RARE = 0.25  # of the usual supply of a class; below it a class does not shrink the others
+RARE = 0.25  # of the usual supply of a class; a rarer class does not reduce the others' sizes
 
 
 @dataclass(frozen=True)
 class Group(Checked):
     """One row of the table of groups."""
 
-    clients: Count  # how many
-    classes: Annotated[tuple[CountOrZero, ...], MinLen(1)]  # the dominating ones
-    train: Count  # samples a client
-    test: CountOrZero  # samples a client, from the source's test part
+    clients: Count  # the number of clients
+    classes: Annotated[tuple[CountOrZero, ...], MinLen(1)]  # the dominating classes
+    train: Count  # training samples per client
+    test: CountOrZero  # samples per client from the source's test part
 
 
 @dataclass(frozen=True)
 class PracticalGroups(Partition):
     """Most of a client's samples are of its group's classes, the rest of all other classes.
 
-    Without a table, P5's groups for EMNIST and our own for the other datasets are taken (see
-    ``standard_groups``). In a configuration a row of the table is
+    Without a table, P5's groups for EMNIST and our own for the other datasets are used (see
+    ``standard_groups``). In a configuration, a row of the table is
     ``{clients = 30, classes = [0, 1, 2], train = 600, test = 50}``.
     """
 
-    table: tuple[Group, ...] = ()  # the groups; empty: those of the dataset
+    table: tuple[Group, ...] = ()  # the groups; empty: the standard groups of the dataset
     dominating: ShareAboveZero = 0.8  # the share of a client's samples of its group's classes
-    clients: Count | None = None  # this many in place of the table's, divided alike
-    scale: bool | None = None  # shrink all sizes to what there is; None: where the table is made up
+    clients: Count | None = None  # the number of clients, if not the table's; same proportions
+    scale: bool | None = None  # shrink all sizes to the supply; None: as standard_groups says
 
     def check_together(self) -> None:
         """Every group needs a client."""
@@ -49,7 +49,7 @@ class PracticalGroups(Partition):
             one_client_each(self.clients, len(self.table), "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """Quotas by largest remainder, for the training and the test part."""
+        """Plan quotas by largest remainder, for the training and the test part."""
         cells, names = class_cells(dataset, "practical_groups")
         table, made_up = (self.table, False) if self.table else standard_groups(dataset)
         _check_classes(table, dataset)
@@ -128,10 +128,10 @@ def quotas(
     classes: int,
     rare: Flags | None = None,
 ) -> Ints:
-    """How many of every class each client gets ``[K, classes]``.
+    """The number of samples of every class that each client gets ``[K, classes]``.
 
-    Leftover samples go to a different class from one client to the next. Nobody is given any of the
-    ``rare`` classes.
+    Samples left by rounding go to a different class from one client to the next. No client gets
+    samples of the ``rare`` classes.
     """
     counts = np.zeros((len(sizes), classes), np.int64)
     for i, (size, mine) in enumerate(zip(sizes, chosen, strict=True)):
@@ -146,16 +146,16 @@ def quotas(
 
 
 def fitted(sizes: Ints, chosen: Sequence[tuple[int, ...]], dominating: float, supply: Ints) -> Ints:
-    """Quotas with all sizes reduced by one factor until every class suffices.
+    """Quotas with all sizes reduced by one factor, so that no class runs out.
 
-    A class of which there is less than ``RARE`` of the usual (the median over classes of supply by
-    demand) would leave next to nothing of all others. It has no part in the factor: its samples are
-    given out evenly to the clients it dominates.
+    A class is rare if its supply divided by its demand is below ``RARE`` of the usual (the median
+    over classes). A rare class would shrink all others to almost nothing, so it does not enter the
+    factor: its samples are divided evenly among the clients that it dominates.
     """
     factor, wanted = 1.0, quotas(sizes, chosen, dominating, len(supply)).sum(axis=0)
     ratio = supply / np.maximum(wanted, 1)
     rare = (wanted > 0) & (ratio < RARE * np.median(ratio[wanted > 0]))
-    for _ in range(50):  # rounding may ask for a sample too many: a few small steps down suffice
+    for _ in range(50):  # rounding may demand a sample too many: a few small steps down suffice
         counts = quotas((sizes * factor).astype(np.int64), chosen, dominating, len(supply), rare)
         demand = counts.sum(axis=0)
         if (demand <= supply).all():

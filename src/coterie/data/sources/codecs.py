@@ -1,4 +1,4 @@
-"""Decoding compressed images, by the optional package imagecodecs."""
+"""Decodes compressed images with the optional package imagecodecs."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from ..arrays import Array
 
 
 def decode(content: bytes, where: str) -> Array:
-    """A PNG, JPEG or JPEG XL image as an array ``[height, width(, channels)]`` of bytes."""
+    """Decode a PNG, JPEG or JPEG XL image to an array ``[height, width(, channels)]`` of bytes."""
     try:
         import imagecodecs
     except ImportError as error:
@@ -26,5 +26,5 @@ def decode(content: bytes, where: str) -> Array:
         raise DataError(f"{where}: not an image that can be read ({error})") from error
     found = np.asarray(image)
     if found.dtype != np.uint8:
-        raise DataError(f"{where}: found pixels of type {found.dtype}, expected 8 bits a channel")
+        raise DataError(f"{where}: found pixels of type {found.dtype}, expected 8 bits per channel")
     return found

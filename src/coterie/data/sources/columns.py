@@ -1,4 +1,4 @@
-"""From the columns of a sheet to features and targets: numbers, categories, missing values."""
+"""Converts the columns of a sheet to features and targets: numbers, categories, missing values."""
 
 from typing import NamedTuple
 
@@ -12,14 +12,14 @@ from ..arrays import Array
 from .sheets import Sheet
 
 MOST_LEVELS = 100  # categories of one column; more is likely an identifier or free text
-MOST_CLASSES = 20  # whole numbers; more different ones are taken for a quantity
+MOST_CLASSES = 20  # a target with more different integers is treated as a quantity
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 
 Floats = npt.NDArray[np.float64]
 
 
 class Features(NamedTuple):
-    """Model input, before missing numbers are filled and numbers standardised."""
+    """Model input, before missing numbers are filled in and numbers are standardised."""
 
     x: npt.NDArray[np.float32]  # [N, D], NaN where a number is missing
     numeric: npt.NDArray[np.bool_]  # [D]
@@ -27,7 +27,7 @@ class Features(NamedTuple):
 
 
 def column(sheet: Sheet, name: str, option: str) -> pa.ChunkedArray:
-    """A column the configuration names, without a missing cell."""
+    """A column that the configuration names; refuses missing cells."""
     known = sheet.table.column_names
     if name not in known:
         raise DataError(
@@ -44,7 +44,7 @@ def column(sheet: Sheet, name: str, option: str) -> pa.ChunkedArray:
 
 
 def texts(values: pa.ChunkedArray) -> list[str]:
-    """Cells as text; whole numbers without a fraction."""
+    """Cells as text; integers are written without a fraction."""
     return [
         str(int(v)) if isinstance(v, float) and v.is_integer() else str(v)
         for v in values.to_pylist()
@@ -52,9 +52,9 @@ def texts(values: pa.ChunkedArray) -> list[str]:
 
 
 def numbers(sheet: Sheet, name: str) -> Floats | None:
-    """A column as numbers, NaN where missing; None where it is text.
+    """A column as numbers, NaN where missing; None if the column is text.
 
-    Text among numbers is a mistake in the file, not a category.
+    Text in a column that is mostly numbers is refused: it is a mistake in the file.
     """
     values = sheet.table.column(name)
     if not pa.types.is_string(values.type):
@@ -78,7 +78,7 @@ def numbers(sheet: Sheet, name: str) -> Floats | None:
 
 
 def _refuse_infinite(sheet: Sheet, name: str, values: Floats) -> None:
-    """Refuse numbers that are infinite, also those that only float32 cannot hold."""
+    """Refuse numbers that are infinite, in the file or after conversion to float32."""
     for row in np.flatnonzero(np.abs(values) > np.finfo(np.float32).max):
         raise DataError(
             f"{sheet.where(int(row))}: column '{name}' holds {values[row]:g}; expected a number of "
@@ -87,7 +87,7 @@ def _refuse_infinite(sheet: Sheet, name: str, values: Floats) -> None:
 
 
 def features(sheet: Sheet, names: list[str], categories: list[str]) -> Features:
-    """All columns side by side, one schema for every client."""
+    """Convert all columns to features, with one schema for all clients."""
     blocks, numeric, labels = [], [], []
     for name in names:
         values = None if name in categories else numbers(sheet, name)
@@ -101,7 +101,7 @@ def features(sheet: Sheet, names: list[str], categories: list[str]) -> Features:
 
 
 def _measured(name: str, values: Floats) -> tuple[npt.NDArray[np.float32], list[str]]:
-    """A number column and, where cells are missing, a column that says so."""
+    """A number column and, if cells are missing, an indicator column for them."""
     missing = np.isnan(values)
     if missing.all():
         raise DataError(_empty(name))
@@ -115,7 +115,7 @@ def _empty(name: str) -> str:
 
 
 def _levels(sheet: Sheet, name: str) -> tuple[npt.NDArray[np.float32], list[str]]:
-    """One column a category; a missing one is a category of its own."""
+    """One-hot columns, one per category; missing values are a category of their own."""
     if sheet.table.column(name).null_count == sheet.table.num_rows:
         raise DataError(_empty(name))
     raw = pc.fill_null(sheet.table.column(name).cast(pa.string()), "(missing)")
@@ -137,9 +137,9 @@ def _decimal_commas(levels: Array) -> str:
 
 
 def targets(sheet: Sheet, name: str, task: str) -> Array:
-    """Class names as text, or numbers to regress on.
+    """The target column: class names as text, or numbers for a regression.
 
-    ``auto`` takes text, and up to twenty different whole numbers, for classes.
+    ``auto`` treats text, and integers with up to twenty different values, as classes.
     """
     found = column(sheet, name, "target")
     values = None if task == "classification" else numbers(sheet, name)

@@ -1,4 +1,4 @@
-"""Reading files out of a folder, a tar or a zip archive, without unpacking anything to disk."""
+"""Reads files from a folder, a tar or a zip archive, without unpacking anything to disk."""
 
 import tarfile
 import zipfile
@@ -12,7 +12,7 @@ ARCHIVES = (".tgz", ".tar", ".tar.gz", ".zip")
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the name is that of an archive we read."""
+    """Whether the file name is that of a supported archive."""
     return path.is_file() and path.name.endswith(ARCHIVES)
 
 
@@ -22,7 +22,7 @@ def names(path: Path) -> list[str]:
 
 
 def read(path: Path, wanted: Callable[[str], bool]) -> dict[str, bytes]:
-    """The contents of the files whose base name is wanted, in one pass."""
+    """Read the files whose base name is wanted, in one pass; returns contents by base name."""
     return {name: content() for name, content in _walk(path) if wanted(name)}
 
 

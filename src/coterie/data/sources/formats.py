@@ -1,4 +1,4 @@
-"""Which format a path holds, by what its files are called."""
+"""The registry of file formats, and the detection of a path's format by its file names."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from .text import read_text
 
 
 class Format(NamedTuple):
-    """How a format is read, and one line about it."""
+    """The reader of a format, and one line about it."""
 
     reader: Callable[..., Dataset]  # (path, *, name, …)
     about: str
@@ -36,7 +36,7 @@ _BY_SUFFIX = {".npz": "npz", ".json": "leaf", **dict.fromkeys(sheets.SUFFIXES, "
 
 
 def detect(path: Path) -> str:
-    """The name of the format of a file or folder."""
+    """Detect the format of a file or folder; returns the format's name."""
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; check data.name")
     if path.is_file() and path.suffix.lower() in _BY_SUFFIX:

@@ -1,4 +1,4 @@
-"""The idx format of MNIST, Fashion-MNIST and EMNIST, plain or gzipped."""
+"""Reads the idx format of MNIST, Fashion-MNIST and EMNIST, plain or gzipped."""
 
 import gzip
 import math
@@ -19,16 +19,16 @@ _LETTERS = tuple("0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 def is_idx(name: str) -> bool:
-    """Whether a file is called like an idx file."""
+    """Whether a file name is that of an idx file."""
     return "idx" in name and "ubyte" in name
 
 
 def read_idx(path: Path, *, name: str = "", subset: str = "byclass") -> Dataset:
-    """A folder or archive with the four files ``train-images-idx3-ubyte`` and so on.
+    """Read a folder or archive with the four files ``train-images-idx3-ubyte`` and so on.
 
-    EMNIST's images are stored transposed and are turned here.
+    EMNIST's images are stored transposed and are transposed back here.
 
-    subset: of EMNIST's folder: ``byclass``, ``balanced``, ``letters``, …
+    subset: the subset of EMNIST: ``byclass``, ``balanced``, ``letters``, …
     """
     found = containers.read(path, lambda file: is_idx(file) and _of_subset(file, subset))
     arrays = {_key(file): _parse(file, content) for file, content in found.items()}
@@ -61,7 +61,7 @@ def _piece(arrays: dict[tuple[str, str], Array], part: str, emnist: bool) -> Pie
 
 
 def _parse(file: str, content: bytes) -> Array:
-    """The array of one idx file of unsigned bytes."""
+    """Parse one idx file of unsigned bytes into an array."""
     try:
         raw = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     except (OSError, EOFError, zlib.error) as error:

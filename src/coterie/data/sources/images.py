@@ -1,4 +1,4 @@
-"""A folder of images a client: ``clinic_a/healthy/001.png``."""
+"""Reads one folder of images per client: ``clinic_a/healthy/001.png``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,14 +17,14 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".jxl")
 
 
 def is_image(file: Path) -> bool:
-    """Whether a file is called like an image we read."""
+    """Whether a file name is that of a supported image."""
     return file.suffix.lower() in SUFFIXES
 
 
 def read_images(path: Path, *, name: str = "", size: Side | None = None) -> Dataset:
-    """Images in ``client/class/``.
+    """Read images in ``client/class/``.
 
-    size: pixels a side of the squares that all images are made; None leaves them as they are
+    size: resize all images to squares of so many pixels per side; None leaves them as they are
     """
     found = sorted(file for file in path.rglob("*") if is_image(file))
     for file in found:
@@ -42,7 +42,7 @@ def read_images(path: Path, *, name: str = "", size: Side | None = None) -> Data
 
 
 def _resized(image: Array, size: int | None) -> Array:
-    """``[height, width, 1 or 3]``, without transparency, at the size asked for."""
+    """The image as ``[height, width, 1 or 3]``, without transparency, resized if asked for."""
     image = image[:, :, None] if image.ndim == 2 else image
     image = image[:, :, :1] if image.shape[2] == 2 else image[:, :, :3]
     if size is None or image.shape[:2] == (size, size):
@@ -55,7 +55,7 @@ def _resized(image: Array, size: int | None) -> Array:
 
 
 def _stacked(found: list[Path], decoded: list[Array]) -> Array:
-    """All images in one array; grey ones become colour ones where any has colour."""
+    """Stack all images into one array; grey images become RGB if any image has colour."""
     shape = decoded[0].shape[:2]
     for file, image in zip(found, decoded, strict=True):
         if image.shape[:2] != shape:

@@ -1,4 +1,4 @@
-"""LEAF's json files: ``users`` and, for each, ``x`` and ``y`` under ``user_data``."""
+"""Reads LEAF's json files: ``users`` and, for each user, ``x`` and ``y`` under ``user_data``."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _PARTS = {"train": TRAIN, "val": VALIDATION, "test": TEST}
 
 
 def read_leaf(path: Path, *, name: str = "") -> Dataset:
-    """A json file, or a folder of them; those in folders train, val or test belong to that part."""
+    """Read a json file, or a folder of them; subfolders train, val and test hold these parts."""
     sources = [path] if path.is_file() else sorted(path.rglob("*.json"))
     held: dict[tuple[str, int], dict[str, Any]] = {}
     for file in sources:
@@ -69,7 +69,7 @@ def _piece(
 
 
 def _pixels(x: Array) -> Array:
-    """FEMNIST's 784 grey values from 0 to 1 as images of bytes; other features as they are."""
+    """FEMNIST's 784 grey values from 0 to 1 as uint8 images; other features are unchanged."""
     if x.ndim == 2 and x.shape[1] == 784 and x.min() >= 0 and x.max() <= 1:
         return np.asarray(np.rint(x * 255), np.uint8).reshape(-1, 28, 28)
     return x
@@ -78,7 +78,7 @@ def _pixels(x: Array) -> Array:
 def _characters(
     name: str, held: dict[tuple[str, int], dict[str, Any]], users: tuple[str, ...]
 ) -> Dataset:
-    """LEAF's Shakespeare: strings of one length, each continued by one character."""
+    """Tokens of LEAF's Shakespeare: strings of equal length, each with the next character."""
     rows = [
         (str(x), str(y), part, user)
         for (user, part), data in held.items()

@@ -1,4 +1,4 @@
-"""Where the papers' datasets are looked for, and what to do when they are not there."""
+"""Finds the files of the papers' datasets, and says how to get those that are missing."""
 
 import os
 from pathlib import Path
@@ -11,11 +11,11 @@ VARIABLE = "COTERIE_DATA"
 
 
 class Source(NamedTuple):
-    """Where a dataset may be, and how to get it."""
+    """The paths of a dataset, and how to get it."""
 
-    places: tuple[str, ...]  # below the folder named by COTERIE_DATA, or absolute
+    places: tuple[str, ...]  # relative to the folder named by COTERIE_DATA, or absolute
     expected: str  # the original files
-    install: str = ""  # one line, where there is one
+    install: str = ""  # a one-line command, if there is one
 
 
 SOURCES: dict[str, Source] = {
@@ -58,7 +58,7 @@ SOURCES: dict[str, Source] = {
 
 
 def find(name: str, path: str | None) -> Path:
-    """The file or folder that holds a dataset: the path given, else what COTERIE_DATA holds."""
+    """The file or folder of a dataset: the given path, else one below COTERIE_DATA."""
     if path is not None:
         return expanded(path)
     source, root = SOURCES[name], os.environ.get(VARIABLE)
@@ -71,7 +71,7 @@ def find(name: str, path: str | None) -> Path:
 
 
 def absent(name: str, root: str | None) -> str:
-    """What to say of a dataset that is not there."""
+    """The error message for a missing dataset."""
     source = SOURCES[name]
     looked = f"in {root}" if root else f"nowhere, as {VARIABLE} is not set"
     install = f" One line to get it: {source.install}." if source.install else ""

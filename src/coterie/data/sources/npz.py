@@ -1,4 +1,4 @@
-"""numpy's npz files: a user's arrays, and the packs of the papers' datasets.
+"""Reads numpy's npz files: a user's arrays, and packed versions of the papers' datasets.
 
 Keys: ``x_train, y_train`` with optional ``x_val, y_val, x_test, y_test``, or plain ``x, y``; client
 numbers as ``client_train`` (or ``writer_train``, ``client``) with ``client_names``; optionally
@@ -23,7 +23,7 @@ Arrays = dict[str, Array]
 
 _PARTS = (("_train", TRAIN), ("_val", VALIDATION), ("_test", TEST), ("", TRAIN))
 _OWNERS = ("client", "writer", "owner")
-MOST_OWNERS = 100_000  # or as many as there are samples: numbers need not be without gaps
+MOST_OWNERS = 100_000  # client numbers, or the number of samples if larger; gaps are allowed
 
 
 def read_npz(
@@ -34,14 +34,14 @@ def read_npz(
     stride: Count = 80,
     tokens: bool | None = None,
 ) -> Dataset:
-    """An npz file of arrays or texts.
+    """Read an npz file of arrays or texts.
 
     Args:
         path: the file.
-        name: what to call the dataset; the file's name by default.
-        length: characters of a sample of text.
-        stride: characters from the start of a sample of text to that of the next.
-        tokens: whether integers in x are tokens; by default those of rank 2 from 0 on are.
+        name: the name of the dataset; the file's name by default.
+        length: characters per sample of text.
+        stride: characters from the start of one sample of text to the start of the next.
+        tokens: whether integers in x are tokens; by default non-negative ones of rank 2 are.
     """
     arrays = _load(path)
     name = name or path.stem
@@ -74,14 +74,14 @@ def _piece(arrays: Arrays, suffix: str, part: int) -> Piece | None:
     if owners is not None:
         _check_owners(owners, len(y))
     repeated = arrays.get(f"{suffix[1:]}_also_in_train")
-    if repeated is not None:  # a sample that was trained on tests nothing
+    if repeated is not None:  # a training sample must not be a test sample
         x, y = x[~repeated], y[~repeated]
         owners = None if owners is None else owners[~repeated]
     return Piece(x, y, part, owners)
 
 
 def _check_owners(owners: Array, count: int) -> None:
-    """Refuse client numbers that are not one whole number from 0 for every sample."""
+    """Refuse client numbers that are not one non-negative integer per sample."""
     if owners.dtype.kind not in "iu" or owners.shape != (count,):
         raise DataError(
             f"client: found {owners.dtype} of shape {list(owners.shape)}; expected one whole "
@@ -105,7 +105,7 @@ def _images(arrays: Arrays, suffix: str) -> Array | None:
     if not mosaics:
         return None
     name = dataset_cache.key("mosaics", *(arrays[key] for key in mosaics))
-    made = dataset_cache.remember(  # decoding takes half a minute where reading takes none
+    made = dataset_cache.remember(  # decoding takes half a minute, reading the cache does not
         f"images-{name}", lambda: {"x": np.concatenate(_decoded(arrays, mosaics))}
     )
     return made["x"]
@@ -141,7 +141,7 @@ def _owner_names(path: Path, arrays: Arrays, pieces: list[Piece]) -> tuple[str, 
 
 
 def _passages(arrays: Arrays) -> list[Passage]:
-    """The texts of all clients; one without offsets belongs to nobody in particular."""
+    """The texts of all clients; a text without offsets belongs to no client in particular."""
     if "text" in arrays:
         return [Passage("text", arrays["text"].tobytes().decode("latin-1"))]
     names = [str(name) for name in arrays["client_names"]]

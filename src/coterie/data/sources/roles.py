@@ -1,4 +1,4 @@
-"""Columns of a table that say how rows are divided: the unit of each row, and its time."""
+"""Reads the columns of a table that say how rows are split: each row's unit and its time."""
 
 from datetime import UTC, datetime
 
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 def units(sheet: Sheet, name: str, owners: Ints | None) -> tuple[Ints, tuple[str, ...]]:
     """The unit of every row and the name of every unit, in order of first appearance.
 
-    The same name at two clients is two units: sites often number their patients from 1.
+    The same name at two clients means two units, because sites often number patients from 1.
     """
     written = columns.texts(columns.column(sheet, name, "unit"))
     whose = [0] * len(written) if owners is None else owners.tolist()
@@ -28,7 +28,7 @@ def units(sheet: Sheet, name: str, owners: Ints | None) -> tuple[Ints, tuple[str
 
 
 def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, parts: Ints) -> None:
-    """Refuse a split column that gives rows of one unit to two parts."""
+    """Refuse a split column that puts rows of the same unit into two parts."""
     first = np.zeros(of_rows.max() + 1, np.int64)
     first[of_rows[::-1]] = parts[::-1]  # the part of the unit's first row
     for row in np.flatnonzero(parts != first[of_rows]):
@@ -40,7 +40,7 @@ def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, parts: In
 
 
 def times(sheet: Sheet, name: str) -> Floats:
-    """A column of numbers or ISO dates as numbers that grow with time."""
+    """A column of numbers or ISO dates as numbers that increase with time."""
     found = columns.column(sheet, name, "time")
     text = pa.types.is_string(found.type)
     if not text or pc.all(pc.match_substring_regex(found, columns.NUMBER)).as_py():

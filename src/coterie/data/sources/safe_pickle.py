@@ -1,9 +1,9 @@
-"""The pickles CIFAR is published in, read without executing anything in them.
+"""Reads the pickles of CIFAR without executing any code in them.
 
 A pickle is a program that may call any function it can name. This reader knows three names, those
-that numpy arrays need, and gives the program inert stand-ins for them: what comes back is lists,
-dictionaries, strings, numbers, and each :class:`PickledArray` for :func:`array` to turn into
-numpy's.
+that numpy arrays need, and gives the program inert placeholders for them. The result consists of
+lists, dictionaries, strings, numbers, and :class:`PickledArray` objects, which :func:`array`
+converts to numpy arrays.
 """
 
 import io
@@ -18,7 +18,7 @@ from ..arrays import Array
 
 
 class PickledArray:
-    """What the program told of one array; nothing has been done with it yet."""
+    """The pickle's description of one array, before it is checked and converted."""
 
     __slots__ = ("state",)
 
@@ -30,7 +30,7 @@ class PickledArray:
 
 
 class _Kind:
-    """What the program told of an element type."""
+    """The pickle's description of a dtype."""
 
     __slots__ = ("code",)
 
@@ -38,7 +38,7 @@ class _Kind:
         self.code = code
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like do not matter for single bytes."""
+        """Ignore byte order and the like, which do not matter for single bytes."""
 
 
 class _Reader(pickle.Unpickler):
@@ -51,7 +51,7 @@ class _Reader(pickle.Unpickler):
             return self._reconstruct
         raise DataError(f"it names '{module}.{name}', which no CIFAR file needs; nothing was run")
 
-    # Bound methods, because a pickle can set attributes of a function or class but not of these.
+    # Bound methods: a pickle can set attributes of a function or class, but not of a bound method.
     def _kind(self, code: Any, *_: Any) -> _Kind:
         return _Kind(code)
 
@@ -60,7 +60,7 @@ class _Reader(pickle.Unpickler):
 
 
 def loads(content: bytes, where: str) -> dict[str, Any]:
-    """The dictionary in a CIFAR pickle, its keys as text."""
+    """Load the dictionary in a CIFAR pickle, with its keys as text."""
     try:
         found = _Reader(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a broken pickle can raise anything
@@ -73,12 +73,12 @@ def loads(content: bytes, where: str) -> dict[str, Any]:
 
 
 def text(value: Any) -> str:
-    """A string of Python 2 or 3 as text."""
+    """Convert a string of Python 2 or 3 to text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def array(stored: Any, where: str) -> Array:
-    """An array of bytes as the pickle described it, after checking the description."""
+    """Check the pickle's description of an array, and convert it to a numpy array of bytes."""
     try:
         _, shape, kind, fortran, raw = stored.state
         good = isinstance(raw, bytes) and text(kind.code) == "u1" and not fortran

@@ -1,7 +1,7 @@
-"""Reading tables: CSV and parquet files as one sheet of columns, with every complaint located.
+"""Reads CSV and parquet files as one sheet of columns; errors name the file and the line.
 
-A CSV file is read as text and typed here, so that one bad cell is named by file and line instead
-of turning its column into something else.
+A CSV file is read as text, and the types are found here, so that one bad cell is reported by file
+and line instead of changing the type of its column.
 """
 
 import csv
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from ...errors import DataError
 
-MOST_COLUMNS = 100_000  # each is looked at on its own
+MOST_COLUMNS = 100_000  # columns are processed one by one
 SUFFIXES = (".csv", ".tsv", ".parquet")
 MISSING = ("", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None", "?")
 
@@ -26,14 +26,14 @@ _TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_dictionary, p
 
 
 class Sheet(NamedTuple):
-    """All rows of one or several files. Columns are float64 or text, and may hold nulls."""
+    """All rows of one or several files. Columns are float64 or text, and may contain nulls."""
 
     table: pa.Table
     files: tuple[Path, ...]
-    rows: tuple[int, ...]  # of each file
+    rows: tuple[int, ...]  # the number of rows of each file
 
     def where(self, row: int) -> str:
-        """A row as people find it."""
+        """The file and the line of a row, for messages."""
         for file, count in zip(self.files, self.rows, strict=True):
             if row < count:
                 return f"{file.name} {'row' if file.suffix == '.parquet' else 'line'} " + str(
@@ -50,9 +50,9 @@ def read_sheet(
     drop: list[str],
     dates: tuple[str, ...] = (),
 ) -> Sheet:
-    """The files under each other; all must have the same columns.
+    """Read files and concatenate their rows; all files must have the same columns.
 
-    A parquet file's dates become text in the columns ``dates`` and are refused in others.
+    Dates of a parquet file become text in the columns ``dates``, and are refused in other columns.
     """
     tables = [_read(file, delimiter, encoding) for file in files]
     names = [name for name in tables[0].column_names if name not in drop]
@@ -126,7 +126,7 @@ def _csv(file: Path, delimiter: str | None, encoding: str) -> pa.Table:
 
 
 def _header(file: Path, content: bytes, delimiter: str) -> list[str]:
-    """The column names, after the mistakes that show in them."""
+    """The column names, after checking them for mistakes."""
     first = content.split(b"\n", 1)[0].decode().rstrip("\r")
     names = next(csv.reader([first], delimiter=delimiter), [])
     if len(names) < 2:
@@ -148,7 +148,7 @@ def _header(file: Path, content: bytes, delimiter: str) -> list[str]:
 
 
 def _unified(parts: list[pa.ChunkedArray], name: str) -> pa.ChunkedArray:
-    """One column of all files: float64 where all are numbers, else text without blanks."""
+    """One column of all files: float64 if all cells are numbers, else text stripped of blanks."""
     kinds = [part.type for part in parts]
     for kind in kinds:
         if not any(test(kind) for test in (*_NUMERIC, *_TEXT)):

@@ -1,4 +1,4 @@
-"""Tables of sites: a CSV or parquet file with a client column, or a folder of files a client."""
+"""Reads tables: a CSV or parquet file with a client column, or a folder of one file per client."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,22 +44,22 @@ def read_table(
     delimiter: str | None = None,
     encoding: str = "utf-8",
 ) -> Dataset:
-    """A table as a dataset.
+    """Read a table as a dataset.
 
     Args:
-        path: a CSV, TSV or parquet file, or a folder with one a client.
-        name: what to call the dataset; the file's name by default.
-        client: the column that says whose row it is; in a folder, the file's name says so.
+        path: a CSV, TSV or parquet file, or a folder with one file per client.
+        name: the name of the dataset; the file's name by default.
+        client: the column with the client of each row; in a folder, the file names are used.
         target: the column to predict.
-        split: a column with train, val or test; without it shares are drawn.
-        unit: a column such as the patient's number; rows of one unit are never cut apart.
+        split: a column with train, val or test; without it the splits are drawn at random.
+        unit: a column such as the patient's number; rows of one unit stay in one split.
         time: a column of numbers or ISO dates; each client's test data is then its latest rows,
             validation data the latest of the rest.
-        task: classification, regression, or auto to judge by the target column.
-        categories: number columns to be taken as categories.
+        task: classification, regression, or auto to decide by the target column.
+        categories: number columns to be treated as categories.
         drop: columns to leave out.
-        delimiter: what separates the cells of a CSV file.
-        encoding: of a CSV file.
+        delimiter: the character that separates the cells of a CSV file.
+        encoding: the text encoding of a CSV file.
     """
     _check_options(task, time, split)
     sheet = read_sheet(
@@ -90,7 +90,7 @@ def read_table(
 
 
 def _check_options(task: str, time: str | None, split: str | None) -> None:
-    """Refuse an unknown task, and two ways to divide a client's rows."""
+    """Refuse an unknown task, and both ``time`` and ``split`` at once."""
     if task not in TASKS:
         raise ConfigError(f"data.task: found '{task}'; {did_you_mean(task, TASKS)}")
     if time is not None and split is not None:
@@ -107,7 +107,7 @@ def _divided(
     time: str | None,
     owners: npt.NDArray[np.int64] | None,
 ) -> dict[str, Any]:
-    """What a dataset knows of how each client's rows are to be divided."""
+    """The fields of a dataset that say how each client's rows are to be split."""
     found: dict[str, Any] = {}
     if split is not None:
         found["fixed"] = _parts(sheet, split)
@@ -122,7 +122,7 @@ def _divided(
 
 
 def _refuse_two_roles(roles_of: dict[str, str | None]) -> None:
-    """Refuse a column that is named for two things."""
+    """Refuse a column that is named for two roles."""
     named: dict[str, str] = {}
     for role, column in roles_of.items():
         if column is not None and named.setdefault(column, role) != role:
@@ -152,7 +152,7 @@ def _check_rows(path: Path, sheet: Sheet) -> None:
 def _owners(
     sheet: Sheet, client: str | None, *, is_folder: bool
 ) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
-    """Whose row each is, and the names of all in order of first appearance."""
+    """The client of each row, and the clients' names in order of first appearance."""
     if client is not None:
         names = columns.texts(columns.column(sheet, client, "client"))
     elif is_folder:
@@ -167,7 +167,7 @@ def _owners(
 
 
 def _refuse_alike(names: list[str]) -> None:
-    """Refuse names that differ only in case or blanks: most likely one client, misspelt."""
+    """Refuse client names that differ only in case or blanks: most likely one client, misspelt."""
     seen: dict[str, str] = {}
     for name in names:
         plain = " ".join(name.casefold().split())

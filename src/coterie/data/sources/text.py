@@ -1,7 +1,7 @@
-"""Text as characters: each client's text cut into windows, each to be continued by one character.
+"""Reads text for next-character prediction: each client's text is cut into windows of characters.
 
-Where the source has no parts of its own, the last fifth of a client's text is for testing and the
-fifth of the rest before it for validation, so that no window overlaps two parts.
+If the source has no parts of its own, the last fifth of a client's text is for testing and the last
+fifth of the rest for validation, so that no window overlaps two parts.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from ..federation import Dataset
 
 
 class Passage(NamedTuple):
-    """A text of one client; without a part it is cut into the three of them."""
+    """A text of one client; a text without a part is divided into train, validation and test."""
 
     client: str
     text: str
@@ -26,14 +26,14 @@ class Passage(NamedTuple):
 
 
 def read_text(path: Path, *, name: str = "", length: Count = 80, stride: Count = 80) -> Dataset:
-    """A folder with a ``.txt`` file a client (UTF-8).
+    """Read a folder with one ``.txt`` file per client (UTF-8).
 
-    length: characters of a sample
-    stride: characters from the start of a sample to that of the next
+    length: characters per sample
+    stride: characters from the start of one sample to the start of the next
     """
     found = sorted(path.glob("*.txt"))
     if not found:
-        raise DataError(f"{path}: found no .txt files; expected one a client")
+        raise DataError(f"{path}: found no .txt files; expected one per client")
     passages = [Passage(file.stem, _decode(file)) for file in found]
     return windows(name or path.name, passages, length=length, stride=stride)
 
@@ -48,7 +48,7 @@ def _decode(file: Path) -> str:
 
 
 def windows(name: str, passages: Sequence[Passage], *, length: int, stride: int) -> Dataset:
-    """A dataset of windows ``[N, length]`` of character numbers and the character after each."""
+    """A dataset of windows ``[N, length]`` of character numbers, with the next character as y."""
     owner_names = tuple(dict.fromkeys(passage.client for passage in passages))
     alphabet = sorted(set().union(*(passage.text for passage in passages)))
     number = {character: i for i, character in enumerate(alphabet)}
