@@ -93,7 +93,7 @@ def test_version(command):
 def test_compare_ends_with_table_verdict_folder_and_page(command, work):
     code, out, err = command("compare", *QUICK, "--out", "mine")
     assert code == 0
-    for name in ("Local", "FedAvg", "FedFomo", "in group", "bytes a client", "worse off"):
+    for name in ("Local", "FedAvg", "FedFomo", "in group", "bytes per client", "worse off"):
         assert name in out
     assert re.search(r"\nJoining .*\.\n", out)
     assert out.endswith("folder: mine\npage:   mine/report.html\n")
