@@ -154,8 +154,8 @@ COLUMNS = (
 
 
 MERGED = (
-    "merge_val = true: methods that do not use validation data otherwise were trained on it too, so "
-    "no round is chosen by validation."
+    "merge_val = true: methods that do not use validation data otherwise were trained on it too, "
+    "so no round is chosen by validation."
 )
 
 
