@@ -299,7 +299,7 @@ def test_doctor_counts_and_warns_and_trains_nothing(command, work):
     (work / "x.toml").write_text(text)
     code, out, _ = command("doctor", "x.toml", "--methods", "fedavg")
     assert code == 0
-    for fact in ("1,797 samples of shape 1x8x8, 10 classes", "1 a client", "memory", "training"):
+    for fact in ("1,797 samples of shape 1x8x8, 10 classes", "1 per client", "memory", "training"):
         assert fact in out
     assert "warning: 10 of 10 clients have one class only" in out
     assert [path.name for path in work.iterdir()] == ["x.toml"]
