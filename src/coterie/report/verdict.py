@@ -121,7 +121,7 @@ def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
     name = words.label(row.method)
     if choice.on == "test":
         return [
-            f"{name} is the best of {choice.tried} methods on test data, for there is no "
+            f"{name} is the best of {choice.tried} methods on test data, because there is no "
             "validation data to choose by that was not trained on."
         ]
     best = next(r for r in comparison.rows if r.method == comparison.best_on_test)
@@ -135,7 +135,7 @@ def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
 
 def _untested(comparison: "Comparison", row: "MethodRow") -> str:
     return (
-        f"Nothing is tested, for these runs were written without their answers to test samples: "
+        f"Nothing is tested, because these runs were written without their test predictions: "
         f"{_outcome(comparison, row)}. Run them again with this version for a verdict."
     )
 

@@ -20,8 +20,8 @@ class Column(NamedTuple):
 RESULTS = (
     Column("", "workload", "<4"),
     Column("engine", "engine", "<7"),
-    Column("s a round", "seconds_per_round", ">10.4f"),
-    Column("ms a step", "ms_per_step", ">10.2f"),
+    Column("s/round", "seconds_per_round", ">10.4f"),
+    Column("ms/step", "ms_per_step", ">10.2f"),
     Column("over plain", "speedup_over_loop", ">10.2f"),
     Column("of ceiling", "share_of_ceiling", ">10.1%"),
     Column("peak MiB", "peak_mib", ">9.0f"),
@@ -33,8 +33,8 @@ COSTS = (
     Column("registered", "registered", ">10"),
     Column("clients", "clients", ">7"),
     Column("engine", "engine", "<7"),
-    Column("s a round", "seconds_per_round", ">10.4f"),
-    Column("s a client", "seconds_per_client", ">10.6f"),
+    Column("s/round", "seconds_per_round", ">10.4f"),
+    Column("s/client", "seconds_per_client", ">10.6f"),
     Column("peak MiB", "peak_mib", ">9.0f"),
 )
 
