@@ -44,7 +44,7 @@ def read_rounds(path: Path) -> list[Line]:
         try:
             lines.append(_checked_line(files.from_json(text)))
         except ValueError as error:
-            raise unreadable(path, error, "a JSON object a line") from error
+            raise unreadable(path, error, "one JSON object per line") from error
     return lines
 
 
