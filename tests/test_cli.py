@@ -93,7 +93,7 @@ def test_version(command):
 def test_compare_ends_with_table_verdict_folder_and_page(command, work):
     code, out, err = command("compare", *QUICK, "--out", "mine")
     assert code == 0
-    for name in ("Local", "FedAvg", "FedFomo", "in group", "bytes a client", "worse off"):
+    for name in ("Local", "FedAvg", "FedFomo", "in group", "bytes per client", "worse off"):
         assert name in out
     assert re.search(r"\nJoining .*\.\n", out)
     assert out.endswith("folder: mine\npage:   mine/report.html\n")
@@ -299,7 +299,7 @@ def test_doctor_counts_and_warns_and_trains_nothing(command, work):
     (work / "x.toml").write_text(text)
     code, out, _ = command("doctor", "x.toml", "--methods", "fedavg")
     assert code == 0
-    for fact in ("1,797 samples of shape 1x8x8, 10 classes", "1 a client", "memory", "training"):
+    for fact in ("1,797 samples of shape 1x8x8, 10 classes", "1 per client", "memory", "training"):
         assert fact in out
     assert "warning: 10 of 10 clients have one class only" in out
     assert [path.name for path in work.iterdir()] == ["x.toml"]

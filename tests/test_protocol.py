@@ -153,7 +153,7 @@ def test_the_same_number_at_two_sites_is_two_units_and_is_reported(tmp_path):
     told = {"name": str(path), "client": "site", "target": "outcome", "unit": "patient"}
     found = coterie.doctor({"data": told | {"drop": ["day"]}, "model": {"name": "linear"}})
     assert any("10 units are named at more than one client" in text for text in found.warnings)
-    assert ("training units", "6 a client") in found.facts
+    assert ("training units", "6 per client") in found.facts
 
 
 def test_a_partition_that_divides_a_unit_is_refused(tmp_path):

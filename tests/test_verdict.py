@@ -274,7 +274,7 @@ def test_without_honest_validation_data_the_choice_is_on_test_data_and_says_so()
         ]
         found = Comparison.of(runs)
         assert found.choice == Choice("fedamp", "test", 2)
-        assert "FedAMP is the best of 2 methods on test data, for there is no" in found.verdict
+        assert "FedAMP is the best of 2 methods on test data, because there is no" in found.verdict
 
 
 def test_warnings_come_last():

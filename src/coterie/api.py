@@ -1,13 +1,13 @@
-"""What to do from Python: :func:`run` one method, :func:`compare` several, :func:`resume` either.
+"""The Python interface: :func:`run` one method, :func:`compare` several, :func:`resume` either.
 
     import coterie
     result = coterie.compare(methods=["fedavg", "fedfomo"], rounds=10)
     print(result)            # the table
     print(result.verdict)    # whether joining is worth it
 
-Both take a config (a path, tables or a Config; nothing means the built-in default) and the options
-of the command line by the same names; ``set={"train.momentum": 0.9}`` reaches every other field.
-Without ``out`` nothing is written to disk. What is written survives a kill at any instant.
+Both take a config (a path, tables or a Config; without one, the built-in default) and the options
+of the command line by the same names; ``set={"train.momentum": 0.9}`` sets any other field. Without
+``out`` nothing is written to disk. A run that is written to disk survives a kill at any instant.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ Source = Config | Mapping[str, Any] | str | Path | None
 
 
 class Options(TypedDict, total=False):
-    """The options of the command line by their names, as Python takes them; None is left out."""
+    """The options of the command line as keyword arguments; an option that is None is ignored."""
 
     data: str | None
     partition: str | None
@@ -53,11 +53,11 @@ class Options(TypedDict, total=False):
     adapt: str | None
     out: str | Path | None
     set: Mapping[str, Any] | None  # any other field by its dotted name
-    code: Given  # folders in which code that the config names may lie
+    code: Given  # folders from which code that the config names may be imported
 
 
 def configure(source: Source = None, **options: Unpack[Options]) -> Config:
-    """The config of a source with the options of the command line applied to it."""
+    """The config of a source, with the options applied to it."""
     changes, code = dict(options.get("set") or {}), options.get("code")
     for name, value in options.items():
         if name in ("set", "code"):
@@ -76,12 +76,12 @@ def configure(source: Source = None, **options: Unpack[Options]) -> Config:
 def run(
     source: Source = None, *, progress: Watch | None = None, **options: Unpack[Options]
 ) -> RunResult:
-    """Run one method with one seed."""
+    """Run one method with one seed; with ``out``, write its folder and page (``report.html``)."""
     return run_config(configure(source, **options), progress)
 
 
 def run_config(config: Config, progress: Watch | None = None) -> RunResult:
-    """Run the one method of a config."""
+    """Run the method of a config."""
     method = config.method()
     config = config.single(method, config.run.seed)
     out, assembly = _folder(config), assemble(config)
@@ -96,10 +96,10 @@ def run_config(config: Config, progress: Watch | None = None) -> RunResult:
 def compare(
     source: Source = None, *, progress: Watch | None = None, **options: Unpack[Options]
 ) -> Comparison:
-    """Run several methods, Local always among them, with every seed on the same clients.
+    """Run several methods with every seed on the same clients, and compare them with Local.
 
-    A run that is already finished in the folder, with the same config and version, is read instead;
-    one that was interrupted is continued.
+    Local is always one of the methods. A run that is already finished in the folder, with the same
+    config and version, is read instead; a run that was interrupted is continued.
     """
     return compare_config(configure(source, **options), progress)
 
@@ -133,8 +133,8 @@ def resume(
 ) -> RunResult | Comparison:
     """Continue an interrupted run or comparison; a finished one is read.
 
-    The folder may be somebody else's, so code that its config names is imported only from the
-    folders ``code``, or from installed packages where ``code`` is ``"installed"``.
+    The folder may come from somebody else, so code that its config names is imported only from the
+    folders ``code``, or from installed packages if ``code`` is ``"installed"``.
     """
     path, allowed = files.folder_of(path, "RUN"), Code.of(code, installed=False)
     if (path / COMPARE).is_file():
@@ -151,7 +151,7 @@ def resume(
         )
     with _held(path) as stop:
         unfinished = unfinished_run(path)
-        if unfinished is None:  # another process has finished it in this moment
+        if unfinished is None:  # another process has finished it meanwhile
             return RunResult.read(path)
         config = load(unfinished.tables, {"run.out": str(path)}, allowed)
         data = execute(
@@ -166,7 +166,7 @@ def resume(
 
 
 def expected(path: str | Path, code: Given = None) -> tuple[int, int]:
-    """How many runs, of how many rounds, :func:`resume` has to see finished."""
+    """The number of runs in a folder that :func:`resume` completes, and of rounds in each."""
     path, allowed = files.folder_of(path, "RUN"), Code.of(code, installed=False)
     if (path / COMPARE).is_file():
         config = _asked(path, allowed)
@@ -181,9 +181,9 @@ def _asked(path: Path, code: Code) -> Config:
 
 
 def verify(path: str | Path) -> dict[str, list[str]]:
-    """What is wrong in each finished run of a folder; an empty list where all is as written.
+    """The faults of each run of a folder, by path; an empty list if all is as written.
 
-    No config is loaded for it, and hence no code that one names.
+    No config is loaded for this, and so no code that a config names is imported.
     """
     path = files.folder_of(path, "RUN")
     if run_folder.finished(path):
@@ -199,7 +199,7 @@ def verify(path: str | Path) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def _held(out: Path | None) -> Iterator[interrupt.Stop]:
-    """Hold the lock of a folder, and signals until a round is over."""
+    """Hold the lock of a folder, and delay signals until the current round is over."""
     locked = contextlib.nullcontext() if out is None else lock.held(out)
     with locked, interrupt.held(out) as stop:
         yield stop

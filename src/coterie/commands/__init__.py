@@ -1,1 +1,1 @@
-"""The command line: what is typed, what is printed, and the benchmarks."""
+"""The command line: its arguments, its output, and the benchmarks."""

@@ -1,4 +1,4 @@
-"""The arguments of commands that take a config: flags made from the rows of OPTIONS."""
+"""The arguments of commands that take a config: one flag for each row of OPTIONS."""
 
 import inspect
 import re
@@ -23,7 +23,7 @@ Command = Callable[[str | None, dict[str, Any]], None]
 
 
 def configured(command: Command) -> Callable[..., None]:
-    """A command that takes a config file and the options that override it."""
+    """Wrap a command so that it takes a config file and the options that override it."""
     argument = typer.Argument(
         help="TOML file; without it, a small built-in example", metavar="CONFIG"
     )
@@ -59,7 +59,7 @@ def configured(command: Command) -> Callable[..., None]:
 
 
 def flags(given: dict[str, Any]) -> dict[str, Any]:
-    """Options as :func:`coterie.api.configure` takes them: lists split, values read as TOML."""
+    """The flags as :func:`coterie.api.configure` takes them: lists split, values read as TOML."""
     found = {name: value for name, value in given.items() if value is not None and name != "set"}
     if "methods" in found:
         found["methods"] = [name.strip() for name in found["methods"].split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""What ``coterie list`` and ``coterie show`` print, read from the code itself."""
+"""The output of ``coterie list`` and ``coterie show``, read from registries and docstrings."""
 
 import inspect
 import textwrap
@@ -20,14 +20,14 @@ from ..networks.registry import MODELS
 
 WIDTH = 100
 BARS = " ▁▂▃▄▅▆▇█"
-MOST = 60  # clients drawn
+MOST = 60  # clients that are drawn
 
 
 class Entry(NamedTuple):
     """Something a config can name."""
 
-    about: str  # one line
-    text: str  # all of it
+    about: str  # in one line
+    text: str  # the whole description
     fields: tuple[Field, ...]
     paper: str = ""
     bibtex: str = ""
@@ -50,7 +50,7 @@ def _plain(owner: Callable[..., Any]) -> Entry:
 
 
 def _prose(owner: object) -> str:
-    """A docstring without its list of fields, which is shown as a table."""
+    """A docstring without its list of fields, which is printed separately."""
     kept = []
     for line in (inspect.getdoc(owner) or "").partition("\nFields:")[0].splitlines():
         if line.partition(":")[0].strip() not in {f.name for f in fields(owner)}:  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ TABLES: dict[str, tuple[Iterable[str], Callable[[str], Entry]]] = {
 
 
 def listing(kind: str) -> str:
-    """The names of a kind, each with a line about it."""
+    """The names of a kind, one line each with a short description."""
     names, entry = _table(kind)
     width = max(map(len, names))
     return "\n".join(f"{name:<{width}}  {entry(name).about}" for name in names)
@@ -98,7 +98,7 @@ def _table(kind: str) -> tuple[list[str], Callable[[str], Entry]]:
 
 
 def explanation(words: list[str]) -> str:
-    """What a name stands for; a kind before it chooses where two kinds share a name."""
+    """The description of a name; ``words`` may begin with a kind if two kinds share the name."""
     kinds = list(TABLES) if len(words) == 1 else [words[0]]
     name = words[-1]
     found = [entry(name) for names, entry in map(_table, kinds) if name in names]
@@ -142,13 +142,16 @@ def _value(value: Any) -> str:
 
 
 def drawing(flags: dict[str, Any]) -> str:
-    """A partition of a dataset, a line a client: sizes, and how much it has of each class."""
+    """A partition of a dataset, one line per client: sizes, and a bar for each class."""
     config = configure({}, **flags)
     return drawn(assemble(config).federations[config.run.seed])
 
 
 def drawn(federation: Federation) -> str:
-    """Every client's split sizes, group, and a bar for each class relative to the largest."""
+    """A federation, one line per client: split sizes, group, and a bar for each class.
+
+    Bars are relative to the largest count of all clients and classes.
+    """
     data = federation.dataset
     counts = [
         [int((data.y[own] == c).sum()) for c in range(data.classes)] for own in federation.train
@@ -165,12 +168,12 @@ def drawn(federation: Federation) -> str:
         lines.append(f"{name:<{width}}  {group:>5} {row}  {bars}".rstrip())
     if len(names) > MOST:
         lines.append(f"… and {len(names) - MOST} more")
-    note = "\nclients of other groups name the classes in another order" * (
+    note = "\nclients of other groups label the classes in another order" * (
         federation.relabel is not None
     )
     return "\n".join([*lines, "", f"{federation.partition}, {federation.fingerprint}{note}"])
 
 
 def _bar(count: int, most: int) -> str:
-    """An eighth of a block at least, where there is anything at all."""
+    """A bar of one character; at least an eighth of a block if the count is not zero."""
     return BARS[0] if not count else BARS[max(1, round(count / most * (len(BARS) - 1)))]

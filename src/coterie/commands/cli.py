@@ -1,6 +1,6 @@
-"""The commands. Results go to stdout, progress and faults to stderr.
+"""The commands of ``coterie``. Results go to stdout, progress and errors to stderr.
 
-Nothing heavy is imported before a command needs it: ``coterie --help`` is to be quick.
+Heavy modules are imported only by the command that needs them, so that ``coterie --help`` is quick.
 """
 
 import sys
@@ -30,9 +30,9 @@ app = typer.Typer(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; anything refused is one message and exit code 2.
+    """Run the command line; an error of coterie gives one message and exit code 2.
 
-    A run that was asked to stop ends with 128 and the signal's number, as shells have it.
+    A run that a signal stopped ends with 128 plus the signal's number, as is usual in shells.
     """
     try:
         with warnings.catch_warnings():
@@ -69,7 +69,7 @@ def _root(
 @app.command()
 @configured
 def compare(config: str | None, given: dict[str, Any]) -> None:
-    """Run several methods on the same clients, beside training alone, and say what is worth it."""
+    """Compare several methods with training alone, on the same clients: is joining worth it?"""
     from .. import api
     from .console import default_out, progress_on_stderr, show_comparison
 
@@ -81,7 +81,7 @@ def compare(config: str | None, given: dict[str, Any]) -> None:
 @app.command()
 @configured
 def run(config: str | None, given: dict[str, Any]) -> None:
-    """Run one method."""
+    """Run one method with one seed, and write its folder with a page (report.html)."""
     from .. import api
     from .console import default_out, progress_on_stderr, show_run
 
@@ -95,9 +95,9 @@ def resume(
     folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
-    """Continue a run or a comparison that was stopped or killed, to the same result.
+    """Continue a run or a comparison that was stopped or killed; the result is the same.
 
-    The folder may be somebody else's: code that it names is run only from the folders given by
+    The folder may come from somebody else: code that it names is run only from the folders given by
     --code, or from installed packages with --code installed.
     """
     from .. import api
@@ -117,7 +117,7 @@ def resume(
 def verify(
     folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
 ) -> None:
-    """Check that every file of a run is as it was written and gives the digest."""
+    """Check that the files of a run are as they were written and its models give the digest."""
     from .. import api
 
     report = api.verify(folder)
@@ -131,7 +131,7 @@ def verify(
 @app.command()
 @configured
 def doctor(config: str | None, given: dict[str, Any]) -> None:
-    """Check a config and its data before any training: counts, memory, time."""
+    """Check a config and its data before training: counts, duplicates, memory, time."""
     from .console import show
     from .doctor import doctor as diagnose
 
@@ -147,7 +147,7 @@ def list_names(
         ),
     ],
 ) -> None:
-    """List the names a config can use."""
+    """List the names that a config can use."""
     from .catalog import listing
 
     print(listing(what))
@@ -163,7 +163,7 @@ def show(
     seed: Annotated[int, typer.Option(help="seed of the partition to draw")] = 0,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
 ) -> None:
-    """Explain a name of any kind that can be listed: what it does, its fields, its paper."""
+    """Explain a name that can be listed: what it does, its fields, its paper."""
     from .catalog import drawing, explanation
 
     print(explanation(names))
@@ -174,26 +174,30 @@ def show(
 
 @app.command()
 def bench(
-    workloads: Annotated[list[str] | None, typer.Argument(help="which ones; all of them")] = None,
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="which workloads; default: all")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
-    repeats: Annotated[int, typer.Option(help="rounds of each, after two to warm up", min=1)] = 5,
+    repeats: Annotated[
+        int, typer.Option(help="timed rounds per engine, after two to warm up", min=1)
+    ] = 5,
     precision: Annotated[str, typer.Option(help="float32, or tf32 on a GPU")] = "float32",
     scale: Annotated[
-        bool, typer.Option("--scale", help="instead: a round of 10 to 1,000 clients")
+        bool, typer.Option("--scale", help="instead: rounds of 10 to 1,000 clients")
     ] = False,
     population: Annotated[
-        bool, typer.Option("--population", help="instead: 100 clients of 100 to 10,000")
+        bool, typer.Option("--population", help="instead: 100 out of 100 to 10,000 clients")
     ] = False,
     short: Annotated[
         bool,
         typer.Option("--short", help="instead: whole runs of 1, 3 and 10 rounds against the loop"),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="a list of objects")] = False,
-    force: Annotated[bool, typer.Option("--force", help="even on a busy machine")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a list of objects")] = False,
+    force: Annotated[bool, typer.Option("--force", help="measure even on a busy machine")] = False,
 ) -> None:
     """Time a round of every engine against a plain PyTorch loop, as ratios in one run.
 
-    A workload whose rounds are long is timed in fewer of them, three at least.
+    A workload with long rounds is timed with fewer rounds, at least three.
     """
     from . import bench as timing
     from .bench import growth, printing

@@ -1,4 +1,4 @@
-"""What the commands show: progress on stderr, results on stdout, plain text where it is piped."""
+"""The output of the commands: progress on stderr, results on stdout; plain text if piped."""
 
 import contextlib
 import sys
@@ -18,7 +18,7 @@ from ..report.outcomes import Comparison, RunResult
 
 
 def default_out(config: Config) -> Config:
-    """The config with a folder for its results, one of its own where none is named."""
+    """The config with an output folder; if it names none, one that is derived from its hash."""
     if config.run.out is not None:
         return config
     data = Path(config.data.name).stem
@@ -28,7 +28,7 @@ def default_out(config: Config) -> Config:
 
 @contextlib.contextmanager
 def progress_on_stderr(runs: int, rounds: int) -> Iterator[Watch]:
-    """A bar over all runs and rounds; where stderr is no terminal, one line per finished run."""
+    """A progress bar over all runs and rounds; if stderr is no terminal, one line per run."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _plain_line
@@ -56,7 +56,7 @@ def _plain_line(step: Step) -> None:
 
 
 def _lines(step: Step) -> list[str]:
-    """What is worth a line: clients left out, slow calls, rounds found on disk, a run's end."""
+    """Lines to print: rejected clients, slow calls, rounds found on disk, the end of a run."""
     run = f"{step.method}, seed {step.seed}"
     lines = [
         f"{run}: round {step.done} left out client {client!r} ({reason})"
@@ -77,7 +77,7 @@ def _finished(step: Step) -> str:
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """The table, the verdict, and where everything is."""
+    """Print the table, the verdict, and the paths of the folder and the page."""
     from ..report.table import notes, table, to_rich, to_text
 
     console = Console()
@@ -93,12 +93,12 @@ def show_comparison(comparison: Comparison) -> None:
 
 
 def show_run(result: RunResult) -> None:
-    """The numbers of one run, and where its page is."""
+    """Print the numbers of one run, and the path of its page."""
     show(result)
     if result.path is not None and (result.path / REPORT).is_file():
         show(f"\npage: {result.path / REPORT}")
 
 
 def show(text: object) -> None:
-    """Print lines; names from data, configs and folders do not control the terminal."""
+    """Print lines, without control codes that names in data, configs or folders may contain."""
     print(printable_lines(text))

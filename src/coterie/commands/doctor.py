@@ -26,12 +26,12 @@ from ..experiment.assemble import Assembly, assemble, simulation_of
 from ..experiment.config.methods import Method
 from ..results.history import Roster
 
-MANY = 8  # clients named one by one in a warning
+MANY = 8  # at most so many clients are named in a warning
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What would be run, and what about it deserves a second look."""
+    """Facts about an experiment before it is run, and warnings."""
 
     facts: tuple[tuple[str, str], ...]
     warnings: tuple[str, ...]
@@ -43,7 +43,7 @@ class Diagnosis:
 
 
 def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
-    """Check a config and its data without training; a few steps are timed for the estimate."""
+    """Check a config and its data before training; a few steps are timed to estimate the time."""
     config = configure(source, **options)
     methods, assembly = config.methods(), assemble(config)
     seed = config.seeds[0]
@@ -92,13 +92,13 @@ def _data_facts(assembly: Assembly, on: Simulation, roster: Roster) -> list[tupl
 
 def _range(sizes: NDArray[np.int64]) -> str:
     least, most = sizes.min(), sizes.max()
-    return f"{most} a client" if least == most else f"{least} to {most} a client"
+    return f"{most} per client" if least == most else f"{least} to {most} per client"
 
 
 def _cost_facts(
     assembly: Assembly, on: Simulation, methods: tuple[Method, ...]
 ) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """What it costs, and the engine that would run it."""
+    """Facts about the cost of the experiment, and the engine that would run it."""
     run, engine = assembly.config.run, assembly.config.engine
     asked = Asked(engine.chunk, engine.memory_mib, engine.threads, engine.play, engine.compiled)
     runs, work = len(methods) * len(assembly.config.seeds), Work(on.problem, on.shards)
@@ -127,7 +127,7 @@ def _cost_facts(
 
 
 def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
-    """What of a method's local work cannot be played or compiled as it would be, and why."""
+    """Warnings about client calls of a method that cannot be replayed or compiled, and why."""
     if engine["engine"] != "vmap" or not (engine["play"] or assembly.config.engine.play):
         return []
     algorithm = method.build()
@@ -150,7 +150,7 @@ def _duration(seconds: float) -> str:
 
 
 def _repeated(federation: Federation, repeated: Duplicates) -> list[str]:
-    """Samples and units that occur where they would make scores too good."""
+    """Warnings about samples and units that occur twice and would make scores too good."""
     found = []
     if repeated.across_splits:
         number, who = sum(repeated.across_splits.values()), list(repeated.across_splits)
@@ -178,7 +178,7 @@ def _some(names: list[str]) -> str:
 
 
 def _out_of_scale(federation: Federation) -> list[str]:
-    """Which client has numbers in which column that cannot be in the others' unit."""
+    """Warnings about columns in which a client's numbers are far out of the others' scale."""
     found = extremes(federation)
     said = [
         f"client '{one.client}': column '{one.column}' holds {one.value:g}, where all clients "
@@ -198,5 +198,5 @@ def _warnings(assembly: Assembly, roster: Roster) -> list[str]:
     for lack, names in kinds.items():
         found.append(f"{len(names)} of {len(roster)} clients have {lack}: {_some(names)}")
     if assembly.config.run.participation * len(roster) < 1:
-        found.append("participation is below one client a round; one takes part")
+        found.append("participation is below one client per round; one client takes part")
     return found

@@ -1,1 +1,1 @@
-"""From a config to a finished run's folder: assemble, run, check-point, resume."""
+"""From a config to the folder of a finished run: assemble, run, checkpoint, resume."""

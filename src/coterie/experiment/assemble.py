@@ -1,6 +1,6 @@
-"""From a config to what runs: data, federations, network, recipe, engine.
+"""Makes what a config names: data, federations, network, recipe, engine.
 
-Everything that can be refused is refused here, before a folder is made.
+A config that cannot be run is refused here, before a folder is made.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ from .config.schema import Config, Named
 
 
 class Assembly(NamedTuple):
-    """A config whose names are all resolved, and what they stand for."""
+    """A config whose names are all resolved, with its federations and its network's factory."""
 
     config: Config
     federations: dict[int, Federation]  # by seed
@@ -36,7 +36,7 @@ class Assembly(NamedTuple):
 
 
 def assemble(config: Config) -> Assembly:
-    """Read the data, divide it for every seed and build the network once, to see that all fits."""
+    """Read the data, partition it for every seed, and build the network to check that it fits."""
     _check_device(config.engine.device)
     dataset = load_data(config.data.name, scale=config.data.scale, **config.data.options)
     config = _settled(config, dataset)
@@ -56,7 +56,7 @@ def assemble(config: Config) -> Assembly:
     }
     for federation in federations.values():
         _check_sizes(federation)
-        dataset = federation.dataset  # a table is complete only now
+        dataset = federation.dataset  # the columns of a table are final only after partitioning
     build = registry.builder(config.model.name, config.code)
     factory = registry.factory(build, dataset, **config.model.options)
     if config.train.precision == "bf16":
@@ -68,7 +68,7 @@ def assemble(config: Config) -> Assembly:
 def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Simulation:
     """The problem and the shards of one run.
 
-    ``merge_val`` concerns methods that never read validation data.
+    ``merge_val`` has an effect only on methods that never read validation data.
     """
     train = assembly.config.train
     return simulate(
@@ -88,7 +88,7 @@ def check_methods(assembly: Assembly, methods: Iterable[Method]) -> None:
     config, made = assembly.config, dict[tuple[bool, Sharing | None], Simulation]()
     for algorithm in (method.build() for method in methods):
         traits = algorithm.traits
-        needs = traits.uses_validation, traits.sharing  # all that problems differ in
+        needs = traits.uses_validation, traits.sharing  # problems of methods differ in these only
         if needs not in made:
             made[needs] = simulation_of(assembly, algorithm, config.seeds[0])
         check_run(algorithm, made[needs].problem, config.run.rounds)
@@ -102,11 +102,11 @@ def engine_of(
     scratch: Path | None = None,
     runs: int = 1,
 ) -> Engine:
-    """The engine a config asks for; ``engines.process`` sets the process for it.
+    """Make the engine that a config asks for; ``engines.process`` applies its process settings.
 
     ``before`` says how an interrupted run executed each form of a call (``core.calls.Form``),
-    ``runs`` how many runs of a comparison share what ``auto`` measures. States on disk lie in
-    ``scratch``.
+    ``runs`` how many runs of a comparison share what ``auto`` measures. States on disk are files in
+    the folder ``scratch``.
     """
     asked = config.engine
     return make_engine(
@@ -128,7 +128,7 @@ def engine_of(
 
 
 def _settled(config: Config, dataset: Dataset) -> Config:
-    """Every "auto" that the data decides replaced by what it stands for."""
+    """The config with every "auto" that depends on the data replaced by its value."""
     partition, model = config.partition, config.model
     if partition.name == AUTO:
         owned = dataset.owners is not None
@@ -176,16 +176,16 @@ def _check_device(device: str) -> None:
 
 
 def _check_clients(clients: int, dataset: Dataset) -> None:
-    """Before the partition tries: a table of a billion clients would not fit in memory."""
+    """Refuse more clients than samples before partitioning, which would run out of memory."""
     if clients > len(dataset.x):
         raise ConfigError(
             f"partition.clients: found {clients}, but {dataset.name} has only {len(dataset.x):,} "
-            "samples; expected at most a client a sample"
+            "samples; expected at most one client per sample"
         )
 
 
 def _check_sizes(federation: Federation) -> None:
-    """Somebody must have data to train on, and somebody data to be judged on."""
+    """Refuse a federation in which no client has training data, or none has test data."""
     for name, split in (("training", federation.train), ("test", federation.test)):
         if not any(len(part) for part in split):
             raise ConfigError(
@@ -195,7 +195,7 @@ def _check_sizes(federation: Federation) -> None:
 
 
 def _check_model(factory: Callable[[], nn.Module], dataset: Dataset, name: str) -> None:
-    """One sample through a fresh network: a shape that does not fit is found here."""
+    """Pass one sample through a new network; refuse a network whose shapes do not fit the data."""
     sample = dataset.x[:1]
     try:
         module = build(factory, 0, "check").eval()

@@ -1,4 +1,4 @@
-"""The runs of a comparison, one per method and seed: each is read, continued, or run anew."""
+"""The runs of a comparison, one per method and seed: each is read, continued or started."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ FIRST = ("local", "fedavg")  # run before the others, whose alarms and gains ref
 
 
 def check_cells(assembly: Assembly, methods: Sequence[Method], out: Path) -> None:
-    """Refuse, before anything is trained, a folder in which a run can neither begin nor go on."""
+    """Before training, refuse a folder in which a run can neither be started nor continued."""
     for method in methods:
         for seed in assembly.config.seeds:
             _found(assembly, method, seed, comparison_folder.place(out, method.label, seed))
@@ -35,7 +35,7 @@ def run_cells(
     progress: Watch | None,
     render: Render,
 ) -> list[RunData]:
-    """All runs, in the order of the methods and, for each, of the seeds."""
+    """Execute all runs; they are returned by method and, for each method, by seed."""
     done: dict[tuple[str, int], RunData] = {}
     for seed in assembly.config.seeds:
         known: dict[str, History] = {}
@@ -82,7 +82,7 @@ def _cell(
             progress(Progress(method.label, seed, turns, turns, None, reused=True, more=turns))
         return found
     with contextlib.nullcontext() if place is None else lock.held(place):
-        found = _found(assembly, method, seed, place)  # nobody else writes into it now
+        found = _found(assembly, method, seed, place)  # again: now no other process writes into it
         if isinstance(found, RunData):
             return found
         return execute(
@@ -98,7 +98,7 @@ def _cell(
 def _found(
     assembly: Assembly, method: Method, seed: int, place: Path | None
 ) -> RunData | UnfinishedRun | None:
-    """A run of the very same config, finished or not; any other run in its place is refused."""
+    """The run of the same config in this folder, finished or not; any other run is refused."""
     if place is None:
         return None
     asked = config_hash(assembly.config.single(method, seed))

@@ -1,16 +1,17 @@
-"""Checkpoints: a round is on the disk as a whole, or it is not there.
+"""Checkpoints of a run: each is written to disk completely or not at all.
 
     RUN/checkpoint/
-        LATEST                    the name of the newest
+        LATEST                    the name of the newest checkpoint
         round-00000012/
             server.safetensors    the server's arrays after 12 rounds
-            states.safetensors    every client's
+            states.safetensors    the arrays of every client's state
             MANIFEST.json         sha256 and size of both and of the logs so far; written last
 
-A checkpoint is written into a temporary folder, flushed, named by one rename, and only then LATEST
-points at it. Two are kept. One that does not match its manifest is never loaded: the one before it
-is. The arrays have no structure of their own; it comes from ``Algorithm.init``. No random state is
-stored, because every draw of a run is derived from its seed. Nothing is a pickle.
+A checkpoint is written into a temporary folder, flushed, and renamed in one step; only then does
+LATEST name it. Two are kept. A checkpoint that does not match its manifest is never loaded; the one
+before it is. The files hold arrays without their tree structure, which comes from
+``Algorithm.init``. No random state is stored, because every draw of a run is derived from its seed.
+No file is a pickle.
 """
 
 import contextlib
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
 
 FOLDER, LATEST = "checkpoint", "LATEST"
 PARTS = ("server", "states")
-IDS, ROWS = ":ids", ":rows"  # of an array of which not all rows are written
-SHARE = 0.05  # of the time of a run that checkpoints may take
-LEAST, SPEED = 0.1, 200e6  # what the first is taken to cost: seconds, and bytes a second
+IDS, ROWS = ":ids", ":rows"  # suffixes for an array of which only some rows are stored
+SHARE = 0.05  # share of a run's time that checkpoints may take
+LEAST, SPEED = 0.1, 200e6  # estimated cost of the first one: seconds, and bytes per second
 _NAME = re.compile(r"round-(\d{8})")
 _OURS = re.compile(r"round-\d{8}|\.round-\d{8}\.\d+\.tmp|LATEST|\.LATEST\.\d+\.tmp")
 _LOG = re.compile(r"(rounds\.jsonl|clients\.csv|collaboration\.parts/\d{8}\.npz)")
@@ -54,7 +55,7 @@ class StoredCheckpoint(NamedTuple):
 
     rounds: int
     folder: Path
-    logs: Listing  # how far the run's logs had come
+    logs: Listing  # sizes and hashes of the run's logs at that time
     server: Arrays
     states: Arrays
 
@@ -63,12 +64,12 @@ class StoredCheckpoint(NamedTuple):
 
 
 def arrays_of(tree: Tree) -> dict[str, Any]:
-    """Every array of a tree by its name in the file: the path that leads to it."""
+    """Every array of a tree, by its name in the file, which is its path in the tree."""
     return {path or ".": leaf for path, leaf in flatten(tree)}
 
 
 def stored(tree: Tree) -> dict[str, Array]:
-    """What is written of a tree: of rows that began alike only those that have changed."""
+    """The arrays to store for a tree; of a table of rows, only the rows that have changed."""
     arrays: dict[str, Array] = {}
     for name, leaf in arrays_of(tree).items():
         if isinstance(leaf, Tensor):
@@ -80,16 +81,16 @@ def stored(tree: Tree) -> dict[str, Array]:
 
 
 def rebuild(like: Tree, arrays: Mapping[str, Tensor]) -> Tree:
-    """A tree of the structure of ``like`` with the arrays' values, each where ``like`` has it.
+    """A tree with the structure and the devices of ``like`` and the values of ``arrays``.
 
-    Arrays are copied: a view into a file's bytes is not aligned as torch's own memory, and last
-    bits may depend on that.
+    Arrays are copied, because a view into a file's bytes is not aligned like torch's own memory,
+    and the last bits of results may depend on that.
     """
     return unflatten(like, [_read_leaf(*named, arrays) for named in arrays_of(like).items()])
 
 
 def _read_leaf(name: str, like: Tensor, arrays: Mapping[str, Tensor]) -> Tensor | RowTable:
-    """One array, or the rows of it that had been written."""
+    """One array, or a table with the rows that were stored."""
     some = name not in arrays
     found = arrays[name + ROWS] if some else arrays[name]
     if found.dtype != like.dtype or found.dim() != like.dim():
@@ -106,7 +107,7 @@ def _read_leaf(name: str, like: Tensor, arrays: Mapping[str, Tensor]) -> Tensor 
 
 
 def restore(stored: StoredCheckpoint, server: Tree, states: Tree) -> tuple[Tree, Tree]:
-    """The trees of a checkpoint, in the structure of those a method begins with."""
+    """The server and the states of a checkpoint, in the structure that ``Algorithm.init`` gave."""
     for part, like, arrays in zip(
         PARTS, (server, states), (stored.server, stored.states), strict=True
     ):
@@ -125,7 +126,7 @@ def restore(stored: StoredCheckpoint, server: Tree, states: Tree) -> tuple[Tree,
 
 
 def write(run: Path, rounds: int, server: Tree, states: Tree, logs: Listing) -> Path:
-    """Write a checkpoint as one transaction; ``logs`` says how far the run's logs have come."""
+    """Write a checkpoint as one transaction; ``logs`` are sizes and hashes of the run's logs."""
     home = run / FOLDER
     files.refuse_links(run, [FOLDER])
     name = f"round-{rounds:08d}"
@@ -144,7 +145,7 @@ def write(run: Path, rounds: int, server: Tree, states: Tree, logs: Listing) -> 
             manifest = {"rounds": rounds, "files": listing, "logs": logs}
             files.write_json(temporary / files.MANIFEST, {**manifest, "sha256": _seal(manifest)})
             faults.at("checkpoint.manifest")
-            shutil.rmtree(home / name, ignore_errors=True)  # one that was found to be bad
+            shutil.rmtree(home / name, ignore_errors=True)  # an earlier one that did not match
             files.install(temporary, home / name)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -162,20 +163,21 @@ def _seal(manifest: Mapping[str, Any]) -> str:
 
 @dataclass
 class Keeper:
-    """Decides when a checkpoint is due, writes it, and keeps two.
+    """Decides when a checkpoint is due, writes it, and keeps the last two.
 
-    Without ``every`` a checkpoint is due when the rounds since the last one took so long that it
-    costs no more than SHARE of them, judged by what the last one cost; the first by its size.
+    Without ``every``, a checkpoint is due when its cost is at most SHARE of the time of the rounds
+    since the last one. The cost is that of the last checkpoint; for the first, it is estimated from
+    the size.
     """
 
     run: Path
     every: int | None = None
-    before: Path | None = None  # the newest good one
-    cost: float | None = None  # seconds of the last one
-    since: float = 0.0  # seconds of work since then
+    before: Path | None = None  # the newest good checkpoint
+    cost: float | None = None  # seconds that the last checkpoint took
+    since: float = 0.0  # seconds of rounds since then
 
     def due(self, record: "Record") -> bool:
-        """Whether to write one after this round."""
+        """Whether to write a checkpoint after this round."""
         self.since += record.seconds
         if self.every is not None:
             return (record.index + 1) % self.every == 0
@@ -199,7 +201,7 @@ class Keeper:
 
 
 def prune(run: Path, keep: set[Path]) -> None:
-    """Remove all checkpoints but these, and what a kill has left half done."""
+    """Remove all checkpoints but these, and checkpoints that a kill has left incomplete."""
     files.refuse_links(run, [FOLDER])
     for entry in (run / FOLDER).iterdir():
         if _OURS.fullmatch(entry.name) and entry.is_dir() and entry not in keep:
@@ -207,7 +209,7 @@ def prune(run: Path, keep: set[Path]) -> None:
 
 
 def clear(run: Path) -> None:
-    """Remove what a finished run needs no more."""
+    """Remove all checkpoints of a finished run."""
     files.remove(run / FOLDER, _OURS)
 
 
@@ -215,7 +217,7 @@ def clear(run: Path) -> None:
 
 
 def newest(run: Path) -> tuple[StoredCheckpoint | None, list[str]]:
-    """The newest checkpoint that is as it was written, and what is wrong with newer ones."""
+    """The newest checkpoint that matches its manifest, and what is wrong with newer ones."""
     files.refuse_links(run, [FOLDER])
     wrong: list[str] = []
     for folder in _candidates(run / FOLDER):
@@ -227,7 +229,7 @@ def newest(run: Path) -> tuple[StoredCheckpoint | None, list[str]]:
 
 
 def _candidates(home: Path) -> list[Path]:
-    """Every checkpoint by its name, newest first, and the one LATEST names even if it is gone."""
+    """All checkpoint folders, newest first, and the one that LATEST names even if it is missing."""
     names = [entry.name for entry in home.iterdir()] if home.is_dir() else []
     with contextlib.suppress(OSError, UnicodeDecodeError):
         names.append((home / LATEST).read_text(encoding="utf-8").strip())
@@ -235,7 +237,7 @@ def _candidates(home: Path) -> list[Path]:
 
 
 def read(folder: Path, run: Path) -> StoredCheckpoint:
-    """A checkpoint, every byte of it checked before it is used."""
+    """Read a checkpoint; every byte is checked before it is used."""
     rounds, listing, logs = _manifest(folder)
     for name, promised in logs.items():
         check(run / name, promised, files.read_start(run / name, promised["bytes"]))
@@ -272,7 +274,7 @@ def _manifest(folder: Path) -> tuple[int, Listing, Listing]:
 
 
 def check(path: Path, promised: Mapping[str, Any], data: bytes) -> None:
-    """Refuse bytes that are not those that were promised."""
+    """Refuse bytes whose size or sha256 differs from the manifest."""
     found = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     _compare(path, promised, found)
 
@@ -287,7 +289,7 @@ def _compare(path: Path, promised: Mapping[str, Any], found: Mapping[str, Any]) 
 
 
 def _check_file(path: Path, promised: Mapping[str, Any]) -> None:
-    """Refuse a file that is not the one that was promised, without reading it into memory."""
+    """Refuse a file that differs from the manifest, without reading it into memory."""
     try:
         found = files.describe(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The folder of a comparison: where its runs lie, its manifest, and the check of both.
+"""The folder of a comparison: its files, the folders of its runs, its manifest, and their checks.
 
 compare.json                  what was asked for, and the folder's format
 comparison.json, report.html  the table, the verdict, the page
@@ -37,12 +37,12 @@ def _refuse_link(path: Path) -> None:
 
 
 def write_asked(out: Path, tables: Mapping[str, Any]) -> None:
-    """Write what was asked for, with the format of the folder."""
+    """Write ``compare.json``: the config that was asked for, and the format of the folder."""
     files.write_json(out / COMPARE, {run_folder.FORMAT_KEY: run_folder.FORMAT, **tables})
 
 
 def read_asked(out: Path) -> dict[str, Any]:
-    """The config of a comparison, from its folder; one of a newer format is refused."""
+    """Read the config of a comparison from its folder; a folder of a newer format is refused."""
     refuse_links(out)
     run_folder.refuse_newer(out / COMPARE)
     tables = files.read_json(out / COMPARE)
@@ -60,7 +60,7 @@ def refuse_links(out: Path) -> None:
 
 
 def refuse_used(out: Path) -> None:
-    """Refuse to put a run where a comparison is."""
+    """Refuse to write a run into the folder of a comparison."""
     refuse_links(out)
     if (out / COMPARE).exists():
         raise StoreError(
@@ -70,20 +70,20 @@ def refuse_used(out: Path) -> None:
 
 
 def refuse_run(out: Path) -> None:
-    """Refuse to put a comparison where a run is; a comparison of before is continued."""
+    """Refuse to write a comparison into the folder of a run; an earlier comparison is continued."""
     refuse_links(out)
     if not (out / COMPARE).exists() or (out / run_folder.CONFIG).exists():
         run_folder.refuse_used(out)
 
 
 def unseal(out: Path) -> None:
-    """Remove the manifest before anything changes."""
+    """Remove the manifest before any file of the comparison changes."""
     with files.writing(out):
         (out / files.MANIFEST).unlink(missing_ok=True)
 
 
 def seal(out: Path, runs: Iterable[Path]) -> None:
-    """Write the manifest of a comparison whose files and runs are all there."""
+    """Write the manifest of a comparison, after all its files and runs are written."""
     listing = {name: files.describe(out / name) for name in FILES}
     manifests = [run / files.MANIFEST for run in runs]
     listing |= {path.relative_to(out).as_posix(): files.describe(path) for path in manifests}
@@ -91,7 +91,7 @@ def seal(out: Path, runs: Iterable[Path]) -> None:
 
 
 def verify(out: Path) -> dict[str, list[str]]:
-    """What is wrong in a comparison and each of its runs; empty lists where all is as written."""
+    """The faults of a comparison and of each of its runs; empty lists if all is as written."""
     refuse_links(out)
     run_folder.refuse_newer(out / COMPARE)
     places = sorted(found for found in out.glob("*/seed-*") if found.is_dir())
@@ -107,7 +107,7 @@ def verify(out: Path) -> dict[str, list[str]]:
 
 
 def _faults(out: Path) -> list[str]:
-    """What differs from the manifest of a comparison, one sentence per file."""
+    """The differences from the manifest of a comparison, one sentence per file."""
     if not (out / files.MANIFEST).is_file():
         return [f"has no {files.MANIFEST}: it is not finished; 'coterie resume' finishes it"]
     manifest = files.read_json(out / files.MANIFEST)
@@ -124,7 +124,7 @@ def _faults(out: Path) -> list[str]:
 
 
 def _fault(out: Path, name: str, entry: object) -> str | None:
-    """A sentence where a file is not as the manifest says."""
+    """A sentence if a file is not as the manifest says, else None."""
     run, _, last = name.rpartition("/")
     if name not in FILES and not (_PLACE.fullmatch(run) and last == files.MANIFEST):
         return f"{files.MANIFEST} lists {name}, which is no file of a comparison"
@@ -136,7 +136,7 @@ def _fault(out: Path, name: str, entry: object) -> str | None:
 
 
 def run_names(out: Path) -> list[str]:
-    """Where the runs of a comparison are, seen from its folder, in its order."""
+    """The paths of the runs of a comparison relative to its folder, in its order."""
     found = files.read_json(out / COMPARISON)
     runs = found.get("runs") if isinstance(found, dict) else None
     tables = runs if isinstance(runs, list) else [None]

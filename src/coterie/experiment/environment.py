@@ -1,4 +1,4 @@
-"""Where a run was computed: versions, device, threads, command."""
+"""The environment in which a run was computed: versions, device, threads, command."""
 
 import os
 import platform
@@ -15,7 +15,7 @@ PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 
 def environment(device: str | torch.device = "cpu") -> dict[str, Any]:
-    """What may change the last bits of a result, and how this process was started."""
+    """The contents of ``environment.json``: whatever may change the last bits, and the command."""
     device = torch.device(device)
     on_gpu = device.type == "cuda" and torch.cuda.is_available()
     return {

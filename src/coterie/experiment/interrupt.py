@@ -1,6 +1,7 @@
-"""Stopping a run: once ends it cleanly after the round, twice at once.
+"""Stops a run on SIGINT or SIGTERM: the first signal after the current round, the second at once.
 
-Either way it can be resumed: the first writes a checkpoint, the second leaves the last one.
+Either way the run can be resumed: the first signal writes a checkpoint; after the second, the last
+checkpoint is still there.
 """
 
 import contextlib
@@ -19,13 +20,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class Stop:
-    """Whether somebody has asked to stop, and by which signal."""
+    """Whether a signal has asked the run to stop, and which signal."""
 
     resume: object = None  # the folder to resume
     asked: int | None = None
 
     def here(self) -> None:
-        """Stop now, between two rounds or two runs, if that was asked for."""
+        """Raise StoppedError if a stop was asked for; called between two rounds or two runs."""
         if self.asked is not None:
             raise StoppedError(
                 "stopped after a whole round, as asked; continue with "
@@ -36,10 +37,10 @@ class Stop:
 
 @contextlib.contextmanager
 def held(resume: object) -> Iterator[Stop]:
-    """Take SIGINT and SIGTERM as wishes while rounds are running; a second one is an order.
+    """Handle SIGINT and SIGTERM in this block: the first signal sets ``Stop``, the second stops.
 
-    Where nothing is written (``resume`` is None) there is nothing to save, and signals do what they
-    always do. Only the main thread can handle signals.
+    If nothing is written (``resume`` is None), there is nothing to save and the usual handlers stay
+    in place. So they do outside the main thread, which alone can handle signals.
     """
     stop = Stop(resume)
     if resume is None or threading.current_thread() is not threading.main_thread():

@@ -21,11 +21,11 @@ from .config.loading import WRITTEN
 from .config.schema import Config, EngineTable, Table
 
 SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
-UNBOUNDED = LARGEST  # MiB: the chunk was chosen when the run began
+UNBOUNDED = LARGEST  # MiB: no new limit, because the chunk was chosen when the run began
 
 
 class UnfinishedRun(NamedTuple):
-    """A folder with an unfinished run."""
+    """An unfinished run: its folder, config and environment."""
 
     path: Path
     config: dict[str, Any]  # its config.json
@@ -39,7 +39,7 @@ class UnfinishedRun(NamedTuple):
 
     @property
     def ways(self) -> dict[str, str]:
-        """How the run did each form of a call, by the form's id."""
+        """How the run executed each form of a call, by the form's id."""
         return {
             name: form["way"] for name, form in self.environment.get(run_folder.RAN, {}).items()
         }
@@ -55,7 +55,7 @@ class UnfinishedRun(NamedTuple):
             )
 
     def with_engine(self, config: Config) -> Config:
-        """The config with the engine that was chosen when the run began: "auto" stays settled."""
+        """The config with the engine that was chosen when the run began, in place of "auto"."""
         chosen = dict(self.config["resolved"])
         known = {key: value for key, value in chosen.items() if key in EngineTable.model_fields}
         threads = chosen.get("threads") or self.environment.get("threads")
@@ -69,7 +69,7 @@ class UnfinishedRun(NamedTuple):
 
 
 def unfinished_run(path: Path) -> UnfinishedRun | None:
-    """The unfinished run of a folder; None where there is none."""
+    """The unfinished run in a folder; None if there is none."""
     run_folder.refuse_links(path)
     if run_folder.finished(path) or not (path / run_folder.CONFIG).is_file():
         return None
@@ -103,7 +103,7 @@ def _altered(path: Path) -> StoreError:
 
 
 def _whole_ran(ran: Any) -> bool:
-    """Whether it says how each form of a call was done."""
+    """Whether ``ran`` says how each form of a call was executed."""
     if not isinstance(ran, dict) or not all(isinstance(form, dict) for form in ran.values()):
         return False
     texts = [form.get(name) for form in ran.values() for name in ("stage", "way", "why")]
@@ -117,7 +117,10 @@ def reopen(
     where: Mapping[str, Any],
     choice: Mapping[str, Any],
 ) -> tuple[run_folder.RunFolder, Begin, Path | None]:
-    """The folder, where to begin and the checkpoint that begins there; what differs is told."""
+    """Reopen an unfinished run; warns of everything that differs from when it was stopped.
+
+    Returns the folder, the state to begin from, and the checkpoint that the state is from.
+    """
     _refuse_uncompiled(found, choice)
     stored, wrong = checkpoint.newest(found.path)
     for sentence in wrong:
@@ -141,7 +144,7 @@ def reopen(
 
 
 def _refuse_uncompiled(found: UnfinishedRun, choice: Mapping[str, Any]) -> None:
-    """Refuse to go on in torch with steps that were compiled: the last bits would differ."""
+    """Refuse to continue compiled steps without a compiler: the last bits would differ."""
     compiled = COMPILED in found.ways.values()
     if compiled and not choice.get("compiled"):
         by = found.config["resolved"].get("compiler")
@@ -153,7 +156,7 @@ def _refuse_uncompiled(found: UnfinishedRun, choice: Mapping[str, Any]) -> None:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """What may change the last bits of a result and is not as it was."""
+    """What may change the last bits of a result and has changed: (before, now) by name."""
     found: dict[str, tuple[Any, Any]] = {}
     for name in SAME:
         old, new = before.get(name), now.get(name)

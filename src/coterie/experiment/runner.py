@@ -1,4 +1,4 @@
-"""One run, from its first round or from where it was left: trained, written down, kept safe."""
+"""Executes one run, new or resumed: trains it, writes its folder, and writes checkpoints."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -28,21 +28,21 @@ from .resume import UnfinishedRun
 
 
 class Progress(NamedTuple):
-    """One more round is done."""
+    """What a watcher is told after each round."""
 
     method: str
     seed: int
-    done: int  # rounds
-    rounds: int
-    score: float | None  # mean over clients where the round was evaluated
+    done: int  # rounds done so far
+    rounds: int  # rounds of the whole run
+    score: float | None  # mean over clients, if the round was evaluated
     reused: bool = False  # the whole run was found finished on disk
-    more: int = 1  # rounds since the last step
-    rejected: tuple[tuple[str, str], ...] = ()  # (client, reason) not told before
-    slow: tuple[str, ...] = ()  # what took much of the run and could be faster, and why it is not
+    more: int = 1  # rounds since the last call
+    rejected: tuple[tuple[str, str], ...] = ()  # (client, reason) pairs that were not told before
+    slow: tuple[str, ...] = ()  # calls that took much of the run and why they were not faster
 
 
 Watch = Callable[[Progress], None]
-SLOW = 0.2  # share of a run: what takes more and could be faster is told
+SLOW = 0.2  # share of a run's time: calls that take more and could be faster are reported
 
 
 def execute(
@@ -57,9 +57,10 @@ def execute(
     left: UnfinishedRun | None = None,
     render: run_folder.Render | None = None,
 ) -> run_folder.RunData:
-    """One run; with a folder it is written down round by round, and ``left`` is continued.
+    """Execute one run, and return its data.
 
-    ``render`` makes the page that is written into the folder when the run is finished.
+    With a folder ``out`` the run is written there round by round. An unfinished run ``left`` is
+    continued. ``render`` makes the page that is written into the folder at the end.
     """
     asked, algorithm = assembly.config.single(method, seed), method.build()
     if left is not None:
@@ -93,7 +94,7 @@ def _engine(
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """One run whose parts are all made."""
+    """One run, with everything it needs: config, algorithm, data, engine, log and folder."""
 
     asked: Config
     algorithm: AnyAlgorithm
@@ -110,7 +111,7 @@ class _Run:
         progress: Watch | None,
         render: run_folder.Render | None,
     ) -> run_folder.RunData:
-        """Open or reopen the folder, train all rounds, and close it."""
+        """Create or reopen the folder, train all rounds, and finish the folder."""
         config, where = written(self.asked, self.engine.choice), environment(self.on.problem.device)
         folder, begin, newest = None, None, None
         if self.out is not None and left is not None:
@@ -135,7 +136,7 @@ class _Run:
         newest: Path | None,
         watch: "_Watcher",
     ) -> Mixture:
-        """Train all rounds, write each down, check-point when it is due; the last predictors."""
+        """Train all rounds, write each one and due checkpoints; returns the last predictors."""
         run = self.asked.run
         keeper = None
         if self.out is not None:
@@ -167,14 +168,15 @@ class _Run:
 
 
 def _runs(config: Config, one: Config) -> int:
-    """How many runs a config asks for, of which this is one."""
+    """The number of runs of the comparison that this run belongs to."""
     return 1 if config == one else len(config.methods()) * len(config.seeds)
 
 
 def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``config.json`` holds: the config with the engine that came of it, and what was asked.
+    """The contents of ``config.json``: the config with the resolved engine, and what was asked for.
 
-    ``hash`` is of what was asked: where "auto" led does not make it another experiment.
+    ``hash`` is the hash of what was asked for: the choice that "auto" makes does not make it
+    another experiment.
     """
     tables = canonical(config)
     asked = {"engine": dict(tables["engine"])}
@@ -184,7 +186,7 @@ def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Watcher:
-    """Tells whoever watches; a client that keeps being rejected for the same reason, once."""
+    """Reports progress to a watcher; each pair of a rejected client and a reason only once."""
 
     def __init__(self, tell: Watch | None, log: Log, rounds: int) -> None:
         self.tell, self.method, self.seed, self.rounds = tell, log.method, log.seed, rounds
@@ -193,13 +195,13 @@ class _Watcher:
         self.seconds = 0.0
 
     def begun(self, begin: Begin | None) -> None:
-        """Rounds that are there already."""
+        """Report the rounds that a resumed run has already done."""
         if self.tell is not None and begin is not None and begin.rounds:
             done = begin.rounds
             self.tell(Progress(self.method, self.seed, done, self.rounds, None, more=done))
 
     def done(self, record: Record, engine: Engine) -> None:
-        """One more round."""
+        """Report one more round."""
         self.seconds += record.seconds
         if self.tell is None:
             return
@@ -215,7 +217,7 @@ class _Watcher:
 
 
 def slowly(engine: Engine, seconds: float) -> tuple[str, ...]:
-    """Calls that took more than a fifth of these seconds and could not be done as was asked."""
+    """Calls that took over a fifth of these seconds and could not be executed as asked."""
     took: dict[tuple[str, str, str], float] = {}
     for form in engine.forms:
         if form.why:

@@ -1,8 +1,8 @@
-"""Which code of coterie runs here: a fingerprint of its files, and the commit where there is one.
+"""Identifies the code of coterie that runs: a fingerprint of its files, and its git commit.
 
-Nothing is run to find out. git would read the configuration of whatever repository it finds, and
-that can name programs; so the commit is read from git's own files, and only where coterie itself
-lies in a checkout (``CHECKOUT/src/coterie``), never from the current directory.
+No program is run for this. git would read the configuration of whatever repository it finds, which
+can name programs; so the commit is read from git's own files, and only if coterie itself lies in a
+checkout (``CHECKOUT/src/coterie``), never from the current directory.
 """
 
 import functools
@@ -13,12 +13,12 @@ from pathlib import Path
 HOME = Path(__file__).parents[1]
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _REF = re.compile(r"refs(/[\w-][\w.+@-]*)+")
-_MOST = 1 << 22  # bytes that are read of one of git's files
+_MOST = 1 << 22  # at most so many bytes of one of git's files are read
 
 
 @functools.cache
 def fingerprint() -> str:
-    """A hash of coterie's own code: a version number does not change with every edit."""
+    """A hash of coterie's own code, which, unlike the version, changes with every edit."""
     total = hashlib.sha256()
     for path in sorted(HOME.rglob("*.py")):
         total.update(path.relative_to(HOME).as_posix().encode() + path.read_bytes())
@@ -26,9 +26,9 @@ def fingerprint() -> str:
 
 
 def commit(home: Path = HOME) -> str | None:
-    """The commit that is checked out where coterie lies; None where that is no checkout.
+    """The commit of the checkout in which coterie lies; None if it does not lie in one.
 
-    Files may differ from it: :func:`fingerprint` tells.
+    Files may have been edited since that commit: :func:`fingerprint` tells.
     """
     checkout = home.parent.parent
     if home != checkout / "src" / "coterie":
@@ -40,25 +40,25 @@ def commit(home: Path = HOME) -> str | None:
         return head if _COMMIT.fullmatch(head) else None
     if not _REF.fullmatch(name):
         return None
-    shared = (git / (_text(git / "commondir") or ".")).resolve()  # branches of a worktree
+    shared = (git / (_text(git / "commondir") or ".")).resolve()  # has the branches of a worktree
     found = _text(git / name) or _text(shared / name) or _packed(shared, name)
     return found if _COMMIT.fullmatch(found) else None
 
 
 def _git_folder(checkout: Path) -> Path:
-    """The folder ``.git``, or in a worktree the one that the file ``.git`` names."""
+    """The folder ``.git``; in a worktree, the folder that the file ``.git`` names."""
     plain = checkout / ".git"
     return plain if plain.is_dir() else checkout / _text(plain).removeprefix("gitdir: ")
 
 
 def _packed(git: Path, name: str) -> str:
-    """A branch that git has packed with others into one file."""
+    """The commit of a branch that git has packed with others into the file ``packed-refs``."""
     lines = (line.partition(" ") for line in _text(git / "packed-refs").splitlines())
     return next((value for value, _, key in lines if key == name), "")
 
 
 def _text(path: Path) -> str:
-    """A short text file; nothing where there is none."""
+    """The text of a short file; empty if it cannot be read."""
     try:
         if not path.is_file():
             return ""

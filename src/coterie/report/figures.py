@@ -1,4 +1,4 @@
-"""Figures of a comparison: how it was learnt, and who gains."""
+"""Figures of a comparison: learning curves, and the gain of each client over its local model."""
 
 import itertools
 import math
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .outcomes import Comparison
 
 WIDTH = 440.0
-LARGEST_SCORE = 1e100  # scores beyond it have left every axis
-RADII = (4.2, 3.2, 2.4, 1.7)  # of dots, the largest that hides none
-COLOURS = 7  # --c1 … --c7 of the page's style; more methods go round again
+LARGEST_SCORE = 1e100  # larger scores are drawn as infinite
+RADII = (4.2, 3.2, 2.4, 1.7)  # radii of dots; the largest at which no dot hides another is used
+COLOURS = 7  # --c1 … --c7 of the page's style; with more methods, colours repeat
 
 
 def colour(comparison: "Comparison", method: str) -> str:
@@ -34,12 +34,12 @@ def colour(comparison: "Comparison", method: str) -> str:
 
 
 def _drawable(scores: Floats) -> Floats:
-    """The scores, with those of a diverged run that no axis can show as infinite ones."""
+    """The scores, where those of a diverged run that no axis can show are replaced by infinity."""
     return np.where(np.abs(scores) > LARGEST_SCORE, np.copysign(np.inf, scores), scores)
 
 
 def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
-    """The smallest and the largest of all numbers that are numbers."""
+    """The smallest and the largest finite value of all arrays."""
     values = np.concatenate([array.ravel() for array in arrays])
     finite = values[np.isfinite(values)]
     return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
@@ -68,7 +68,7 @@ def learning_curves(comparison: "Comparison") -> Markup:
     return figure(WIDTH, height, f"Mean {what} over rounds, one line per method", *content)
 
 
-MOST_LINES = 60  # clients that have a line of their own; of more, every few one has
+MOST_LINES = 60  # at most so many clients have a line; of more clients, only every n-th has one
 
 
 def client_curves(history: History) -> Markup:
@@ -129,7 +129,7 @@ def _end_labels(
     x: float,
     within: tuple[float, float],
 ) -> list[Markup]:
-    """Names at the lines' ends, in place of a legend."""
+    """The methods' names at the ends of their lines, in place of a legend."""
     places = apart(ends, 15, *within)
     return [
         tag(
@@ -182,7 +182,7 @@ def _gain_row(
     names, ink = comparison.runs[0].history.roster.clients, colour(comparison, method)
     every = zip(found.ravel().tolist(), itertools.cycle(names), strict=False)
     shown = [(value, client) for value, client in every if not math.isnan(value)]
-    edge = {math.inf: x.end, -math.inf: x.start}  # of clients that diverged
+    edge = {math.inf: x.end, -math.inf: x.start}  # where clients that diverged are drawn
     places = [edge[value] if math.isinf(value) else x(value) for value, _ in shown]
     radius, lifts = _swarm(places, room=17)
     name = tag("text", words.label(method), x=x.start, y=top + 17, class_="name", fill=ink)
@@ -205,7 +205,7 @@ def _gain_row(
 
 
 def _swarm(places: Sequence[float], room: float) -> tuple[float, list[float]]:
-    """Dots as large as the row allows, and how far each steps aside to hide no neighbour."""
+    """The radius of the dots, and the vertical offset of each dot so that none hides another."""
     for radius in RADII:
         step, lifts, crowded = 1.8 * radius, [0.0] * len(places), False
         free = [s * k * step for k in range(int(room / step) + 1) for s in (-1, 1)]

@@ -1,4 +1,4 @@
-"""Figures of a collaboration matrix: who learns from whom, and whether the groups were found."""
+"""Figures of a collaboration matrix: the weights between clients, and weight inside true groups."""
 
 from typing import Any
 
@@ -16,7 +16,8 @@ ACCENT = (0, 114, 178)  # of images, which cannot take the page's colours
 def heatmap(A: NDArray[Any], history: History, title: str) -> Markup:
     """A matrix over clients ordered by true group; the diagonal (a client's own model) is grey.
 
-    The scale runs to the largest weight on another client, for one's own often dwarfs all others.
+    The colour scale ends at the largest weight on another client, because a client's weight on its
+    own model is often much larger than all others.
     """
     groups, K = history.roster.groups, len(A)
     order = np.arange(K) if groups is None else np.argsort(groups, kind="stable")
@@ -73,7 +74,7 @@ def _image(strength: NDArray[Any]) -> str:
 
 
 def _group_marks(groups: NDArray[np.int64], cell: float, edge: float, side: float) -> list[Markup]:
-    """A bar beside each true group, and lines between them."""
+    """A bar beside the rows and columns of each true group, and lines between groups."""
     marks = []
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
@@ -92,7 +93,7 @@ def _group_marks(groups: NDArray[np.int64], cell: float, edge: float, side: floa
 
 
 def inside_curve(history: History, stroke: str) -> Markup | None:
-    """The share of weight inside the true group over rounds, beside what chance would give."""
+    """The share of weight inside the true group over rounds, and the share expected by chance."""
     points = [
         (line["round"] + 1, line["in_group_weight"])
         for line in history.lines

@@ -1,6 +1,7 @@
-"""What ``coterie.run`` and ``coterie.compare`` return: one run, and methods × seeds beside Local.
+"""The results that ``coterie.run`` and ``coterie.compare`` return: RunResult and Comparison.
 
-Both are made from data in memory or read from a folder; every number is computed by the same code.
+Both are made from data in memory or read from a folder; either way the same code computes every
+number.
 """
 
 import os
@@ -22,18 +23,18 @@ from ..storage import files
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class RunResult(ComparedRun):
-    """One run: its summary, its history, every client's model."""
+    """The result of one run: its summary, its history and every client's model."""
 
     data: RunData
 
     @classmethod
     def read(cls, path: str | Path) -> "RunResult":
-        """A finished run from its folder."""
+        """Read a finished run from its folder."""
         return cls(run_folder.read(Path(path)))
 
     @property
     def history(self) -> History:
-        """Every round, every client's scores, every matrix."""
+        """Every round, the scores of every client, and every collaboration matrix."""
         return self.data.history
 
     @property
@@ -43,7 +44,7 @@ class RunResult(ComparedRun):
 
     @property
     def path(self) -> Path | None:
-        """The run's folder; None for a run that was not written down."""
+        """The run's folder; None if the run was not written to disk."""
         return self.data.path
 
     def __repr__(self) -> str:
@@ -60,21 +61,24 @@ class RunResult(ComparedRun):
 @final
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Compared[RunResult]):
-    """Several methods on the same federation, always beside Local."""
+    """The runs of several methods on the same federation; Local is always one of them."""
 
     runs: tuple[RunResult, ...]
     path: Path | None = None
 
     @classmethod
     def of(cls, runs: Iterable[RunResult], path: Path | None = None) -> "Comparison":
-        """A comparison of runs that can be compared: same clients, same metric, Local for each."""
+        """A comparison of these runs; refused unless they can be compared.
+
+        They need the same clients and the same metric, and each seed a run of Local.
+        """
         runs = tuple(runs)
         refuse_unlike(runs)
         return cls(runs, path)
 
     @classmethod
     def read(cls, path: str | Path) -> "Comparison":
-        """A comparison from the folder ``coterie compare`` wrote."""
+        """Read a comparison from the folder that ``coterie compare`` wrote."""
         path = Path(path)
         run_folder.refuse_newer(path / comparison_folder.COMPARE)
         places = [path / name for name in comparison_folder.run_names(path)]
@@ -88,7 +92,7 @@ class Comparison(Compared[RunResult]):
         return printable_lines(verdict(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``comparison.json`` holds."""
+        """The contents of ``comparison.json``."""
         from .table import notes
         from .verdict import client_sentence
 
@@ -122,13 +126,13 @@ class Comparison(Compared[RunResult]):
         }
 
     def _place(self, run: RunResult) -> str | None:
-        """Where a run lies, seen from the comparison's folder; None where it was not written."""
+        """The path of a run relative to the comparison's folder; None if it was not written."""
         if run.path is None or self.path is None:
             return None
         return Path(os.path.relpath(run.path, self.path)).as_posix()
 
     def write(self, path: str | Path) -> Path:
-        """Write ``comparison.json`` and ``report.html`` into a folder; the page's path."""
+        """Write ``comparison.json`` and ``report.html`` into a folder; returns the page's path."""
         from .page import page
 
         path = Path(path)

@@ -1,4 +1,4 @@
-"""One page that holds a whole comparison: it needs no network, no script and no other file."""
+"""The HTML page of a comparison, in one file that needs no network, no script and no other file."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ClientLine(NamedTuple):
-    """One client in the first seed's runs."""
+    """One row of the table of clients: the scores of one client in the runs of the first seed."""
 
     name: str
     samples: int
@@ -24,7 +24,7 @@ class ClientLine(NamedTuple):
 
 
 def page(comparison: "Comparison") -> str:
-    """The report as one HTML text; everything that comes from users is escaped."""
+    """The page of a comparison as HTML text; everything that comes from users is escaped."""
     shown, last = table(comparison), comparison.runs[-1].data
     best = comparison.choice.method if comparison.choice else comparison.methods[-1]
     return pieces.rendered(
@@ -62,7 +62,7 @@ def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
     facts = [
         ("clients", str(len(history.roster))),
         ("true groups", str(groups)),
-        ("training samples a client", pieces.samples_of(history.roster)),
+        ("training samples per client", pieces.samples_of(history.roster)),
         ("rounds", str(len(history.lines))),
         ("seeds", str(len(comparison.seeds))),
     ]
@@ -70,7 +70,7 @@ def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
 
 
 def _rejected(comparison: "Comparison") -> list[str]:
-    """A sentence for each reason for which uploads were left out."""
+    """One sentence for each reason why uploads were rejected."""
     found: dict[str, dict[str, int]] = {}
     for run in comparison.runs:
         for reason, count in run.summary["rejected"].items():
@@ -89,7 +89,7 @@ def _meanings(shown: Table) -> list[tuple[str, str]]:
 
 
 def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
-    """The mean gain over Local of every other method with both tests of it."""
+    """For every method but Local: its mean gain over Local, and both tests of that gain."""
     metric = comparison.metric
     lines: list[tuple[str, ...]] = []
     for row in comparison.rows:

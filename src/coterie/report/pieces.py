@@ -1,4 +1,4 @@
-"""The pieces that the page of a comparison and the page of a run share."""
+"""What the page of a comparison and the page of a run have in common."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from . import matrices, words
 
 MOST_DRAWN = 1000  # clients; a larger matrix would take minutes and gigabytes to draw
 
-LARGEST_WEIGHT = 1e6  # products of larger ones may exceed float32
+LARGEST_WEIGHT = 1e6  # products of larger weights may exceed float32
 
 
 class Card(NamedTuple):
@@ -38,32 +38,32 @@ def _templates() -> Environment:
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """A page as one HTML text; everything that comes from users is escaped."""
+    """A page as HTML text, from a template; everything that comes from users is escaped."""
     return _templates().get_template(template).render(values)
 
 
 def unbroken(text: str) -> str:
-    """The text with numbers that stay on one line with their units."""
+    """The text with no-break spaces, so that numbers stay on one line with their units."""
     return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
 
 
 def drawn_weights(history: History) -> Matrix | None:
-    """The weights of clients on one another; None where there are none, or too many clients.
+    """The collaboration matrix to draw; None if there is none, or if there are too many clients.
 
-    Numbers that a diverged run made (NaN, infinite, huge) are drawn as no weight.
+    NaN, infinite and huge entries, which a diverged run has, are drawn as zero.
     """
     A = history.weights if len(history.roster) <= MOST_DRAWN else None
     return None if A is None else np.where(np.abs(A) < LARGEST_WEIGHT, A, np.float32(0))
 
 
 def card(history: History, stroke: str) -> Card | None:
-    """Who learns from whom in one run; None where that is not drawn."""
+    """The figures of a run's collaboration matrix; None if the matrix is not drawn."""
     A, name = drawn_weights(history), words.label(history.method)
     if A is None:
         return None
     most = float((A - np.diag(A.diagonal())).max())
     weights = f"{name}: weight of each row's client on each column's"
-    shared = f"{name}: how much two clients draw on the same"
+    shared = f"{name}: how much two clients give weight to the same models"
     return Card(
         name,
         matrices.heatmap(A, history, weights),
@@ -74,18 +74,18 @@ def card(history: History, stroke: str) -> Card | None:
 
 
 def groups_of(roster: Roster) -> int:
-    """The number of true groups; 0 where they are not known."""
+    """The number of true groups; 0 if they are not known."""
     return 0 if roster.groups is None else len(set(roster.groups.tolist()))
 
 
 def samples_of(roster: Roster) -> str:
-    """The training samples of a client, or their range."""
+    """The number of training samples per client, or the range of these numbers."""
     least, most = roster.n_train.min(), roster.n_train.max()
     return f"{most}" if least == most else f"{least}–{most}"
 
 
 def command_of(environment: Mapping[str, Any]) -> str | None:
-    """The command line of a run, where there was one."""
+    """The command line that started a run; None if it was started from Python."""
     argv = environment.get("argv") or []
     if not argv or Path(argv[0]).stem not in ("coterie", "__main__"):
         return None
@@ -93,5 +93,5 @@ def command_of(environment: Mapping[str, Any]) -> str | None:
 
 
 def pretty(value: Mapping[str, Any]) -> str:
-    """Tables as JSON text."""
+    """A config or an environment as indented JSON text."""
     return json.dumps(files.plain(dict(value)), indent=2, ensure_ascii=False, default=str)

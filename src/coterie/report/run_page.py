@@ -1,4 +1,4 @@
-"""One page that holds a run: its rounds, clients, matrix, alarms and costs, in one HTML file."""
+"""The HTML page of one run, in one file: its rounds, clients, matrix, alarms and costs."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ from .outcomes import RunResult
 from .table import run_facts
 
 ONE_RUN = (
-    "One run alone does not tell whether joining is worth it; “coterie compare” runs methods "
-    "beside training alone."
+    "One run alone does not tell whether joining is worth it; “coterie compare” compares methods "
+    "with training alone."
 )
 
 
 class RoundFacts(NamedTuple):
-    """One round of the run."""
+    """One row of the table of rounds."""
 
     round: int
     clients: int
@@ -32,7 +32,7 @@ class RoundFacts(NamedTuple):
 
 
 class ClientFacts(NamedTuple):
-    """One client of the run."""
+    """One row of the table of clients."""
 
     name: str
     train: int
@@ -45,7 +45,7 @@ class ClientFacts(NamedTuple):
 
 
 def run_page(data: RunData) -> str:
-    """The page of one run as one HTML text; everything that comes from users is escaped."""
+    """The page of one run as HTML text; everything that comes from users is escaped."""
     history, summary = data.history, data.summary
     card = pieces.card(history, "var(--accent)")
     return pieces.rendered(
@@ -74,7 +74,7 @@ def run_page(data: RunData) -> str:
 
 
 def _sentence(data: RunData) -> str:
-    """Where the clients ended."""
+    """A sentence on the mean score after the last round."""
     history, metric = data.history, data.history.metric
     mean = last_score(data.summary)
     text = (
@@ -93,14 +93,14 @@ def _facts(history: History) -> list[tuple[str, str]]:
     return [
         ("clients", str(len(history.roster))),
         *([("true groups", str(groups))] if groups else []),
-        ("training samples a client", pieces.samples_of(history.roster)),
+        ("training samples per client", pieces.samples_of(history.roster)),
         ("rounds", str(len(history.lines))),
         ("seed", str(history.seed)),
     ]
 
 
 def _rejected(counts: Mapping[str, int]) -> list[str]:
-    """A sentence for each reason for which uploads were left out."""
+    """One sentence for each reason why uploads were rejected."""
     return [
         f"Uploads were left out as {reason.replace('_', ' ')}: {count}."
         for reason, count in counts.items()
@@ -108,12 +108,12 @@ def _rejected(counts: Mapping[str, int]) -> list[str]:
 
 
 def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Bytes and seconds, and how the work was done."""
+    """Bytes and seconds of the run, its engine, and how the calls were executed."""
     clients, ran = max(1, summary["clients"]), summary["ran"]
     sizes = [
-        ("sent by a client to train, whole run", "bytes_up"),
-        ("received by a client to train, whole run", "bytes_down"),
-        ("received by a client only to predict", "bytes_serve"),
+        ("bytes sent per client for training, whole run", "bytes_up"),
+        ("bytes received per client for training, whole run", "bytes_down"),
+        ("bytes received per client only for prediction", "bytes_serve"),
     ]
     calls = [
         (f"{call['stage']}", f"{call['way']}{': ' + call['why'] if call['why'] else ''}")
@@ -165,7 +165,7 @@ def _client_lines(history: History) -> list[ClientFacts]:
 
 
 def _sources(history: History) -> list[str]:
-    """For each client the other one that it gives most weight to, in the last matrix."""
+    """For each client, the other client that has its largest weight in the last matrix."""
     A, names = pieces.drawn_weights(history), history.roster.clients
     if A is None:
         return [words.NONE] * len(names)

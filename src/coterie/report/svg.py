@@ -1,4 +1,4 @@
-"""The few strokes that figures are made of. Every text is escaped; colours are the page's."""
+"""Helpers to draw figures as SVG. Every text is escaped; colours are those of the page's style."""
 
 import base64
 import itertools
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 
 def tag(element: str, *children: object, **attributes: object) -> Markup:
-    """One element; ``stroke_width=2`` becomes ``stroke-width="2"``, ``class_`` ``class``.
+    """One SVG element; ``stroke_width=2`` becomes ``stroke-width="2"``, ``class_`` ``class``.
 
     >>> tag("text", "a < b", x=1.50, class_="label")
     Markup('<text x="1.5" class="label">a &lt; b</text>')
@@ -33,7 +33,7 @@ def _short(value: object) -> object:
 
 
 class Scale(NamedTuple):
-    """Numbers to places: a straight line from data to the drawing."""
+    """A linear map from data values to positions in the drawing."""
 
     low: float
     high: float
@@ -41,12 +41,12 @@ class Scale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """Where a number stands."""
+        """The position of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers that cover a range, about so many.
+    """About ``about`` round numbers that cover a range, for an axis.
 
     >>> ticks(3, 97)
     [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]
@@ -62,7 +62,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> Markup:
-    """A line through points; a point that is not a number breaks it."""
+    """A line through points, with a gap at each point that is not finite."""
     path, pen = [], "M"
     for x, y in points:
         if math.isfinite(x) and math.isfinite(y):
@@ -74,7 +74,7 @@ def polyline(points: Iterable[tuple[float, float]], **attributes: object) -> Mar
 
 
 def apart(places: Sequence[float], least: float, low: float, high: float) -> list[float]:
-    """Places moved as little as needed to be ``least`` apart and inside a range, in their order.
+    """Positions moved so that they are ``least`` apart and inside a range; their order is kept.
 
     >>> apart([10.0, 11.0, 50.0], 10, 0, 60)
     [10.0, 20.0, 50.0]
@@ -91,7 +91,7 @@ def apart(places: Sequence[float], least: float, low: float, high: float) -> lis
 
 
 def png(pixels: NDArray[np.uint8]) -> str:
-    """RGBA pixels ``[h, w, 4]`` as a data address."""
+    """RGBA pixels ``[h, w, 4]`` as a PNG image in a ``data:`` URL."""
     height, width, _ = pixels.shape
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
 
@@ -107,6 +107,6 @@ def png(pixels: NDArray[np.uint8]) -> str:
 
 
 def figure(width: float, height: float, title: str, *content: Any) -> Markup:
-    """A drawing that scales with the page and says in words what it shows."""
+    """An SVG figure that scales with the page; ``title`` describes it for screen readers."""
     box = f"0 0 {width:g} {height:g}"
     return tag("svg", tag("title", title), *content, viewBox=box, role="img", aria_label=title)

@@ -1,4 +1,4 @@
-"""The table of a comparison: the same cells for the terminal, for plain text and for a page."""
+"""The table of a comparison, as plain text, for a terminal and as HTML; all have the same cells."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 class Heading(NamedTuple):
-    """A column's heading and what it means."""
+    """The heading of a column and what the column means."""
 
     head: str
     meaning: str
 
 
 class Line(NamedTuple):
-    """One method's cells."""
+    """One row of the table: the cells of one method."""
 
     cells: tuple[str, ...]
-    best: bool  # the best mean among methods that serve the same clients
+    best: bool  # whether its mean is the best among methods that serve the same clients
     local: bool
     alarm: bool
 
 
 class Table(NamedTuple):
-    """Columns and lines, the first cell of each being the method's name."""
+    """Columns and lines; the first cell of each line is the method's name."""
 
     columns: tuple[Heading, ...]
     lines: tuple[Line, ...]
@@ -43,9 +43,9 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column of the table: all that its heading and its cells need.
+    """One column of the table: its heading, its meaning, its cells and when it is shown.
 
-    ``{unit}`` and ``{metric}`` in its texts stand for those of the comparison.
+    ``{unit}`` and ``{metric}`` in the texts are replaced by the comparison's unit and metric.
     """
 
     head: str
@@ -54,7 +54,7 @@ class TableColumn:
     shown: Callable[["Comparison"], bool] = lambda _: True
 
     def heading(self, comparison: "Comparison") -> Heading:
-        """The heading in this comparison."""
+        """The heading for this comparison, with unit and metric filled in."""
         metric = METRICS[comparison.metric]
         title = f"{metric.title}, {metric.unit}," if metric.unit else metric.title
         unit = words.unit(comparison.metric).strip()
@@ -78,17 +78,17 @@ def table(comparison: "Comparison") -> Table:
 
 
 def _some_serve_few(comparison: "Comparison") -> bool:
-    """Whether a method has predictors for some clients only; the table then says for how many."""
+    """Whether the methods serve different numbers of clients; the table then shows the numbers."""
     return len({row.served for row in comparison.rows}) > 1
 
 
 def _score(name: str) -> Callable[["MethodRow", "Comparison"], str]:
-    """The cell of a field of the row that is a score over seeds."""
+    """A function that gives the cell for a field of the row that is a score over seeds."""
     return lambda row, on: words.spread(getattr(row, name), on.metric)
 
 
 def _beside(row: "MethodRow") -> list[str]:
-    """What alarms say beside the number, once each."""
+    """The texts that alarms put beside the number, each text once."""
     return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
 
 
@@ -112,7 +112,7 @@ COLUMNS = (
     TableColumn("mean {unit}", "mean {metric} over clients, last round", _mean),
     TableColumn(
         "serves",
-        "clients that have a model of this method; the star compares those of the same",
+        "clients that have a model of this method; the star compares methods that serve the same",
         lambda row, _: str(row.served),
         shown=_some_serve_few,
     ),
@@ -124,25 +124,25 @@ COLUMNS = (
     ),
     TableColumn(
         "worst tenth",
-        "mean of the tenth of clients that fare worst, last round",
+        "mean of the tenth of the clients with the worst scores, last round",
         _score("worst_tenth"),
     ),
     TableColumn(
-        "worse off", "clients worse off than with their own local model, a run", _worse_off
+        "worse off", "clients worse off than with their own local model, per run", _worse_off
     ),
     TableColumn(
-        "bytes a client",
-        "bytes sent and received by a client to train, whole run",
+        "bytes per client",
+        "bytes that one client sends and receives for training, whole run",
         lambda row, _: words.size(row.bytes_per_client.mean),
     ),
     TableColumn(
         "in group",
-        "share of the weight on others, over all rounds, inside the true group",
+        "share of the weight on other clients, over all rounds, inside the true group",
         lambda row, _: words.share(row.in_group_weight),
     ),
     TableColumn(
         "best by val.",
-        "mean in the round that validation data chooses",
+        "mean in the round with the best validation score",
         _score("best_by_validation"),
     ),
     TableColumn(
@@ -154,13 +154,13 @@ COLUMNS = (
 
 
 MERGED = (
-    "merge_val = true: methods that weigh nothing on validation data were trained on it too, so no "
-    "round is chosen by validation."
+    "merge_val = true: methods that do not use validation data otherwise were trained on it too, "
+    "so no round is chosen by validation."
 )
 
 
 def notes(comparison: "Comparison") -> list[str]:
-    """What a reader must know of how the numbers of the table came about."""
+    """Notes under the table: how the choice by validation was limited, if it was."""
     found = [MERGED] if any(run.history.merge_val for run in comparison.runs) else []
     lacking = {c: None for run in comparison.runs for c in run.history.roster.without_validation}
     if lacking and not found:
@@ -170,7 +170,7 @@ def notes(comparison: "Comparison") -> list[str]:
 
 
 def to_text(shown: Table) -> str:
-    """Plain text; the best mean has a star, a row with an alarm an exclamation mark."""
+    """The table as plain text; ``*`` marks the best mean, ``!`` a row with an alarm."""
     heads = ["", *(column.head for column in shown.columns)]
     body = [[_mark(line), *line.cells] for line in shown.lines]
     widths = [max(map(len, cells)) for cells in zip(heads, *body, strict=True)]
@@ -189,7 +189,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def to_rich(shown: Table) -> "RichTable":
-    """For a terminal, in colour where it has any; close-set, to fit 80 columns."""
+    """The table for a terminal, in colour if it has any; narrow, to fit 80 columns."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -209,7 +209,7 @@ _ROW = Markup('<tr class="{}"><th scope="row">{}</th>{}</tr>')
 
 
 def to_html(shown: Table) -> Markup:
-    """For a page or a notebook; every text is escaped."""
+    """The table as HTML, for a page or a notebook; every text is escaped."""
     head = Markup("").join(_HEAD.format(c.meaning, c.head) for c in shown.columns)
     body = Markup("\n").join(
         _ROW.format(
@@ -254,7 +254,7 @@ def run_facts(result: "RunResult") -> list[tuple[str, str]]:
         *([("merge_val", "true: trained on validation data too")] if found["merge_val"] else []),
         ("best on test", text(found["bmta"])),
         ("each client's best round", text(found["best_of_rounds"])),
-        ("bytes a client", words.size(traffic)),
+        ("bytes per client", words.size(traffic)),
         ("weight in group", words.NONE if inside is None else f"{100 * inside:.0f} %"),
         ("seconds", f"{found['seconds']:.1f}"),
         ("digest", str(found["digest"])[:16]),

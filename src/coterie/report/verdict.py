@@ -1,8 +1,8 @@
-"""Is joining worth it? A plain answer for the federation, and one for each client.
+"""The verdict of a comparison: is joining worth it, for the federation and for each client?
 
-Every sentence that claims something rests on a test (``results.judgement``): "worth it", "worth
-it for these clients" and "not worth it" are shown; what is not shown is said to be open, with what
-would tell.
+Every claim rests on a test (``results.judgement``): "worth it", "worth it for these clients" and
+"not worth it" are said only if they are shown. Otherwise the verdict says that the question is open
+and how much more data would probably answer it.
 """
 
 import math
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def verdict(comparison: "Comparison") -> str:
-    """The answer for whoever has to decide, about the method that is recommended."""
+    """The verdict about the recommended method, as a few sentences."""
     choice = comparison.choice
     if comparison.methods == (LOCAL,):
         answer = ["Only local training was run, so there is nothing to compare it with."]
@@ -79,7 +79,7 @@ def _when(comparison: "Comparison") -> str:
 
 
 def _heads(found: Judgement) -> str:
-    """Of how many clients something is shown."""
+    """A sentence on how many clients are shown to gain and to lose."""
     count = len(found.clients)
     if count < 2:
         return ""
@@ -92,7 +92,7 @@ def _heads(found: Judgement) -> str:
 
 
 def _advice(comparison: "Comparison", found: Judgement) -> str:
-    """What would tell: more test samples, seeds or clients."""
+    """A sentence on how many test samples, seeds or clients would show the gain."""
     wanted = more(found.overall, found.tried)
     now = sum(one.gain.samples for one in found.clients) / max(1, len(found.clients))
     if wanted.data is not None:
@@ -114,14 +114,14 @@ def _advice(comparison: "Comparison", found: Judgement) -> str:
 
 
 def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
-    """How the method was chosen among several, and which one is best on test data."""
+    """A sentence on how the method was chosen among several, and which is best on test data."""
     choice, metric = comparison.choice, comparison.metric
     if choice is None or choice.on == "nothing":
         return []
     name = words.label(row.method)
     if choice.on == "test":
         return [
-            f"{name} is the best of {choice.tried} methods on test data, for there is no "
+            f"{name} is the best of {choice.tried} methods on test data, because there is no "
             "validation data to choose by that was not trained on."
         ]
     best = next(r for r in comparison.rows if r.method == comparison.best_on_test)
@@ -135,13 +135,13 @@ def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
 
 def _untested(comparison: "Comparison", row: "MethodRow") -> str:
     return (
-        f"Nothing is tested, for these runs were written without their answers to test samples: "
+        f"Nothing is tested, because these runs were written without their test predictions: "
         f"{_outcome(comparison, row)}. Run them again with this version for a verdict."
     )
 
 
 def client_sentence(comparison: "Comparison", one: ClientGain) -> str:
-    """What one client can read off the comparison."""
+    """One sentence on what a method gains or loses for one client."""
     metric, name, when = comparison.metric, words.label(one.method), _when(comparison)
     gain = one.gain
     if gain.gain == -math.inf:
@@ -160,7 +160,7 @@ def client_sentence(comparison: "Comparison", one: ClientGain) -> str:
 
 
 def _warnings(comparison: "Comparison") -> list[str]:
-    """A last sentence for alarms and for clients that cannot be judged, where there are any."""
+    """A last sentence that names alarms and clients that cannot be judged, if there are any."""
     parts = []
     for row in comparison.rows:
         if row.alarms:

@@ -10,7 +10,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def label(method: str) -> str:
-    """A method's name as its paper writes it; an unknown one as it is.
+    """The name of a method as its paper writes it; an unknown name is returned as it is.
 
     >>> label("fedavg_ft"), label("pfedme"), label("my.package:Method")
     ('FedAvg-FT', 'pFedMe', 'Method')
@@ -26,14 +26,14 @@ def label(method: str) -> str:
 
 
 def _places(value: float, metric: str) -> int:
-    """Decimals: one for percents, else as many as show three digits."""
+    """The number of decimals: one for percents, else enough to show three digits."""
     if METRICS[metric].percent or not math.isfinite(value) or value == 0:
         return 1
     return min(6, max(0, 2 - math.floor(math.log10(abs(value)))))
 
 
 def number(value: float, metric: str, sign: bool = False, places: int | None = None) -> str:
-    """A score or a difference of scores."""
+    """A score or a difference of scores as text."""
     if math.isnan(value):
         return NONE
     if math.isinf(value):
@@ -44,12 +44,12 @@ def number(value: float, metric: str, sign: bool = False, places: int | None = N
 
 
 def unit(metric: str) -> str:
-    """What stands behind a score in a sentence."""
+    """The text that follows a score in a sentence: `` %`` or nothing."""
     return " %" if METRICS[metric].percent else ""
 
 
 def spread(value: OverSeeds, metric: str) -> str:
-    """``mean ± deviation over seeds``, or the mean alone of one seed."""
+    """``mean ± deviation over seeds``; for one seed, the mean alone."""
     if not math.isfinite(value.deviation):
         return number(value.mean, metric)
     places = _places(value.mean, metric)
@@ -57,7 +57,7 @@ def spread(value: OverSeeds, metric: str) -> str:
 
 
 def interval(gain: float, low: float, high: float, metric: str) -> str:
-    """A gain with its interval, in a sentence.
+    """A gain or loss with its 95 % interval, for use in a sentence.
 
     >>> interval(5.0, 1.2, 8.8, "accuracy")
     'a gain of 5.0 points (95 % interval 1.2 to 8.8)'
@@ -70,7 +70,7 @@ def interval(gain: float, low: float, high: float, metric: str) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes with a unit of thousands.
+    """A number of bytes as text, in B, kB, MB, GB or TB.
 
     >>> size(0), size(999), size(1_234_000)
     ('0', '999 B', '1.2 MB')
@@ -85,19 +85,19 @@ def size(value: float) -> str:
 
 
 def share(value: OverSeeds) -> str:
-    """A share as a percentage, the dash where there is none."""
+    """A share as a percentage; a dash if it is NaN."""
     return NONE if math.isnan(value.mean) else f"{100 * value.mean:.0f} %"
 
 
 def count(value: OverSeeds) -> str:
-    """A count: whole for one seed, a decimal over several."""
+    """A count as text: with one decimal if the mean over seeds is not a whole number."""
     if math.isnan(value.mean):
         return NONE
     return f"{value.mean:.0f}" if value.mean == round(value.mean) else f"{value.mean:.1f}"
 
 
 def chance(p: float) -> str:
-    """A p-value as it is written: never 0.
+    """A p-value as text; never shown as 0.
 
     >>> chance(0.0), chance(0.0311), chance(1.0)
     ('p < 0.001', 'p = 0.031', 'p = 1')
@@ -106,7 +106,7 @@ def chance(p: float) -> str:
 
 
 def listing(names: list[str], most: int = 3) -> str:
-    """Some names in a sentence: ``a, b and c`` or ``a, b, c and 4 others``."""
+    """A list of names for use in a sentence: ``a, b and c`` or ``a, b, c and 4 others``."""
     if len(names) > most + 1:
         return f"{', '.join(names[:most])} and {len(names) - most} others"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""

@@ -1,8 +1,8 @@
-"""What runs show: histories, summaries, alarms, paired gains, whether joining is worth it."""
+"""Results of runs: histories, summaries, alarms, and tests of gains over training alone."""
 
 from typing import TYPE_CHECKING, Any
 
-if not TYPE_CHECKING:  # a type checker need not know the old names, and sees wrong ones then
+if not TYPE_CHECKING:  # hidden from type checkers, which would else accept any wrong name
 
     def __getattr__(name: str) -> Any:
         """The names that the module ``coterie.results`` had before it became this package."""

@@ -1,4 +1,4 @@
-"""Runs that look like results and are not: a method that did nothing its name says, or blew up.
+"""Alarms about runs whose numbers mislead: the method had no effect, or it diverged.
 
 Published implementations of three methods have silently been local training for years. An alarm is
 a short code and one plain sentence; it changes no number and stops no run.
@@ -12,10 +12,10 @@ import numpy as np
 from ..core.metrics import METRICS
 from .history import History
 
-TOLERANCE = 1e-6  # relative, on scores and losses: the same training, up to rounding
-STILL_SAME = 0.1  # share of later scores by which training alone is known where Local stops early
+TOLERANCE = 1e-6  # relative difference of scores and losses up to which two trainings are the same
+STILL_SAME = 0.1  # share of later scores that must be the same, because Local may stop early
 EXPLODED = 100.0
-NOT_FINITE = ("not_finite", "copies")  # reasons of rejections: the client's own training blew up
+NOT_FINITE = ("not_finite", "copies")  # reasons of rejections: the client's own training diverged
 
 
 class Alarm(NamedTuple):
@@ -23,14 +23,15 @@ class Alarm(NamedTuple):
 
     code: str
     text: str
-    beside: str = ""  # a few words that stand beside the number in the table
+    beside: str = ""  # a few words that the table shows beside the number
 
 
 def same_run(a: History, b: History) -> bool:
     """Whether two runs gave every client the same scores and losses in all rounds both evaluated.
 
-    Accuracies alone can agree by chance on small test sets; losses do not. Local may predict with
-    an earlier model, whose validation loss is lower; there it differs from its own training.
+    Accuracies alone can agree by chance on small test sets; losses do not. Where Local predicts
+    with an earlier model, whose validation loss is lower, its scores are not those of its training
+    and are not compared.
     """
     if len(a.roster) != len(b.roster):
         return False
@@ -48,7 +49,7 @@ def same_run(a: History, b: History) -> bool:
 
 
 def of_divergence(history: History) -> list[Alarm]:
-    """A run that blew up, and the first round that shows it."""
+    """The alarm that a run diverged, with the first round that shows it."""
     signs = [*_wild_scores(history), *_wild_uploads(history)]
     if not signs:
         return []
@@ -59,7 +60,7 @@ def of_divergence(history: History) -> list[Alarm]:
 
 
 def _wild_scores(history: History) -> list[tuple[int, str]]:
-    """The first evaluated round with a client whose predictions are not finite or loss explodes.
+    """The first evaluated round in which a client predicts no finite numbers or its loss explodes.
 
     A loss has exploded above 100 for classes, where guessing has at most about 10, and above 10,000
     times the first one (or 1) for a regression, whose loss is half the squared error.
@@ -88,7 +89,7 @@ def _wild_uploads(history: History) -> list[tuple[int, str]]:
 
 
 def of_weights(history: History) -> list[Alarm]:
-    """Collaboration weights that say nothing, in every round that has any."""
+    """The alarm that collaboration weights were zero, or uniform, in every round that has any."""
     seen = {line["off_diagonal"] for line in history.lines if "off_diagonal" in line}
     name = history.method
     if seen == {"zero"}:
@@ -101,7 +102,7 @@ def of_weights(history: History) -> list[Alarm]:
 
 
 def of_copies(history: History, references: Sequence[tuple[str, History]]) -> list[Alarm]:
-    """A run that equals Local's or FedAvg's."""
+    """The alarm that a run gave the same scores as Local or FedAvg."""
     return [
         Alarm(
             f"equals_{name}",
@@ -113,17 +114,17 @@ def of_copies(history: History, references: Sequence[tuple[str, History]]) -> li
     ]
 
 
-CYCLE_ROUNDS = 10  # evaluated rounds in which a two-cycle is looked for, and 8 at least
-CYCLE_SHARE = 0.5  # of the scores' variance about their trend; noise has about 1 / 8
+CYCLE_ROUNDS = 10  # a two-cycle is looked for in this many last evaluated rounds, at least 8
+CYCLE_SHARE = 0.5  # least share of the scores' variance about their trend; noise has about 1 / 8
 CYCLE_POINTS = 3.0  # mean distance of a client's score from its trend, in points
 
 
 def two_cycle(history: History) -> tuple[float, float]:
-    """How much clients' scores alternate from one of the last rounds to the next.
+    """How much clients' scores alternate from round to round in the last rounds.
 
     Returns the share of their variance about a straight line that has period two, and the mean
-    amplitude of that part. (0, 0) where it cannot be seen: too few evaluated rounds, or an even
-    number of rounds between them.
+    amplitude of that part. Returns (0, 0) if it cannot be measured: too few evaluated rounds, or an
+    even number of rounds between them.
     """
     rounds, scores = history.rounds[-CYCLE_ROUNDS:], history.test[-CYCLE_ROUNDS:]
     scores = scores[:, np.isfinite(scores).all(0)]
@@ -140,7 +141,7 @@ def two_cycle(history: History) -> tuple[float, float]:
 
 
 def of_cycles(history: History) -> list[Alarm]:
-    """Clients that are served well in every second round only."""
+    """The alarm that clients' scores swing with period two."""
     share, amplitude = two_cycle(history)
     if not METRICS[history.metric].percent or share < CYCLE_SHARE or amplitude < CYCLE_POINTS:
         return []
@@ -153,7 +154,7 @@ def of_cycles(history: History) -> list[Alarm]:
 
 
 def of_teachers(history: History) -> list[Alarm]:
-    """Distillation that ends further from its teacher than its loss allows."""
+    """The alarm that the clients' distillation loss rose during training in most rounds."""
     seen = [line["distillation"] for line in history.lines if "distillation" in line]
     rose = [(before, after) for before, after in seen if not after <= before]
     if 2 * len(rose) <= len(seen):
@@ -168,10 +169,10 @@ def of_teachers(history: History) -> list[Alarm]:
 
 
 def raise_alarms(history: History, references: Mapping[str, History]) -> tuple[Alarm, ...]:
-    """Every alarm of a run; ``references`` are other methods' runs of the same seed.
+    """Every alarm of a run; ``references`` are the runs of other methods with the same seed.
 
-    Local and FedAvg are what the alarms compare with and raise none about themselves, except that
-    FedAvg may equal Local and that either may diverge.
+    Other methods are compared with Local and FedAvg. These two raise no alarms of their own, except
+    that FedAvg may equal Local, its scores may swing, and either may diverge.
     """
     known = [(name, references[name]) for name in ("local", "fedavg") if name in references]
     diverged = of_divergence(history)

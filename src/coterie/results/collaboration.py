@@ -1,4 +1,4 @@
-"""Measures of a collaboration matrix: who relies on whom, and whether that finds the true groups.
+"""Measures of a collaboration matrix: how much weight lies on others, and inside true groups.
 
 A matrix is a dense array or, for many clients, a scipy sparse one.
 """
@@ -11,20 +11,20 @@ import numpy as np
 
 from ..core.metrics import Array, Floats, area_under_curve
 
-UNIFORM_WITHIN = 0.01  # relative spread of a row's off-diagonal weights that counts as none
-ZERO_WITHIN = 1e-4  # a row's total off-diagonal weight that counts as none
+UNIFORM_WITHIN = 0.01  # relative spread of a row's off-diagonal weights up to which it is uniform
+ZERO_WITHIN = 1e-4  # a row's total off-diagonal weight up to which it is zero
 
 
 class _Others(NamedTuple):
-    """The positive weights on others, of a matrix or of the non-zero entries of one."""
+    """The positive off-diagonal weights of a matrix, dense or by its non-zero entries."""
 
-    weight: Floats  # [K, K], or [n] of the entries that there are
-    row: Array  # whose they are, and on whom; shaped as the weights, or to be broadcast
+    weight: Floats  # [K, K], or [n] for n non-zero entries
+    row: Array  # of each weight; of the shape of ``weight``, or broadcast to it
     column: Array
 
     @property
     def sums(self) -> Floats:
-        """Each client's total ``[K]``."""
+        """The total weight of each client on others ``[K]``."""
         if self.weight.ndim == 2:
             return np.asarray(self.weight.sum(1))
         return np.bincount(self.row, self.weight).astype(np.float64)
@@ -41,25 +41,26 @@ def _others(A: Any) -> _Others:
 
 
 def any_others(A: Any) -> bool:
-    """Whether anybody has a weight on another, of whatever sign."""
+    """Whether any off-diagonal entry is not zero, of whatever sign."""
     if isinstance(A, np.ndarray):
         return bool((A != 0).sum() > (A.diagonal() != 0).sum())
     return bool(A.count_nonzero() > np.count_nonzero(A.diagonal()))
 
 
 def kinship(A: Any, models_change_hands: bool) -> Any:
-    """The weights by which clients are judged to work together.
+    """The matrix that tells which clients work together.
 
-    ``A`` itself, or ``A Aᵀ`` (how much two clients use the same models) where models change hands.
+    This is ``A`` itself, or ``A Aᵀ`` (how much two clients use the same models) for methods whose
+    models change hands.
     """
     return A @ A.T if models_change_hands else A
 
 
 def add_up(matrices: Iterable[Any], models_change_hands: bool) -> Any:
-    """The weights on others of a whole run: the sum of its rounds' matrices; None without any.
+    """The sum of the matrices of all rounds, with negative entries set to zero; None without any.
 
-    Each entry is cut at zero first. Rounds in which clients rely on others count by how much they
-    do, so a method that ends by training alone is judged by the rounds before.
+    A round thus counts by how much clients rely on others in it, so a method that ends by training
+    alone is judged by the rounds before.
     """
     total: Any = None
     for A in matrices:
@@ -70,9 +71,9 @@ def add_up(matrices: Iterable[Any], models_change_hands: bool) -> Any:
 
 
 def in_group_weight(A: Any, groups: Array | None, wanted: Array | None = None) -> float | None:
-    """The share of off-diagonal weight on clients of the same true group; None where nothing is.
+    """The share of off-diagonal weight on clients of the same true group; None if there is none.
 
-    ``wanted`` are the groups of the rows where they differ from those of the columns: under foreign
+    ``wanted`` are the groups of the rows, if they differ from those of the columns: under foreign
     targets a client should rely on the group whose data judges it.
 
     >>> in_group_weight(np.array([[0.5, 0.3, 0.2], [1, 0, 0], [0, 0, 1]]), np.array([0, 0, 1]))
@@ -87,7 +88,7 @@ def in_group_weight(A: Any, groups: Array | None, wanted: Array | None = None) -
 
 
 def weight_recovery(A: Array, groups: Array | None, wanted: Array | None = None) -> float | None:
-    """The AUC of off-diagonal weights as a detector of "same true group"; None where undefined.
+    """The AUC of off-diagonal weights as a detector of "same true group"; None if undefined.
 
     ``wanted`` are the groups of the rows, as for :func:`in_group_weight`.
     """
@@ -100,10 +101,10 @@ def weight_recovery(A: Array, groups: Array | None, wanted: Array | None = None)
 
 
 def off_diagonal(A: Any, clients: Sequence[int]) -> Literal["zero", "uniform", "varied"]:
-    """What the weights between clients say: nothing at all, the same of everybody, or something.
+    """Whether the weights on other clients are all zero, uniform, or varied.
 
-    Uniform is judged among the participants of the round, for only they could be weighed. Two
-    clients cannot be told apart from uniform and count as varied.
+    Only the participants of the round count for "uniform", because only they could be weighed. With
+    two participants every row is uniform, so that they count as varied.
     """
     if _others(A).sums.max(initial=0.0) <= ZERO_WITHIN:
         return "zero"

@@ -1,6 +1,6 @@
-"""Several methods on the same clients, beside Local: everything that their histories tell.
+"""The numbers of a comparison of several methods with Local, computed from their histories.
 
-:class:`Compared` is abstract: ``coterie.Comparison`` adds the folders and what people see.
+:class:`Compared` is abstract: ``coterie.Comparison`` adds folders, the verdict and the page.
 """
 
 from abc import ABC, abstractmethod
@@ -22,12 +22,12 @@ from .summary import BY_VALIDATION, last_score, score_field, summarise
 
 
 class ComparedRun(ABC):
-    """One run, known by its history."""
+    """One run of a comparison: what is needed of it is its history."""
 
     @property
     @abstractmethod
     def history(self) -> History:
-        """Every round, every client's scores, every matrix."""
+        """Every round, the scores of every client, and every collaboration matrix."""
 
     @property
     def method(self) -> str:
@@ -36,7 +36,7 @@ class ComparedRun(ABC):
 
     @property
     def seed(self) -> int:
-        """The seed everything was derived from."""
+        """The seed that every draw of the run was derived from."""
         return self.history.seed
 
 
@@ -44,7 +44,7 @@ AnyRun = TypeVar("AnyRun", bound=ComparedRun)
 
 
 class MethodRow(NamedTuple):
-    """One method of a comparison, over its seeds. A field is NaN where it does not exist."""
+    """The numbers of one method, over its seeds. A number that does not exist is NaN."""
 
     method: str
     mean: OverSeeds  # last round
@@ -54,8 +54,8 @@ class MethodRow(NamedTuple):
     best_by_validation: OverSeeds  # the round chosen by validation data
     best_on_test: OverSeeds  # BMTA: the round chosen by test data, as some papers do
     relative_to_local: OverSeeds
-    worse_than_local: OverSeeds  # clients a run
-    better: int  # client-runs that gained, over all seeds
+    worse_than_local: OverSeeds  # clients per run
+    better: int  # pairs of a client and a seed that gained
     worse: int
     compared: int
     served: int  # clients that have a predictor of this method and test data
@@ -70,7 +70,7 @@ class MethodRow(NamedTuple):
 
 
 class Compared(ABC, Generic[AnyRun]):
-    """Several methods on the same federation, always beside Local."""
+    """The runs of several methods on the same federation; Local is always one of them."""
 
     runs: tuple[AnyRun, ...]
 
@@ -86,7 +86,7 @@ class Compared(ABC, Generic[AnyRun]):
 
     @property
     def metric(self) -> str:
-        """What is scored."""
+        """The name of the metric."""
         return self.runs[0].history.metric
 
     def of_method(self, method: str) -> tuple[AnyRun, ...]:
@@ -94,7 +94,7 @@ class Compared(ABC, Generic[AnyRun]):
         return tuple(run for run in self.runs if run.method == method)
 
     def of_seed(self, seed: int) -> dict[str, History]:
-        """One seed's histories by method."""
+        """The histories of one seed, by method."""
         return {run.method: run.history for run in self.runs if run.seed == seed}
 
     def gains(self, method: str, at: str = "last") -> Floats:
@@ -115,24 +115,24 @@ class Compared(ABC, Generic[AnyRun]):
 
     @cached_property
     def choice(self) -> Choice | None:
-        """The method that is recommended; None where there is none beside Local."""
+        """The method that is recommended; None if there is none beside Local."""
         return judgement.choose(self)
 
     @cached_property
     def best_on_test(self) -> str:
-        """The method with the best mean on test data in the last round; Local is one.
+        """The method with the best mean on test data in the last round; it may be Local.
 
-        Only methods that serve the same clients are compared: those that serve the most.
+        Only methods that serve the same clients are compared: those that serve the most clients.
         """
         return judgement.best_on_test(self)
 
     @cached_property
     def judgements(self) -> dict[str, Judgement] | None:
-        """What is shown of every method; None where runs were written without their outcomes."""
+        """The tests of every method; None if runs were written without their predictions."""
         return judgement.judge(self)
 
     def client(self, name: str) -> tuple[ClientGain, ...]:
-        """What one client gains by each method over its own local model."""
+        """The gain of one client over its own local model, by each method."""
         names = self.runs[0].history.roster.clients
         if name not in names:
             raise ConfigError(f"there is no client '{name}'; {did_you_mean(name, names)}")
@@ -151,7 +151,7 @@ def _scores(history: History, at: str) -> Floats:
 
 
 def refuse_unlike(runs: Sequence[ComparedRun]) -> None:
-    """Refuse runs that cannot be compared: other clients, another metric, or no Local."""
+    """Refuse runs that cannot be compared: other clients, another metric, or Local is missing."""
     seen: dict[int, str] = {}
     for run in runs:
         history = run.history

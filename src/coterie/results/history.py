@@ -1,4 +1,4 @@
-"""What a run leaves behind, as plain arrays: who took part, every score, every matrix.
+"""The history of a run as plain arrays: the clients, every round, every score, every matrix.
 
 A :class:`Log` takes the records of a run one by one and becomes a :class:`History`; reading a run's
 folder gives the same history. Everything after it (summaries, alarms, tables, figures) is a
@@ -28,11 +28,11 @@ Matrix = NDArray[np.float32]  # [K, K]
 Packed = Any  # a Matrix, or a scipy.sparse.csr_array of one
 
 SCORES = ("test", "val", "test_loss", "val_loss")
-SPARSE_FROM = 500  # clients; from there on a matrix is held by its non-zero entries
+SPARSE_FROM = 500  # clients; from this number on a matrix is kept as a sparse one
 
 
 def pack(A: Any) -> Packed:
-    """A matrix as it is held and stored: float32, sparse where there are many clients."""
+    """A matrix as it is kept in memory and stored: float32, sparse if there are many clients."""
     small = A.astype(np.float32)
     if A.shape[0] < SPARSE_FROM:
         return small
@@ -55,14 +55,14 @@ class Roster:
     n_train: NDArray[np.int64]  # [K]
     n_val: NDArray[np.int64]
     n_test: NDArray[np.int64]
-    groups: NDArray[np.int64] | None  # [K] the hidden truth where it is known
+    groups: NDArray[np.int64] | None  # [K] the true groups, if they are known
     fingerprint: str
     weak: Mapping[str, str]  # client: what it lacks to be judged
-    targets: NDArray[np.int64] | None = None  # [K] the group of whose data judges, if another's
+    targets: NDArray[np.int64] | None = None  # [K] groups of the data that judges, if foreign
 
     @classmethod
     def of(cls, federation: "Federation") -> "Roster":
-        """Who is in this federation."""
+        """The clients of this federation."""
         splits = federation.train, federation.val, federation.test
         train, val, test = (np.array([len(part) for part in split]) for split in splits)
         groups, targets = (
@@ -84,20 +84,21 @@ class Roster:
     def truth(self, swaps: bool) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
         """The groups of a matrix's columns and of its rows; None where they are not known.
 
-        A row of ``A`` should rely on clients whose own data is of the group that judges it. A row
-        of ``A Aᵀ`` compares two clients by the models they use, so both count by what judges them.
+        In ``A`` a client should rely on clients whose own data is of the group that judges it. In
+        ``A Aᵀ`` two clients are compared by the models they use, so both count by the group of the
+        data that judges them.
         """
         wanted = self.groups if self.targets is None else self.targets
         return (wanted if swaps else self.groups), wanted
 
     @property
     def without_validation(self) -> list[str]:
-        """The clients that have no validation data of their own: no round is chosen by them."""
+        """The clients without validation data of their own: they have no say in the best round."""
         return [self.clients[i] for i in np.flatnonzero(self.n_val == 0)]
 
 
 def _lack(federation: "Federation", i: int) -> str | None:
-    """What a client lacks to train and to be judged; None where it has enough."""
+    """What a client lacks to train and to be judged; None if it has enough data."""
     own, data = federation.train[i], federation.dataset
     if len(own) < 2:
         return "one training sample" if len(own) else "no training samples"
@@ -113,15 +114,15 @@ def _lack(federation: "Federation", i: int) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """One run: one line per round, and in evaluated rounds one score per client."""
+    """The history of one run: one line per round, and one score per client and evaluated round."""
 
     method: str
     seed: int
     metric: str
     roster: Roster
     lines: tuple[Line, ...]
-    rounds: NDArray[np.int64]  # [R] the evaluated ones
-    test: Floats  # [R, K], NaN where a client has no such data
+    rounds: NDArray[np.int64]  # [R] the evaluated rounds
+    test: Floats  # [R, K], NaN if a client has no such data
     val: Floats
     test_loss: Floats
     val_loss: Floats
@@ -129,11 +130,11 @@ class History:
     matrices: tuple[Packed, ...] = ()  # one for each of these rounds
     swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
     merge_val: bool = False  # validation data was trained on: no round is chosen by it
-    outcomes: Outcomes | None = None  # of the last round; older runs did not keep them
+    outcomes: Outcomes | None = None  # predictions of the last round; older runs have none
 
     @property
     def last(self) -> Floats:
-        """Every client's test score at the end ``[K]``."""
+        """The test score of every client in the last evaluated round ``[K]``."""
         scores: Floats = self.test[-1]
         return scores
 
@@ -141,8 +142,8 @@ class History:
     def weights(self) -> Matrix | None:
         """The last collaboration matrix in which a client gives weight to another one ``[K, K]``.
 
-        A method may stop to weigh others when it gains nothing more by it (FedFomo does); its last
-        weights on others are then shown. None for methods that have no such matrix.
+        A method may stop giving weight to others when that gains nothing more (FedFomo does); its
+        last weights on others are then shown. None for methods that have no such matrix.
         """
         for packed in reversed(self.matrices):
             if collaboration.any_others(packed):
@@ -152,7 +153,7 @@ class History:
 
 @dataclass
 class Log:
-    """Takes a run's records as they come."""
+    """Collects the records of a run, round by round."""
 
     method: str
     seed: int
@@ -166,7 +167,7 @@ class Log:
     outcomes: Outcomes | None = None
 
     def append(self, record: "Record") -> Line:
-        """Note one round and return its line."""
+        """Add one round and return its line."""
         line = _line(record, self.roster, self.swaps)
         if record.evaluation is not None:
             scores = {name: getattr(record.evaluation, name) for name in SCORES}
@@ -178,7 +179,7 @@ class Log:
         return line
 
     def history(self) -> History:
-        """All that was noted so far."""
+        """The history of all rounds that were added so far."""
         if not self.evaluated:
             raise StoreError(
                 f"{self.method}: no round has been evaluated; expected the last one at least"
@@ -205,7 +206,7 @@ class Log:
 
 
 def _name(roster: Roster, client: int) -> str:
-    """A client's name; a forged one has none."""
+    """The name of a client; ``#number`` for a forged number, which belongs to no client."""
     return roster.clients[client] if 0 <= client < len(roster) else f"#{client}"
 
 

@@ -1,6 +1,6 @@
-"""What a comparison shows: which method it recommends, for whom it is better than training alone.
+"""Chooses the method that a comparison recommends, and tests gains over training alone.
 
-Three kinds of claim are made, each of them tested:
+Two kinds of claim are made, each of them tested:
 
     a client       its two predictors of this run (of these seeds) are not equally good on data like
                    its test data; Holm's correction over all clients and methods, in which the
@@ -9,8 +9,8 @@ Three kinds of claim are made, each of them tested:
                    methods, however the recommended one was chosen: validation data comes from the
                    same clients, so that a choice by it favours what suits these clients by chance
 
-The method with the best mean on validation data is recommended; where there is no such data that
-was not trained on, the best on test data. That is a choice and no claim.
+The method with the best mean on validation data is recommended; if there is no validation data that
+was not trained on, the method with the best mean on test data. This is a choice, not a claim.
 """
 
 import math
@@ -33,36 +33,36 @@ Claim = Literal["better", "worse", "unclear"]
 
 
 class ClientGain(NamedTuple):
-    """What one client gains by one method over its own local model."""
+    """The gain of one client by one method over its own local model, with its test."""
 
     client: str
     method: str
     gain: Gain
     p: float  # corrected over all clients and methods
-    tests: float  # how many it was corrected for, of equal weight
+    tests: float  # the number of tests of equal weight that ``p`` was corrected for
 
     @property
     def claim(self) -> Claim:
-        """What is shown."""
+        """Whether a gain or a loss is shown."""
         return claim(self.gain.gain, self.p)
 
 
 class Judgement(NamedTuple):
-    """One method against training alone."""
+    """The tests of one method against training alone."""
 
     method: str
-    overall: MeanGain  # its interval is corrected for the number of methods looked at
-    p: float  # of the mean gain, corrected alike
-    tried: int  # that number
-    clients: tuple[ClientGain, ...]  # those it serves and that can be judged
+    overall: MeanGain  # its interval is corrected for the number of methods
+    p: float  # of the mean gain, corrected for the number of methods
+    tried: int  # the number of methods
+    clients: tuple[ClientGain, ...]  # the clients that it serves and that can be judged
 
     @property
     def claim(self) -> Claim:
-        """What is shown of the mean over clients."""
+        """Whether a gain or a loss of the mean over clients is shown."""
         return claim(self.overall.gain, self.p)
 
     def shown(self, wanted: Claim) -> list[str]:
-        """The clients of which this is shown."""
+        """The names of the clients for which this claim is shown."""
         return [client.client for client in self.clients if client.claim == wanted]
 
 
@@ -70,12 +70,12 @@ class Choice(NamedTuple):
     """The method that is recommended."""
 
     method: str
-    on: Literal["validation", "test", "nothing"]  # what decided; nothing where there was only one
-    tried: int  # methods it was chosen among
+    on: Literal["validation", "test", "nothing"]  # the data that decided; nothing if only one
+    tried: int  # number of methods it was chosen among
 
 
 def claim(gain: float, p: float) -> Claim:
-    """What a gain and its corrected p show."""
+    """The claim that a gain with this corrected p-value shows."""
     return "unclear" if p >= LEVEL or gain == 0 else "better" if gain > 0 else "worse"
 
 
@@ -83,7 +83,7 @@ def claim(gain: float, p: float) -> Claim:
 
 
 def served(comparison: "Compared[Any]", method: str) -> frozenset[int]:
-    """The clients that have a predictor of a method and test data, with any seed."""
+    """The clients that have test data and, with any seed, a predictor of the method."""
     known = ~np.isnan(comparison.gains(method)).all(0)
     return frozenset(np.flatnonzero(known).tolist())
 
@@ -91,7 +91,7 @@ def served(comparison: "Compared[Any]", method: str) -> frozenset[int]:
 def compared(comparison: "Compared[Any]") -> list[str]:
     """The methods beside Local whose means can be compared: they serve the same clients.
 
-    Those that serve the most are taken, and of several such groups the first.
+    Of several sets of clients the largest is taken, and of equally large ones the first.
     """
     whom = {m: served(comparison, m) for m in comparison.methods if m != LOCAL}
     most = max(whom.values(), key=len, default=frozenset[int]())
@@ -99,7 +99,7 @@ def compared(comparison: "Compared[Any]") -> list[str]:
 
 
 def choose(comparison: "Compared[Any]") -> Choice | None:
-    """The method of the best mean in the last round on validation data, else on test data."""
+    """The method with the best mean in the last round, on validation data or else on test data."""
     rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
     if len(among) < 2:
         return Choice(among[0], "nothing", 1) if among else None
@@ -111,9 +111,9 @@ def choose(comparison: "Compared[Any]") -> Choice | None:
 
 
 def best_on_test(comparison: "Compared[Any]") -> str:
-    """The best mean in the last round, Local's being taken over the clients the others serve.
+    """The method with the best mean on test data in the last round; on a tie, Local.
 
-    Local is the best of equals.
+    Local's mean is taken over the clients that the other methods serve.
     """
     rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
     alone = rows[among[0]].alone.mean if among else rows[LOCAL].mean.mean
@@ -124,7 +124,7 @@ def best_on_test(comparison: "Compared[Any]") -> str:
 
 
 def validation_scores(history: History, served: Floats) -> Floats:
-    """The last scores on validation data that is a client's own and was not trained on ``[K]``."""
+    """The last validation scores ``[K]``, of clients whose own such data was not trained on."""
     unseen = (history.roster.n_val > 0) & (not history.merge_val) & ~np.isnan(served)
     return np.where(unseen, history.val[-1], np.nan)
 
@@ -133,7 +133,7 @@ def validation_scores(history: History, served: Floats) -> Floats:
 
 
 def judge(comparison: "Compared[Any]") -> dict[str, Judgement] | None:
-    """Every method beside Local that has clients to judge; None where runs lack their outcomes."""
+    """Test every method beside Local; None if runs lack the predictions of test samples."""
     if any(run.history.outcomes is None for run in comparison.runs):
         return None
     answers = {
@@ -145,11 +145,11 @@ def judge(comparison: "Compared[Any]") -> dict[str, Judgement] | None:
     return conclude(found, comparison.choice)
 
 
-Found = tuple[dict[str, Gain], MeanGain | None]  # of one method: each client's, and their mean
+Found = tuple[dict[str, Gain], MeanGain | None]  # of one method: gain of each client; mean gain
 
 
 def conclude(found: Mapping[str, Found], choice: Choice | None) -> dict[str, Judgement]:
-    """What all tests together show, each corrected for the others."""
+    """Correct all tests for one another; returns a judgement per method."""
     ahead = None if choice is None or choice.on == "test" else choice.method
     clients = _clients({method: own for method, (own, _) in found.items() if own}, ahead)
     overall = {method: mean for method, (_, mean) in found.items() if mean is not None}
@@ -163,7 +163,7 @@ def conclude(found: Mapping[str, Found], choice: Choice | None) -> dict[str, Jud
 def _clients(
     found: Mapping[str, Mapping[str, Gain]], ahead: str | None
 ) -> dict[str, tuple[ClientGain, ...]]:
-    """Every client's test of every method; ``ahead`` is the method with half of the weight."""
+    """The corrected tests of all clients, by method; ``ahead`` has half of the total weight."""
     weight = {
         method: (1.0 if method == ahead or ahead not in found else 1.0 / (len(found) - 1))
         / len(own)
@@ -182,7 +182,7 @@ def _clients(
 def _gains(
     comparison: "Compared[Any]", method: str, answers: Mapping[tuple[str, int], Sequence[Answers]]
 ) -> Found:
-    """Each client's gain over all seeds, and the mean over clients."""
+    """The gain of each client over all seeds, and the mean gain over clients."""
     runs, metric = comparison.of_method(method), comparison.metric
     known = ~np.isnan(comparison.gains(method))  # [S, K]
     names = runs[0].history.roster.clients

@@ -1,6 +1,6 @@
-"""Kinds of JSON values that the files of a run hold, by the words in which messages name them.
+"""Checks of the JSON values in a run's files, by the names that error messages use for them.
 
-A folder may come from anybody: what is read from it is checked before it is computed with.
+A folder may come from a stranger: every value that is read from it is checked before it is used.
 """
 
 import math
@@ -12,11 +12,11 @@ from ..core.metrics import METRICS
 
 Check = Callable[[Any], bool]
 
-LARGEST = 2**63  # integers of a file beyond it are no counts, and may have no float
+LARGEST = 2**63  # larger integers are no counts, and may not convert to float
 
 
 def _integer(value: Any) -> bool:
-    """Whether it is an integer of at most 64 bits; true and false are none."""
+    """Whether the value is an integer of at most 64 bits; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
@@ -29,7 +29,7 @@ def _finite(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    """Whether it is a number as runs write one: null is NaN, infinities are texts."""
+    """Whether the value is a number as runs write it: null is NaN, infinities are texts."""
     return value is None or _finite(value) or (_text(value) and value in ("inf", "-inf"))
 
 
@@ -46,13 +46,13 @@ def _table_of(inside: Check) -> Check:
 
 
 def _named_texts(*names: str) -> Check:
-    """Whether it is a table of texts that has these names."""
+    """A check that the value is a table of texts that has these names."""
     texts = _table_of(_text)
     return lambda value: texts(value) and value.keys() >= {*names}
 
 
 def _call(value: Any) -> bool:
-    """Whether it says how calls of one stage were done."""
+    """Whether the value says how calls of one stage were executed."""
     named = isinstance(value, dict) and all(_text(value.get(name)) for name in ("stage", "way"))
     return named and (value.get("why") is None or _text(value.get("why")))
 
@@ -86,13 +86,13 @@ KINDS: dict[str, Check] = {
 
 
 def check(name: str, value: Any, kind: str) -> None:
-    """Raise ValueError where the value of a name is not of its kind."""
+    """Raise ValueError if the value of a field is not of the expected kind."""
     if not KINDS[kind](value):
         raise ValueError(f"'{name}' is {shown(value)}; expected {kind}")
 
 
 def shown(value: Any) -> str:
-    """The start of a value, as a message repeats it."""
+    """The start of a value, for an error message."""
     return reprlib.repr(value)
 
 

@@ -1,14 +1,14 @@
 """Whether a method is better than training alone on the mean over clients.
 
-Clients, their test samples and seeds are all taken as drawn at random, as a hierarchical bootstrap
-does. The percentiles of that bootstrap are far too narrow with few clients that differ, so that its
-two levels are taken in closed form instead, and need no more of a client than its gain and the
-sampling variance of it. The gains vary from client to client both by what clients truly gain and by
-their test samples; that variance is never taken for less than what the test samples alone make of
-it (gains may agree by chance). Quantiles are Student's, with one degree of freedom less
-than there are clients. The luck of a seed that all clients share is a part of its own; it holds the
-sampling noise once more, which errs on the side of saying nothing. ``docs/results/verdict.md`` has
-the calibration.
+Clients, their test samples and seeds all count as random draws, as in a hierarchical bootstrap. The
+percentiles of that bootstrap are far too narrow with few clients that differ. Its two levels are
+therefore computed in closed form, which needs only the gain of each client and the sampling
+variance of that gain. Gains vary from client to client because true gains differ and because test
+samples are random; this variance is never estimated below what the test samples alone cause (gains
+may agree by chance). Quantiles are Student's, with one degree of freedom less than there are
+clients. The effect of a seed that all clients share is a term of its own; it contains the sampling
+noise once more, so that the test errs on the side of claiming nothing. ``docs/results/verdict.md``
+has the calibration.
 """
 
 import math
@@ -20,17 +20,17 @@ from scipy.special import ndtri, stdtrit
 from ..core.metrics import Floats
 from ..core.paired import LEVEL, Gain, two_sided
 
-POWER = 0.8  # with which a planned comparison should find the gain that was seen
-AT_MOST = 30.0  # times as much data as there was: more than that is no advice
-MANY = 1e9  # degrees of freedom of a variance that is known
+POWER = 0.8  # probability with which a planned comparison should show the gain that was seen
+AT_MOST = 30.0  # times as much data as there was: more than that is not advised
+MANY = 1e9  # degrees of freedom of a known variance
 
 
 class MeanGain(NamedTuple):
-    """The mean over clients of their gains, and how sure it is."""
+    """The mean gain over clients, with its standard error, interval and p-value."""
 
     gain: float
-    error: float  # its standard error
-    freedom: float  # degrees of freedom of that
+    error: float  # standard error of the gain
+    freedom: float  # degrees of freedom of the standard error
     low: float
     high: float
     p: float  # two-sided, not corrected for the number of methods
@@ -40,10 +40,11 @@ class MeanGain(NamedTuple):
 
 
 def mean_gain(gains: Floats, variances: Floats) -> MeanGain | None:
-    """Of gains and their sampling variances ``[seeds, clients]``.
+    """The mean of gains ``[seeds, clients]``, tested with their sampling variances.
 
-    Clients that could not be judged with every seed are left out; None where none is left. A gain
-    of minus infinity, of a client that diverged, is a loss on the mean whatever the others gain.
+    Clients that could not be judged with every seed are left out; returns None if none is left. A
+    gain of minus infinity, of a client that diverged, makes the mean a loss whatever the others
+    gain.
     """
     known = ~np.isnan(gains).any(0)
     gains, variances = gains[:, known], variances[:, known]
@@ -58,7 +59,7 @@ def mean_gain(gains: Floats, variances: Floats) -> MeanGain | None:
     over_clients = max(float(gains.mean(0).var(ddof=1)), within) if K > 1 else within
     parts, most = [over_clients / K], K - 1.0 if K > 1 else MANY
     freedoms = [most]
-    if S > 1:  # what all clients of a seed have in common: the luck of training; one seed hides it
+    if S > 1:  # the effect of a seed on all clients; it cannot be estimated from one seed
         parts.append(float(gains.mean(1).var(ddof=1)) / S)
         freedoms.append(S - 1.0)
     variance = sum(parts)
@@ -77,7 +78,7 @@ def _made(
 
 
 def widened(found: MeanGain, tried: int) -> MeanGain:
-    """The same with an interval that holds for all of so many methods together."""
+    """The mean gain with an interval that holds for all of ``tried`` methods together."""
     if tried == 1 or not math.isfinite(found.error):
         return found
     reach = float(stdtrit(found.freedom, 1 - LEVEL / (2 * tried))) * found.error
@@ -85,23 +86,26 @@ def widened(found: MeanGain, tried: int) -> MeanGain:
 
 
 def of_one(gain: Gain) -> MeanGain:
-    """The mean over a single client: its own test."""
+    """The mean gain of a single client: its own gain and test."""
     error = math.sqrt(gain.variance)
     return MeanGain(gain.gain, error, MANY, gain.low, gain.high, gain.p, 1, 0.0, gain.variance)
 
 
 class More(NamedTuple):
-    """What would probably tell a gain as large as the one seen; None where it would not."""
+    """How much more data or clients would probably show a gain of the size that was seen.
+
+    None if even much more would not.
+    """
 
     data: float | None  # times as many test samples, or seeds
     clients: int | None  # in all, with as many test samples each
 
 
 def more(found: MeanGain, tried: int = 1) -> More:
-    """How much more would show the gain that was seen with a power of 80 %."""
+    """How much more data or clients would show the gain that was seen, with a power of 80 %."""
 
     def needed(K: int) -> float:
-        """The variance a client's gain may have."""
+        """The largest variance of a client's gain at which K clients suffice."""
         freedom = K - 1.0 if K > 1 else MANY
         quantile = float(stdtrit(freedom, 1 - LEVEL / (2 * tried))) + float(ndtri(POWER))
         return K * (found.gain / quantile) ** 2
@@ -117,7 +121,7 @@ def more(found: MeanGain, tried: int = 1) -> More:
 
 
 def more_samples(gain: Gain, tests: float) -> int | None:
-    """Test samples with which one client's gain would probably be shown among so many tests."""
+    """How many test samples would probably show one client's gain among ``tests`` tests."""
     if not math.isfinite(gain.variance) or gain.gain == 0:
         return None
     quantile = float(ndtri(1 - LEVEL / (2 * tests))) + float(ndtri(POWER))

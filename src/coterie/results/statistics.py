@@ -15,7 +15,7 @@ EXACT_UP_TO = 50  # pairs; beyond it the signed-rank test takes the normal appro
 
 
 class OverClients(NamedTuple):
-    """How the clients of a federation fare; every field but the counts is NaN where there are 0."""
+    """Statistics of the scores of all clients; NaN, except for the counts, if none is scored."""
 
     mean: float
     weighted_mean: float  # by test size: the pooled score
@@ -29,7 +29,7 @@ class OverClients(NamedTuple):
 
 
 def over_clients(scores: Floats, sizes: Array, metric: str = "accuracy") -> OverClients:
-    """Summaries over clients (spec 14) of one score a client."""
+    """Statistics over clients (spec 14); ``scores`` has one score per client."""
     known = ~np.isnan(scores)
     values, n = scores[known], int(known.sum())
     if n == 0:
@@ -46,12 +46,12 @@ def over_clients(scores: Floats, sizes: Array, metric: str = "accuracy") -> Over
 
 
 def _variance(values: Floats, freedom: int = 0) -> float:
-    """Infinite where a value is: a client that diverged is infinitely far from the others."""
+    """The variance; infinite if a value is, because a diverged client is infinitely far off."""
     return float(values.var(ddof=freedom)) if np.isfinite(values).all() else math.inf
 
 
 def best_round(scores: Floats, metric: str) -> int | None:
-    """The row of ``[rounds, clients]`` with the best mean, the earliest of equals."""
+    """The index of the row of ``[rounds, clients]`` with the best mean; on a tie, the earliest."""
     means = mean_known(scores)
     if np.isnan(means).all():
         return None
@@ -59,9 +59,10 @@ def best_round(scores: Floats, metric: str) -> int | None:
 
 
 def best_of_rounds(scores: Floats, metric: str) -> Floats:
-    """Each client's score in its own best round ``[K]`` of ``[rounds, K]``; NaN where it has none.
+    """The score ``[K]`` of each client in its own best round, from ``[rounds, K]``.
 
-    P4 reports this of its one requester. It is chosen on test data, and by each client apart.
+    P4 reports this for its one requester. The round is chosen on test data, separately for each
+    client. NaN for a client without scores.
     """
     best: Floats = (np.fmax if higher_is_better(metric) else np.fmin).reduce(scores)
     return best
@@ -80,7 +81,7 @@ def _ranks(values: Array) -> Floats:
 
 
 class Paired(NamedTuple):
-    """A two-sided Wilcoxon signed-rank test: pairs that differ, smaller rank sum, p."""
+    """Result of a two-sided Wilcoxon signed-rank test: pairs that differ, smaller rank sum, p."""
 
     n: int
     statistic: float
@@ -88,10 +89,10 @@ class Paired(NamedTuple):
 
 
 def wilcoxon(differences: Floats) -> Paired:
-    """Whether paired differences lie around zero; zeros are dropped, ties share their rank.
+    """Test whether paired differences lie around zero; zeros are dropped, ties share their rank.
 
-    An infinite difference, of a client that diverged, has the highest rank. Up to 50 pairs the
-    distribution is enumerated exactly, ties included; beyond it is normal.
+    An infinite difference, of a client that diverged, has the highest rank. For up to 50 pairs the
+    distribution is enumerated exactly, ties included; for more, it is approximated by a normal one.
     """
     kept = np.round(differences[~np.isnan(differences)], 10)
     kept = kept[kept != 0]
@@ -118,14 +119,14 @@ def _exact_p(ranks: Floats, statistic: float) -> float:
 
 
 class OverSeeds(NamedTuple):
-    """A number over seeds: its mean and sample deviation (NaN for a single seed)."""
+    """Mean and sample deviation of a number over seeds; the deviation is NaN for a single seed."""
 
     mean: float
     deviation: float
 
 
 def over_seeds(values: Sequence[float | None]) -> OverSeeds:
-    """Mean and sample deviation of the values that are known; infinite where one is."""
+    """Mean and sample deviation of the known values; infinite if one of them is."""
     known = np.array([v for v in values if v is not None and not math.isnan(v)])
     if len(known) == 0:
         return OverSeeds(math.nan, math.nan)

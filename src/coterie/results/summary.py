@@ -1,7 +1,7 @@
-"""The numbers of ``summary.json``: how they are computed, what each one is, and their check.
+"""The numbers of ``summary.json``: how they are computed, what they mean, and how they are checked.
 
-:data:`FIELDS` is the one table of the file's fields. :func:`checked` holds a summary that was read
-from a folder to it, and ``docs/folders.md`` is tested against it.
+:data:`FIELDS` is the one table of the file's fields. :func:`checked` checks a summary that was read
+from a folder against it, and a test compares ``docs/folders.md`` with it.
 """
 
 import math
@@ -18,7 +18,7 @@ BY_VALIDATION = "{score}_best_by_validation"
 
 
 def score_field(name: str, metric: str) -> str:
-    """The name of a field that begins with the kind of score.
+    """The name of a field that begins with ``{score}``, for this metric.
 
     >>> score_field(LAST, "accuracy"), score_field(LAST, "rmse")
     ('accuracy_last', 'score_last')
@@ -29,7 +29,7 @@ def score_field(name: str, metric: str) -> str:
 def summarise(
     history: History, digest: str | None = None, local: History | None = None
 ) -> dict[str, Any]:
-    """The numbers of ``summary.json``; those relative to Local are None where it is not given."""
+    """The numbers of ``summary.json``; those relative to Local are None if it is not given."""
     metric, roster = history.metric, history.roster
     spread = statistics.over_clients(history.last, roster.n_test, metric)
     means = metrics.mean_known(history.test)
@@ -93,9 +93,9 @@ def last_score(summary: Mapping[str, Any]) -> float:
 class SummaryField(NamedTuple):
     """One field of ``summary.json``."""
 
-    kind: str  # of kinds.KINDS
+    kind: str  # a key of kinds.KINDS
     meaning: str
-    before: Any = ...  # what a folder means that was written before the field existed
+    before: Any = ...  # the value for folders that were written before the field existed
 
 
 FIELDS: dict[str, SummaryField] = {
@@ -105,7 +105,7 @@ FIELDS: dict[str, SummaryField] = {
     "metric": SummaryField("a metric", "what is scored"),
     LAST: SummaryField("a number or null", "mean over clients on test data, last round"),
     BY_VALIDATION: SummaryField(
-        "a number or null", "the same in the round that validation data chooses"
+        "a number or null", "the same in the round with the best validation score"
     ),
     "round_best_by_validation": SummaryField("a count or null", "that round, counted from 0"),
     "bmta": SummaryField("a number or null", "the same in the best round on test data: optimistic"),
@@ -136,33 +136,33 @@ FIELDS: dict[str, SummaryField] = {
         "share of the weight on other clients that is inside the true group",
     ),
     "weight_recovery_auc": SummaryField(
-        "a finite number or null", "how well the weights tell who is in one's true group (AUC)"
+        "a finite number or null", "how well weights tell clients of the same true group (AUC)"
     ),
     "in_group_weight_of": SummaryField("a text", "the matrix these two are taken from", "A"),
     "clients": SummaryField("a count", "clients of the federation"),
     "clients_scored": SummaryField("a count", "clients that have a score in the last round"),
-    "clients_without_test": SummaryField("a count", "clients that have none"),
+    "clients_without_test": SummaryField("a count", "clients without a score"),
     "clients_without_validation": SummaryField(
         "a list of texts", "clients without validation data", []
     ),
     "merge_val": SummaryField("true or false", "whether validation data was trained on too", True),
     "weak_clients": SummaryField("a table of texts", "what a client lacks to be judged"),
-    "bytes_up": SummaryField("a count", "bytes sent by all clients to train, whole run"),
-    "bytes_down": SummaryField("a count", "bytes received by all clients to train, whole run"),
-    "bytes_serve": SummaryField("a count", "bytes received by all clients only to predict"),
+    "bytes_up": SummaryField("a count", "bytes sent by all clients for training, whole run"),
+    "bytes_down": SummaryField("a count", "bytes received by all clients for training, whole run"),
+    "bytes_serve": SummaryField("a count", "bytes received by all clients only for prediction"),
     "seconds": SummaryField("finite seconds", "seconds of all rounds"),
     "digest": SummaryField("a text", "sha256 over the sha256 of each client's predictor"),
     "partition_fingerprint": SummaryField("a text", "which client holds which samples"),
     "alarms": SummaryField("a list of alarms", "what to know before these numbers are believed"),
     "rejected": SummaryField("a table of counts", "uploads that were left out, by reason"),
-    "ran": SummaryField("a table with calls", "the engine, and how each kind of call was done", {}),
+    "ran": SummaryField("a table with calls", "the engine, and how each kind of call ran", {}),
 }
 
 
 def checked(found: Any) -> dict[str, Any]:
-    """A summary that was read, its fields of the expected kinds; else ValueError says which is not.
+    """Check a summary that was read; ValueError names the first field that is not as expected.
 
-    Fields that did not exist when the folder was written are added; unknown ones stay.
+    Fields that did not exist when the folder was written are added; unknown fields are kept.
     """
     if not isinstance(found, dict):
         raise ValueError(f"found {kinds.shown(found)}; expected a table")

@@ -1,7 +1,7 @@
-"""How fast a round is: every engine against a plain PyTorch loop, as ratios in one run.
+"""Times a round of every engine against a plain PyTorch loop, as ratios within one process.
 
-Absolute times depend on the machine and on what else it does; a ratio measured in one process,
-engines and loop taking turns, depends on them much less.
+Absolute times depend on the machine and its load. A ratio depends on them much less if engines and
+loop take turns in one process.
 """
 
 import os
@@ -26,34 +26,34 @@ from .workloads import WORKLOADS, Workload
 
 ENGINES = ("auto", "vmap", "loop")
 PRECISIONS = ("float32", "tf32")
-LONG = 1000  # rounds of the run that engines are made for: what they measure is paid back
+LONG = 1000  # rounds that engines are told the run has, so that measuring and tracing pay off
 
 
 class Result(NamedTuple):
-    """One engine on one workload; what could not be measured is None."""
+    """The timing of one engine on one workload; a value that could not be measured is None."""
 
     workload: str
-    engine: str  # "plain" is the loop written in torch alone
+    engine: str  # "plain" is the plain PyTorch loop
     seconds_per_round: float | None
     speedup_over_loop: float | None  # over the plain loop
-    peak_mib: float | None  # that a round takes beyond what is held before it
-    share_of_ceiling: float | None  # the shortest possible time, over the time it took
+    peak_mib: float | None  # memory of a round beyond what was held before it
+    share_of_ceiling: float | None  # the shortest possible time divided by the time it took
     precision: str
     device: str
     resolved: str  # what the engine chose
-    failed: str  # why, where it did
-    repeats: int  # rounds that the median is of
-    ms_per_step: float | None  # a step of all clients
+    failed: str  # why the engine failed; empty if it did not
+    repeats: int  # rounds that the median is over
+    ms_per_step: float | None  # one step of all clients
     gflop: float  # of a round
     gbytes: float  # moved in a round at least
-    gemm_gflops: float  # of the machine, a second
-    copy_gbs: float  # of the machine, a second
+    gemm_gflops: float  # of the machine, per second
+    copy_gbs: float  # of the machine, per second
 
 
 def measure(
     names: list[str], device: str, precision: str, repeats: int, *, force: bool = False
 ) -> Iterator[Result]:
-    """Results of some workloads, as each is done. A loaded machine is refused unless forced."""
+    """Yield the results of some workloads, each when it is done; a busy machine is refused."""
     for name in names:
         if name not in WORKLOADS:
             raise ConfigError(f"workload '{name}' is unknown; {did_you_mean(name, WORKLOADS)}")
@@ -63,7 +63,7 @@ def measure(
 
 
 def check(device: str, precision: str, *, force: bool) -> None:
-    """Refuse what cannot be measured here, or not now."""
+    """Refuse a device or precision that does not exist here, and a busy machine unless forced."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision '{precision}' is unknown; expected float32 or tf32")
     if precision == "tf32" and device == "cpu":
@@ -77,7 +77,7 @@ def check(device: str, precision: str, *, force: bool) -> None:
 
 
 def _refuse_load() -> None:
-    """A second job on two cores slows a two-thread loop many times over, and us less."""
+    """Refuse a busy machine: a second job slows a loop with two threads much more than engines."""
     busy, cores = os.getloadavg()[0], os.cpu_count() or 1
     if busy > 0.6 * cores:
         raise EngineError(
@@ -87,7 +87,7 @@ def _refuse_load() -> None:
 
 
 def tell(line: str) -> None:
-    """Progress: what is under way."""
+    """Print a line of progress to stderr."""
     print(f"bench: {line}", file=sys.stderr, flush=True)
 
 
@@ -129,7 +129,7 @@ def _result(
 
 
 def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, dict[str, Lap]]:
-    """What a round of a workload costs, and how the plain loop and every engine fared."""
+    """The cost of a round of a workload, and the timings of the plain loop and every engine."""
     tell(f"{work.name}, {work.about}, {work.clients} x {work.samples}: setting up")
     start, cores = steady(work.method, work.simulation(device)), torch.get_num_threads()
     plain, chosen = fastest(start, cores)
@@ -148,7 +148,7 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
 
 
 def backend_of(name: str, on: Simulation) -> Backend:
-    """What computes the clients, as in a long run: everything that is measured is made here."""
+    """The backend that a long run would use."""
     return make_backend(name, Work(on.problem, on.shards), Length(LONG))
 
 
@@ -158,7 +158,7 @@ def _contestant(name: str, start: Steady) -> Contestant:
 
 
 def _round_of(backend: Backend, start: Steady) -> Callable[[], None]:
-    """One round of the method without evaluation of its predictors."""
+    """A function that executes one round of the method, without evaluation."""
     _, method, server, states, round = start
 
     def once() -> None:

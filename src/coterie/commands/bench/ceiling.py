@@ -1,4 +1,4 @@
-"""What the machine could do: a round's arithmetic and traffic at the rates measured here.
+"""The shortest time that a round could take on this machine, by arithmetic and memory traffic.
 
 A round cannot be shorter than its floating-point operations at the rate of a large matrix product,
 nor than its bytes at the rate of a large copy. Operations are counted by torch in one client's
@@ -25,22 +25,22 @@ from ...data.simulation import Simulation
 from .clients import Clients
 from .workloads import Workload
 
-SIDE = {"cpu": 2048, "cuda": 8192}  # of the matrices
-COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes
+SIDE = {"cpu": 2048, "cuda": 8192}  # rows and columns of the matrices that are multiplied
+COPIED = {"cpu": 2**28, "cuda": 2**30}  # bytes that are copied
 TRIES = 5
 
 
 class Machine(NamedTuple):
     """Measured rates of a device."""
 
-    gemm: float  # floating-point operations a second
-    copy: float  # bytes a second, read and written
+    gemm: float  # floating-point operations per second
+    copy: float  # bytes per second, read and written
     device: str = "cpu"
     precision: str = "float32"
 
 
 class Bill(NamedTuple):
-    """What a round of all clients costs."""
+    """The operations and bytes of one round of all clients."""
 
     flops: float
     bytes: float
@@ -55,7 +55,7 @@ class Bill(NamedTuple):
 
 
 def machine(device: torch.device, precision: str) -> Machine:
-    """The rates of this machine with the threads and the precision that torch is set to."""
+    """Measure the rates of this machine, with torch's current threads and precision."""
     side, size = SIDE[device.type], COPIED[device.type]
     a, b = torch.randn(2, side, side, device=device)
     product = torch.empty_like(a)
@@ -67,7 +67,7 @@ def machine(device: torch.device, precision: str) -> Machine:
 
 
 def _best(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest of a few calls, after one to warm up."""
+    """Seconds of the fastest of a few calls, after one to warm up."""
     spent = []
     for _ in range(1 + TRIES):
         began = time.perf_counter()
@@ -79,7 +79,7 @@ def _best(call: Callable[[], object], device: torch.device) -> float:
 
 
 def bill(work: Workload, clients: Clients) -> Bill:
-    """What all clients of a workload compute and move in a round."""
+    """The operations and bytes of all clients of a workload in one round."""
     training = _flops(lambda: clients.train(0, clients.minibatches(0)))
     judging = _flops(lambda: clients.loss(0, clients.w[0], work.judged_on)) if work.judges else 0
     flops = work.trains * training + work.judges * judging
@@ -94,7 +94,7 @@ def _flops(call: Callable[[], object]) -> int:
 
 
 def numbers_moved(work: Workload, on: Simulation) -> int:
-    """Numbers that one client reads and writes in a round."""
+    """How many numbers one client reads and writes in a round."""
     size = on.problem.model.size
     a_sample = on.shards.x[0].numel() + 2 * outputs_of(on.problem)
     training = work.steps * 3 * size + work.samples * a_sample
@@ -103,7 +103,7 @@ def numbers_moved(work: Workload, on: Simulation) -> int:
 
 
 def outputs_of(problem: Problem) -> int:
-    """Numbers that the layers of the network put out for one sample."""
+    """How many numbers all layers of the network output for one sample."""
     total = 0
 
     def count(_module: nn.Module, _inputs: Any, output: Tensor) -> None:

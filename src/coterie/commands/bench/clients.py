@@ -12,7 +12,7 @@ from ...data.simulation import Simulation
 Minibatches = list[tuple[Tensor, Tensor]]
 Order = Callable[[int], Tensor]  # a client's samples in the order of this epoch
 
-BLOCK = {"cpu": 50, "cuda": 500}  # samples that are judged at once
+BLOCK = {"cpu": 50, "cuda": 500}  # samples per batch of an evaluation
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -48,7 +48,7 @@ class Clients:
         return torch.randperm(len(self.data["train"][i][1]), device=self.on.problem.device)
 
     def minibatches(self, i: int) -> Minibatches:
-        """One epoch of a client."""
+        """The minibatches of one epoch of a client."""
         (x, y), order, batch = self.data["train"][i], self.order(i), self.on.problem.recipe.batch
         return list(zip(x[order].split(batch), y[order].split(batch), strict=True))
 
@@ -57,12 +57,12 @@ class Clients:
         self.w[i] = model
 
     def average(self) -> Tensor:
-        """The mean of all models, by samples."""
+        """The mean of all models, weighted by samples."""
         sizes = self.on.problem.sizes.to(self.w.dtype)
         return sizes / sizes.sum() @ self.w
 
     def train(self, i: int, batches: Minibatches, correction: Tensor | None = None) -> None:
-        """SGD on the client's module, with something added to every gradient if given."""
+        """Train the client's module with SGD; add a correction, if given, to every gradient."""
         module, rule = self.modules[i], self.rules[i]
         added = [] if correction is None else self._shaped(module, correction)
         for x, y in batches:

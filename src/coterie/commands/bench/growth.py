@@ -1,7 +1,7 @@
-"""What a round costs when there are more clients, in it or merely registered.
+"""The cost of a round as the number of participants, or of registered clients, grows.
 
-Rounds of the real round loop, guard and messages included, without evaluation: the loop is left
-before its last round, which alone is always evaluated.
+The rounds are those of the real round loop, with guard and messages but without evaluation: the
+loop is left before its last round, the only one that is always evaluated.
 """
 
 import statistics
@@ -24,7 +24,7 @@ from .turns import WARM
 from .workloads import GREY, Workload
 
 SIZES = (10, 30, 100, 300, 1000)  # clients of a round
-REGISTERED = (100, 1000, 10_000)  # clients of whom PARTICIPANTS take part
+REGISTERED = (100, 1000, 10_000)  # clients of which PARTICIPANTS take part
 PARTICIPANTS = 100
 METHODS: dict[str, AnyAlgorithm] = {"FedAvg": FedAvg(), "Ditto": Ditto()}
 
@@ -32,7 +32,7 @@ LENET = Workload("", "FedAvg, LeNet-5", FedAvg(), "lenet5", {}, GREY, 0, 50, 10)
 
 
 class Cost(NamedTuple):
-    """A round of one method with so many clients."""
+    """The cost of one round of a method with this many clients."""
 
     method: str
     registered: int
@@ -47,7 +47,7 @@ class Cost(NamedTuple):
 def scale(
     device: str, repeats: int, sizes: tuple[int, ...] = SIZES, *, force: bool
 ) -> Iterator[Cost]:
-    """A round's cost against the number of clients, all of whom take part."""
+    """The cost of a round for growing numbers of clients, all of which take part."""
     check(device, "float32", force=force)
     return (_cost("FedAvg", size, size, device, repeats) for size in sizes)
 
@@ -55,7 +55,7 @@ def scale(
 def population(
     device: str, repeats: int, sizes: tuple[int, ...] = REGISTERED, *, force: bool
 ) -> Iterator[Cost]:
-    """A round's cost against the number of registered clients, of whom equally many take part."""
+    """The cost of a round for growing numbers of registered clients, with equal participants."""
     check(device, "float32", force=force)
     part = min(PARTICIPANTS, *sizes)
     return (_cost(name, size, part, device, repeats) for name in METHODS for size in sizes)

@@ -1,8 +1,8 @@
-"""How much memory some work takes at its peak, beyond what was held before it.
+"""Measures the peak memory of a block of code, beyond what was held before it.
 
-On a GPU torch's allocator says so. On a CPU it is the rise of the process's resident memory, by the
-kernel's own high-water mark; freed memory is first given back, for else a round would seem to need
-only what the last one did not leave behind. None where the kernel keeps no such mark.
+On a GPU torch's allocator reports it. On a CPU it is the rise of the process's resident memory, by
+the kernel's high-water mark. Freed memory is returned to the system first; otherwise a round would
+seem to need only what the last one did not leave behind. None if the kernel keeps no such mark.
 """
 
 import ctypes
@@ -19,14 +19,14 @@ MIB = 2**20
 
 
 class Peak:
-    """Filled in when the work is done."""
+    """The peak memory of a block; set when the block ends."""
 
     mib: float | None = None
 
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Peak]:
-    """Watch the work of the block."""
+    """Measure the peak memory of the block."""
     peak = Peak()
     gc.collect()
     if device.type == "cuda":
@@ -45,10 +45,10 @@ def watched(device: torch.device) -> Iterator[Peak]:
 
 
 def _fresh_mark() -> int | None:
-    """Resident KiB now, which the high-water mark is set back to."""
+    """Reset the high-water mark to the current resident memory, and return that in KiB."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):  # not glibc: what was freed may hide what is needed
+    except (OSError, AttributeError):  # not glibc: freed memory may hide what the block needs
         return None
     trim(0)
     try:

@@ -1,13 +1,13 @@
-"""The yardstick: what a careful person writes in plain PyTorch, one client after another.
+"""The plain PyTorch loop that engines are compared with: careful code, one client after another.
 
-A module and a ``torch.optim.SGD`` a client, tensors in memory, no DataLoader. Making it slower than
-it could be is a defect: what is tried and helps is here. Module i keeps its parameters in row i of
-one matrix, so that loading and averaging models are single operations; an epoch's samples are
-gathered at once; splits are judged in blocks that suit the caches; memory layout and threads are
-whichever are faster.
+Each client has a module and a ``torch.optim.SGD``; tensors are in memory, without a DataLoader. It
+is a defect if this loop is slower than it could be: whatever was tried and helps is here. Module i
+keeps its parameters in row i of one matrix, so that loading and averaging models are single
+operations; the samples of an epoch are gathered at once; splits are evaluated in blocks that suit
+the caches; the faster memory layout and number of threads are taken.
 
-Choosing whose models to fetch is given, not computed: it costs nothing beside the rest. The
-server's half of WAFFLE is the method's own, for it is the same operations on the same rows.
+The choice of models to download is given, not computed: its cost is negligible. The server half of
+WAFFLE is that of the method itself, because it is the same operations on the same rows.
 """
 
 import time
@@ -32,11 +32,11 @@ from .clients import LAYOUTS, Clients, Minibatches, Order
 from .clipped import ClippedFedAvg
 from .steady import Steady
 
-TRIED, TRIED_SECONDS = 5, 2.0  # ways take turns so often and so long; their best steps count
+TRIED, TRIED_SECONDS = 5, 2.0  # least turns and seconds of each way; its fastest step counts
 
 
 class Plain(ABC):
-    """One method's round. Calling it gives the models that the round leaves behind."""
+    """One round of a method in plain PyTorch. Calling it returns the models after the round."""
 
     def __init__(self, start: Steady, clients: Clients) -> None:
         self.start, self.clients = start, clients
@@ -48,10 +48,10 @@ class Plain(ABC):
 
     @abstractmethod
     def finish(self) -> Tensor:
-        """What is left to the server."""
+        """The server half of the round; returns the models after the round."""
 
     def __call__(self) -> Tensor:
-        """The whole round."""
+        """Execute the whole round."""
         for i in range(self.start.on.problem.population):
             self.client(i)
         return self.finish()
@@ -71,7 +71,7 @@ class PlainFedAvg(Plain):
 
 
 class PlainClipped(Plain):
-    """The same with the gradients of single samples, by ``torch.func``."""
+    """FedAvg with clipped per-sample gradients, computed by ``torch.func``."""
 
     def client(self, i: int) -> None:
         """An epoch of clipped steps from the global model."""
@@ -106,7 +106,7 @@ class PlainFedFomo(Plain):
     """Weigh the received models on validation data, mix, train."""
 
     def client(self, i: int) -> None:
-        """What one client does with its own model and those it is sent."""
+        """Weigh the client's own model and the received ones, mix them, and train."""
         theta, old, affinity, _ = (part[i] for part in self.start.states)
         models = torch.cat([theta[None], self.received.models[self.received.slot[i]]])
         base = self.clients.loss(i, old, "val")
@@ -121,37 +121,37 @@ class PlainFedFomo(Plain):
         self.clients.train(i, self.clients.minibatches(i))
 
     def finish(self) -> Tensor:
-        """Everybody's model."""
+        """The models of all clients."""
         return self.clients.w
 
 
 class PlainFedeRiCo(Plain):
-    """Weigh the models in sight by their likelihood, and train all of them."""
+    """Weigh the own and the downloaded models by their likelihood, and train all of them."""
 
     @cached_property
     def models(self) -> Tensor:
-        """Everybody's model ``[K, P]``."""
+        """The models of all clients ``[K, P]``."""
         found: Tensor = self.received.own.vectors.squeeze(1)
         return found
 
     @cached_property
     def sight(self) -> Tensor:
-        """Whose models each client looks at ``[K, 1 + M]``, its own first."""
+        """The owners of the models that each client sees ``[K, 1 + M]``, itself first."""
         everybody = torch.arange(len(self.models), device=self.models.device)
         return torch.cat([everybody[:, None], self.received.peers.owner], 1)
 
     @cached_property
     def total(self) -> Tensor:
-        """What is returned to every owner ``[K, P]``."""
+        """The sum of weighted changes that is returned to each owner ``[K, P]``."""
         return torch.zeros_like(self.models)
 
     @cached_property
     def mass(self) -> Tensor:
-        """The weights on every model together ``[K]``."""
+        """The sum of the weights on each model ``[K]``."""
         return self.models.new_zeros(len(self.models))
 
     def client(self, i: int) -> None:
-        """Losses, weights, and an epoch for every model in sight."""
+        """Compute losses and weights, and train every model in sight for an epoch."""
         sight, batches = self.sight[i], self.clients.minibatches(i)
         losses = [self.clients.loss(i, self.models[b], "train") for b in sight.tolist()]
         weights = self._weights(i, torch.stack(losses) * len(self.clients.data["train"][i][1]))
@@ -171,7 +171,7 @@ class PlainFedeRiCo(Plain):
         return weights[sight].to(losses.dtype)
 
     def finish(self) -> Tensor:
-        """Owners move by what was returned to them."""
+        """Move each model by the changes that were returned to its owner."""
         moved = self.models - self.total / self.mass.clamp(min=1)[:, None]
         moved = torch.where(self.mass[:, None] > UNUSED, moved, self.models)
         self.total.zero_()
@@ -180,11 +180,11 @@ class PlainFedeRiCo(Plain):
 
 
 class PlainWaffle(Plain):
-    """SCAFFOLD's client step for every requester, its control by the displacement."""
+    """SCAFFOLD's client step for every requester; controls are computed from the displacement."""
 
     @cached_property
     def change(self) -> Work:
-        """What everybody sends ``[K, R, P]``."""
+        """The uploads of all clients ``[K, R, P]``."""
         dy, dc = (torch.empty(self.start.states.c.shape).to(self.clients.w) for _ in range(2))
         return Work(dy, dc, torch.ones(dy.shape[:2], dtype=torch.bool, device=dy.device))
 
@@ -201,7 +201,7 @@ class PlainWaffle(Plain):
             self.change.dc[i, r] = -dy / rate - c
 
     def finish(self) -> Tensor:
-        """Every requester's model."""
+        """The models of all requesters."""
         method, server, round = self.start.method, self.start.server, self.start.round
         found: Tensor = method.aggregate(server, self.change, round).x
         return found
@@ -217,14 +217,15 @@ PLAIN: dict[type[AnyAlgorithm], type[Plain]] = {
 
 
 def plain_round(start: Steady, layout: str, order: Order | None = None) -> Plain:
-    """The method's round in plain PyTorch."""
+    """The round of the method in plain PyTorch."""
     return PLAIN[type(start.method)](start, Clients(start.on, layout, order))
 
 
 def fastest(start: Steady, cores: int) -> tuple[Plain, dict[str, Any]]:
-    """The round in the memory layout and with the threads that train fastest, and which they are.
+    """The round with the fastest memory layout and number of threads, and what these are.
 
-    Each way takes steps of one client, in turns: a machine's speed changes meanwhile.
+    Steps of one client are timed for each combination, in turns, because the speed of a machine
+    changes over time.
     """
     images = start.on.shards.x.dim() == 4
     rounds = {name: plain_round(start, name) for name in (LAYOUTS if images else ("contiguous",))}
@@ -243,7 +244,7 @@ def fastest(start: Steady, cores: int) -> tuple[Plain, dict[str, Any]]:
 
 
 def _step(clients: Clients, batches: Minibatches, threads: int) -> float:
-    """Seconds that one client trains."""
+    """Seconds that one client takes to train on these batches."""
     with settings(threads=threads):
         began = time.perf_counter()
         clients.train(0, batches)

@@ -1,4 +1,4 @@
-"""What ``coterie bench`` prints: tables for people, or a list of objects."""
+"""The output of ``coterie bench``: a table, or a list of JSON objects."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from .short import Short
 
 
 class Column(NamedTuple):
-    """A column's title, the field it shows and how."""
+    """A column of the table: its title, the field it shows and its format."""
 
     title: str
     field: str
@@ -20,8 +20,8 @@ class Column(NamedTuple):
 RESULTS = (
     Column("", "workload", "<4"),
     Column("engine", "engine", "<7"),
-    Column("s a round", "seconds_per_round", ">10.4f"),
-    Column("ms a step", "ms_per_step", ">10.2f"),
+    Column("s/round", "seconds_per_round", ">10.4f"),
+    Column("ms/step", "ms_per_step", ">10.2f"),
     Column("over plain", "speedup_over_loop", ">10.2f"),
     Column("of ceiling", "share_of_ceiling", ">10.1%"),
     Column("peak MiB", "peak_mib", ">9.0f"),
@@ -33,8 +33,8 @@ COSTS = (
     Column("registered", "registered", ">10"),
     Column("clients", "clients", ">7"),
     Column("engine", "engine", "<7"),
-    Column("s a round", "seconds_per_round", ">10.4f"),
-    Column("s a client", "seconds_per_client", ">10.6f"),
+    Column("s/round", "seconds_per_round", ">10.4f"),
+    Column("s/client", "seconds_per_client", ">10.6f"),
     Column("peak MiB", "peak_mib", ">9.0f"),
 )
 
@@ -53,7 +53,7 @@ SHORT = (
 
 
 def show_results(results: Iterable[Result], *, as_json: bool) -> None:
-    """Every engine on every workload, each as it is done."""
+    """Print the result of every engine on every workload, each when it is done."""
     if as_json:
         _objects(results)
         return
@@ -66,7 +66,7 @@ def show_results(results: Iterable[Result], *, as_json: bool) -> None:
 
 
 def show_costs(costs: Iterable[Cost], *, as_json: bool) -> None:
-    """Rounds of more and more clients."""
+    """Print the costs of rounds of growing numbers of clients."""
     if as_json:
         _objects(costs)
         return
@@ -76,7 +76,7 @@ def show_costs(costs: Iterable[Cost], *, as_json: bool) -> None:
 
 
 def show_short(runs: Iterable[Short], *, as_json: bool) -> None:
-    """Whole short runs of auto and of the loop."""
+    """Print the times of whole short runs with ``auto`` and with the loop."""
     if as_json:
         _objects(runs)
         return
@@ -100,5 +100,5 @@ def _line(columns: Sequence[Column], values: dict[str, object]) -> str:
 
 
 def _fitted(text: str, column: Column) -> str:
-    """A text as wide as the column's values, and on their side."""
+    """A text padded to the column's width and aligned like its values."""
     return format(text, column.form.split(".")[0])

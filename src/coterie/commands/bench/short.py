@@ -1,8 +1,8 @@
-"""Whole short runs: the engine ``auto`` against the loop, each in a new process, nothing cached.
+"""Times whole short runs: engine ``auto`` against the loop, in new processes with empty caches.
 
-A long run pays for what ``auto`` measures, traces and compiles; a short one must not be slower than
-the loop because of it. The setting is that of ``experiments/methods/fashion_mnist.toml``, its data
-are read from ``COTERIE_DATA``.
+A long run pays back the time that ``auto`` spends on measuring, tracing and compiling; a short run
+must not be slower than the loop because of it. The setting is that of
+``experiments/methods/fashion_mnist.toml``; its data is read from ``COTERIE_DATA``.
 """
 
 import json
@@ -30,7 +30,7 @@ ENGINES = ("auto", "loop")
 
 
 class Short(NamedTuple):
-    """Medians of whole runs with both engines, without reading data."""
+    """Median times of whole runs with both engines, without the time to read data."""
 
     model: str
     method: str
@@ -44,7 +44,7 @@ class Short(NamedTuple):
 
 
 def config_of(model: str, method: str, rounds: int, engine: str) -> Config:
-    """One run of the setting."""
+    """The config of one run."""
     return load(
         {
             "data": {"name": "fashion_mnist"},
@@ -59,11 +59,11 @@ def config_of(model: str, method: str, rounds: int, engine: str) -> Config:
 
 
 def short(models: Sequence[str], repeats: int) -> Iterator[Short]:
-    """Every model, method and length, each as it is done; engines take turns."""
+    """Yield a result for every model, method and number of rounds; engines take turns."""
     for name in models:
         if name not in MODELS:
             raise ConfigError(f"model '{name}' is unknown here; {did_you_mean(name, MODELS)}")
-    assemble(config_of(MODELS[0], METHODS[0], 1, "loop"))  # data that are missing are told here
+    assemble(config_of(MODELS[0], METHODS[0], 1, "loop"))  # raises here if data is missing
     for model in models or MODELS:
         for method in METHODS:
             for rounds in ROUNDS:
@@ -109,7 +109,7 @@ def _in_new_process(*arguments: str) -> dict[str, Any]:
 
 
 def timed(model: str, method: str, rounds: int, engine: str) -> dict[str, Any]:
-    """One run here: its seconds, those of the processor, and the engine that it had."""
+    """Execute one run in this process: its seconds, processor seconds, and engine."""
     config = config_of(model, method, rounds, engine)
     chosen = config.method()
     assembly = assemble(config.single(chosen, config.run.seed))
@@ -123,7 +123,7 @@ def timed(model: str, method: str, rounds: int, engine: str) -> dict[str, Any]:
 
 
 def _cpu() -> float:
-    """Processor seconds of this process and of those it waited for."""
+    """Processor seconds of this process and of the children it waited for."""
     spent = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in spent)
 

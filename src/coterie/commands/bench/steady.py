@@ -1,4 +1,7 @@
-"""A round as the later ones of a run are: every client has uploaded, and receives what it asks."""
+"""The state of a run after a few rounds, so that the timed round is like the later ones.
+
+Every client has uploaded by then, and receives the models that it asks for.
+"""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,7 +17,7 @@ BEFORE, HORIZON = 2, 100
 
 
 class Steady(NamedTuple):
-    """All that a round begins with."""
+    """Everything that a round starts from."""
 
     on: Simulation
     method: AnyAlgorithm
@@ -24,7 +27,7 @@ class Steady(NamedTuple):
 
 
 def steady(method: AnyAlgorithm, on: Simulation) -> Steady:
-    """The state of a run after a few rounds, which were short: one step a client."""
+    """The state of a run after a few short rounds of one step per client."""
     problem = on.problem
     short = replace(problem, recipe=replace(problem.recipe, steps=1))
     backend = LoopBackend(short, on.shards)

@@ -1,4 +1,4 @@
-"""Rounds of several contestants, timed in turns in one process."""
+"""Times rounds of several contestants (engines, the plain loop), in turns in one process."""
 
 import statistics
 import time
@@ -12,13 +12,13 @@ from ...errors import CoterieError
 from .peak_memory import watched
 
 BUDGET = 120.0  # seconds that the timed turns of a workload should take
-FEWEST = 3  # turns, whatever they take
-WARM = 2  # turns that do not count
+FEWEST = 3  # turns that are timed at least, however long they take
+WARM = 2  # turns to warm up, which do not count
 FAILURES = (CoterieError, RuntimeError, MemoryError)  # RuntimeError: out of memory on a GPU, too
 
 
 class Contestant(NamedTuple):
-    """Whose rounds are timed."""
+    """One contestant: a function that executes a round, its threads, and what it chose."""
 
     once: Callable[[], object]
     threads: int
@@ -26,12 +26,12 @@ class Contestant(NamedTuple):
 
 
 class Lap(NamedTuple):
-    """How a contestant fared."""
+    """The measurements of one contestant."""
 
     seconds: float | None = None  # the median
     peak_mib: float | None = None
     repeats: int = 0
-    failed: str = ""  # why, where it did
+    failed: str = ""  # why it failed; empty if it did not
     resolved: str = ""
 
 
@@ -41,10 +41,10 @@ def race(
     repeats: int,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Lap]:
-    """Median seconds and peak memory of each; who fails is out and says why.
+    """Median seconds and peak memory of each contestant; one that fails drops out, with a reason.
 
-    Two turns warm up: on a GPU a round is recorded when it comes again. Memory is watched in them.
-    Then as many turns count as are asked for, or as fit the budget, but three at least.
+    Two turns warm up, because on a GPU a round is traced when it comes again; memory is measured in
+    these turns. Then ``repeats`` turns are timed, or as many as fit the budget, but at least three.
     """
     running = _Race(field, device)
     for _ in range(WARM):
@@ -58,7 +58,7 @@ def race(
 
 
 class _Race:
-    """What has been measured so far."""
+    """The measurements of all contestants so far."""
 
     def __init__(self, field: dict[str, Contestant], device: torch.device) -> None:
         self.field, self.device = field, device
@@ -67,7 +67,7 @@ class _Race:
         self.failed: dict[str, str] = {}
 
     def turn(self, *, watch: bool) -> float:
-        """A round of everybody who is still in it, and its seconds."""
+        """Execute one round of each contestant that has not failed; returns the total seconds."""
         for name, contestant in self.field.items():
             if name in self.failed:
                 continue
@@ -97,7 +97,7 @@ class _Race:
         self.peaks[name] += [] if peak.mib is None else [peak.mib]
 
     def lap(self, name: str) -> Lap:
-        """How one of them fared."""
+        """The measurements of one contestant."""
         if name in self.failed:
             return Lap(failed=self.failed[name])
         times, peaks, resolved = (
@@ -105,13 +105,13 @@ class _Race:
             self.peaks[name],
             self.field[name].resolved,
         )
-        # the first round loads libraries into a CPU's memory; on a GPU either may be the recording
+        # on a CPU the first round loads libraries into memory; on a GPU either may be the tracing
         seen = peaks if self.device.type == "cuda" else peaks[1:]
         return Lap(statistics.median(times), max(seen, default=None), len(times), "", resolved)
 
 
 def turns_within(repeats: int, seconds: float, budget: float = BUDGET) -> int:
-    """How many turns of so many seconds are timed.
+    """How many turns of this many seconds are timed.
 
     >>> turns_within(10, 1.0), turns_within(10, 20.0), turns_within(10, 100.0), turns_within(2, 100)
     (10, 6, 3, 2)
@@ -120,7 +120,7 @@ def turns_within(repeats: int, seconds: float, budget: float = BUDGET) -> int:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """The error in one line."""
     first, *_ = f"{error}".strip().splitlines() or [""]
     return f"{type(error).__name__}: {first}"
 

@@ -1,4 +1,4 @@
-"""What is timed: one round of a method, one local epoch of SGD, on data made up here."""
+"""The workloads that are timed: one round of a method with one local epoch, on synthetic data."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,10 +21,10 @@ CLASSES, FEW = 10, 10
 
 
 class Workload(NamedTuple):
-    """A method on clients × samples, a network and a batch size.
+    """A method with its number of clients and samples, network and batch size.
 
-    ``trains`` and ``judges`` say what one client does in a round: how many models it trains for an
-    epoch, and how many it evaluates on its ``judged_on`` split.
+    In a round each client trains ``trains`` models for an epoch, and evaluates ``judges`` models on
+    its ``judged_on`` split.
     """
 
     name: str
@@ -34,21 +34,21 @@ class Workload(NamedTuple):
     options: dict[str, Any]
     shape: tuple[int, ...]
     clients: int
-    samples: int  # a client trains on so many, and validates on a fifth as many
+    samples: int  # training samples per client; it has a fifth as many validation samples
     batch: int
     trains: int = 1
     judges: int = 0
     judged_on: str = "val"
-    holders: int | None = None  # clients whose samples are their own; the others hold the same
+    holders: int | None = None  # clients with samples of their own; the others share these samples
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of a client for each model it trains."""
+        """Optimiser steps per client and trained model."""
         return -(-self.samples // self.batch)
 
     @property
     def judged(self) -> int:
-        """Samples of a client that one evaluation sees."""
+        """Samples per evaluation of a client."""
         return self.samples if self.judged_on == "train" else _fifth(self.samples)
 
     def simulation(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Simulation:

@@ -1,1 +1,1 @@
-"""A config's tables, their limits, and what the names in them stand for."""
+"""Configs: their tables, the ranges of their fields, and the lookup of the names in them."""

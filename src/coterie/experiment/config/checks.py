@@ -1,4 +1,4 @@
-"""The checks of a config: its form, then every name in it and the fields of what it names."""
+"""Checks of a config: first its form, then every name in it and the fields of what is named."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ MOST_SHOWN = 500  # characters of a value that a message repeats
 
 
 def validated(formed: Table) -> Config:
-    """The config of well-formed tables; pydantic's first complaint in our words."""
+    """The config of these tables; pydantic's first error is raised as a ConfigError."""
     try:
         return Config.model_validate_json(json.dumps(formed, default=str))
     except ValidationError as error:
@@ -36,7 +36,7 @@ def validated(formed: Table) -> Config:
 
 
 def _unknown(path: list[str]) -> ConfigError:
-    """A table or a field that does not exist."""
+    """The error for a table or a field that does not exist."""
     if len(path) == 1:
         known = did_you_mean(path[0], Config.model_fields)
         return ConfigError(f"{path[0]}: there is no such table; {known}")
@@ -46,7 +46,7 @@ def _unknown(path: list[str]) -> ConfigError:
 
 
 def with_names(config: Config) -> Config:
-    """Data, partition and model looked up; their fields checked and filled in."""
+    """The config with data, partition and model looked up, their fields checked and filled in."""
     found = {
         "data": _data_options(config),
         "partition": partition_options(config.partition),
@@ -60,7 +60,7 @@ def with_names(config: Config) -> Config:
 
 
 def _data_options(config: Config) -> Fields:
-    """Options of data made here, filled in; those of files are for their readers to check."""
+    """The options of a generated dataset, checked; readers of files check their own options."""
     from ...data.datasets import DATASETS
     from ...data.sources.locate import SOURCES
 
@@ -76,7 +76,7 @@ def _data_options(config: Config) -> Fields:
 
 
 def partition_options(partition: Named) -> Fields:
-    """The partition's parameters; "auto" may be told a number of clients and no more."""
+    """The checked fields of a partition; "auto" takes only a number of clients."""
     from ...data.partition import PARTITIONS
 
     name, options = partition.name, partition.options
@@ -90,7 +90,7 @@ def partition_options(partition: Named) -> Fields:
 
 
 def model_options(model: Named, code: Code) -> Fields:
-    """A network's options; "auto" has none."""
+    """The checked options of a network; "auto" has none."""
     from ...networks.registry import MODELS, builder
 
     name, options = model.name, model.options
@@ -101,9 +101,9 @@ def model_options(model: Named, code: Code) -> Fields:
 
 
 def with_methods(config: Config, loose: Fields) -> Config:
-    """Every method that is named or told something, with its fields checked and filled in.
+    """The config with the fields of every method that it mentions checked and filled in.
 
-    ``loose`` are the fields that stand in ``[algorithm]`` itself: they are of the method it names.
+    ``loose`` are the fields in ``[algorithm]`` itself: they belong to the method it names.
     """
     own, told = config.algorithm.name, dict(config.algorithm.named)
     places = {name: f"algorithm.{name}" for name in told}
@@ -124,7 +124,7 @@ def with_methods(config: Config, loose: Fields) -> Config:
 
 
 def _check_lists(config: Config) -> None:
-    """Seeds and methods that a comparison can tell apart."""
+    """Refuse seeds that are listed twice, an empty list of methods, and two methods of one name."""
     seeds, names = config.run.seeds, config.run.methods
     twice = [seed for seed in seeds if seeds.count(seed) > 1]
     if twice:
@@ -140,7 +140,7 @@ def _check_lists(config: Config) -> None:
 
 
 def _method_fields(name: str, told: Mapping[str, Fields], where: str, code: Code) -> Fields:
-    """A method's fields; one that only adapts another is told what the other is told."""
+    """The checked fields of a method; an alias without a table of its own has its base's fields."""
     kind = algorithm_class(name, code, "algorithm.name" if where == "algorithm" else where)
     given = told.get(name, told.get(without_adaptation(name)[0], {}))
     table = "algorithm" if where == "algorithm" else f"algorithm.{name}"
@@ -148,7 +148,11 @@ def _method_fields(name: str, told: Mapping[str, Fields], where: str, code: Code
 
 
 def _adaptation(adapt: Named, methods: list[str]) -> Named:
-    """The adaptation's fields; where only a method's own name asks for one, they are of that."""
+    """The adaptation with its fields checked.
+
+    If ``[adapt]`` names none, its fields belong to the adaptation in a method's name, as in
+    ``fedavg_ft``.
+    """
     from ...adapt import ADAPTATIONS
 
     used = {without_adaptation(name)[1] for name in methods} - {NONE}

@@ -1,10 +1,9 @@
-"""TOML in; validated, canonical and hashed out.
+"""Loads a config from TOML or tables, validates it, and gives its canonical form and its hash.
 
 A config has the tables ``[data] [partition] [model] [train] [algorithm] [adapt] [engine] [guard]
-[run]``, all of them optional. Tables with a ``name`` take the other fields from what the name
-stands for: ``[algorithm] name = "fedfomo"`` takes FedFomo's fields. In a comparison a method's
-fields stand in a table of its own, ``[algorithm.fedfomo]``. Relative paths are relative to the
-file.
+[run]``, all of them optional. In a table with a ``name``, the other fields are those of what is
+named: ``[algorithm] name = "fedfomo"`` takes FedFomo's fields. In a comparison the fields of a
+method are in a table of its own, ``[algorithm.fedfomo]``. Relative paths are relative to the file.
 
 Everything is checked here, before any data is read; the first fault is raised as a ConfigError.
 """
@@ -26,10 +25,10 @@ from .schema import DEMO, Config, Fields, Table
 
 __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 
-ALL = "all"  # as run.methods: every method there is
-MOST_SEEDS = 10_000  # each is a run of every method
+ALL = "all"  # run.methods = "all" means every method
+MOST_SEEDS = 10_000  # each seed is a run of every method
 WRITTEN = ("format", "resolved", "asked", "hash")  # what a run adds to its config.json
-# The tables of a name, whose other fields belong to what the name stands for.
+# The tables with a name, whose other fields belong to what is named.
 NAMED = tuple(name for name, table in Config() if "options" in type(table).model_fields)
 
 
@@ -38,10 +37,11 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     code: Given | Code = None,
 ) -> Config:
-    """A config from a file, from tables, or the built-in default; overrides have dotted names.
+    """Load a config from a file, from tables, or the built-in one; overrides have dotted names.
 
-    ``code`` are folders in which the code that the config names may lie; installed packages need no
-    naming, except for a ``.json`` file: that is what a run writes, and it may be somebody else's.
+    ``code`` are folders from which code that the config names may be imported. Code of installed
+    packages is allowed as well, except for a ``.json`` file: a run writes such files, and they may
+    come from somebody else.
 
     >>> load({"train": {"lr": 0.5}}, {"run.rounds": 3}).run.rounds
     3
@@ -55,7 +55,7 @@ def load(
     elif source is not None:
         prefix = f"{source}: "
         tables = _anchored(read(Path(source)), Path(source).resolve().parent)
-    elif "data.name" in changes:  # the built-in partition is of the built-in data
+    elif "data.name" in changes:  # the built-in partition only fits the built-in data
         tables = {}
     try:
         return _resolved(tables, changes, code)
@@ -64,12 +64,12 @@ def load(
             f"{prefix}the tables are nested too deeply; expected two levels"
         ) from None
     except CoterieError as error:
-        told = str(error).partition(":")[0] in changes  # then the file is not to blame
+        told = str(error).partition(":")[0] in changes  # then the fault is not in the file
         raise type(error)(f"{'' if told else prefix}{error}") from None
 
 
 def read(path: Path) -> Table:
-    """The tables of a TOML file, or of the ``config.json`` of a run."""
+    """Read the tables of a TOML file, or of the ``config.json`` of a run."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def read(path: Path) -> Table:
 
 
 def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
-    """The tables with dotted names set; neither argument is changed."""
+    """The tables with the changes, whose names are dotted, applied; neither argument is changed."""
     merged: Table = dict(tables)
     for dotted, value in changes.items():
         *path, last = dotted.split(".")
@@ -105,7 +105,7 @@ def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
 
 
 def canonical(config: Config) -> Table:
-    """The config as tables again: every default filled in, fit to be loaded once more."""
+    """The config as tables, with every default filled in, that :func:`load` takes again."""
     tables = config.model_dump(mode="json", exclude_none=True)
     for table in NAMED:
         tables[table] |= tables[table].pop("options")
@@ -114,7 +114,7 @@ def canonical(config: Config) -> Table:
 
 
 def config_hash(config: Config) -> str:
-    """The sha256 of the canonical config; where and how often results are saved does not matter."""
+    """The sha256 of the canonical config without its output folder and checkpoint interval."""
     tables = canonical(config)
     for field in ("out", "checkpoint_every"):
         tables["run"].pop(field, None)
@@ -123,7 +123,7 @@ def config_hash(config: Config) -> str:
 
 
 def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
-    """Relative paths of a file made relative to it: its output folder, and data that exists."""
+    """The tables of a file with relative paths (of output, of data that exists) resolved."""
     made = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tables.items()}
     for table, field in (("run", "out"), ("data", "path"), ("data", "name")):
         value = made[table].get(field) if isinstance(made.get(table), dict) else None
@@ -133,7 +133,7 @@ def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
 
 
 def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
-    """Checked tables: first their form, then every name and its fields."""
+    """The config of these tables, checked: first their form, then every name and its fields."""
     merged = merge(tables, changes)
     for path, value in _values(merged, ""):
         if isinstance(value, float) and not math.isfinite(value):
@@ -150,7 +150,7 @@ def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
 
 
 def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every number, text, date or truth value and its dotted place."""
+    """Every number, text, date or truth value in the tables, with its dotted name."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _values(part, f"{path}.{key}".removeprefix("."))
@@ -162,7 +162,7 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _formed(tables: Table) -> Table:
-    """The tables in the schema's form: what belongs to a name apart, seeds as a list."""
+    """The tables in the form of the schema: named fields as ``options``, seeds as a list."""
     formed = dict(tables)
     for table in NAMED:
         given, default = tables.get(table, {}), getattr(Config(), table)
@@ -193,7 +193,7 @@ def _formed(tables: Table) -> Table:
 
 
 def _loose(algorithm: Any) -> Fields:
-    """The fields that stand in ``[algorithm]`` itself: they are of the method it names."""
+    """The fields in ``[algorithm]`` itself: they belong to the method it names."""
     if not isinstance(algorithm, Mapping):
         return {}
     loose = {k: v for k, v in algorithm.items() if k != "name" and not isinstance(v, Mapping)}

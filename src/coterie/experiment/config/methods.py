@@ -14,17 +14,17 @@ NONE = "none"
 
 
 class Method(NamedTuple):
-    """One row of a comparison."""
+    """One method of a config: its class, its fields, and its adaptation if it has one."""
 
-    name: str  # as the config has it
-    label: str  # as tables and folders call it
+    name: str  # in the config
+    label: str  # in tables of results and names of folders
     algorithm: type[Any]
     fields: dict[str, Any]
     adaptation: type[Any] | None
     adapt_fields: dict[str, Any]
 
     def build(self) -> "AnyAlgorithm":
-        """The algorithm itself."""
+        """Construct the algorithm, wrapped in its adaptation if there is one."""
         from ...adapt import Adapted
 
         algorithm: AnyAlgorithm = self.algorithm(**self.fields)
@@ -40,9 +40,9 @@ def method_of(
     adapt_fields: dict[str, Any],
     code: Code,
 ) -> Method:
-    """The method of a name, with its own fields or else those of the method it adapts.
+    """The method of a name, with its own fields or else those of the method that it adapts.
 
-    Local training is never adapted: what it trains is the client's own already.
+    Local training is never adapted: its models are trained on the client's own data already.
     """
     from ...adapt import ADAPTATIONS
 

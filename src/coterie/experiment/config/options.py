@@ -1,8 +1,8 @@
-"""The options of the commands and of :func:`coterie.run`: one row for each.
+"""The options of the commands and of :func:`coterie.run`, one row per option.
 
-The command line makes its flags from these rows, :func:`coterie.api.configure` its keywords. This
-module imports nothing heavy, so that ``coterie --help`` is quick; an option whose values are names
-says which ``coterie list`` prints them.
+The flags of the command line and the keywords of :func:`coterie.api.configure` come from these
+rows. This module imports nothing heavy, so that ``coterie --help`` is quick; the help of an option
+whose values are names says which ``coterie list`` prints them.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class Option(NamedTuple):
     """One option: a short name for a field of the config."""
 
     name: str
-    field: str  # table and field, with a dot between
+    field: str  # table and field, separated by a dot
     type: type  # as the command line reads it
     help: str
 
@@ -30,21 +30,26 @@ OPTIONS = {
         Option("clients", "partition.clients", int, "number of clients"),
         Option("model", "model.name", str, "network ('coterie list models')"),
         Option("method", "algorithm.name", str, "the one method of a run ('coterie list methods')"),
-        Option("methods", "run.methods", str, "the methods of a comparison, with commas between"),
+        Option("methods", "run.methods", str, "the methods of a comparison, separated by commas"),
         Option("rounds", "run.rounds", int, "communication rounds"),
-        Option("participation", "run.participation", float, "share of clients in a round"),
-        Option("seed", "run.seed", int, "what all randomness is derived from"),
+        Option(
+            "participation",
+            "run.participation",
+            float,
+            "share of clients that take part in a round",
+        ),
+        Option("seed", "run.seed", int, "seed that all randomness is derived from"),
         Option("seeds", "run.seeds", str, "how many seeds, or a list as in 0,1,2"),
         Option("epochs", "train.epochs", int, "passes over a client's data in a round"),
         Option("batch", "train.batch", int, "samples per step"),
         Option("lr", "train.lr", float, "learning rate"),
-        Option("engine", "engine.name", str, "what computes ('coterie list engines')"),
+        Option("engine", "engine.name", str, "how clients are computed ('coterie list engines')"),
         Option("device", "engine.device", str, "cpu, cuda or cuda:N"),
         Option(
             "adapt",
             "adapt.name",
             str,
-            "what a client does to its finished model ('coterie list adaptations')",
+            "how each client adapts its finished model ('coterie list adaptations')",
         ),
         Option("out", "run.out", str, "folder for the results"),
     )

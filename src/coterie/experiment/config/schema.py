@@ -1,7 +1,7 @@
-"""The tables of a config and their own fields, defaults and limits.
+"""The tables of a config with their fields, defaults and ranges.
 
-What belongs to a name (a method's fields, a partition's) is kept as ``options`` and checked in
-:mod:`coterie.experiment.config.loading` against what the name stands for.
+The fields of what a table names (of a method, of a partition) are kept as ``options``; they are
+checked in :mod:`coterie.experiment.config.checks`.
 """
 
 from dataclasses import fields
@@ -21,11 +21,12 @@ from .methods import Method, method_of
 Table = dict[str, Any]
 Fields = dict[str, Any]
 
-METHOD = "fedfomo"  # of `coterie run`, and METHODS of `coterie compare`, where none is named
+# What `coterie run` and `coterie compare` take if no method is named.
+METHOD = "fedfomo"
 METHODS = ("local", "fedavg", "fedavg_ft", "fedfomo", "fedamp", "heurfedamp")
 
-# What `coterie compare` runs where it is told nothing: hidden groups whose labels conflict. Half of
-# each client's data is for testing, which leaves the others' models something to add.
+# The config of a command without a file: hidden groups whose labels conflict. Half of each client's
+# data is for testing, so that training data is scarce and other clients' models can help.
 DEMO: Table = {
     "data": {"name": "digits", "test": 0.5},
     "partition": {"name": "concept_shift", "clients": 12, "groups": 3},
@@ -40,24 +41,27 @@ class _Table(BaseModel, frozen=True):
 
 
 class Named(_Table, frozen=True):
-    """A name and the fields of what it stands for."""
+    """A name and the fields of what it names."""
 
     name: str
     options: Fields = {}
 
 
 class PartitionTable(Named, frozen=True):
-    """How samples are divided; each client may be judged on another's data (P1)."""
+    """How samples are divided among clients.
+
+    With ``foreign_targets`` each client is judged on another client's data (P1).
+    """
 
     name: str = "auto"
     foreign_targets: bool = False
 
 
 class DataTable(_Table, frozen=True):
-    """Where samples come from, and how a client's are divided.
+    """Where samples come from, and how the samples of a client are split.
 
-    ``aux`` is the share of all test samples that the server holds instead, for EWC. ``scale`` is of
-    images: pixels from 0 to 1, or standardised.
+    ``aux`` is the share of all test samples that the server holds instead, for EWC. ``scale``
+    concerns images: pixels from 0 to 1, or standardised.
     """
 
     name: str = "digits"
@@ -71,8 +75,8 @@ class DataTable(_Table, frozen=True):
 class TrainTable(_Table, Recipe, frozen=True):
     """How a client trains in a round: all fields of Recipe, with its defaults and ranges.
 
-    ``merge_val`` lets methods that weigh nothing on validation data train on it as well; no round
-    is then chosen by validation (docs/protocol.md).
+    ``merge_val`` lets methods that do not use validation data otherwise train on it as well; no
+    round is then chosen by validation (docs/protocol.md).
     """
 
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
@@ -84,14 +88,14 @@ class TrainTable(_Table, Recipe, frozen=True):
 
 
 class AlgorithmTable(_Table, frozen=True):
-    """The method of a run, and the fields of every method by its name."""
+    """The method of a run, and the fields of every method, by the method's name."""
 
     name: str | None = None
     named: dict[str, Fields] = {}
 
 
 class EngineTable(_Table, frozen=True):
-    """Who computes, and where."""
+    """Which engine computes the clients, and on which device."""
 
     name: Annotated[str, OneOf(tuple(ENGINES))] = "auto"
     device: Annotated[str, Field(pattern=DEVICE)] = "cpu"
@@ -104,7 +108,7 @@ class EngineTable(_Table, frozen=True):
 
 
 class RunTable(_Table, frozen=True):
-    """How long, how often, how many, and where to."""
+    """Rounds, participation, seeds, methods, evaluation, checkpoints and the output folder."""
 
     rounds: Count = 20
     participation: ShareAboveZero = 1.0
@@ -118,11 +122,11 @@ class RunTable(_Table, frozen=True):
 
 
 class GuardTable(_Table, Guard, frozen=True):
-    """What may enter an aggregation: all fields of Guard, with its defaults and ranges."""
+    """Which uploads may be aggregated: all fields of Guard, with its defaults and ranges."""
 
 
 class Config(_Table, frozen=True):
-    """A whole experiment, checked."""
+    """The checked config of an experiment."""
 
     data: DataTable = DataTable()
     partition: PartitionTable = PartitionTable()
@@ -133,26 +137,26 @@ class Config(_Table, frozen=True):
     engine: EngineTable = EngineTable()
     guard: GuardTable = GuardTable()
     run: RunTable = RunTable()
-    _code: Code = PrivateAttr(default=Code())  # no field: a config cannot allow itself anything
+    _code: Code = PrivateAttr(default=Code())  # not a field: a config cannot give itself permission
 
     @property
     def code(self) -> Code:
-        """Where code that the config names may come from."""
+        """The places from which code that the config names may be imported."""
         return self._code
 
     def with_code(self, code: Code) -> "Config":
-        """The config, with code allowed from these places."""
+        """The config with permission to import code from these places."""
         allowed = self.model_copy()
         allowed._code = code  # type: ignore[misc]  # private: no field, and never frozen
         return allowed
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds of a comparison; the one seed where no list is given."""
+        """The seeds of a comparison; the one seed ``run.seed`` if no list is given."""
         return self.run.seeds or (self.run.seed,)
 
     def method(self, name: str | None = None) -> Method:
-        """A method with its fields as they are here; the config's own where none is named."""
+        """A method with its fields from this config; without a name, the config's own method."""
         name = name or self.algorithm.name or METHOD
         adapt = self.adapt
         return method_of(name, self.algorithm.named, adapt.name, adapt.options, self.code)

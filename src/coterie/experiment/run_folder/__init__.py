@@ -1,25 +1,24 @@
-"""The folder of one run: everything needed to read it, draw it, repeat it and trust it.
+"""The folder of one run: everything needed to read, draw, repeat and verify the run.
 
-    config.json           what was run, resolved, and the folder's format; written before round 0
-    partition.json        who holds which samples, with hashes; written before round 0
-    environment.json      where it was run: versions, device, threads, command
+    config.json           the resolved config and the folder's format; written before round 0
+    partition.json        which client holds which samples, with hashes; written before round 0
+    environment.json      the environment: versions, device, threads, command
     rounds.jsonl          one line per round
     clients.csv           one line per client and evaluated round
-    collaboration.npz     A [R, K, K], for methods that have one
+    collaboration.npz     the matrices A [R, K, K], for methods that have them
     models.safetensors    every client's predictor; identical models are stored once
-    predictions.npz       their answers to every test sample: the verdict is computed from them
+    predictions.npz       the predictions for every test sample: the verdict is computed from them
     summary.json          the numbers of the table
     report.html           the run on one page
     MANIFEST.json         sha256 and size of each file; written last, so a run without it is
                           unfinished
 
-While a run goes on, its matrices are in ``collaboration.parts/``, one file per round, and
-``checkpoint/`` holds the state to continue from, so that a killed run can be continued
-(:meth:`RunFolder.reopen`).
+During a run, its matrices are in ``collaboration.parts/``, one file per round, and ``checkpoint/``
+holds the state from which a killed run can be continued (:meth:`RunFolder.reopen`).
 
-``names`` has the names and the format, ``stored_*`` one writer and one reader for each file,
-``writing`` the folder of a run that goes on, ``reading`` and ``verifying`` that of a finished one,
-``finished_run`` its data.
+``names`` has the file names and the format, ``stored_*`` one writer and one reader for each file.
+``writing`` writes the folder during a run, ``reading`` and ``verifying`` read and check that of a
+finished run, and ``finished_run`` holds its data.
 """
 
 from .finished_run import RAN, RunData, collect, ran

@@ -16,7 +16,7 @@ from ...storage import files
 from . import stored_models
 from .names import MODELS
 
-RAN = "ran"  # in the environment: how each form of a call was done
+RAN = "ran"  # key in the environment: how each form of a call was executed
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +28,10 @@ class RunData:
     environment: Mapping[str, Any]
     summary: Mapping[str, Any]
     path: Path | None = None
-    held: Mixture | None = None  # the predictors; None where they are in the folder
+    held: Mixture | None = None  # the predictors in memory; None if they are in the folder
 
     def mixture(self) -> Mixture:
-        """Every client's predictor: ``weights [K, r]``, ``models [K, r, P]``."""
+        """The predictors of all clients: ``weights [K, r]``, ``models [K, r, P]``."""
         if self.held is not None:
             return self.held
         if self.path is None:
@@ -46,9 +46,9 @@ def collect(
     environment: Mapping[str, Any],
     references: Mapping[str, History] | None = None,
 ) -> RunData:
-    """A finished run in memory; ``references`` are the histories of ``local`` and ``fedavg``.
+    """The data of a finished run; ``references`` are the histories of ``local`` and ``fedavg``.
 
-    They must be of the same clients: a client is compared with itself.
+    They must have the same clients, because each client is compared with itself.
     """
     history, known = log.history(), references or {}
     for name, other in known.items():
@@ -65,12 +65,12 @@ def collect(
 
 
 def ran(forms: Iterable[Form]) -> dict[str, dict[str, str]]:
-    """How each form of a call was done, by the form's id."""
+    """How each form of a call was executed, by the form's id."""
     return {form.id: {"stage": form.stage, "way": form.way, "why": form.why} for form in forms}
 
 
 def _ran_summary(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What really ran: the engine, and how many forms of each stage were done in which way."""
+    """The engine that ran, and how many forms of calls of each stage were executed in which way."""
     chosen = config.get("resolved", {})
     forms = [(f["stage"], f["way"], f["why"]) for f in environment.get(RAN, {}).values()]
     counted = sorted(Counter(forms).items())

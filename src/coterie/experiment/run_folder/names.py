@@ -1,4 +1,4 @@
-"""The names in a run's folder, its format version, and what may lie there before a run begins."""
+"""The file names in a run's folder, its format version, and checks before a folder is used."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from .. import checkpoint
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
 MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
-PARTITION = "partition.json"  # written first: alone it is no run, and may be written again
+PARTITION = "partition.json"  # written first: alone it is not a run, and may be overwritten
 PREDICTIONS, REPORT = "predictions.npz", "report.html"
 NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
@@ -23,14 +23,14 @@ CUT_SHORT = re.compile(  # writes that a kill has cut short
     rf"\.({'|'.join(map(re.escape, NAMES))})\.\d+\.tmp|\.states-\w+\.tmp"
 )
 
-FORMAT = 1  # of the folders that this version writes; those of before have no number and are 0
+FORMAT = 1  # of the folders that this version writes; older folders have no number, which means 0
 FORMAT_KEY = "format"  # in config.json of a run and in compare.json of a comparison
 
 
 def refuse_newer(first: Path) -> None:
-    """Refuse a folder of a newer format; ``first`` is its file that has the format.
+    """Refuse a folder of a newer format; ``first`` is the file of the folder that has the format.
 
-    A file that is missing or no JSON table is left to whoever reads it.
+    A file that is missing or not a JSON table is accepted here; its reader refuses it.
     """
     try:
         found = files.read_json(first)
@@ -50,19 +50,19 @@ def refuse_newer(first: Path) -> None:
 
 
 def finished(path: Path) -> bool:
-    """Whether the folder holds a run that came to its end."""
+    """Whether the folder holds a finished run."""
     return (path / files.MANIFEST).is_file() and (path / SUMMARY).is_file()
 
 
 def refuse_links(path: Path) -> None:
-    """Refuse a folder in which a name of ours is a link or something else than a file or folder."""
+    """Refuse a folder in which a name that coterie uses is a link or a special file."""
     names = [entry.name for entry in path.iterdir()] if path.is_dir() else []
     ours = [n for n in names if n in NAMES or n == lock.NAME or CUT_SHORT.fullmatch(n)]
     files.refuse_links(path, ours)
 
 
 def refuse_used(path: Path) -> None:
-    """Refuse a folder that holds a run already, and say what can be done about it."""
+    """Refuse a folder that already holds a run; the message says what to do."""
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path}: is a file; expected a folder, new or empty; choose one by --out")
     refuse_links(path)
@@ -79,19 +79,19 @@ def refuse_used(path: Path) -> None:
 
 
 def untidy(path: Path) -> bool:
-    """Whether a finished run's folder still holds what only an unfinished one needs."""
+    """Whether the folder of a finished run still has files that only an unfinished run needs."""
     refuse_links(path)
     return any((path / name).exists() for name in (PARTS, checkpoint.FOLDER, lock.NAME))
 
 
 def tidy(path: Path) -> None:
-    """Remove what only an unfinished run needs."""
+    """Remove the files that only an unfinished run needs."""
     files.remove(path / PARTS, PART)
     checkpoint.clear(path)
 
 
 def unreadable(path: Path, error: Exception, expected: str) -> StoreError:
-    """The error of a file that is not as a run writes it."""
+    """The error for a file that is not as a run writes it."""
     return StoreError(
         f"{path}: cannot be read ({error}); expected {expected}; check the folder with "
         "'coterie verify'"

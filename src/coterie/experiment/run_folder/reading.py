@@ -29,7 +29,7 @@ _FAULTS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Index
 
 
 def read(path: Path) -> RunData:
-    """A finished run from its folder."""
+    """Read a finished run from its folder."""
     if not finished(path):
         raise StoreError(
             f"{path}: holds no finished run (no {files.MANIFEST}); expected a folder written by "
@@ -63,7 +63,7 @@ def _read(path: Path) -> RunData:
 
 
 def _log(path: Path, summary: dict[str, Any]) -> Log:
-    """All rounds of a run."""
+    """Read the log of all rounds of a run."""
     scores, roster = stored_logs.read_clients(path / CLIENTS)
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     matrices: list[tuple[int, Any]] = []

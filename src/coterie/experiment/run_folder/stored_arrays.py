@@ -1,4 +1,4 @@
-"""``collaboration.npz`` and ``predictions.npz``: matrices of clients, answers to test samples."""
+"""``collaboration.npz`` and ``predictions.npz``: collaboration matrices, test predictions."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +15,10 @@ DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
 
 
 def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: Roster) -> None:
-    """``A [R, K, K]`` with ``rounds``, ``clients`` and, where known, ``groups`` and ``targets``.
+    """Write ``A [R, K, K]``, ``rounds``, ``clients`` and, if known, ``groups`` and ``targets``.
 
-    Above 5e7 entries the matrices are stored by their non-zero entries, one under the other, as
-    the parts of one CSR matrix of ``R·K`` rows: ``data``, ``indices``, ``indptr``.
+    Above 5e7 entries the matrices are stacked and stored as one CSR matrix of ``R·K`` rows:
+    ``data``, ``indices``, ``indptr``.
     """
     arrays: dict[str, Any] = {
         "rounds": np.array([index for index, _ in matrices]),
@@ -41,7 +41,7 @@ def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: R
 
 
 def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]:
-    """The matrices of each recorded round, and ``groups`` and ``targets`` where they are known."""
+    """Read the matrix of each recorded round, and ``groups`` and ``targets`` if they are known."""
     try:
         stored = read_npz(path)
         rounds = _integers(stored["rounds"]).tolist()
@@ -62,27 +62,27 @@ def read_matrices(path: Path) -> tuple[list[tuple[int, Packed]], dict[str, Any]]
 
 
 def _integers(array: Any) -> Any:
-    """The array, if it is a list of integers."""
+    """The array, if it is one-dimensional and holds integers; else ValueError."""
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"found {array.dtype} {list(array.shape)}, where integers were expected")
     return array
 
 
 def _numbers(array: Any) -> Any:
-    """The array, if it holds real numbers."""
+    """The array, if it holds real numbers; else ValueError."""
     if array.dtype.kind not in "biuf":
         raise ValueError(f"found {array.dtype}, where numbers were expected")
     return array
 
 
 def write_outcomes(path: Path, outcomes: Outcomes) -> None:
-    """``values``, ``targets``, ``units`` and ``sizes`` of the answers to test samples."""
+    """Write ``values``, ``targets``, ``units`` and ``sizes`` of the predictions of test samples."""
     with path.open("wb") as file:
         np.savez_compressed(file, **outcomes._asdict())
 
 
 def read_outcomes(path: Path) -> Outcomes:
-    """Every answer to a test sample."""
+    """Read the predictions of all test samples."""
     try:
         stored = read_npz(path)
         values, targets = _numbers(stored["values"]), _numbers(stored["targets"])
@@ -99,6 +99,6 @@ def read_outcomes(path: Path) -> Outcomes:
 
 
 def _check_classes(targets: Any, classes: int) -> None:
-    """Refuse targets that no column of probabilities belongs to."""
+    """Refuse targets for which there is no column of probabilities."""
     if targets.dtype.kind not in "iu" or bool(((targets < 0) | (targets >= classes)).any()):
         raise ValueError(f"its targets are not among its {classes} classes")

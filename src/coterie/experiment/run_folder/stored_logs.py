@@ -1,4 +1,4 @@
-"""``rounds.jsonl`` and ``clients.csv``: what a run writes down after every round."""
+"""``rounds.jsonl`` and ``clients.csv``: the logs that a run writes after every round."""
 
 import csv
 import io
@@ -16,10 +16,11 @@ from ...storage import files
 from .names import unreadable
 
 COLUMNS = ("round", "client", "n_train", "n_val", "n_test", *SCORES)
-# A cell that begins with one of these is a formula to a spreadsheet; the quote is for reading back.
+# A spreadsheet reads a cell that begins with one of these as a formula, so a quote is put before
+# it. A quote itself is quoted too, so that reading restores the name.
 _FORMULA = re.compile(r"(^|[,;\t\r\n])(?=[=+\-@\t\r\n＝＋－＠'])")
 _QUOTED = re.compile(r"(^|[,;\t\r\n])'")
-LINE = {  # the fields that every line has, and what they hold
+LINE = {  # the fields that every line has, and their kinds
     "round": "a count",
     "clients": "a list of counts",
     "bytes_down": "a count",
@@ -28,7 +29,7 @@ LINE = {  # the fields that every line has, and what they hold
     "seconds": "finite seconds",
     "rejected": "a list of clients and reasons",
 }
-LINE_MAY = {  # those that some lines have
+LINE_MAY = {  # the fields that some lines have
     **dict.fromkeys(SCORES, "a number or null"),
     "in_group_weight": "a finite number or null",
     "off_diagonal": "zero, uniform or varied",
@@ -37,18 +38,18 @@ LINE_MAY = {  # those that some lines have
 
 
 def read_rounds(path: Path) -> list[Line]:
-    """The whole lines of ``rounds.jsonl``; a last line that a crash cut short is left out."""
+    """Read the complete lines of ``rounds.jsonl``; a last line cut short by a crash is dropped."""
     lines: list[Line] = []
     for text in _read_lines(path).split("\n")[:-1]:
         try:
             lines.append(_checked_line(files.from_json(text)))
         except ValueError as error:
-            raise unreadable(path, error, "a JSON object a line") from error
+            raise unreadable(path, error, "one JSON object per line") from error
     return lines
 
 
 def _checked_line(line: Any) -> Line:
-    """A line of ``rounds.jsonl``; else ValueError says which of its fields is wrong.
+    """Check a line of ``rounds.jsonl``; ValueError names the first field that is wrong.
 
     Fields of a user's own method may hold anything.
     """
@@ -64,9 +65,9 @@ def _checked_line(line: Any) -> Line:
 
 
 def client_rows(index: int, scores: Scores, roster: Roster) -> Iterator[tuple[Any, ...]]:
-    """The lines of one round for ``clients.csv``; an empty cell is a score that does not exist.
+    """The lines of one round for ``clients.csv``; the cell of a missing score is empty.
 
-    A client's name that a spreadsheet would run as a formula has a quote before it.
+    A quote is put before a client's name that a spreadsheet would read as a formula.
     """
     for i, name in enumerate(roster.clients):
         numbers = [float(scores[column][i]) for column in SCORES]
@@ -88,14 +89,17 @@ def append_clients(path: Path, rows: Iterable[tuple[Any, ...]]) -> None:
 
 
 def _csv_line(row: tuple[Any, ...]) -> str:
-    """One line; the writer quotes the line ends in a cell only if they are its own as well."""
+    """One line of CSV.
+
+    The writer quotes line ends in a cell only if its own line end has the same characters.
+    """
     text = io.StringIO()
     csv.writer(text, lineterminator="\r\n").writerow(row)
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
 def read_clients(path: Path) -> tuple[list[tuple[int, Scores]], Roster]:
-    """The scores of every evaluated round and who was scored; a round cut short is left out."""
+    """Read the scores of every evaluated round, and the clients; an incomplete round is dropped."""
     table = csv.DictReader(io.StringIO(_read_lines(path), newline=""))
     rounds: dict[int, list[dict[str, str]]] = {}
     try:
@@ -127,7 +131,7 @@ def _column(rows: list[dict[str, str]], name: str) -> Any:
 
 
 def _read_lines(path: Path) -> str:
-    """A text file up to its last line's end: what follows was cut short by a crash."""
+    """The text of a file up to its last line end; a crash cut short what follows."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             text = file.read()

@@ -15,8 +15,8 @@ from .names import unreadable
 def client_digest(predictor: Mixture) -> str:
     """The sha256 of one client's predictor: weights ``[r]``, then models ``[r, P]``.
 
-    Models of weight zero predict nothing and are left out, so that engines which fill up a mixture
-    give the same digest. Numbers are written in little-endian order.
+    Models of weight zero have no effect and are left out, so that engines which pad a mixture give
+    the same digest. Numbers are hashed in little-endian order.
     """
     used = predictor.weights != 0
     total = hashlib.sha256()
@@ -28,7 +28,7 @@ def client_digest(predictor: Mixture) -> str:
 
 
 def combined_digest(clients: Iterable[str]) -> str:
-    """The digest of a run: the sha256 over its clients' own, in client order."""
+    """The digest of a run: the sha256 over the digests of its clients, in client order."""
     return hashlib.sha256("\n".join(clients).encode()).hexdigest()
 
 
@@ -39,9 +39,10 @@ def digest(mixture: Mixture) -> str:
 
 
 def write_models(path: Path, mixture: Mixture) -> None:
-    """Every client's predictor: ``models [U, P]``, each once, ``index [K, r]``, ``weights``."""
+    """Write all predictors: distinct ``models [U, P]``, ``index [K, r]`` and ``weights [K, r]``."""
     weights, models = mixture.weights.detach().cpu(), mixture.models.detach().cpu()
-    flat = (models[:1] if models.stride(0) == 0 else models).flatten(0, 1)  # or all have the same
+    # a stride of 0: all clients share the same models
+    flat = (models[:1] if models.stride(0) == 0 else models).flatten(0, 1)
     places: dict[bytes, int] = {}
     kept: list[int] = []
     index = torch.zeros(len(flat), dtype=torch.int64)
@@ -57,7 +58,7 @@ def write_models(path: Path, mixture: Mixture) -> None:
 
 
 def read_models(path: Path) -> Mixture:
-    """Every client's predictor: ``weights [K, r]``, ``models [K, r, P]``."""
+    """Read all predictors: ``weights [K, r]``, ``models [K, r, P]``."""
     weights, models, index = _stored_models(path)
     return Mixture(weights, models[index])
 

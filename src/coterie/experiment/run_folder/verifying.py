@@ -1,4 +1,4 @@
-"""Checks of a run's folder: every file as it was written, rounds without gaps, the same data."""
+"""Checks of a run's folder: files match the manifest, rounds have no gaps, data is the same."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -36,14 +36,14 @@ NOT_AS_WRITTEN = (
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with a finished run's folder, in sentences; none where all is as written."""
+    """The faults of a finished run's folder, as sentences; empty if all is as written."""
     refuse_links(path)
     refuse_newer(path / CONFIG)
     return _files(path) or _contents(path)
 
 
 def _files(path: Path) -> list[str]:
-    """Where the files of the folder are not those of its manifest."""
+    """The differences between the files of the folder and its manifest."""
     wrong = files.faults(path)
     if wrong:
         return wrong
@@ -57,14 +57,14 @@ def _files(path: Path) -> list[str]:
 
 
 def manifest_faults(path: Path, listing: Mapping[str, Any]) -> list[str]:
-    """A sentence where the manifest is not the text that is written of this listing."""
+    """A sentence if the manifest is not exactly the text that coterie writes for this listing."""
     expected = files.to_json({"files": dict(listing)}, indent=2) + "\n"
     found = files.read_start(path / files.MANIFEST, None)
     return [] if found == expected.encode() else [NOT_AS_WRITTEN]
 
 
 def _contents(path: Path) -> list[str]:
-    """Where files that are as they were written do not agree with one another."""
+    """Contradictions between files that match the manifest."""
     data = read(path)
     history = data.history
     kept = {
@@ -79,7 +79,7 @@ def _contents(path: Path) -> list[str]:
 
 
 def refuse_gaps(path: Path, log: Log) -> None:
-    """Refuse to continue from logs that lack what their own lines say they have."""
+    """Refuse to continue from logs in which rounds, scores or matrices are missing."""
     wrong = _gaps(log.lines, {CLIENTS: log.evaluated, PARTS: log.matrices}, len(log.lines))
     if wrong:
         raise StoreError(f"{path}{os.sep}{wrong[0]}; resume from an earlier checkpoint")
@@ -88,7 +88,7 @@ def refuse_gaps(path: Path, log: Log) -> None:
 def _gaps(
     lines: Sequence[Line], kept: Mapping[str, Sequence[tuple[int, Any]]], rounds: object
 ) -> list[str]:
-    """Where rounds are missing, come twice or are out of order, one sentence for each file."""
+    """Rounds that are missing, doubled or out of order, one sentence per file."""
     there = [line.get("round") for line in lines]
     wrong = []
     if len(there) != rounds or there != list(range(len(there))):
@@ -105,12 +105,12 @@ def _gaps(
 
 
 def _some(rounds: Sequence[Any], most: int = 20) -> str:
-    """The first of many rounds."""
+    """The first few of these rounds, as text."""
     return f"{list(rounds[:most])}{' …' * (len(rounds) > most)}"
 
 
 def refuse_other_data(path: Path, federation: "Federation") -> None:
-    """Refuse to continue, or to compare with, a run whose clients' data was another."""
+    """Refuse to continue, or to compare with, a run whose clients had other data."""
     if not (path / PARTITION).is_file():
         raise StoreError(
             f"{path}: has no {PARTITION}, so that its data cannot be compared with what is here; "

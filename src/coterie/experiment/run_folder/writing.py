@@ -1,4 +1,4 @@
-"""Writes a run's folder: round by round while the run goes on, and to its end."""
+"""Writes the folder of a run: round by round during the run, and the results at its end."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -48,8 +48,8 @@ class RunFolder:
     ) -> None:
         self.path, self.log = path, log
         self.config, self.environment = config, environment
-        self._unsafe: list[Path] = []  # parts that a power cut could still take
-        self._safe: checkpoint.Listing = {}  # those it could not
+        self._unsafe: list[Path] = []  # parts that are not flushed to disk yet
+        self._safe: checkpoint.Listing = {}  # parts that are flushed
 
     @classmethod
     def create(
@@ -60,10 +60,10 @@ class RunFolder:
         environment: Mapping[str, Any],
         partition: Mapping[str, Any] | None = None,
     ) -> "RunFolder":
-        """Start a new folder; one that holds a run, finished or not, is left as it is.
+        """Create the folder of a new run; a folder that holds a run, finished or not, is refused.
 
-        ``partition`` is the manifest of the federation; a made-up log has none. It is there before
-        the config is: a run that can be continued can be compared with its data.
+        ``partition`` is the manifest of the federation; synthetic logs have none. It is written
+        before the config, so that the data of every run that can be continued can be compared.
         """
         refuse_used(path)
         with files.writing(path):
@@ -79,9 +79,9 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path, log: Log, rounds: int) -> "RunFolder":
-        """Continue an unfinished run after ``rounds`` rounds; what came later is dropped.
+        """Reopen the folder of an unfinished run after ``rounds`` rounds; later rounds are dropped.
 
-        Of a run without a whole round only the config has to be there.
+        If ``rounds`` is 0, only the config has to exist.
         """
         lines = stored_logs.read_rounds(path / ROUNDS)[:rounds] if rounds else []
         if len(lines) < rounds:
@@ -111,16 +111,16 @@ class RunFolder:
     def note_resumed(
         self, rounds: int, where: Mapping[str, Any], changed: Mapping[str, Any]
     ) -> None:
-        """Write down that the run was continued, and what was then not as before."""
+        """Write into ``environment.json`` that the run was continued, and what has changed."""
         note = {"after_rounds": rounds, "changed": dict(changed)}
         before = self.environment or where
         self.environment = {**before, "resumed": [*before.get("resumed", []), note]}
         files.write_json(self.path / ENVIRONMENT, dict(self.environment))
 
     def note_ran(self, forms: Iterable[Form]) -> None:
-        """Write down how calls were done that came for the first time.
+        """Write into ``environment.json`` how new forms of calls were executed.
 
-        Before the round they came in: a round that is in the logs is not done again.
+        This is done before the round is logged, because a logged round is not executed again.
         """
         before = self.environment.get(RAN, {})
         known = {**ran(forms), **before}  # a resumed run knows only part of the reasons
@@ -129,7 +129,7 @@ class RunFolder:
             files.write_json(self.path / ENVIRONMENT, dict(self.environment))
 
     def append(self, record: "Record") -> Line:
-        """Write down one round."""
+        """Write one round to the logs."""
         line = self.log.append(record)
         with files.writing(self.path):
             with (self.path / ROUNDS).open("a", encoding="utf-8", newline="\n") as file:
@@ -146,7 +146,7 @@ class RunFolder:
         return line
 
     def sync(self) -> checkpoint.Listing:
-        """Flush what has grown and say what is there; a checkpoint may then call it safe."""
+        """Flush the logs to disk; returns their sizes and hashes, for a checkpoint."""
         grown = (self.path / ROUNDS, self.path / CLIENTS)
         with files.writing(self.path):
             for path in (*grown, *self._unsafe):
@@ -163,7 +163,7 @@ class RunFolder:
         references: Mapping[str, History] | None = None,
         render: Render | None = None,
     ) -> RunData:
-        """Write matrices, models, summary, page and, last, the manifest: the run is finished."""
+        """Finish the run: write matrices, models, summary, page and, last, the manifest."""
         log, path = self.log, self.path
         data = collect(log, mixture, self.config, self.environment, references)
         self.sync()
