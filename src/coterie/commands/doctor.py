@@ -123,6 +123,10 @@ def _cost_facts(
         ("memory", f"about {mib:,.0f} MiB beside the data"),
         ("training time", f"about {_duration(seconds)}, without evaluation"),
     ]
+    if engine.name == "vmap":  # as it was asked for, fastest or not
+        how = auto.repaid(work, run.rounds, play=engine.play, compiled=engine.compiled)
+        chunk = auto.fitting(work, engine.chunk, engine.memory_mib)
+        return facts, {"engine": "vmap", "chunk": chunk, **how._asdict()}
     return facts, found
 
 
