@@ -295,7 +295,8 @@ FAULTS = [
     ("[algorithm.local]\nx = 1", "algorithm.local.x: Local has no such field"),
     (
         "[partition]\nname = 'iid'\nclients = 0",
-        "partition.clients: found 0; expected a whole number from 1 to 1e9 (clients: how many)",
+        "partition.clients: found 0; expected a whole number from 1 to 1e9 "
+        "(clients: the number of clients)",
     ),
     ("[partition]\nname = 'iid'\nclients = 'x'", "found 'x'; expected a whole number"),
     ("[partition]\nname = 'natural'\nclients = 3", "natural has no such field; it has none"),
