@@ -71,7 +71,8 @@ def _changed(random: Random, inside: Path) -> dict[str, Any]:
         if field in ALGORITHMS and random.random() < 0.9:
             names = list(ALGORITHMS[field].__dataclass_fields__) or ["none"]
             given[field] = {random.choice(names): strange(random)}
-            tables["run"]["methods"] = [field]
+            if isinstance(tables["run"], dict):
+                tables["run"]["methods"] = [field]
     return tables
 
 
