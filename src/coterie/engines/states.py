@@ -32,7 +32,7 @@ class StateStore:
 
     def put(self, clients: Tensor, rows: Tree) -> None:
         """Replace the states of some clients."""
-        tree.walk(lambda shelf, new: shelf.write(clients, new), self.states, rows)
+        tree.walk(lambda held, new: held.write(clients, new), self.states, rows)
 
     def view(self) -> Any:
         """A lazy view of all states: an array is assembled when its field is read."""
