@@ -27,6 +27,7 @@ LAYERS = (
     {"training"},
     {"results"},
     {"experiment"},
+    {"deploy"},
     {"report"},
     {"api", "testing"},
     {"commands"},
