@@ -422,7 +422,7 @@ def test_a_comparison_that_was_begun_again_is_not_finished(compared):
 
 
 def test_the_digest_of_stored_models_is_that_of_the_models(whole):
-    assert stored_models.stored_digest(whole / run_folder.MODELS) == stored_models.digest(
+    assert stored_models.stored_digest(whole / run_folder.MODELS) == mixture_digest(
         stored_models.read_models(whole / run_folder.MODELS)
     )
 

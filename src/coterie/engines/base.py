@@ -39,7 +39,9 @@ class Predicted(NamedTuple):
 
     evaluation: Evaluation
     mixture: Mixture  # on the CPU; without models unless they were asked for
-    outcomes: Outcomes | None  # the answer to every test sample, if the predictors are kept
+    outcomes: Outcomes | None  # the answer to every test sample, if the engine holds the samples
+    digests: tuple[str, ...] | None = None  # of each predictor, where models stay at their clients
+    lost: tuple[Rejection, ...] = ()  # clients that did not answer: their scores are NaN
 
 
 class Replies(NamedTuple):

@@ -11,8 +11,7 @@ from ..core.algorithm import AnyAlgorithm
 from ..core.problem import Problem
 from ..errors import EngineError
 from . import worker
-from .site import Site
-from .worker import FAILED, SETUP, Setup, place, receive, send
+from .worker import FAILED, SETUP, Setup, receive, send, simulated
 
 
 class Host(Protocol):
@@ -37,7 +36,7 @@ class Inline:
 
     def ask(self, client: int, data: bytes) -> bytes | None:
         """The reply of a client."""
-        return Site(place(self._home, client), client, *self._told).answer(data)
+        return simulated(self._home, client, *self._told).answer(data)
 
     def close(self) -> None:
         """Do nothing: there is no process to end."""

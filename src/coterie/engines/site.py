@@ -1,22 +1,28 @@
-"""A site: runs next to one client's data, answers the server's messages, keeps the client's state.
+"""A site: runs next to one client's data and answers the server's messages about one experiment.
 
-A site holds one shard and one state, in files of its own. It replaces the state only when the
-server says which reply it accepted, so a repeated request gets the same answer.
+A site keeps its last states in files that are named by their sha256. Every message says which state
+it is based on, so a repeated message gets the same answer, nothing has to be committed, and a state
+that was lost, rolled back or changed is a reason to refuse, never a silent new start. A client's
+answers on its test samples stay at the site: only scores and paired gains leave it.
 """
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, round_of
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
+from ..core.digests import client_digest
+from ..core.paired import Answers, Outcomes, SiteGain, site_gain
 from ..core.problem import Problem
 from ..core.shards import SPLITS, Ragged, Scaling, Shards
 from ..core.tree import Tree
@@ -25,84 +31,175 @@ from ..storage import files
 from .codec import Message, decode, digest, encode, vocabulary
 from .loop import LoopBackend
 
-SHARD, STATE, PENDING = "shard.safetensors", "state.bin", "pending.bin"
+SHARD, STATES, REPLY = "shard.safetensors", "states", "reply.bin"
+ANSWERS, MODEL = "answers.npz", "model.safetensors"
+KEPT = 4  # states: a server that resumes from its checkpoint before the last needs an older one
+
+
+class Terms(NamedTuple):
+    """What the owner of a site lets leave it, beside what the method itself sends."""
+
+    shown: bool = True  # what the client's state shows of the collaboration
+    models: bool = False  # the final model
+
+
+class StateFiles:
+    """The last states of one client, each in a file named by its round and its sha256."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self._folder, self._durable = folder, durable
+
+    def read(self, sha: str) -> bytes | None:
+        """The state with this sha256; None if it is not here, or no longer as it was written."""
+        for path in self._folder.glob(f"*-{_hex(sha)}.bin"):
+            data = path.read_bytes()
+            if digest(data) == sha:
+                return data
+        return None
+
+    def write(self, data: bytes, round: int, *, base: str | None = None) -> str:
+        """Store the state after a round; states that no server can ask for again are removed."""
+        sha = digest(data)
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"{round:08d}-{sha}.bin"
+        if self._durable:
+            with files.whole(path) as temporary:
+                temporary.write_bytes(data)
+        else:
+            path.write_bytes(data)
+        self._prune({sha, base})
+        return sha
+
+    def _prune(self, wanted: set[str | None]) -> None:
+        stored = sorted(self._folder.glob("*-*.bin"))
+        for path in stored[1:-KEPT]:  # the first one is the state before round 0
+            if path.stem.partition("-")[2] not in wanted:
+                path.unlink(missing_ok=True)
+
+
+def _hex(sha: str) -> str:
+    """The sha256 as it may occur in a file name; a text that is none matches no file."""
+    return sha if len(sha) == 64 and set(sha) <= set("0123456789abcdef") else "none"
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One client of a run: its folder holds its shard and its state."""
+    """One client of one experiment; its folder holds its states and its last answers."""
 
     folder: Path
     client: int
     problem: Problem
     algorithm: AnyAlgorithm
+    shards: Callable[[], Shards]
+    terms: Terms = Terms()
+    durable: bool = True  # whether states survive a power cut
+
+    @property
+    def states(self) -> StateFiles:
+        """The client's last states."""
+        return StateFiles(self.folder / STATES, durable=self.durable)
+
+    def start(self) -> str:
+        """Store the client's state before round 0, and return its sha256."""
+        rows = self.algorithm.init(self.problem)[1]
+        row = tree.row(tree.take(rows, torch.tensor([self.client])), 0)
+        return self.states.write(encode(Message({}, row)), 0)
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message of the server."""
-        message = decode(data, vocabulary(self.algorithm))
-        if message.head["client"] != self.client:
-            return self._refused("wrong_client")
-        kind = message.head["kind"]
-        if kind == "local":
-            return self._local(message)
-        if kind == "predict":
-            return self._predict(message)
-        if kind == "commit":
-            return self._commit(str(message.head["state"]))
-        raise EngineError(f"a site knows no message '{kind}'; expected local, predict or commit")
+        types = vocabulary(self.algorithm)
+        message = decode(data, types)
+        head = message.head
+        if head["client"] != self.client:
+            return refused("wrong_client")
+        stored = self.states.read(str(head["base"]))
+        if stored is None:
+            return refused("stale_state")
+        answers = {"local": self._local, "predict": self._predict}
+        if head["kind"] not in answers:
+            raise EngineError(f"a site knows no message '{head['kind']}'; expected local, predict")
+        return answers[head["kind"]](message, *self._at(head), decode(stored, types).body)
 
-    def _local(self, message: Message) -> bytes:
-        """Compute one round; the new state stays in a separate file until it is committed."""
-        state = (self.folder / STATE).read_bytes()
-        if digest(state) != message.head["base"]:
-            return self._refused("stale_state")
-        backend, round = self._at(message.head)
-        received, kept = _one_row(message.body), _one_row(self._decoded(state))
-        upload, new = backend.local(self.algorithm, received, kept, round)
+    def repeated(self, data: bytes) -> bytes | None:
+        """The reply to the same message as last time, if it is stored; None otherwise."""
+        path, key = self.folder / REPLY, digest(data).encode()
+        stored = path.read_bytes() if path.is_file() else b""
+        return stored[len(key) :] if stored.startswith(key) else None
+
+    def remember(self, data: bytes, reply: bytes) -> None:
+        """Store the reply to a message, in case the message comes again."""
+        with files.whole(self.folder / REPLY) as temporary:
+            temporary.write_bytes(digest(data).encode() + reply)
+
+    def _local(self, message: Message, backend: LoopBackend, round: Round, state: Tree) -> bytes:
+        """Compute one round: the new state stays here, the upload is sent."""
+        began = time.perf_counter()
+        received = _one_row(message.body)
+        upload, new = backend.local(self.algorithm, received, _one_row(state), round)
         row = tree.row(new, 0)
-        made = encode(Message({}, row))
-        (self.folder / PENDING).write_bytes(made)
-        head = {"round": round.index, "client": self.client, "state": digest(made)}
-        return encode(Message(head, (tree.row(upload, 0), self.algorithm.shown(row))))
+        after, base = encode(Message({}, row)), str(message.head["base"])
+        head = {
+            "round": round.index,
+            "client": self.client,
+            "state": self.states.write(after, round.index + 1, base=base),
+            "seconds": time.perf_counter() - began,
+        }
+        shown = self.algorithm.shown(row) if self.terms.shown else ()
+        return encode(Message(head, (tree.row(upload, 0), shown)))
 
-    def _predict(self, message: Message) -> bytes:
-        backend, round = self._at(message.head)
-        state = _one_row(self._decoded((self.folder / STATE).read_bytes()))
+    def _predict(self, message: Message, backend: LoopBackend, round: Round, state: Tree) -> bytes:
+        """Evaluate the client's predictor; in the last round the predictor is kept here."""
+        head, last = message.head, bool(message.head["last"])
+        served, metric = _one_row(message.body), str(head["metric"])
         found = backend.predict(
-            self.algorithm,
-            _one_row(message.body),
-            state,
-            round,
-            str(message.head["metric"]),
-            keep=bool(message.head["keep"]),
+            self.algorithm, served, _one_row(state), round, metric, keep=last
         )
         columns = [float(column[0]) for column in found.evaluation]
         scores = torch.tensor(columns, dtype=torch.float64)
-        said: Tree = ()
-        if found.outcomes is not None:
-            said = tuple(torch.from_numpy(part) for part in found.outcomes)
-        head = {"round": round.index, "client": self.client}
-        return encode(Message(head, (scores, tree.row(found.mixture, 0), said)))
+        predictor: Mixture = tree.row(found.mixture, 0)
+        told: dict[str, Any] = {"round": round.index, "client": self.client}
+        if last:
+            self._keep(predictor, found.outcomes)
+            told["digest"] = client_digest(predictor)
+        sent = self.terms.models and last and bool(head["collect"])
+        models = predictor.models if sent else predictor.models[:, :0]
+        return encode(Message(told, (scores, Mixture(predictor.weights, models))))
 
-    def _commit(self, state: str) -> bytes:
-        """Replace the state by the pending one; a repeated commit changes nothing."""
-        pending = self.folder / PENDING
-        if pending.is_file() and digest(pending.read_bytes()) == state:
-            files.install(pending, self.folder / STATE)
-        if digest((self.folder / STATE).read_bytes()) != state:
-            return self._refused("stale_state")
-        return encode(Message({"client": self.client, "state": state}))
+    def _keep(self, predictor: Mixture, outcomes: Outcomes | None) -> None:
+        """Store the final predictor, and its answers for :func:`judged`."""
+        with files.whole(self.folder / MODEL) as temporary:
+            save_file({k: v.clone() for k, v in predictor._asdict().items()}, temporary)
+        if outcomes is not None:
+            with files.whole(self.folder / ANSWERS) as temporary, temporary.open("wb") as file:
+                np.savez(file, **outcomes._asdict())
 
-    def _refused(self, reason: str) -> bytes:
-        return encode(Message({"client": self.client, "refused": reason}))
-
-    def _at(self, head: Mapping[str, Any]) -> tuple[LoopBackend, Any]:
-        backend = LoopBackend(self.problem, read_shard(self.folder / SHARD, self.problem))
+    def _at(self, head: Mapping[str, Any]) -> tuple[LoopBackend, Round]:
+        backend = LoopBackend(self.problem, self.shards())
         clients = torch.tensor([self.client], device=self.problem.device)
         return backend, round_of(self.problem, int(head["round"]), int(head["horizon"]), clients)
 
-    def _decoded(self, state: bytes) -> Tree:
-        return decode(state, vocabulary(self.algorithm)).body
+
+def refused(reason: str) -> bytes:
+    """The reply of a site that does not do what it was asked, with the reason."""
+    return encode(Message({"refused": reason}))
+
+
+def judged(metric: str, pairs: list[tuple[Path, Path] | None]) -> SiteGain:
+    """The gain of a method over Local at this site, from the answers in the experiments' folders.
+
+    There is one pair of folders (of the method, of Local) per seed; None where the method has no
+    predictor for this client.
+    """
+    return site_gain(metric, [pair and (_answers(pair[0]), _answers(pair[1])) for pair in pairs])
+
+
+def _answers(folder: Path) -> Answers:
+    try:
+        with np.load(folder / ANSWERS, allow_pickle=False) as stored:
+            (found,) = Outcomes(*(stored[name] for name in Outcomes._fields)).clients()
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"{folder}: holds no answers of a finished run ({error})") from error
+    return found
 
 
 def _one_row(part: Tree) -> Tree:

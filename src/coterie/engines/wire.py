@@ -1,35 +1,32 @@
-"""Runs each client in another process, with its own shard file and state file.
+"""Runs each client in another process, with its own shard file and state files.
 
-Only messages are exchanged: a client receives its row as bytes, keeps its state in a file and
+Only messages are exchanged: a client receives its row as bytes, keeps its states in files and
 answers with bytes. The engine proves that no method depends on shared memory or on another client's
-data, and does over pipes what an engine on a network does over connections.
+data. It is the engine of a real federation (:mod:`coterie.engines.remote`) over pipes; because the
+clients' files are its own, it can also read and write their states.
 """
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Round
 from ..core.calls import Form
-from ..core.messages import Rejection, Reply
-from ..core.paired import Outcomes
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import Enrolment, Evaluation, Predicted, Replies
-from .codec import Message, Types, decode, digest, encode, vocabulary
+from .base import Enrolment, Predicted, Replies
+from .codec import Message, decode, encode, vocabulary
 from .hosts import Host, Worker
-from .loop import together
-from .simulator import joined
-from .site import SHARD, STATE, write_shard
+from .remote import HeldStates, RemoteEngine, SiteState, held_states
+from .site import SHARD, STATES, StateFiles, write_shard
 from .worker import place
 
 
@@ -47,68 +44,46 @@ class WireEngine:
         self._worker: Host = worker or Worker()
         self._threads = threads or torch.get_num_threads()
         self._home = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
-        self._held: list[str] = []  # the sha256 of every client's state
-        self._offered: dict[int, tuple[str, Tree]] = {}  # new state's sha256 and shown, by client
-        self._shown: list[Tree] = []
-        self._types: Types = {}
-        self._problem: Problem | None = None
+        label = {"engine": "wire", "state": "disk", "threads": self._threads}
+        self._pipes = _Pipes(self._worker)
+        self._remote = RemoteEngine(self._pipes, label=label, experiment="", collect=True)
+        self._begun: tuple[Problem, AnyAlgorithm] | None = None
 
     @property
     def choice(self) -> dict[str, Any]:
         """The resolved settings."""
-        return {"engine": "wire", "state": "disk", "threads": self._threads}
+        return self._remote.choice
 
     @property
     def forms(self) -> tuple[Form, ...]:
         """Empty: every call is executed as it is written."""
-        return ()
+        return self._remote.forms
 
     def begin(
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
     ) -> Enrolment:
         """Write every client's shard and state, and send the worker its setup."""
-        self._problem, self._types = problem, vocabulary(algorithm)
+        self._begun = problem, algorithm
         for client in range(problem.population):
             folder = place(self._home, client)
             folder.mkdir(exist_ok=True)
             write_shard(folder / SHARD, self._shards, client)
         rows = algorithm.init(problem)[1] if states is None else states
-        self.restore(rows)
-        self._shown = [algorithm.shown(self._state(k)) for k in range(problem.population)]
         self._worker.set_up(self._home, problem, algorithm, self._threads)
-        return Enrolment(problem.clients, problem.counts)
+        self._pipes.clients = {name: client for client, name in enumerate(problem.clients)}
+        return self._remote.begin(problem, algorithm, self._written(rows))
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
         """Send each client of the round its row; a client without an answer misses the round."""
-        replies, lost = [], []
-        self._offered = {}
-        for position, client in enumerate(round.clients.tolist()):
-            head = {"kind": "local", "base": self._held[client]}
-            answer = self._ask(client, head, tree.row(received, position), round)
-            if isinstance(answer, Rejection):
-                lost.append(answer)
-                continue
-            upload, shown = answer.body
-            self._offered[client] = str(answer.head["state"]), shown
-            replies.append(Reply(client, int(answer.head["round"]), upload))
-        found = together(replies, round, _stacked)
-        return Replies(found.uploads, found.clients, (*lost, *found.rejected))
+        return self._remote.exchange(algorithm, received, round)
 
     def commit(self, accepted: Tensor) -> None:
-        """Tell the accepted clients to commit their new states."""
-        for client in accepted.tolist():
-            state, shown = self._offered[client]
-            answer = self._ask(client, {"kind": "commit", "state": state})
-            if isinstance(answer, Rejection):  # the process ended: ask once more
-                answer = self._ask(client, {"kind": "commit", "state": state})
-            if isinstance(answer, Rejection):
-                raise EngineError(f"client {client} lost its state: {answer.reason}")
-            self._held[client], self._shown[client] = state, shown
-        self._offered = {}
+        """Continue with the new states of the accepted clients."""
+        self._remote.commit(accepted)
 
     def shown(self, algorithm: AnyAlgorithm) -> Tree:
         """What every client's state shows of its collaboration, from its last accepted reply."""
-        return tree.stack(self._shown)
+        return self._remote.shown(algorithm)
 
     def evaluate(
         self,
@@ -120,31 +95,22 @@ class WireEngine:
         keep: bool = False,
     ) -> Predicted:
         """Ask every client of the round to evaluate its predictor."""
-        parts = []
-        for position, client in enumerate(round.clients.tolist()):
-            head = {"kind": "predict", "metric": metric, "keep": keep}
-            answer = self._ask(client, head, tree.row(served, position), round)
-            if isinstance(answer, Rejection):
-                answer = self._ask(client, head, tree.row(served, position), round)
-            if isinstance(answer, Rejection):
-                raise EngineError(f"client {client} could not be judged: {answer.reason}")
-            parts.append(_predicted(answer.body))
-        return joined(parts, tree.concat([part.mixture for part in parts]))
+        return self._remote.evaluate(algorithm, served, round, metric, keep=keep)
 
     def snapshot(self) -> Tree:
         """The clients' states, read from their files."""
-        return tree.stack([self._state(client) for client in range(len(self._held))])
+        _, algorithm = self._clients()
+        rows = []
+        for client, sha in enumerate(self._remote.hashes):
+            data = self._files(client).read(sha)
+            if data is None:
+                raise EngineError(f"client {client} lost its state: {STATES} holds no {sha}")
+            rows.append(decode(data, vocabulary(algorithm)).body)
+        return tree.stack(rows)
 
     def restore(self, states: Tree) -> None:
         """Write the clients' state files."""
-        problem = self._problem
-        if problem is None:
-            raise EngineError("the engine has no clients yet; call begin() first")
-        self._held = []
-        for client in range(problem.population):
-            data = encode(Message({}, tree.row(tree.take(states, torch.tensor([client])), 0)))
-            (place(self._home, client) / STATE).write_bytes(data)
-            self._held.append(digest(data))
+        self._remote.restore(self._written(states))
 
     def close(self) -> None:
         """End the process and remove the clients' files."""
@@ -152,35 +118,42 @@ class WireEngine:
             self._worker.close()
         shutil.rmtree(self._home, ignore_errors=True)
 
-    def _state(self, client: int) -> Tree:
-        return decode((place(self._home, client) / STATE).read_bytes(), self._types).body
+    def _clients(self) -> tuple[Problem, AnyAlgorithm]:
+        if self._begun is None:
+            raise EngineError("the engine has no clients yet; call begin() first")
+        return self._begun
 
-    def _ask(
-        self, client: int, head: dict[str, Any], row: Tree = (), round: Round | None = None
-    ) -> Message | Rejection:
-        """Send a client a message; return its answer, or a rejection with the reason."""
-        if round is not None:
-            head = {**head, "round": round.index, "horizon": round.horizon}
-        data = self._worker.ask(client, encode(Message({**head, "client": client}, row)))
-        if data is None:
-            return Rejection(client, "lost")
-        try:
-            answer = decode(data, self._types)
-        except EngineError:
-            return Rejection(client, "unreadable")
-        if "refused" in answer.head:
-            return Rejection(client, str(answer.head["refused"]))
-        return answer
+    def _files(self, client: int) -> StateFiles:
+        return StateFiles(place(self._home, client) / STATES, durable=False)
+
+    def _written(self, states: Tree) -> HeldStates:
+        """Write the state of every client; returns what the server knows of them."""
+        problem, algorithm = self._clients()
+        hashes, shown = [], []
+        for client in range(problem.population):
+            row = tree.row(tree.take(states, torch.tensor([client])), 0)
+            hashes.append(self._files(client).write(encode(Message({}, row)), 0))
+            shown.append(algorithm.shown(row))
+        return held_states(hashes, tree.stack(shown))
 
 
-def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
-    return tree.stack([reply.upload for reply in replies]), ()
+class _Pipes:
+    """The transport to a worker process, which answers for one client after the other."""
 
+    def __init__(self, worker: Host) -> None:
+        self._worker = worker
+        self.clients: Mapping[str, int] = {}
 
-def _predicted(body: Tree) -> Predicted:
-    """One client's scores, predictor and answers, with a leading dimension of one row."""
-    scores, mixture, said = body
-    columns = [np.array([value]) for value in scores.tolist()]
-    rows = Mixture(mixture.weights[None], mixture.models[None])
-    outcomes = Outcomes(*(part.numpy() for part in said)) if said else None
-    return Predicted(Evaluation(*columns), rows, outcomes)
+    def ask(self, requests: Mapping[str, bytes], round: int) -> dict[str, bytes | str]:
+        """Each client's answer; a client whose process ended is lost."""
+        return {
+            name: self._worker.ask(self.clients[name], data) or "lost"
+            for name, data in requests.items()
+        }
+
+    def sites(self) -> dict[str, SiteState]:
+        """The clients, all of them online: the worker is started again when it has ended."""
+        return {name: SiteState(True, 0.0) for name in self.clients}
+
+    def close(self) -> None:
+        """Do nothing: the engine closes the worker."""

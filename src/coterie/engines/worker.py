@@ -4,6 +4,7 @@ Only the wire engine starts ``python -m coterie.engines.worker``. The setup is p
 comes from the process that started the worker; requests are not pickled.
 """
 
+import functools
 import os
 import pickle
 import sys
@@ -17,7 +18,7 @@ import torch
 from ..core.algorithm import AnyAlgorithm
 from ..core.problem import Problem
 from .codec import LENGTH
-from .site import Site
+from .site import SHARD, Site, Terms, read_shard
 
 ANSWERED, FAILED = b"\x00", b"\x01"
 SETUP = b"setup"  # sent instead of a client's number
@@ -57,6 +58,13 @@ def place(home: Path, client: int) -> Path:
     return home / f"client-{client:06d}"
 
 
+def simulated(home: Path, client: int, problem: Problem, algorithm: AnyAlgorithm) -> Site:
+    """A client's site in a simulation: its folder is temporary, and it hands over its model."""
+    folder = place(home, client)
+    shards = functools.partial(read_shard, folder / SHARD, problem)
+    return Site(folder, client, problem, algorithm, shards, Terms(models=True), durable=False)
+
+
 def main() -> None:
     """Answer requests until the input ends."""
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
@@ -79,7 +87,7 @@ def main() -> None:
 
 def _answer(home: Path, client: int, told: tuple[Problem, AnyAlgorithm], data: bytes) -> bytes:
     try:
-        return ANSWERED + Site(place(home, client), client, *told).answer(data)
+        return ANSWERED + simulated(home, client, *told).answer(data)
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         return FAILED + f"{error}\n\n{trace}".encode()

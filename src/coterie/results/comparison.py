@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ..core import metrics
 from ..core.metrics import Floats
+from ..core.paired import SiteGain
 from ..errors import ConfigError, StoreError, did_you_mean
 from . import judgement, statistics
 from .alarms import Alarm, raise_alarms
@@ -74,6 +75,11 @@ class Compared(ABC, Generic[AnyRun]):
 
     runs: tuple[AnyRun, ...]
 
+    @property
+    @abstractmethod
+    def site_gains(self) -> Mapping[str, Sequence[SiteGain]] | None:
+        """Each client's gain by each method beside Local, where sites computed it themselves."""
+
     @cached_property
     def methods(self) -> tuple[str, ...]:
         """The methods in the order they were asked for."""
@@ -128,7 +134,7 @@ class Compared(ABC, Generic[AnyRun]):
 
     @cached_property
     def judgements(self) -> dict[str, Judgement] | None:
-        """The tests of every method; None if runs were written without their predictions."""
+        """The tests of every method; None if the clients' answers are not known."""
         return judgement.judge(self)
 
     def client(self, name: str) -> tuple[ClientGain, ...]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core import metrics
 from ..core.metrics import Floats, higher_is_better
-from ..core.paired import LEVEL, Answers, Gain, Pair, client_gain, holm
+from ..core.paired import LEVEL, Gain, SiteGain, holm, site_gain
 from .history import History
 from .mean_gain import MeanGain, mean_gain, of_one, widened
 
@@ -133,7 +133,19 @@ def validation_scores(history: History, served: Floats) -> Floats:
 
 
 def judge(comparison: "Compared[Any]") -> dict[str, Judgement] | None:
-    """Test every method beside Local; None if runs lack the predictions of test samples."""
+    """Test every method beside Local; None if the clients' answers are not known."""
+    tested = [method for method in comparison.methods if method != LOCAL]
+    gains = comparison.site_gains or _site_gains(comparison, tested)
+    if gains is None:
+        return None
+    names = comparison.runs[0].history.roster.clients
+    return conclude({m: _found(names, gains[m]) for m in tested}, comparison.choice)
+
+
+def _site_gains(
+    comparison: "Compared[Any]", methods: Sequence[str]
+) -> dict[str, tuple[SiteGain, ...]] | None:
+    """Each client's gain by each method, from the answers in the runs' own histories."""
     if any(run.history.outcomes is None for run in comparison.runs):
         return None
     answers = {
@@ -141,8 +153,18 @@ def judge(comparison: "Compared[Any]") -> dict[str, Judgement] | None:
         for run in comparison.runs
         if run.history.outcomes is not None
     }
-    found = {m: _gains(comparison, m, answers) for m in comparison.methods if m != LOCAL}
-    return conclude(found, comparison.choice)
+    found = {}
+    for method in methods:
+        known = ~np.isnan(comparison.gains(method))  # [S, K]
+        pairs = [
+            [
+                (answers[method, run.seed][k], answers[LOCAL, run.seed][k]) if known[s, k] else None
+                for s, run in enumerate(comparison.of_method(method))
+            ]
+            for k in range(known.shape[1])
+        ]
+        found[method] = tuple(site_gain(comparison.metric, one) for one in pairs)
+    return found
 
 
 Found = tuple[dict[str, Gain], MeanGain | None]  # of one method: gain of each client; mean gain
@@ -179,31 +201,18 @@ def _clients(
     return {method: tuple(one for one in made if one.method == method) for method in found}
 
 
-def _gains(
-    comparison: "Compared[Any]", method: str, answers: Mapping[tuple[str, int], Sequence[Answers]]
-) -> Found:
+def _found(names: Sequence[str], gains: Sequence[SiteGain]) -> Found:
     """The gain of each client over all seeds, and the mean gain over clients."""
-    runs, metric = comparison.of_method(method), comparison.metric
-    known = ~np.isnan(comparison.gains(method))  # [S, K]
-    names = runs[0].history.roster.clients
-    pairs: list[list[Pair]] = [[] for _ in names]
-    shape = known.shape
-    gains, variances = np.full(shape, math.nan), np.full(shape, math.nan)
-    for s, run in enumerate(runs):
-        ours, theirs = answers[method, run.seed], answers[LOCAL, run.seed]
-        for k in np.flatnonzero(known[s]).tolist():
-            pairs[k].append((ours[k], theirs[k]))
-            found = client_gain(metric, pairs[k][-1:])
-            if found is not None:
-                gains[s, k], variances[s, k] = found.gain, found.variance
     own = {
-        name: gain
-        for name, pair in zip(names, pairs, strict=True)
-        if pair and (gain := client_gain(metric, pair)) is not None
+        name: one.together
+        for name, one in zip(names, gains, strict=True)
+        if one.together is not None
     }
     if len(own) == 1:
         return own, of_one(next(iter(own.values())))
-    return own, mean_gain(gains, variances)
+    nothing = (math.nan, math.nan)
+    table = np.array([[pair or nothing for pair in one.each] for one in gains])  # [K, S, 2]
+    return own, mean_gain(table[:, :, 0].T, table[:, :, 1].T)
 
 
 def served_mean(scores: Floats, served: Floats) -> float:

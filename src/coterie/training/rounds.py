@@ -51,6 +51,7 @@ class Record(NamedTuple):
     snapshot: Callable[[], Tree]  # the clients' states, as the engine holds them
     observed: dict[str, Any] = {}  # noqa: RUF012  # what the method adds to the round's line
     outcomes: Outcomes | None = None  # the answer to every test sample, in the last round
+    digests: tuple[str, ...] | None = None  # of every predictor, where models stay at the clients
 
     @property
     def states(self) -> Tree:
@@ -112,7 +113,7 @@ def train(
             collaboration = _matrix(algorithm.collaboration(server, shown, round))
         if evaluated:
             found, served = _evaluate(algorithm, engine, server, round, metric, keep=last)
-            traffic = traffic._replace(serve=served)
+            traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
         yield Record(
             index,
             tuple(clients.tolist()),
@@ -127,6 +128,7 @@ def train(
             engine.snapshot,
             algorithm.observed(server),
             None if found is None else found.outcomes,
+            None if found is None else found.digests,
         )
 
 

@@ -1,41 +1,15 @@
 """``models.safetensors``: every client's predictor, and the digest of all of them."""
 
 import hashlib
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ...core.algorithm import Mixture
+from ...core.digests import client_digest, combined_digest
 from ...storage import packing
 from .names import unreadable
-
-
-def client_digest(predictor: Mixture) -> str:
-    """The sha256 of one client's predictor: weights ``[r]``, then models ``[r, P]``.
-
-    Models of weight zero have no effect and are left out, so that engines which pad a mixture give
-    the same digest. Numbers are hashed in little-endian order.
-    """
-    used = predictor.weights != 0
-    total = hashlib.sha256()
-    for part in (predictor.weights[used], predictor.models[used]):
-        array = part.detach().cpu().contiguous().numpy()
-        total.update(f"{array.dtype.str[1:]}{list(array.shape)}".encode())
-        total.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-    return total.hexdigest()
-
-
-def combined_digest(clients: Iterable[str]) -> str:
-    """The digest of a run: the sha256 over the digests of its clients, in client order."""
-    return hashlib.sha256("\n".join(clients).encode()).hexdigest()
-
-
-def digest(mixture: Mixture) -> str:
-    """The digest of all clients' predictors, ``weights [K, r]`` and ``models [K, r, P]``."""
-    each = zip(mixture.weights.cpu(), mixture.models, strict=True)
-    return combined_digest(client_digest(Mixture(*predictor)) for predictor in each)
 
 
 def write_models(path: Path, mixture: Mixture) -> None:
@@ -64,7 +38,7 @@ def read_models(path: Path) -> Mixture:
 
 
 def stored_digest(path: Path) -> str:
-    """The :func:`digest` of stored predictors, with one client's models in memory at a time."""
+    """The digest of stored predictors, with one client's models in memory at a time."""
     weights, models, index = _stored_models(path)
     each = zip(weights, index, strict=True)
     return combined_digest(client_digest(Mixture(w, models[at])) for w, at in each)
