@@ -9,7 +9,7 @@ import torch
 from coterie.core.algorithm import Mixture
 from coterie.core.paired import Answers, Outcomes, outcomes_of
 from coterie.engines.base import Evaluation
-from coterie.experiment.run_folder import collect
+from coterie.experiment.run_folder import Predictors, collect
 from coterie.report.outcomes import Comparison, RunResult
 from coterie.results.history import History, Log, Roster
 from coterie.training.rounds import Record, Rejection, Traffic
@@ -72,6 +72,11 @@ def mixture(clients: int = CLIENTS, models: int = 2, size: int = 5) -> Mixture:
     return Mixture(weights, kept[index])
 
 
+def predictors(clients: int = CLIENTS) -> Predictors:
+    """The predictors of a finished run."""
+    return Predictors.of(mixture(clients), None)
+
+
 def scores(method: str, seed: int, rounds: int, clients: int = CLIENTS) -> np.ndarray:
     """Learning curves ``[rounds, clients]``: how high and how fast each method gets."""
     ends = {
@@ -115,7 +120,7 @@ def run_of(
             made = made._replace(evaluation=made.evaluation._replace(val=val[index]))
         log.append(made)
     config = {"algorithm": {"name": method}, "run": {"seed": seed, "rounds": rounds}}
-    return RunResult(collect(log, mixture(len(who)), config, {"python": "3.11"}, references))
+    return RunResult(collect(log, predictors(len(who)), config, {"python": "3.11"}, references))
 
 
 def comparison_of(

@@ -14,7 +14,7 @@ from coterie.results.history import Log
 from coterie.training.guard import Rejection
 from coterie.training.rounds import train
 from support import METHODS, RECIPE, engine_of, task
-from synthetic import mixture, record, roster, run_of
+from synthetic import predictors, record, roster, run_of
 
 CLIENTS, ROUNDS = 12, 6
 
@@ -92,7 +92,7 @@ def test_it_stands_in_the_table_beside_the_number():
     def change(index, evaluation):
         evaluation.test_loss[0] = np.nan if index == 3 else 1.0
 
-    made = collect(log_of(change=change), mixture(CLIENTS), {}, {})
+    made = collect(log_of(change=change), predictors(CLIENTS), {}, {})
     assert [alarm["beside"] for alarm in made.summary["alarms"]] == ["diverged in round 4"]
     local = run_of("local", rounds=ROUNDS)
     shown = table(Comparison.of([local, RunResult(made)]))

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coterie
+from coterie.core.digests import mixture_digest
 from coterie.errors import StoreError
 from coterie.experiment import checkpoint, run_folder
 from coterie.experiment.environment import environment
@@ -22,7 +23,7 @@ from coterie.results.history import SCORES, Log
 from coterie.storage import files, lock
 from hostile import TINY, StopError, contents, rewritten, unfinished
 from killing import command, finished, started, until
-from synthetic import CLIENTS, grouped, mixture, record, roster, scores
+from synthetic import CLIENTS, grouped, predictors, record, roster, scores
 
 CODE = Path(__file__).parent
 
@@ -471,7 +472,7 @@ def test_a_run_with_formulae_for_names_is_read_and_continued(tmp_path):
     again = Log("fedfomo", 7, "accuracy", roster(seed=7, names=clients))
     folder = RunFolder.reopen(folder.path, again, 2)
     folder.append(record(2, scores("fedfomo", 7, 3)[2], grouped(0.9)))
-    folder.finish(mixture())
+    folder.finish(predictors())
     assert run_folder.read(folder.path).history.roster.clients == clients
     assert len(clients) == CLIENTS
     assert run_folder.verify(folder.path) == []

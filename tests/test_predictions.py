@@ -13,6 +13,7 @@ from coterie.algorithms.local import Local
 from coterie.core import metrics
 from coterie.errors import StoreError
 from coterie.experiment import run_folder
+from coterie.experiment.config.loading import merge
 from coterie.report.outcomes import Comparison
 from coterie.storage import files
 from coterie.training.rounds import train
@@ -59,7 +60,7 @@ def test_the_answers_give_the_score_of_values(metric):
 @pytest.mark.parametrize("metric", ["accuracy", "auc"])
 def test_engines_keep_the_same_answers_in_the_last_round_only(metric):
     method, kept = FedAvg(), []
-    for engine, chunk in (("loop", None), ("vmap", 2), ("wire", None)):
+    for engine, chunk in (("loop", None), ("vmap", 2)):
         on = task(method)
         record = last(method, on, engine, rounds=2, chunk=chunk, metric=metric)
         kept.append(record.outcomes)
@@ -149,3 +150,23 @@ def test_who_is_not_served_is_not_judged():
     first = found.runs[0].history.roster.clients[0]
     assert [one.client for one in found.judgements["waffle"].clients] == [first]
     assert row.alone.mean == pytest.approx(found.runs[0].history.last[0])
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auc"])
+def test_clients_that_keep_their_answers_get_the_same_verdict(metric, tmp_path):
+    """On wire no answer on a test sample reaches the server, and every number is the same."""
+    asked = merge(SMALL, {"run.metric": metric, "run.seeds": 2})
+    here = coterie.compare(asked, engine="loop")
+    there = coterie.compare(asked, engine="wire", out=tmp_path / "out")
+    assert there.judgements == here.judgements
+    assert there.verdict == here.verdict
+    assert not list((tmp_path / "out").rglob("predictions.npz"))
+    assert all(run.history.outcomes is None for run in there.runs)
+    again = Comparison.read(tmp_path / "out")
+    assert again.judgements == here.judgements
+    assert coterie.verify(tmp_path / "out") == {
+        str(path): [] for path in [*(run.path for run in there.runs), there.path]
+    }
+    (tmp_path / "out" / "gains.json").write_text('{"fedavg": [[[[1, "x"]], null]]}')
+    with pytest.raises(StoreError, match="expected a finite number"):
+        Comparison.read(tmp_path / "out")

@@ -22,7 +22,7 @@ from synthetic import (
     GROUPS,
     comparison_of,
     grouped,
-    mixture,
+    predictors,
     record,
     roster,
     run_of,
@@ -196,7 +196,7 @@ def test_what_is_written_is_read_again(tmp_path):
         folder = RunFolder.create(tmp_path / method / "seed-4", log, {}, {})
         for index, row in enumerate(scores(method, 4, 3)):
             folder.append(record(index, row, grouped(0.9) if method == "fedfomo" else None))
-        runs.append(RunResult(folder.finish(mixture())))
+        runs.append(RunResult(folder.finish(predictors())))
     made = Comparison.of(runs, tmp_path)
     made.write(tmp_path)
     again = Comparison.read(tmp_path)
@@ -318,7 +318,7 @@ def test_names_from_users_are_text_and_nothing_else(comparison):
     method = run_of("fedfomo", who=evil.runs[0].history.roster)
     config = {**method.data.config, EVIL: EVIL}
     environment = {"argv": ["coterie", "compare", EVIL]}
-    dressed = collect(_copied(method), mixture(), config, environment)
+    dressed = collect(_copied(method), predictors(), config, environment)
     whole = Comparison.of([evil.runs[0], method, RunResult(dressed)])
     for text in (page.page(whole), whole._repr_html_(), whole.runs[2]._repr_html_()):
         assert "<script" not in text
@@ -362,7 +362,7 @@ def test_the_page_of_a_run_says_whom_a_client_learns_most_from():
     log = Log("fedamp", 0, "accuracy", roster(3))
     A = np.array([[0.9, 0.0, 0.1], [0.0, 1.0, 0.0], [0.3, 0.2, 0.5]])
     log.append(record(0, np.array([50.0, 60.0, 70.0]), A))
-    text = run_page(collect(log, mixture(3), {}, {}))
+    text = run_page(collect(log, predictors(3), {}, {}))
     cells = re.findall(r'<th scope="row">(site-\d)</th>.*?<td>([^<]*)</td><td>—</td></tr>', text)
     assert cells == [("site-0", "site-2 (0.1)"), ("site-1", "—"), ("site-2", "site-0 (0.3)")]
 
@@ -393,7 +393,7 @@ def test_a_page_of_a_diverged_run_is_made_without_a_warning(weight, score, clien
         with np.errstate(all="ignore"):
             log.append(record(index, np.full(clients, score), A))
     with np.errstate(all="ignore"):
-        data = collect(log, mixture(clients), {}, {})
+        data = collect(log, predictors(clients), {}, {})
     read_page(run_page(data))
 
 

@@ -26,6 +26,7 @@ from coterie.algorithms.fedfomo import Upload
 from coterie.algorithms.local import Local
 from coterie.core import metrics, tree
 from coterie.core.algorithm import Mixture, round_of
+from coterie.core.digests import mixture_digest
 from coterie.core.mixing import count_larger
 from coterie.core.recipe import Recipe
 from coterie.core.rows import RowTable, StateRows

@@ -9,17 +9,18 @@ import torch
 from safetensors.torch import load_file
 
 from coterie.core.algorithm import Mixture
+from coterie.core.digests import mixture_digest
 from coterie.data.federation import Dataset, Federation
 from coterie.errors import StoreError
 from coterie.experiment import run_folder
 from coterie.experiment.environment import environment
-from coterie.experiment.run_folder import RunFolder, stored_arrays, stored_logs, stored_models
+from coterie.experiment.run_folder import RunFolder, stored_arrays, stored_logs
 from coterie.results import history
 from coterie.results.history import SCORES, Log, Roster
 from coterie.results.summary import summarise
 from coterie.storage import files
 from coterie.training.rounds import Rejection
-from synthetic import CLIENTS, GROUPS, grouped, mixture, record, roster, scores
+from synthetic import CLIENTS, GROUPS, grouped, mixture, predictors, record, roster, scores
 
 CONFIG = {"algorithm": {"name": "fedfomo"}, "run": {"rounds": 4}}
 
@@ -40,7 +41,7 @@ def made(tmp_path):
     folder = RunFolder.create(tmp_path / "run", log_of(), CONFIG, environment())
     for each in records():
         folder.append(each)
-    return folder.path, folder.finish(mixture())
+    return folder.path, folder.finish(predictors())
 
 
 def test_the_folder_holds_exactly_the_files_of_the_design(made):
@@ -103,7 +104,7 @@ def test_names_with_commas_quotes_and_line_ends_survive(tmp_path):
     folder = RunFolder.create(tmp_path / "run", log_of(names=names), {}, {})
     for each in records(3):
         folder.append(each._replace(rejected=(Rejection(2, "not_finite"),)))
-    folder.finish(mixture())
+    folder.finish(predictors())
     again = run_folder.read(folder.path).history
     assert again.roster.clients == names
     assert again.lines[0]["rejected"] == [{"client": "\u2028", "reason": "not_finite"}]
@@ -183,9 +184,7 @@ def test_a_model_of_weight_zero_is_no_part_of_the_digest():
         torch.cat([given.models, torch.full((3, 1, 5), -7.0)], 1),
     )
     other = Mixture(padded.weights, padded.models.where(padded.models != -7, -1.0))
-    assert (
-        mixture_digest(padded) == mixture_digest(other) == mixture_digest(given)
-    )
+    assert mixture_digest(padded) == mixture_digest(other) == mixture_digest(given)
 
 
 def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
@@ -195,7 +194,7 @@ def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
     wanted = [grouped(share) for share in (0.5, 0.7, 1.0)]
     for index, A in enumerate(wanted):
         folder.append(record(index, np.ones(CLIENTS), A))
-    folder.finish(mixture())
+    folder.finish(predictors())
     with np.load(folder.path / "collaboration.npz", allow_pickle=False) as stored:
         assert "A" not in stored
         assert stored["indptr"].shape == (3 * CLIENTS + 1,)
@@ -210,7 +209,7 @@ def test_a_used_folder_is_refused_and_left_alone(tmp_path, finish):
     for each in records():
         folder.append(each)
     if finish:
-        folder.finish(mixture())
+        folder.finish(predictors())
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(StoreError, match="a finished run" if finish else "coterie resume"):
         RunFolder.create(tmp_path, log_of(), {}, {})
@@ -237,7 +236,7 @@ def test_a_run_continued_from_an_earlier_round_ends_the_same(made, tmp_path, tor
     folder = RunFolder.reopen(folder.path, log_of(), 2)
     for each in records()[2:]:
         folder.append(each)
-    folder.finish(mixture())
+    folder.finish(predictors())
     for name in ("rounds.jsonl", "clients.csv", "models.safetensors", "summary.json"):
         assert (folder.path / name).read_bytes() == (path / name).read_bytes()
     again, first = run_folder.read(folder.path).history, run_folder.read(path).history
@@ -340,7 +339,7 @@ def test_references_of_other_clients_are_refused():
     log = log_of()
     log.append(record(0, np.ones(CLIENTS)))
     with pytest.raises(StoreError, match="different data"):
-        run_folder.collect(log, mixture(), {}, {}, {"local": local.history()})
+        run_folder.collect(log, predictors(), {}, {}, {"local": local.history()})
 
 
 def test_weak_clients_are_named_for_what_they_lack():

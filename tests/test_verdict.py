@@ -18,7 +18,7 @@ from coterie.results.alarms import raise_alarms
 from coterie.results.history import Log
 from coterie.results.judgement import Choice, conclude
 from coterie.results.mean_gain import mean_gain, more, of_one
-from synthetic import comparison_of, mixture, record, roster, run_of
+from synthetic import comparison_of, predictors, record, roster, run_of
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "results" / "verdict.py"
 
@@ -424,7 +424,7 @@ def test_a_diverged_client_is_named():
         scores = np.array([error, math.inf if method == "fedavg" else error, error, error])
         made = record(0, scores)._replace(outcomes=outcomes_of(clients))
         log.append(made)
-        runs.append(RunResult(collect(log, mixture(4), {}, {})))
+        runs.append(RunResult(collect(log, predictors(4), {}, {})))
     found = Comparison.of(runs)
     assert found.verdict.startswith("Joining is not worth it as it is: FedAvg diverged for site-1.")
     assert found.client("site-1")[0].claim == "worse"

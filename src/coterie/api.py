@@ -25,6 +25,7 @@ from .experiment.config.options import OPTIONS
 from .experiment.config.schema import Config
 from .experiment.resume import unfinished_run
 from .experiment.runner import Watch, execute
+from .experiment.setting import Cell
 from .report.outcomes import Comparison, RunResult
 from .report.run_page import run_page
 from .storage import faults, files, lock
@@ -84,13 +85,14 @@ def run_config(config: Config, progress: Watch | None = None) -> RunResult:
     """Run the method of a config."""
     method = config.method()
     config = config.single(method, config.run.seed)
-    out, assembly = _folder(config), assemble(config)
-    if out is not None:
-        comparison_folder.refuse_used(out)
-        run_folder.refuse_used(out)
-    with _held(out) as stop:
-        cell = assembly, method, config.run.seed, out
-        return RunResult(execute(*cell, stop=stop, progress=progress, render=run_page))
+    out = _folder(config)
+    with contextlib.closing(assemble(config)) as setting:
+        if out is not None:
+            comparison_folder.refuse_used(out)
+            run_folder.refuse_used(out)
+        with _held(out) as stop:
+            cell = Cell(method, config.run.seed, out)
+            return RunResult(execute(setting, cell, stop=stop, progress=progress, render=run_page))
 
 
 def compare(
@@ -107,24 +109,25 @@ def compare(
 def compare_config(config: Config, progress: Watch | None = None) -> Comparison:
     """Run all methods and seeds of a config."""
     methods, out = config.methods(), _folder(config)
-    assembly = assemble(config)
-    if out is not None:
-        comparison_folder.refuse_run(out)
-        cells.check_cells(assembly, methods, out)
-    check_methods(assembly, methods)
-    with _held(out) as stop:
+    with contextlib.closing(assemble(config)) as setting:
         if out is not None:
-            comparison_folder.unseal(out)
-            comparison_folder.write_asked(out, canonical(config))
-        done = cells.run_cells(
-            assembly, methods, out, stop=stop, progress=progress, render=run_page
-        )
-        comparison = Comparison.of(map(RunResult, done), out)
-        faults.at("compare.report")
-        if out is not None:
-            comparison.write(out)
-            faults.at("compare.manifest")
-            comparison_folder.seal(out, [data.path for data in done if data.path is not None])
+            comparison_folder.refuse_run(out)
+            cells.check_cells(setting, methods, out)
+        check_methods(setting, methods)
+        with _held(out) as stop:
+            if out is not None:
+                comparison_folder.unseal(out)
+                comparison_folder.write_asked(out, canonical(config))
+            done = cells.run_cells(
+                setting, methods, out, stop=stop, progress=progress, render=run_page
+            )
+            gains = setting.gains(cells.all_cells(setting, methods, out))
+            comparison = Comparison.of(map(RunResult, done), out, gains)
+            faults.at("compare.report")
+            if out is not None:
+                comparison.write(out)
+                faults.at("compare.manifest")
+                comparison_folder.seal(out, [data.path for data in done if data.path is not None])
     return comparison
 
 
@@ -154,14 +157,16 @@ def resume(
         if unfinished is None:  # another process has finished it meanwhile
             return RunResult.read(path)
         config = load(unfinished.tables, {"run.out": str(path)}, allowed)
-        data = execute(
-            *(assemble(config), config.method(), config.run.seed, path),
-            stop=stop,
-            references=cells.references_beside(path),
-            progress=progress,
-            left=unfinished,
-            render=run_page,
-        )
+        with contextlib.closing(assemble(config)) as setting:
+            data = execute(
+                setting,
+                Cell(config.method(), config.run.seed, path),
+                stop=stop,
+                references=cells.references_beside(path),
+                progress=progress,
+                left=unfinished,
+                render=run_page,
+            )
         return RunResult(data)
 
 

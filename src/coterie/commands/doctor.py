@@ -22,8 +22,9 @@ from ..engines.candidates import PROBE_STEPS
 from ..engines.settings import Asked, Length
 from ..engines.vmap import VmapBackend, compiler_version
 from ..errors import printable
-from ..experiment.assemble import Assembly, assemble, simulation_of
+from ..experiment.assemble import assemble
 from ..experiment.config.methods import Method
+from ..experiment.simulated import Assembly, simulation_of
 from ..results.history import Roster
 
 MANY = 8  # at most so many clients are named in a warning

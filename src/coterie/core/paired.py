@@ -105,21 +105,6 @@ def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
     return (_by_counts if metric == "accuracy" else _by_bootstrap)(metric, pairs, samples)
 
 
-class SiteGain(NamedTuple):
-    """One client's gain of a method over Local: what leaves the place that holds the answers."""
-
-    each: tuple[tuple[float, float] | None, ...]  # gain and variance with each seed
-    together: Gain | None  # over all seeds
-
-
-def site_gain(metric: str, pairs: Sequence[Pair | None]) -> SiteGain:
-    """One client's gain, with one pair per seed; None where the method does not serve it."""
-    known = [pair for pair in pairs if pair is not None]
-    found = [None if pair is None else client_gain(metric, [pair]) for pair in pairs]
-    each = tuple(None if gain is None else (gain.gain, gain.variance) for gain in found)
-    return SiteGain(each, client_gain(metric, known) if known else None)
-
-
 # ---- accuracy ------------------------------------------------------------------------------------
 
 

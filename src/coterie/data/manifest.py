@@ -1,7 +1,7 @@
 """Describes a partition: a manifest to store, rows for a table, and how much clients differ."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -157,22 +157,38 @@ def ranges(indices: Tensor) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pairs)
 
 
-def changes(stored: Mapping[str, Any], federation: Federation) -> list[str]:
+class Identity(Protocol):
+    """Hashes of the clients' data: those of a :class:`Federation`, or those that sites sent."""
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The clients' names."""
+
+    @property
+    def seals(self) -> tuple[Seal, ...]:
+        """Two hashes per client: of its data, and of how it is divided."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that change with any client's data or with how it is divided."""
+
+
+def changes(stored: Mapping[str, Any], now: Identity) -> list[str]:
     """The differences from a stored manifest, in words; empty if there are none."""
     try:
         before = {c["name"]: Seal(c["data"], c["partition"]) for c in stored["clients"]}
-        same = stored["fingerprint"] == federation.fingerprint
+        same = stored["fingerprint"] == now.fingerprint
     except (KeyError, TypeError):
         return ["the stored partition is not as a run writes it"]
-    now = dict(zip(federation.clients, federation.seals, strict=True))
-    both = [name for name in now if name in before]
-    data = [name for name in both if now[name].data != before[name].data]
-    other = [name for name in both if now[name].partition != before[name].partition]
+    seals = dict(zip(now.clients, now.seals, strict=True))
+    both = [name for name in seals if name in before]
+    data = [name for name in both if seals[name].data != before[name].data]
+    other = [name for name in both if seals[name].partition != before[name].partition]
     found = [
         f"{what} {words_of(names)}"
         for what, names in (
-            ("clients are gone:", [name for name in before if name not in now]),
-            ("clients are new:", [name for name in now if name not in before]),
+            ("clients are gone:", [name for name in before if name not in seals]),
+            ("clients are new:", [name for name in seals if name not in before]),
             ("other data:", data),
             ("the same data divided in another way:", [n for n in other if n not in data]),
         )

@@ -1,17 +1,20 @@
 """Hosts that answer for the clients of the wire engine: another process, or this one."""
 
 import contextlib
+import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
 from ..core.algorithm import AnyAlgorithm
 from ..core.problem import Problem
+from ..core.site_gain import SiteGain
 from ..errors import EngineError
 from . import worker
-from .worker import FAILED, SETUP, Setup, receive, send, simulated
+from .worker import FAILED, JUDGE, SETUP, Setup, receive, send, simulated
 
 
 class Host(Protocol):
@@ -56,11 +59,18 @@ class Worker:
         if self._process is not None:
             self._tell(_open(self._process.stdin))
 
+    def judge(self, metric: str, pairs: Sequence[tuple[Path, Path]]) -> SiteGain:
+        """A client's gain over Local, from the answers in its folders of each seed's two runs."""
+        asked = {"metric": metric, "pairs": [list(map(str, pair)) for pair in pairs]}
+        requests, replies = self._pipes()
+        send(requests, JUDGE)
+        send(requests, json.dumps(asked).encode())
+        return SiteGain.from_json(json.loads(_answered(receive(replies), "a client")))
+
     def _tell(self, requests: IO[bytes]) -> None:
-        if self._setup is None:
-            raise EngineError("a worker was asked before it was set up")
-        send(requests, SETUP)
-        send(requests, self._setup)
+        if self._setup is not None:
+            send(requests, SETUP)
+            send(requests, self._setup)
 
     def ask(self, client: int, data: bytes) -> bytes | None:
         """The reply of a client; None if the process ended before it answered."""
@@ -72,9 +82,7 @@ class Worker:
         except (OSError, EOFError):
             self.close()
             return None
-        if reply[:1] == FAILED:
-            raise EngineError(f"client {client} failed in its process: {reply[1:].decode()}")
-        return reply[1:]
+        return _answered(reply, f"client {client}")
 
     def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
         """The pipes for requests and replies of the process, which is started if necessary."""
@@ -94,6 +102,12 @@ class Worker:
                     _open(stream).close()
             self._process.wait()
             self._process = None
+
+
+def _answered(reply: bytes, who: str) -> bytes:
+    if reply[:1] == FAILED:
+        raise EngineError(f"{who} failed in its process: {reply[1:].decode()}")
+    return reply[1:]
 
 
 def _open(stream: IO[bytes] | None) -> IO[bytes]:

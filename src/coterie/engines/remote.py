@@ -8,20 +8,19 @@ the sites (see :mod:`coterie.engines.site`).
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Round
 from ..core.calls import Form
-from ..core.messages import REASONS, Rejection, Reply, layout
+from ..core.messages import Rejection, Reply, layout
 from ..core.problem import Problem
 from ..core.tree import Tree
-from ..errors import EngineError
-from .base import Enrolment, Evaluation, Predicted, Replies
-from .codec import Message, Types, decode, encode, vocabulary
+from .base import Enrolment, Predicted, Replies
+from .codec import Message, Types, encode, vocabulary
 from .loop import together
+from .site_answers import gathered_predictions, judged_answer, read_answer
 
 SETUP = -1  # the number of a round for messages outside of rounds
 TRIES = 2  # an evaluation that is lost is asked for again: it changes nothing at the site
@@ -132,8 +131,8 @@ class RemoteEngine:
                 lost.append(found)
             else:
                 replies.append(found)
-        found = together(replies, round, _stacked)
-        return Replies(found.uploads, found.clients, (*lost, *found.rejected))
+        made = together(replies, round, _stacked)
+        return Replies(made.uploads, made.clients, (*lost, *made.rejected))
 
     def _reply(self, client: int, answer: Message) -> Reply | Rejection:
         """A client's reply; what it shows must be as its state was at the start, or nothing."""
@@ -174,11 +173,11 @@ class RemoteEngine:
         for _ in range(TRIES - 1):
             again = [c for c, answer in answers.items() if isinstance(answer, Rejection)]
             answers |= self._ask("predict", served, round, head, again) if again else {}
-        found = {c: _judged(a) for c, a in answers.items() if isinstance(a, Message)}
+        found = {c: judged_answer(a) for c, a in answers.items() if isinstance(a, Message)}
         lost = tuple(a for a in answers.values() if isinstance(a, Rejection))
         unread = tuple(Rejection(c, "fields") for c, one in found.items() if one is None)
         good = {client: one for client, one in found.items() if one is not None}
-        return _predicted(round.clients.tolist(), good, (*lost, *unread), keep=keep)
+        return gathered_predictions(round.clients.tolist(), good, (*lost, *unread), keep=keep)
 
     def snapshot(self) -> Tree:
         """The hashes of the clients' states, and what these show."""
@@ -198,7 +197,7 @@ class RemoteEngine:
         kind: str,
         rows: Tree,
         round: Round,
-        head: Mapping[str, Any] = {},  # noqa: B006  # never changed
+        head: Mapping[str, Any] = {},  # never changed
         only: Sequence[int] | None = None,
     ) -> dict[int, Message | Rejection]:
         """Send each client of the round a message; its answer, or a rejection with the reason."""
@@ -217,24 +216,9 @@ class RemoteEngine:
             for client, at in places.items()
         }
         answers = self._transport.ask(requests, round.index)
-        return {c: self._read(c, answers.get(self._clients[c], "lost")) for c in places}
-
-    def _read(self, client: int, data: bytes | str) -> Message | Rejection:
-        return read_answer(client, data, self._types)
-
-
-def read_answer(client: int, data: bytes | str, types: Types) -> Message | Rejection:
-    """The answer of a site; a rejection if it refused, did not answer, or cannot be read."""
-    if isinstance(data, str):
-        return Rejection(client, data if data in REASONS else "lost")
-    try:
-        answer = decode(data, types)
-    except EngineError:
-        return Rejection(client, "unreadable")
-    if "refused" in answer.head:
-        reason = str(answer.head["refused"])
-        return Rejection(client, reason if reason in REASONS else "refused")
-    return answer
+        return {
+            c: read_answer(c, answers.get(self._clients[c], "lost"), self._types) for c in places
+        }
 
 
 def _rows_shown(algorithm: AnyAlgorithm, states: Tree, problem: Problem) -> list[Tree]:
@@ -244,59 +228,3 @@ def _rows_shown(algorithm: AnyAlgorithm, states: Tree, problem: Problem) -> list
 
 def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
     return tree.stack([reply.upload for reply in replies]), ()
-
-
-class _Judged(NamedTuple):
-    """One client's answer to an evaluation."""
-
-    scores: list[float]
-    predictor: Mixture
-    digest: str
-
-
-def _judged(answer: Message) -> _Judged | None:
-    """One client's scores and predictor; None if the answer has another form."""
-    try:
-        scores, predictor = answer.body
-        whole = isinstance(predictor, Mixture) and scores.shape == (len(Evaluation._fields),)
-        if not whole or predictor.weights.dim() != 1 or predictor.models.dim() != 2:
-            return None
-        return _Judged(scores.double().tolist(), predictor, str(answer.head.get("digest", "")))
-    except (TypeError, ValueError, AttributeError):
-        return None
-
-
-def _predicted(
-    clients: Sequence[int],
-    found: Mapping[int, _Judged],
-    lost: tuple[Rejection, ...],
-    *,
-    keep: bool,
-) -> Predicted:
-    """The scores of all clients; NaN and no predictor for a client that did not answer."""
-    table = np.full((len(clients), len(Evaluation._fields)), np.nan)
-    predictors: list[Mixture | None] = []
-    for at, client in enumerate(clients):
-        one = found.get(client)
-        predictors.append(None if one is None else one.predictor)
-        if one is not None and bool((one.predictor.weights != 0).any()):
-            table[at] = one.scores
-    digests = tuple(found[c].digest if c in found else "" for c in clients)
-    mixture = _padded(predictors)
-    return Predicted(Evaluation(*table.T), mixture, None, digests if keep else None, lost)
-
-
-def _padded(predictors: Sequence[Mixture | None]) -> Mixture:
-    """Predictors of different widths in one mixture; models only if every client sent its own."""
-    known = [one for one in predictors if one is not None]
-    width = max((len(one.weights) for one in known), default=1)
-    sizes = {one.models.shape[1] for one in known}
-    size = sizes.pop() if len(sizes) == 1 and len(known) == len(predictors) else 0
-    first = known[0] if known else Mixture(torch.zeros(1), torch.zeros(1, 0))
-    weights = first.weights.new_zeros(len(predictors), width)
-    models = first.models.new_zeros(len(predictors), width, size)
-    for at, one in enumerate(predictors):
-        if one is not None:
-            weights[at, : len(one.weights)] = one.weights
-            models[at, : len(one.models)] = one.models[:, :size]
-    return Mixture(weights, models)

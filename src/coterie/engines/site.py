@@ -6,41 +6,43 @@ that was lost, rolled back or changed is a reason to refuse, never a silent new 
 answers on its test samples stay at the site: only scores and paired gains leave it.
 """
 
-import json
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
 from ..core.digests import client_digest
-from ..core.paired import Answers, Outcomes, SiteGain, site_gain
+from ..core.paired import Answers, Outcomes, Pair
 from ..core.problem import Problem
-from ..core.shards import SPLITS, Ragged, Scaling, Shards
+from ..core.shards import Shards
+from ..core.site_gain import SiteGain, site_gain
 from ..core.tree import Tree
 from ..errors import EngineError
 from ..storage import files
 from .codec import Message, decode, digest, encode, vocabulary
 from .loop import LoopBackend
 
-SHARD, STATES, REPLY = "shard.safetensors", "states", "reply.bin"
+STATES, REPLY = "states", "reply.bin"
 ANSWERS, MODEL = "answers.npz", "model.safetensors"
 KEPT = 4  # states: a server that resumes from its checkpoint before the last needs an older one
 
 
-class Terms(NamedTuple):
+class Disclosure(NamedTuple):
     """What the owner of a site lets leave it, beside what the method itself sends."""
 
     shown: bool = True  # what the client's state shows of the collaboration
     models: bool = False  # the final model
+
+
+SIMULATED = Disclosure(models=True)  # a simulation writes the models into the run's folder
 
 
 class StateFiles:
@@ -91,7 +93,7 @@ class Site:
     problem: Problem
     algorithm: AnyAlgorithm
     shards: Callable[[], Shards]
-    terms: Terms = Terms()
+    discloses: Disclosure = SIMULATED
     durable: bool = True  # whether states survive a power cut
 
     @property
@@ -144,34 +146,33 @@ class Site:
             "state": self.states.write(after, round.index + 1, base=base),
             "seconds": time.perf_counter() - began,
         }
-        shown = self.algorithm.shown(row) if self.terms.shown else ()
+        shown = self.algorithm.shown(row) if self.discloses.shown else ()
         return encode(Message(head, (tree.row(upload, 0), shown)))
 
     def _predict(self, message: Message, backend: LoopBackend, round: Round, state: Tree) -> bytes:
         """Evaluate the client's predictor; in the last round the predictor is kept here."""
         head, last = message.head, bool(message.head["last"])
         served, metric = _one_row(message.body), str(head["metric"])
-        found = backend.predict(
-            self.algorithm, served, _one_row(state), round, metric, keep=last
-        )
+        found = backend.predict(self.algorithm, served, _one_row(state), round, metric, keep=last)
         columns = [float(column[0]) for column in found.evaluation]
         scores = torch.tensor(columns, dtype=torch.float64)
         predictor: Mixture = tree.row(found.mixture, 0)
         told: dict[str, Any] = {"round": round.index, "client": self.client}
         if last:
-            self._keep(predictor, found.outcomes)
+            served_at_all = bool((predictor.weights != 0).any())
+            self._keep(predictor, found.outcomes, columns[0] if served_at_all else math.nan)
             told["digest"] = client_digest(predictor)
-        sent = self.terms.models and last and bool(head["collect"])
+        sent = self.discloses.models and last and bool(head["collect"])
         models = predictor.models if sent else predictor.models[:, :0]
         return encode(Message(told, (scores, Mixture(predictor.weights, models))))
 
-    def _keep(self, predictor: Mixture, outcomes: Outcomes | None) -> None:
+    def _keep(self, predictor: Mixture, outcomes: Outcomes | None, score: float) -> None:
         """Store the final predictor, and its answers for :func:`judged`."""
         with files.whole(self.folder / MODEL) as temporary:
             save_file({k: v.clone() for k, v in predictor._asdict().items()}, temporary)
         if outcomes is not None:
             with files.whole(self.folder / ANSWERS) as temporary, temporary.open("wb") as file:
-                np.savez(file, **outcomes._asdict())
+                np.savez(file, score=score, **outcomes._asdict())
 
     def _at(self, head: Mapping[str, Any]) -> tuple[LoopBackend, Round]:
         backend = LoopBackend(self.problem, self.shards())
@@ -184,70 +185,30 @@ def refused(reason: str) -> bytes:
     return encode(Message({"refused": reason}))
 
 
-def judged(metric: str, pairs: list[tuple[Path, Path] | None]) -> SiteGain:
-    """The gain of a method over Local at this site, from the answers in the experiments' folders.
+def judged(metric: str, pairs: Sequence[tuple[Path, Path]]) -> SiteGain:
+    """The gain of a method over Local at this site, from the answers of finished runs.
 
-    There is one pair of folders (of the method, of Local) per seed; None where the method has no
-    predictor for this client.
+    There is one pair of folders (of the method's run, of Local's) per seed. A seed without a score
+    of both is left out.
     """
-    return site_gain(metric, [pair and (_answers(pair[0]), _answers(pair[1])) for pair in pairs])
+    return site_gain(metric, [_pair(*folders) for folders in pairs])
 
 
-def _answers(folder: Path) -> Answers:
+def _pair(ours: Path, local: Path) -> Pair | None:
+    found = _answers(ours), _answers(local)
+    return None if None in found else found  # type: ignore[return-value]
+
+
+def _answers(folder: Path) -> Answers | None:
+    """The answers of a finished run; None if the client had no score."""
     try:
         with np.load(folder / ANSWERS, allow_pickle=False) as stored:
             (found,) = Outcomes(*(stored[name] for name in Outcomes._fields)).clients()
+            return None if np.isnan(stored["score"]) else found
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"{folder}: holds no answers of a finished run ({error})") from error
-    return found
 
 
 def _one_row(part: Tree) -> Tree:
     """A tree of one client with a leading dimension of one row."""
     return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), part)
-
-
-def write_shard(path: Path, shards: Shards, client: int) -> None:
-    """Write one client's shard: its own samples and no other client's."""
-    own = shards.of(client)
-    arrays = {"x": own.x, "y": own.y, "relabel": own.relabel[client]}
-    arrays |= {name: own.splits[name].of(client) for name in SPLITS}
-    optional = {"units": own.units, "scale": own.scaling.scale, "shift": own.scaling.shift}
-    arrays |= {name: value for name, value in optional.items() if value is not None}
-    facts = {
-        "client": client,
-        "literal": own.literal,
-        "target_scale": own.scaling.target_scale,
-        "target_shift": own.scaling.target_shift,
-    }
-    metadata = {"facts": json.dumps(facts)}
-    save_file({n: v.cpu().clone().contiguous() for n, v in arrays.items()}, path, metadata)
-
-
-def read_shard(path: Path, problem: Problem) -> Shards:
-    """Read one client's shard from its file; the other clients of the problem have no samples."""
-    with safe_open(path, framework="pt") as file:
-        arrays: dict[str, Tensor] = {
-            name: file.get_tensor(name).to(problem.device)
-            for name in file.keys()  # noqa: SIM118
-        }
-        facts = json.loads((file.metadata() or {})["facts"])
-    client, device = facts["client"], problem.device
-    none = torch.zeros(0, dtype=torch.int64)
-    lists = {name: [none] * problem.population for name in SPLITS}
-    for name in SPLITS:
-        lists[name][client] = arrays[name]
-    relabel = torch.zeros(problem.population, len(arrays["relabel"]), dtype=torch.int64)
-    relabel[client] = arrays["relabel"].cpu()
-    return Shards(
-        arrays["x"],
-        arrays["y"],
-        {name: Ragged(rows, device) for name, rows in lists.items()},
-        relabel.to(device),
-        Scaling(
-            arrays.get("scale"), arrays.get("shift"), facts["target_scale"], facts["target_shift"]
-        ),
-        problem.dtype,
-        arrays.get("units"),
-        facts["literal"],
-    )

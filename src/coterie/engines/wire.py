@@ -26,24 +26,33 @@ from .base import Enrolment, Predicted, Replies
 from .codec import Message, decode, encode, vocabulary
 from .hosts import Host, Worker
 from .remote import HeldStates, RemoteEngine, SiteState, held_states
-from .site import SHARD, STATES, StateFiles, write_shard
+from .shard_files import SHARD, write_shard
+from .site import STATES, StateFiles
 from .worker import place
 
 
 class WireEngine:
     """Runs every client behind a process boundary.
 
-    The clients' files are in a temporary folder, which :meth:`close` removes. A ``worker`` that is
-    passed in may serve several engines in turn; the caller has to close it.
+    The clients' files are in the folder ``home``; :meth:`close` leaves nothing of them but a
+    client's final model and its answers. Without ``home`` it is a temporary folder, which is
+    removed. A ``worker`` that is passed in may serve several engines in turn; the caller has to
+    close it.
     """
 
     def __init__(
-        self, shards: Shards, *, threads: int | None = None, worker: Host | None = None
+        self,
+        shards: Shards,
+        *,
+        threads: int | None = None,
+        worker: Host | None = None,
+        home: Path | None = None,
     ) -> None:
         self._shards, self._lent = shards, worker is not None
         self._worker: Host = worker or Worker()
         self._threads = threads or torch.get_num_threads()
-        self._home = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
+        self._kept = home is not None
+        self._home = home or Path(tempfile.mkdtemp(prefix="coterie-sites-"))
         label = {"engine": "wire", "state": "disk", "threads": self._threads}
         self._pipes = _Pipes(self._worker)
         self._remote = RemoteEngine(self._pipes, label=label, experiment="", collect=True)
@@ -66,7 +75,7 @@ class WireEngine:
         self._begun = problem, algorithm
         for client in range(problem.population):
             folder = place(self._home, client)
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             write_shard(folder / SHARD, self._shards, client)
         rows = algorithm.init(problem)[1] if states is None else states
         self._worker.set_up(self._home, problem, algorithm, self._threads)
@@ -116,7 +125,12 @@ class WireEngine:
         """End the process and remove the clients' files."""
         if not self._lent:
             self._worker.close()
-        shutil.rmtree(self._home, ignore_errors=True)
+        if not self._kept:
+            shutil.rmtree(self._home, ignore_errors=True)
+            return
+        for folder in self._home.glob("client-*"):
+            (folder / SHARD).unlink(missing_ok=True)
+            shutil.rmtree(folder / STATES, ignore_errors=True)
 
     def _clients(self) -> tuple[Problem, AnyAlgorithm]:
         if self._begun is None:

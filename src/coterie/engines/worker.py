@@ -5,10 +5,12 @@ comes from the process that started the worker; requests are not pickled.
 """
 
 import functools
+import json
 import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,10 +20,11 @@ import torch
 from ..core.algorithm import AnyAlgorithm
 from ..core.problem import Problem
 from .codec import LENGTH
-from .site import SHARD, Site, Terms, read_shard
+from .shard_files import SHARD, read_shard
+from .site import Site, judged
 
 ANSWERED, FAILED = b"\x00", b"\x01"
-SETUP = b"setup"  # sent instead of a client's number
+SETUP, JUDGE = b"setup", b"judge"  # sent instead of a client's number
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +65,7 @@ def simulated(home: Path, client: int, problem: Problem, algorithm: AnyAlgorithm
     """A client's site in a simulation: its folder is temporary, and it hands over its model."""
     folder = place(home, client)
     shards = functools.partial(read_shard, folder / SHARD, problem)
-    return Site(folder, client, problem, algorithm, shards, Terms(models=True), durable=False)
+    return Site(folder, client, problem, algorithm, shards, durable=False)
 
 
 def main() -> None:
@@ -81,13 +84,25 @@ def main() -> None:
             sys.path[:] = setup.path
             torch.set_num_threads(setup.threads)
             home, told = Path(setup.home), pickle.loads(setup.pickled)
+        elif to == JUDGE:
+            send(replies, _tried(functools.partial(_judged, data)))
         elif told is not None:
-            send(replies, _answer(home, int(to), told, data))
+            send(replies, _tried(functools.partial(_answer, home, int(to), told, data)))
 
 
 def _answer(home: Path, client: int, told: tuple[Problem, AnyAlgorithm], data: bytes) -> bytes:
+    return simulated(home, client, *told).answer(data)
+
+
+def _judged(data: bytes) -> bytes:
+    asked = json.loads(data)
+    pairs = [(Path(ours), Path(local)) for ours, local in asked["pairs"]]
+    return json.dumps(judged(asked["metric"], pairs)).encode()
+
+
+def _tried(answer: Callable[[], bytes]) -> bytes:
     try:
-        return ANSWERED + simulated(home, client, *told).answer(data)
+        return ANSWERED + answer()
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         return FAILED + f"{error}\n\n{trace}".encode()

@@ -3,36 +3,28 @@
 A config that cannot be run is refused here, before a folder is made.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
-from ..core.algorithm import AnyAlgorithm, Sharing, check_run
+from ..core.algorithm import Sharing, check_run
 from ..core.fields import AUTO
 from ..core.flat import build
 from ..core.metrics import metrics_for
+from ..core.problem import Problem
 from ..data.arrays import AUTO_SCALE
 from ..data.datasets import load as load_data
 from ..data.federation import Dataset, Federation
 from ..data.partition import PARTITIONS, federate
-from ..data.simulation import Simulation, simulate
-from ..engines import Engine, make_engine
 from ..errors import ConfigError
 from ..networks import registry
 from .config.checks import model_options, partition_options
 from .config.methods import Method
 from .config.schema import Config, Named
-
-
-class Assembly(NamedTuple):
-    """A config whose names are all resolved, with its federations and its network's factory."""
-
-    config: Config
-    federations: dict[int, Federation]  # by seed
-    factory: Callable[[], nn.Module]
+from .setting import Setting
+from .simulated import Assembly
+from .simulated_sites import Homes
 
 
 def assemble(config: Config) -> Assembly:
@@ -62,69 +54,18 @@ def assemble(config: Config) -> Assembly:
     if config.train.precision == "bf16":
         factory = registry.in_bfloat16(factory, torch.device(config.engine.device).type)
     _check_model(factory, dataset, config.model.name)
-    return Assembly(config, federations, factory)
+    return Assembly(config, federations, factory, Homes())
 
 
-def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Simulation:
-    """The problem and the shards of one run.
-
-    ``merge_val`` has an effect only on methods that never read validation data.
-    """
-    train = assembly.config.train
-    return simulate(
-        assembly.federations[seed],
-        assembly.factory,
-        train.recipe(),
-        seed=seed,
-        device=assembly.config.engine.device,
-        dtype=torch.float64 if train.precision == "float64" else torch.float32,
-        merge_val=train.merge_val and not algorithm.traits.uses_validation,
-        sharing=algorithm.traits.sharing,
-    )
-
-
-def check_methods(assembly: Assembly, methods: Iterable[Method]) -> None:
+def check_methods(setting: Setting, methods: Iterable[Method]) -> None:
     """Refuse, before anything is trained, a method that could not finish its run."""
-    config, made = assembly.config, dict[tuple[bool, Sharing | None], Simulation]()
+    config, made = setting.config, dict[tuple[bool, Sharing | None], Problem]()
     for algorithm in (method.build() for method in methods):
         traits = algorithm.traits
         needs = traits.uses_validation, traits.sharing  # problems of methods differ in these only
         if needs not in made:
-            made[needs] = simulation_of(assembly, algorithm, config.seeds[0])
-        check_run(algorithm, made[needs].problem, config.run.rounds)
-
-
-def engine_of(
-    config: Config,
-    on: Simulation,
-    before: Mapping[str, str] | None = None,
-    *,
-    scratch: Path | None = None,
-    runs: int = 1,
-) -> Engine:
-    """Make the engine that a config asks for; ``engines.process`` applies its process settings.
-
-    ``before`` says how an interrupted run executed each form of a call (``core.calls.Form``),
-    ``runs`` how many runs of a comparison share what ``auto`` measures. States on disk are files in
-    the folder ``scratch``.
-    """
-    asked = config.engine
-    return make_engine(
-        asked.name,
-        on.problem,
-        on.shards,
-        chunk=asked.chunk,
-        memory_mib=asked.memory_mib,
-        state=asked.state,
-        threads=asked.threads,
-        play=asked.play,
-        compiled=asked.compiled,
-        rounds=config.run.rounds,
-        participation=config.run.participation,
-        runs=runs,
-        before=before,
-        scratch=scratch,
-    )
+            made[needs] = setting.prepare(algorithm, config.seeds[0]).problem
+        check_run(algorithm, made[needs], config.run.rounds)
 
 
 def _settled(config: Config, dataset: Dataset) -> Config:

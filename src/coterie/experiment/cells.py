@@ -8,26 +8,26 @@ from .. import __version__
 from ..results.history import History
 from ..storage import faults, lock
 from . import comparison_folder, run_folder
-from .assemble import Assembly
 from .config.loading import config_hash
 from .config.methods import Method
 from .interrupt import Stop
 from .resume import UnfinishedRun, unfinished_run
 from .run_folder import Render, RunData
 from .runner import Progress, Watch, execute
+from .setting import Cell, Setting
 
 FIRST = ("local", "fedavg")  # run before the others, whose alarms and gains refer to them
 
 
-def check_cells(assembly: Assembly, methods: Sequence[Method], out: Path) -> None:
+def check_cells(setting: Setting, methods: Sequence[Method], out: Path) -> None:
     """Before training, refuse a folder in which a run can neither be started nor continued."""
     for method in methods:
-        for seed in assembly.config.seeds:
-            _found(assembly, method, seed, comparison_folder.place(out, method.label, seed))
+        for seed in setting.config.seeds:
+            _found(setting, method, seed, comparison_folder.place(out, method.label, seed))
 
 
 def run_cells(
-    assembly: Assembly,
+    setting: Setting,
     methods: Sequence[Method],
     out: Path | None,
     *,
@@ -37,16 +37,27 @@ def run_cells(
 ) -> list[RunData]:
     """Execute all runs; they are returned by method and, for each method, by seed."""
     done: dict[tuple[str, int], RunData] = {}
-    for seed in assembly.config.seeds:
+    for seed in setting.config.seeds:
         known: dict[str, History] = {}
         for method in sorted(methods, key=_turn):
             stop.here()
-            data = _cell(assembly, method, seed, out, stop, known, progress, render)
+            data = _cell(setting, method, seed, out, stop, known, progress, render)
             faults.at("compare.cell")
             done[method.label, seed] = data
             if method.label in FIRST:
                 known[method.label] = data.history
-    return [done[method.label, seed] for method in methods for seed in assembly.config.seeds]
+    return [done[method.label, seed] for method in methods for seed in setting.config.seeds]
+
+
+def all_cells(setting: Setting, methods: Sequence[Method], out: Path | None) -> list[Cell]:
+    """The runs of a comparison."""
+    return [
+        Cell(
+            method, seed, None if out is None else comparison_folder.place(out, method.label, seed)
+        )
+        for method in methods
+        for seed in setting.config.seeds
+    ]
 
 
 def references_beside(path: Path) -> dict[str, History]:
@@ -64,7 +75,7 @@ def _turn(method: Method) -> int:
 
 
 def _cell(
-    assembly: Assembly,
+    setting: Setting,
     method: Method,
     seed: int,
     out: Path | None,
@@ -75,18 +86,19 @@ def _cell(
 ) -> RunData:
     """One run of a comparison."""
     place = None if out is None else comparison_folder.place(out, method.label, seed)
-    found = _found(assembly, method, seed, place)
+    found = _found(setting, method, seed, place)
     if isinstance(found, RunData):
         if progress is not None:
-            turns = assembly.config.run.rounds
+            turns = setting.config.run.rounds
             progress(Progress(method.label, seed, turns, turns, None, reused=True, more=turns))
         return found
     with contextlib.nullcontext() if place is None else lock.held(place):
-        found = _found(assembly, method, seed, place)  # again: now no other process writes into it
+        found = _found(setting, method, seed, place)  # again: now no other process writes into it
         if isinstance(found, RunData):
             return found
         return execute(
-            *(assembly, method, seed, place),
+            setting,
+            Cell(method, seed, place),
             stop=stop,
             references=known,
             progress=progress,
@@ -96,22 +108,22 @@ def _cell(
 
 
 def _found(
-    assembly: Assembly, method: Method, seed: int, place: Path | None
+    setting: Setting, method: Method, seed: int, place: Path | None
 ) -> RunData | UnfinishedRun | None:
     """The run of the same config in this folder, finished or not; any other run is refused."""
     if place is None:
         return None
-    asked = config_hash(assembly.config.single(method, seed))
+    asked = config_hash(setting.config.single(method, seed))
     if run_folder.finished(place):
         found = run_folder.read(place)
         same = found.config.get("hash") == asked
         if same and found.environment.get("coterie") == __version__:
-            run_folder.refuse_other_data(place, assembly.federations[seed])
+            run_folder.refuse_other_data(place, setting.identity(seed))
             return found
     unfinished = unfinished_run(place)
     if unfinished is not None:
         unfinished.refuse_other(asked)
-        run_folder.refuse_other_data(place, assembly.federations[seed])
+        run_folder.refuse_other_data(place, setting.identity(seed))
         return unfinished
     run_folder.refuse_used(place)
     return None

@@ -2,21 +2,24 @@
 
 compare.json                  what was asked for, and the folder's format
 comparison.json, report.html  the table, the verdict, the page
+gains.json                    each client's gain over Local, if the clients computed it themselves
 METHOD/seed-N/                the folder of one run
 MANIFEST.json                 sha256 and size of the files above and of each run's own manifest;
                               written last, so a comparison without it is unfinished
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.site_gain import SiteGain
 from ..errors import StoreError
 from ..storage import files, lock
 from . import run_folder
 
 COMPARE, COMPARISON, REPORT = "compare.json", "comparison.json", "report.html"
+GAINS = "gains.json"  # only where the answers on test samples stay with the clients
 FILES = (COMPARE, COMPARISON, REPORT)
 _PLACE = re.compile(r"[^\W\d]\w*/seed-\d+")
 
@@ -54,9 +57,37 @@ def read_asked(out: Path) -> dict[str, Any]:
     return {name: table for name, table in tables.items() if name != run_folder.FORMAT_KEY}
 
 
+def write_gains(out: Path, gains: Mapping[str, Sequence[SiteGain]] | None) -> None:
+    """Write the gains that clients computed themselves; without any, remove an older file."""
+    if gains is None:
+        with files.writing(out):
+            (out / GAINS).unlink(missing_ok=True)
+    else:
+        files.write_json(out / GAINS, gains)
+
+
+def read_gains(out: Path) -> dict[str, list[SiteGain]] | None:
+    """Read the gains that clients computed themselves; None if there are none."""
+    if not (out / GAINS).exists():
+        return None
+    found = files.read_json(out / GAINS)
+    try:
+        return {m: [SiteGain.from_json(one) for one in clients] for m, clients in found.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{out / GAINS}: {error}; expected each client's gain by method, as a comparison "
+            "writes it; check the folder with 'coterie verify'"
+        ) from error
+
+
 def refuse_links(out: Path) -> None:
     """Refuse links among the files of a comparison."""
-    files.refuse_links(out, (*FILES, files.MANIFEST, lock.NAME))
+    files.refuse_links(out, (*FILES, GAINS, files.MANIFEST, lock.NAME))
+
+
+def _listed(out: Path) -> tuple[str, ...]:
+    """The files that the manifest of a comparison lists beside its runs."""
+    return (*FILES, GAINS) if (out / GAINS).exists() else FILES
 
 
 def refuse_used(out: Path) -> None:
@@ -84,7 +115,7 @@ def unseal(out: Path) -> None:
 
 def seal(out: Path, runs: Iterable[Path]) -> None:
     """Write the manifest of a comparison, after all its files and runs are written."""
-    listing = {name: files.describe(out / name) for name in FILES}
+    listing = {name: files.describe(out / name) for name in _listed(out)}
     manifests = [run / files.MANIFEST for run in runs]
     listing |= {path.relative_to(out).as_posix(): files.describe(path) for path in manifests}
     files.write_json(out / files.MANIFEST, {"files": listing})
@@ -102,7 +133,7 @@ def verify(out: Path) -> dict[str, list[str]]:
         str(found): run_folder.verify(found) if run_folder.finished(found) else ["is not finished"]
         for found in places
     }
-    ours = any((out / name).exists() for name in (*FILES, files.MANIFEST))
+    ours = any((out / name).exists() for name in (*FILES, GAINS, files.MANIFEST))
     return {**report, str(out): _faults(out)} if ours else report
 
 
@@ -117,7 +148,7 @@ def _faults(out: Path) -> list[str]:
     wrong = [fault for name, entry in promised.items() if (fault := _fault(out, name, entry))]
     if wrong:
         return wrong
-    names = [*FILES, *(f"{name}/{files.MANIFEST}" for name in run_names(out))]
+    names = [*_listed(out), *(f"{name}/{files.MANIFEST}" for name in run_names(out))]
     if list(promised) != names:
         return [f"{files.MANIFEST} does not list the runs of {COMPARISON} in its order"]
     return run_folder.manifest_faults(out, {name: files.described(out / name) for name in names})
@@ -126,7 +157,7 @@ def _faults(out: Path) -> list[str]:
 def _fault(out: Path, name: str, entry: object) -> str | None:
     """A sentence if a file is not as the manifest says, else None."""
     run, _, last = name.rpartition("/")
-    if name not in FILES and not (_PLACE.fullmatch(run) and last == files.MANIFEST):
+    if name not in (*FILES, GAINS) and not (_PLACE.fullmatch(run) and last == files.MANIFEST):
         return f"{files.MANIFEST} lists {name}, which is no file of a comparison"
     if not (out / name).is_file():
         return f"{name} is missing"

@@ -6,25 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.algorithm import AnyAlgorithm, Mixture, check_run
+from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.buffers import governed
 from ..core.metrics import mean_known
-from ..data.manifest import manifest
-from ..data.simulation import Simulation
+from ..core.problem import Problem
 from ..engines import Engine, process
-from ..results.history import History, Log, Roster
+from ..results.history import History, Log
 from ..storage import faults
 from ..training.guard import Guard
 from ..training.rounds import Begin, Record, train
 from . import resume, run_folder
-from .assemble import Assembly, engine_of, simulation_of
 from .checkpoint import Keeper
 from .config.loading import canonical, config_hash
-from .config.methods import Method
 from .config.schema import Config
 from .environment import environment
 from .interrupt import Stop
 from .resume import UnfinishedRun
+from .run_folder import Predictors
+from .setting import Cell, Setting
 
 
 class Progress(NamedTuple):
@@ -46,10 +45,8 @@ SLOW = 0.2  # share of a run's time: calls that take more and could be faster ar
 
 
 def execute(
-    assembly: Assembly,
-    method: Method,
-    seed: int,
-    out: Path | None,
+    setting: Setting,
+    cell: Cell,
     *,
     stop: Stop,
     references: Mapping[str, History] | None = None,
@@ -59,37 +56,25 @@ def execute(
 ) -> run_folder.RunData:
     """Execute one run, and return its data.
 
-    With a folder ``out`` the run is written there round by round. An unfinished run ``left`` is
+    If the cell has a folder, the run is written there round by round. An unfinished run ``left`` is
     continued. ``render`` makes the page that is written into the folder at the end.
     """
-    asked, algorithm = assembly.config.single(method, seed), method.build()
+    asked, algorithm = setting.config.single(cell.method, cell.seed), cell.method.build()
     if left is not None:
         left.refuse_other(config_hash(asked))
-        run_folder.refuse_other_data(left.path, assembly.federations[seed])
-    on = simulation_of(assembly, algorithm, seed)
+        run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
+    on = setting.prepare(algorithm, cell.seed)
     algorithm = governed(algorithm, on.problem)
     check_run(algorithm, on.problem, asked.run.rounds)
     with ExitStack() as scope:
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
-        engine = _engine(assembly, asked, on, out, left)
+        engine = setting.engine(cell, on, left)
         scope.callback(engine.close)
         scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
-        roster, swaps = Roster.of(on.federation), algorithm.traits.models_change_hands
-        log = Log(method.label, seed, asked.run.metric, roster, swaps, asked.train.merge_val)
-        run = _Run(asked, algorithm, on, engine, log, out, stop)
+        swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
+        log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
+        run = _Run(asked, algorithm, setting, on.problem, engine, log, cell, stop)
         return run.finished(left, references, progress, render)
-
-
-def _engine(
-    assembly: Assembly,
-    asked: Config,
-    on: Simulation,
-    out: Path | None,
-    left: UnfinishedRun | None,
-) -> Engine:
-    if left is not None:
-        return engine_of(left.with_engine(asked), on, left.ways, scratch=out)
-    return engine_of(asked, on, scratch=out, runs=_runs(assembly.config, asked))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +83,11 @@ class _Run:
 
     asked: Config
     algorithm: AnyAlgorithm
-    on: Simulation
+    setting: Setting
+    problem: Problem
     engine: Engine
     log: Log
-    out: Path | None
+    cell: Cell
     stop: Stop
 
     def finished(
@@ -112,22 +98,22 @@ class _Run:
         render: run_folder.Render | None,
     ) -> run_folder.RunData:
         """Create or reopen the folder, train all rounds, and finish the folder."""
-        config, where = written(self.asked, self.engine.choice), environment(self.on.problem.device)
-        folder, begin, newest = None, None, None
-        if self.out is not None and left is not None:
-            start = self.algorithm.init(self.on.problem)
+        config, where = written(self.asked, self.engine.choice), environment(self.problem.device)
+        folder, begin, newest, out = None, None, None, self.cell.out
+        if out is not None and left is not None:
+            start = self.setting.start(self.algorithm, self.problem)
             folder, begin, newest = resume.reopen(left, self.log, start, where, self.engine.choice)
-        elif self.out is not None:
-            split = manifest(self.on.federation)
-            folder = run_folder.RunFolder.create(self.out, self.log, config, where, split)
+        elif out is not None:
+            split = self.setting.manifest(self.cell.seed)
+            folder = run_folder.RunFolder.create(out, self.log, config, where, split)
         faults.at("run.created")
         watch = _Watcher(progress, self.log, self.asked.run.rounds)
         watch.begun(begin)
-        mixture = self._rounds(folder, begin, newest, watch)
+        predictors = self._rounds(folder, begin, newest, watch)
         if folder is None:
             where |= {run_folder.RAN: run_folder.ran(self.engine.forms)}
-            return run_folder.collect(self.log, mixture, config, where, references)
-        return folder.finish(mixture, references, render)
+            return run_folder.collect(self.log, predictors, config, where, references)
+        return folder.finish(predictors, references, render)
 
     def _rounds(
         self,
@@ -135,15 +121,15 @@ class _Run:
         begin: Begin | None,
         newest: Path | None,
         watch: "_Watcher",
-    ) -> Mixture:
+    ) -> Predictors:
         """Train all rounds, write each one and due checkpoints; returns the last predictors."""
         run = self.asked.run
         keeper = None
-        if self.out is not None:
-            keeper = Keeper(self.out, run.checkpoint_every, before=newest)
+        if self.cell.out is not None:
+            keeper = Keeper(self.cell.out, run.checkpoint_every, before=newest)
         for record in train(
             self.algorithm,
-            self.on.problem,
+            self.problem,
             self.engine,
             run.rounds,
             participation=run.participation,
@@ -159,17 +145,12 @@ class _Run:
             faults.at("log.done")
             watch.done(record, self.engine)
             if record.mixture is not None:
-                return record.mixture
+                return Predictors.of(record.mixture, record.digests)
             if folder is not None and keeper is not None:
                 if keeper.due(record) or self.stop.asked is not None:
                     keeper.write(record, folder)
                 self.stop.here()
         raise AssertionError("the last round of a run is always evaluated")
-
-
-def _runs(config: Config, one: Config) -> int:
-    """The number of runs of the comparison that this run belongs to."""
-    return 1 if config == one else len(config.methods()) * len(config.seeds)
 
 
 def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:

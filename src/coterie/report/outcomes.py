@@ -5,12 +5,13 @@ number.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from ..core.site_gain import SiteGain
 from ..errors import printable_lines
 from ..experiment import comparison_folder, run_folder
 from ..experiment.comparison_folder import COMPARISON, REPORT
@@ -65,16 +66,28 @@ class Comparison(Compared[RunResult]):
 
     runs: tuple[RunResult, ...]
     path: Path | None = None
+    gains_at_sites: Mapping[str, Sequence[SiteGain]] | None = None
 
     @classmethod
-    def of(cls, runs: Iterable[RunResult], path: Path | None = None) -> "Comparison":
+    def of(
+        cls,
+        runs: Iterable[RunResult],
+        path: Path | None = None,
+        gains: Mapping[str, Sequence[SiteGain]] | None = None,
+    ) -> "Comparison":
         """A comparison of these runs; refused unless they can be compared.
 
-        They need the same clients and the same metric, and each seed a run of Local.
+        They need the same clients and the same metric, and each seed a run of Local. ``gains`` are
+        the clients' gains by each method, if the clients computed them themselves.
         """
         runs = tuple(runs)
         refuse_unlike(runs)
-        return cls(runs, path)
+        return cls(runs, path, gains)
+
+    @property
+    def site_gains(self) -> Mapping[str, Sequence[SiteGain]] | None:
+        """Each client's gain by each method, if the clients computed it themselves."""
+        return self.gains_at_sites
 
     @classmethod
     def read(cls, path: str | Path) -> "Comparison":
@@ -82,7 +95,7 @@ class Comparison(Compared[RunResult]):
         path = Path(path)
         run_folder.refuse_newer(path / comparison_folder.COMPARE)
         places = [path / name for name in comparison_folder.run_names(path)]
-        return cls.of(map(RunResult.read, places), path)
+        return cls.of(map(RunResult.read, places), path, comparison_folder.read_gains(path))
 
     @cached_property
     def verdict(self) -> str:
@@ -136,6 +149,7 @@ class Comparison(Compared[RunResult]):
         from .page import page
 
         path = Path(path)
+        comparison_folder.write_gains(path, self.gains_at_sites)
         files.write_json(path / COMPARISON, self.to_dict())
         files.write_text(path / REPORT, page(self))
         return path / REPORT

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core import metrics
 from ..core.metrics import Floats
-from ..core.paired import SiteGain
+from ..core.site_gain import SiteGain
 from ..errors import ConfigError, StoreError, did_you_mean
 from . import judgement, statistics
 from .alarms import Alarm, raise_alarms

@@ -21,7 +21,8 @@ import numpy as np
 
 from ..core import metrics
 from ..core.metrics import Floats, higher_is_better
-from ..core.paired import LEVEL, Gain, SiteGain, holm, site_gain
+from ..core.paired import LEVEL, Gain, holm
+from ..core.site_gain import SiteGain, site_gain
 from .history import History
 from .mean_gain import MeanGain, mean_gain, of_one, widened
 

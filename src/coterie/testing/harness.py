@@ -23,6 +23,7 @@ from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
 from ..core.batches import shape_of, views
 from ..core.client import Client, Clock
+from ..core.digests import mixture_digest
 from ..core.recipe import Recipe
 from ..core.tree import Tree
 from ..data.federation import Dataset, Federation
@@ -31,7 +32,6 @@ from ..engines import Engine, make_engine
 from ..engines.hosts import Inline
 from ..engines.wire import WireEngine
 from ..experiment import checkpoint
-from ..experiment.run_folder.stored_models import digest
 from ..training.guard import Guard
 from ..training.rounds import Begin, train
 
@@ -112,7 +112,7 @@ class Outcome(NamedTuple):
         """The digest of all predictors, in the last round."""
         if self.mixture is None:
             raise ValueError("only the last round has predictors")
-        return digest(self.mixture)
+        return mixture_digest(self.mixture)
 
 
 class Step(NamedTuple):

@@ -22,6 +22,7 @@ from ...experiment.assemble import assemble
 from ...experiment.config.loading import load
 from ...experiment.config.schema import Config
 from ...experiment.runner import execute
+from ...experiment.setting import Cell
 
 MODELS = ("lenet5", "fedavg_cnn")
 METHODS = ("fedavg", "fedfomo")
@@ -115,7 +116,7 @@ def timed(model: str, method: str, rounds: int, engine: str) -> dict[str, Any]:
     assembly = assemble(config.single(chosen, config.run.seed))
     began, used = time.perf_counter(), _cpu()
     with interrupt.held(None) as stop:
-        result = execute(assembly, chosen, config.run.seed, None, stop=stop)
+        result = execute(assembly, Cell(chosen, config.run.seed, None), stop=stop)
     seconds, cpu = time.perf_counter() - began, _cpu() - used
     found = result.config["resolved"]
     words = ", ".join(f"{name} {found[name]}" for name in ("engine", "chunk") if name in found)

@@ -21,8 +21,9 @@ holds the state from which a killed run can be continued (:meth:`RunFolder.reope
 finished run, and ``finished_run`` holds its data.
 """
 
-from .finished_run import RAN, RunData, collect, ran
+from .finished_run import RAN, Predictors, RunData, collect, ran
 from .names import (
+    AT_SITES,
     CLIENTS,
     CONFIG,
     ENVIRONMENT,
@@ -43,6 +44,7 @@ from .verifying import manifest_faults, refuse_other_data, verify
 from .writing import Render, RunFolder
 
 __all__ = [
+    "AT_SITES",
     "CLIENTS",
     "CONFIG",
     "ENVIRONMENT",
@@ -52,6 +54,7 @@ __all__ = [
     "RAN",
     "REPORT",
     "ROUNDS",
+    "Predictors",
     "Render",
     "RunData",
     "RunFolder",

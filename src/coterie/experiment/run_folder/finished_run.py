@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...core.algorithm import Mixture
 from ...core.calls import Form
+from ...core.digests import client_digests, combined_digest
 from ...errors import StoreError
 from ...results.alarms import raise_alarms
 from ...results.history import History, Log
@@ -34,14 +35,31 @@ class RunData:
         """The predictors of all clients: ``weights [K, r]``, ``models [K, r, P]``."""
         if self.held is not None:
             return self.held
-        if self.path is None:
-            raise StoreError("this run kept no models; expected a folder or models in memory")
+        if self.path is None or not (self.path / MODELS).exists():
+            raise StoreError(
+                "this run kept no models: they are at the sites of its federation; get a site's "
+                "own model there with 'coterie site export'"
+            )
         return stored_models.read_models(self.path / MODELS)
+
+
+class Predictors(NamedTuple):
+    """The clients' final predictors: their digest, and the models if they are here."""
+
+    digest: str
+    mixture: Mixture | None
+
+    @classmethod
+    def of(cls, mixture: Mixture, digests: tuple[str, ...] | None) -> "Predictors":
+        """The predictors of a run's last round; ``digests`` are those that sites computed."""
+        here = digests is None or mixture.models.shape[-1] > 0
+        found = client_digests(mixture) if here else digests or ()
+        return cls(combined_digest(found), mixture if here else None)
 
 
 def collect(
     log: Log,
-    mixture: Mixture,
+    predictors: Predictors,
     config: Mapping[str, Any],
     environment: Mapping[str, Any],
     references: Mapping[str, History] | None = None,
@@ -58,10 +76,10 @@ def collect(
                 f"{history.roster.fingerprint} and {other.roster.fingerprint}); expected the same "
                 "clients; run both with the same seed and partition"
             )
-    summary = summarise(history, stored_models.digest(mixture), known.get("local"))
+    summary = summarise(history, predictors.digest, known.get("local"))
     summary["ran"] = _ran_summary(config, environment)
     summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(history, known)]
-    return RunData(history, config, environment, files.plain(summary), held=mixture)
+    return RunData(history, config, environment, files.plain(summary), held=predictors.mixture)
 
 
 def ran(forms: Iterable[Form]) -> dict[str, dict[str, str]]:

@@ -17,7 +17,8 @@ NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
     *(PARTITION, PREDICTIONS, REPORT, checkpoint.FOLDER),
 )
-LISTED = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MODELS, SUMMARY)  # every manifest lists them
+LISTED = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, SUMMARY)  # every manifest lists them
+AT_SITES = "sites"  # resolved.models of a config whose run left the final models at the sites
 PART = re.compile(r"\d{8}\.npz")
 CUT_SHORT = re.compile(  # writes that a kill has cut short
     rf"\.({'|'.join(map(re.escape, NAMES))})\.\d+\.tmp|\.states-\w+\.tmp"

@@ -3,14 +3,15 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...data.manifest import changes
+from ...data.manifest import Identity, changes
 from ...errors import StoreError
 from ...results.history import Line, Log
 from ...storage import files
 from . import stored_models
 from .names import (
+    AT_SITES,
     CLIENTS,
     CONFIG,
     LISTED,
@@ -25,9 +26,6 @@ from .names import (
     refuse_newer,
 )
 from .reading import read
-
-if TYPE_CHECKING:
-    from ...data.federation import Federation
 
 NOT_AS_WRITTEN = (
     f"{files.MANIFEST} lists what is there but is not byte for byte as it was written; restore it "
@@ -49,11 +47,18 @@ def _files(path: Path) -> list[str]:
         return wrong
     listed = files.read_json(path / files.MANIFEST)["files"]
     there = {name for name in NAMES if (path / name).is_file()} - {files.MANIFEST}
-    missing = sorted(there.union(LISTED) - {*listed})
+    at_sites = models_at_sites(files.read_json(path / CONFIG))
+    missing = sorted(there.union(LISTED, () if at_sites else (MODELS,)) - {*listed})
     if missing:
         return [f"{name} is not in {files.MANIFEST}" for name in missing]
     found = files.list_files(path)
     return manifest_faults(path, {name: found[name] for name in sorted(listed)})
+
+
+def models_at_sites(config: Any) -> bool:
+    """Whether the config says that the final models were left at the sites of a federation."""
+    resolved = config.get("resolved") if isinstance(config, dict) else None
+    return isinstance(resolved, dict) and resolved.get("models") == AT_SITES
 
 
 def manifest_faults(path: Path, listing: Mapping[str, Any]) -> list[str]:
@@ -73,7 +78,8 @@ def _contents(path: Path) -> list[str]:
     }
     asked = data.config.get("run", {}).get("rounds", len(history.lines))
     wrong = _gaps(history.lines, kept, asked)
-    if stored_models.stored_digest(path / MODELS) != data.summary.get("digest"):
+    stored = path / MODELS
+    if stored.exists() and stored_models.stored_digest(stored) != data.summary.get("digest"):
         wrong.append(f"{MODELS} does not give the digest in {SUMMARY}")
     return wrong
 
@@ -109,17 +115,17 @@ def _some(rounds: Sequence[Any], most: int = 20) -> str:
     return f"{list(rounds[:most])}{' …' * (len(rounds) > most)}"
 
 
-def refuse_other_data(path: Path, federation: "Federation") -> None:
+def refuse_other_data(path: Path, now: Identity) -> None:
     """Refuse to continue, or to compare with, a run whose clients had other data."""
     if not (path / PARTITION).is_file():
         raise StoreError(
             f"{path}: has no {PARTITION}, so that its data cannot be compared with what is here; "
             "it was begun by an earlier version; choose another folder with --out or delete it"
         )
-    changed = changes(files.read_json(path / PARTITION), federation)
+    changed = changes(files.read_json(path / PARTITION), now)
     if changed:
         raise StoreError(
             f"{path}: the data is not what this run began with ({'; '.join(changed)}); expected "
-            f"partition {federation.fingerprint} to be that of {PARTITION}; nothing was changed; "
+            f"partition {now.fingerprint} to be that of {PARTITION}; nothing was changed; "
             "restore the data, or choose another folder with --out"
         )

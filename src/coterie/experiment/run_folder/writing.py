@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.algorithm import Mixture
 from ...core.calls import Form
 from ...errors import StoreError
 from ...results.history import History, Line, Log
 from ...storage import faults, files
 from .. import checkpoint
 from . import stored_arrays, stored_logs, stored_models
-from .finished_run import RAN, RunData, collect, ran
+from .finished_run import RAN, Predictors, RunData, collect, ran
 from .names import (
     CLIENTS,
     CONFIG,
@@ -159,19 +158,20 @@ class RunFolder:
 
     def finish(
         self,
-        mixture: Mixture,
+        predictors: Predictors,
         references: Mapping[str, History] | None = None,
         render: Render | None = None,
     ) -> RunData:
         """Finish the run: write matrices, models, summary, page and, last, the manifest."""
         log, path = self.log, self.path
-        data = collect(log, mixture, self.config, self.environment, references)
+        data = collect(log, predictors, self.config, self.environment, references)
         self.sync()
         if log.matrices:
             with files.whole(path / MATRICES) as temporary:
                 stored_arrays.write_matrices(temporary, log.matrices, log.roster)
-        with files.whole(path / MODELS) as temporary:
-            stored_models.write_models(temporary, mixture)
+        if predictors.mixture is not None:
+            with files.whole(path / MODELS) as temporary:
+                stored_models.write_models(temporary, predictors.mixture)
         if log.outcomes is not None:
             with files.whole(path / PREDICTIONS) as temporary:
                 stored_arrays.write_outcomes(temporary, log.outcomes)

@@ -1,0 +1,75 @@
+"""The clients of an experiment, wherever they are: in this process, or at sites of a federation.
+
+A :class:`Setting` answers what the runner asks of the clients: what a server knows about them, the
+engine that reaches them, and their own gains over training alone where their answers stay with
+them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.algorithm import AnyAlgorithm
+from ..core.problem import Problem
+from ..core.shards import Shards
+from ..core.site_gain import SiteGain
+from ..core.tree import Tree
+from ..data.manifest import Identity
+from ..engines import Engine
+from ..results.history import Roster
+from .config.methods import Method
+from .config.schema import Config
+from .resume import UnfinishedRun
+
+Gains = Mapping[str, Sequence[SiteGain]]  # by method: one entry per client
+
+
+class Prepared(NamedTuple):
+    """What a run knows of its clients before it begins."""
+
+    problem: Problem
+    roster: Roster
+    shards: Shards | None  # None where the data is elsewhere
+
+
+class Cell(NamedTuple):
+    """One run of an experiment: a method, a seed, and the folder of its results."""
+
+    method: Method
+    seed: int
+    out: Path | None
+
+
+class Setting(ABC):
+    """The clients of an experiment. ``config`` has every "auto" that depends on data resolved."""
+
+    config: Config
+
+    @abstractmethod
+    def prepare(self, algorithm: AnyAlgorithm, seed: int) -> Prepared:
+        """What a server knows of the clients of one run."""
+
+    @abstractmethod
+    def identity(self, seed: int) -> Identity:
+        """Hashes of the clients' data and of how it is divided."""
+
+    @abstractmethod
+    def manifest(self, seed: int) -> dict[str, Any]:
+        """The contents of a run's ``partition.json``."""
+
+    @abstractmethod
+    def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
+        """The engine that reaches the clients; an unfinished run keeps its own."""
+
+    @abstractmethod
+    def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
+        """The server and the states before round 0, as a checkpoint stores them."""
+
+    @abstractmethod
+    def gains(self, cells: Sequence[Cell]) -> Gains | None:
+        """The clients' own gains; None if the runs' histories hold the answers on test samples."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections, and remove temporary files."""
