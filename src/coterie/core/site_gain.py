@@ -13,29 +13,38 @@ class SiteGain(NamedTuple):
     each: tuple[tuple[float, float] | None, ...]  # gain and variance with each seed
     together: Gain | None  # over all seeds
 
+    def to_json(self) -> dict[str, Any]:
+        """The gain as values of JSON."""
+        together = None if self.together is None else self.together._asdict()
+        return {"each": [None if pair is None else list(pair) for pair in self.each]} | {
+            "together": together
+        }
+
     @classmethod
     def from_json(cls, value: Any) -> "SiteGain":
         """The gain that was sent or stored as JSON; ValueError if it is none."""
         try:
-            each, together = value
-            pairs = tuple(None if pair is None else tuple(map(_finite, pair)) for pair in each)
-            gain = None if together is None else _gain(*map(_finite, together))
-            if any(pair is not None and len(pair) != 2 for pair in pairs):
-                raise ValueError("a gain with a seed is two numbers")
-        except TypeError as error:
+            each = tuple(None if pair is None else _pair(*pair) for pair in value["each"])
+            found = value["together"]
+            together = None if found is None else _gain(**found)
+        except (TypeError, KeyError) as error:
             raise ValueError(f"is no gain of a client ({error})") from error
-        return cls(pairs, gain)  # type: ignore[arg-type]
+        return cls(each, together)
 
 
-def _gain(*numbers: float) -> Gain:
-    gain, variance, low, high, p, samples = numbers
-    return Gain(gain, variance, low, high, p, int(samples))
+def _pair(gain: Any, variance: Any) -> tuple[float, float]:
+    return _finite(gain), _finite(variance)
+
+
+def _gain(gain: Any, variance: Any, low: Any, high: Any, p: Any, samples: Any) -> Gain:
+    numbers = map(_finite, (gain, variance, low, high, p))
+    return Gain(*numbers, samples=int(_finite(samples)))  # type: ignore[misc, arg-type]
 
 
 def _finite(value: Any) -> float:
     """A finite number of JSON; ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"found {str(value)[:20]}; expected a finite number")
+        raise ValueError(f"found {str(value)[:20]!r}; expected a finite number")
     return value
 
 

@@ -97,7 +97,7 @@ def _answer(home: Path, client: int, told: tuple[Problem, AnyAlgorithm], data: b
 def _judged(data: bytes) -> bytes:
     asked = json.loads(data)
     pairs = [(Path(ours), Path(local)) for ours, local in asked["pairs"]]
-    return json.dumps(judged(asked["metric"], pairs)).encode()
+    return json.dumps(judged(asked["metric"], pairs).to_json()).encode()
 
 
 def _tried(answer: Callable[[], bytes]) -> bytes:

@@ -63,7 +63,8 @@ def write_gains(out: Path, gains: Mapping[str, Sequence[SiteGain]] | None) -> No
         with files.writing(out):
             (out / GAINS).unlink(missing_ok=True)
     else:
-        files.write_json(out / GAINS, gains)
+        tables = {method: [one.to_json() for one in clients] for method, clients in gains.items()}
+        files.write_json(out / GAINS, tables)
 
 
 def read_gains(out: Path) -> dict[str, list[SiteGain]] | None:
