@@ -176,10 +176,15 @@ def labels(name: str, y: Array, known: tuple[str, ...] = ()) -> tuple[Tensor, tu
             "classes numbered from 0; give the names of the classes instead, or number them"
         )
     count = max(int(y.max()) + 1, len(known))
-    if len(np.unique(y)) < 2:
-        raise DataError(f"{name}: all samples have one class; there is nothing to learn")
     names = known or tuple(str(c) for c in range(count))
     return torch.from_numpy(y.astype(np.int64)), names
+
+
+def refuse_one_class(dataset: Dataset) -> Dataset:
+    """The dataset; refuses one whose samples all have the same class."""
+    if not dataset.regression and len(dataset.y.unique()) < 2:
+        raise DataError(f"{dataset.name}: all samples have one class; there is nothing to learn")
+    return dataset
 
 
 def scaled(dataset: Dataset, scale: Scale) -> Dataset:

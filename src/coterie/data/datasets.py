@@ -9,7 +9,7 @@ from ..core.fields import checked, fields
 from ..errors import ConfigError, did_you_mean
 from ..storage.files import expanded
 from . import toys
-from .arrays import TEST, VALIDATION, Scale, scaled
+from .arrays import TEST, VALIDATION, Scale, refuse_one_class, scaled
 from .federation import Dataset
 from .sources import formats, locate
 
@@ -27,7 +27,8 @@ def _stored(name: str) -> Callable[..., Dataset]:
     def loader(*, path: str | None = None, part: str = "all", **options: Any) -> Dataset:
         found = locate.find(name, path)
         reader = formats.FORMATS[formats.detect(found)].reader
-        return only(reader(found, name=name, **read_options(name, options, reader)), part)
+        read = reader(found, name=name, **read_options(name, options, reader))
+        return only(refuse_one_class(read), part)
 
     return loader
 
@@ -66,28 +67,47 @@ def load(name: str, *, scale: Scale = "auto", **options: Any) -> Dataset:
 
 def _load(name: str, **options: Any) -> Dataset:
     if name in DATASETS:
-        entry = DATASETS[name]
-        known = fields(entry.loader)
-        own = {field.name: options[field.name] for field in known if field.name in options}
-        if name not in locate.SOURCES:
-            own = options  # the reader of a file gets them
-        return entry.loader(**{**options, **checked(own, known, "data", name)})
+        return _load_named(name, options)
+    source = file_source(name, **options)
+    return only(refuse_one_class(source.read()), source.part)
+
+
+def _load_named(name: str, options: dict[str, Any]) -> Dataset:
+    entry = DATASETS[name]
+    known = fields(entry.loader)
+    own = {field.name: options[field.name] for field in known if field.name in options}
+    if name not in locate.SOURCES:
+        own = options  # the reader of a file gets them
+    return entry.loader(**{**options, **checked(own, known, "data", name)})
+
+
+class FileSource(NamedTuple):
+    """A file or folder that a config names, its format, and the checked options of its reader."""
+
+    path: Path
+    format: str
+    part: str
+    options: dict[str, Any]
+
+    def read(self) -> Dataset:
+        """All samples; they may be of one class."""
+        return formats.FORMATS[self.format].reader(self.path, **self.options)
+
+
+def file_source(
+    name: str,
+    *,
+    format: str | None = None,  # noqa: A002  the option's name
+    part: str = "all",
+    **options: Any,
+) -> FileSource:
+    """Find the file or folder at a path, and check the options to read it with."""
     path = expanded(name)
     if not (path.exists() or path.suffix or len(path.parts) > 1):
         raise ConfigError(
             f"data.name: no dataset and no file is called '{name}'; {did_you_mean(name, DATASETS)}"
         )
-    return _load_path(path, **options)
-
-
-def _load_path(
-    path: Path,
-    *,
-    format: str | None = None,  # noqa: A002  the option's name
-    part: str = "all",
-    **options: Any,
-) -> Dataset:
-    own = [field for field in fields(_load_path) if field.name != "path"]
+    own = [field for field in fields(file_source) if field.name != "name"]
     checked({"format": format, "part": part}, own, "data", path.name)
     chosen = format or formats.detect(path)
     if chosen not in formats.FORMATS:
@@ -95,22 +115,29 @@ def _load_path(
     if not path.exists():
         formats.detect(path)  # raises an error if the path does not exist
     reader = formats.FORMATS[chosen].reader
-    return only(reader(path, **read_options(path.name, options, reader)), part)
+    return FileSource(path, chosen, part, read_options(path.name, options, reader))
 
 
 def only(dataset: Dataset, part: str) -> Dataset:
     """The whole dataset, or without the test part of its source."""
+    left = kept_part(dataset, part)
+    if part == "all" or left.fixed is None or bool((left.fixed == VALIDATION).any()):
+        return left
+    return replace(left, fixed=None)
+
+
+def kept_part(dataset: Dataset, part: str) -> Dataset:
+    """Like :func:`only`; what the source says of each sample's part stays as it is."""
     if part == "all" or dataset.fixed is None:
         return dataset
     if part != "train":
         raise ConfigError(f"data.part: found '{part}', expected 'all' or 'train'")
     kept = dataset.fixed != TEST
-    fixed = dataset.fixed[kept]
     return replace(
         dataset,
         x=dataset.x[kept],
         y=dataset.y[kept],
-        fixed=fixed if bool((fixed == VALIDATION).any()) else None,
+        fixed=dataset.fixed[kept],
         **{
             name: found[kept]
             for name in ("owners", "units", "times")

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..core import random
 from ..errors import ConfigError, DataError
+from .arrays import VALIDATION
 from .federation import Dataset, Federation
 from .partitions.base import Partition
 from .partitions.dirichlet import Dirichlet, DirichletClusters
@@ -57,8 +58,9 @@ def federate(
             raise ConfigError(f"data.{field}: found {share}, expected a share from 0 to below 1")
     parts = partition.split(dataset, seed)
     tests = parts.test if parts.test is not None else (None,) * len(parts.clients)
+    given = dataset.fixed is not None and bool((dataset.fixed == VALIDATION).any())
     splits = [
-        three_ways(dataset, name, pool, held, (val, test), seed)
+        three_ways(dataset, name, pool, held, (val, test), seed, given)
         for name, pool, held in zip(parts.clients, parts.pool, tests, strict=True)
     ]
     _refuse_divided_units(dataset, partition, parts.clients, splits)

@@ -90,13 +90,14 @@ def three_ways(
     test: Tensor | None,
     shares: tuple[float, float],
     seed: int,
+    given: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split one client's samples into train, validation and test.
 
     ``shares`` are the share of validation among the samples that are not test, and the share of
-    test among all samples. If the source has its own test or validation part, that part is used
-    instead. If samples have times, test data is the latest and validation data the latest of the
-    rest.
+    test among all samples. If the source has its own test part (``test``) or validation part
+    (``given``), at this client or another, that part is used instead. If samples have times, test
+    data is the latest and validation data the latest of the rest.
     """
     val_share, test_share = shares
     key = random.name_key(name)
@@ -106,7 +107,6 @@ def three_ways(
             return take_latest(dataset, pool, share)
         return take_share(dataset, pool, share, seed, part, key)
 
-    given = dataset.fixed is not None and bool((dataset.fixed == VALIDATION).any())
     val = pool[:0]
     if dataset.fixed is not None and given:
         held = dataset.fixed[pool] == VALIDATION

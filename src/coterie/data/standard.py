@@ -1,13 +1,15 @@
 """Fills in missing features and standardises features, by the training data alone.
 
-Mean and deviation come from sums that each client can compute for itself (:func:`sums_of`,
-:func:`squares_of`), added up in client order (:func:`add_up`): if the clients' data is in different
-places, the same two rounds of sums give the same bits.
+Mean and deviation come from sums that each client computes for itself (:func:`site_sums`, then
+:func:`site_squares`), added up in client order (:func:`means_of`, then :func:`moments_of`). If the
+clients' data is in different places, the same two rounds of sums give the same bits.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import NamedTuple
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .federation import Dataset, Indices
+from .untrusted import STRICT, parsed
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,32 +51,124 @@ def add_up(parts: Iterable[Sums]) -> Floats:
         return np.asarray(total / count)
 
 
-def standardised(dataset: Dataset, train: Indices) -> Dataset:
-    """Fill in missing numbers and set the scaling of a dataset, fitted on the training rows.
+class SiteSums(NamedTuple):
+    """What one client sends: its sums of the inputs and, in a regression, of the targets."""
 
-    Missing numbers become the training mean. Numbers are scaled by ``scale`` and ``shift``, as for
-    images. Targets of a regression are standardised too; ``target_scale`` and ``target_shift``
-    convert them back.
+    inputs: Sums
+    targets: Sums | None
+
+
+class Means(NamedTuple):
+    """The means over all clients, which their squared deviations are taken from."""
+
+    inputs: Floats  # [D]
+    targets: Floats | None  # [1]
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and deviation of every input and, in a regression, of the target."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    mean: tuple[float, ...]  # [D]
+    std: tuple[float, ...]
+    target_mean: float = 0.0
+    target_std: float = 1.0
+
+    def to_json(self) -> str:
+        """All numbers as JSON; Python reads the same bits back."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Moments":
+        """Read what :meth:`to_json` wrote; refuses anything else."""
+        return checked_moments(parsed(text, Moments, "moments"))
+
+
+def checked_moments(moments: Moments) -> Moments:
+    """The moments; refuses numbers that nothing can be standardised by."""
+    numbers = (*moments.mean, *moments.std, moments.target_mean, moments.target_std)
+    if len(moments.mean) != len(moments.std):
+        raise DataError(
+            f"moments: found {len(moments.mean)} means and {len(moments.std)} deviations; expected "
+            "equally many"
+        )
+    if not all(map(math.isfinite, numbers)) or min((*moments.std, moments.target_std)) <= 0:
+        raise DataError("moments: found a number that is not finite, or a deviation of 0 or less")
+    return moments
+
+
+def site_sums(dataset: Dataset, train: Tensor) -> SiteSums:
+    """What one client sends first: the sums of its training rows."""
+    targets = sums_of(dataset.y[train, None]) if dataset.regression else None
+    return SiteSums(sums_of(dataset.x[train]), targets)
+
+
+def means_of(parts: Sequence[SiteSums]) -> Means:
+    """What the coordinator makes of the sums, in client order; 0 for a column without values."""
+    targets = [part.targets for part in parts if part.targets is not None]
+    return Means(
+        np.nan_to_num(add_up(part.inputs for part in parts)),
+        np.nan_to_num(add_up(targets)) if targets else None,
+    )
+
+
+def site_squares(dataset: Dataset, train: Tensor, means: Means) -> SiteSums:
+    """What one client sends second: its squared deviations from the means of all clients."""
+    targets = None if means.targets is None else squares_of(dataset.y[train, None], means.targets)
+    return SiteSums(squares_of(dataset.x[train], means.inputs), targets)
+
+
+def moments_of(means: Means, squares: Sequence[SiteSums]) -> Moments:
+    """What the coordinator makes of the squares, in client order."""
+    std = _deviation(means.inputs, [part.inputs for part in squares])
+    mean = tuple(means.inputs.tolist())
+    if means.targets is None:
+        return checked_moments(Moments(mean, std))
+    targets = [part.targets for part in squares if part.targets is not None]
+    (spread,) = _deviation(means.targets, targets)
+    return checked_moments(Moments(mean, std, float(means.targets[0]), spread))
+
+
+def _deviation(mean: Floats, squares: Sequence[Sums]) -> tuple[float, ...]:
+    """The deviation of each column over its known values; 1 for a constant or empty column."""
+    std = np.nan_to_num(np.sqrt(add_up(squares)), nan=1.0)
+    return tuple(np.where(std > 1e-9 * (1 + np.abs(mean)), std, 1.0).tolist())
+
+
+def apply(dataset: Dataset, moments: Moments) -> Dataset:
+    """Fill in missing numbers and set the scaling of a dataset by given moments.
+
+    Missing numbers become the mean. Numbers are scaled by ``scale`` and ``shift``, as for images.
+    Targets of a regression are standardised too; ``target_scale`` and ``target_shift`` convert them
+    back. A dataset without numbers to standardise stays as it is.
     """
     if dataset.numeric is None:
         return dataset
-    if not any(len(mine) for mine in train):
-        raise DataError(f"{dataset.name}: no client has training data")
-    mean, std = _moments([dataset.x[mine] for mine in train])
+    if len(moments.mean) != len(dataset.numeric):
+        raise DataError(
+            f"{dataset.name}: found {len(moments.mean)} means for {len(dataset.numeric)} inputs; "
+            "expected one for each"
+        )
+    mean, std = (torch.tensor(part, dtype=torch.float64) for part in (moments.mean, moments.std))
     x = torch.where(dataset.x.isnan(), mean.float(), dataset.x)
     scale = torch.where(dataset.numeric, 1 / std, torch.ones(()))
     shift = torch.where(dataset.numeric, -mean / std, torch.zeros(()))
     ready = replace(dataset, x=x, scale=scale.float(), shift=shift.float())
     if not dataset.regression:
         return ready
-    centre, spread = _moments([dataset.y[mine, None] for mine in train])
+    centre, spread = moments.target_mean, moments.target_std
     y = (dataset.y.double() - centre) / spread
-    return replace(ready, y=y.float(), target_scale=float(spread), target_shift=float(centre))
+    return replace(ready, y=y.float(), target_scale=spread, target_shift=centre)
 
 
-def _moments(clients: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each column over its known values; 0 and 1 if it has none."""
-    mean = np.nan_to_num(add_up(sums_of(rows) for rows in clients))
-    std = np.nan_to_num(np.sqrt(add_up(squares_of(rows, mean) for rows in clients)), nan=1.0)
-    std = np.where(std > 1e-9 * (1 + np.abs(mean)), std, 1.0)
-    return torch.from_numpy(mean), torch.from_numpy(std)
+def standardised(dataset: Dataset, train: Indices) -> Dataset:
+    """Fill in missing numbers and set the scaling of a dataset, fitted on the training rows."""
+    if dataset.numeric is None:
+        return dataset
+    if not any(len(mine) for mine in train):
+        raise DataError(f"{dataset.name}: no client has training data")
+    means = means_of([site_sums(dataset, mine) for mine in train])
+    squares = [site_squares(dataset, mine, means) for mine in train]
+    return apply(dataset, moments_of(means, squares))

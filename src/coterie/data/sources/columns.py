@@ -1,6 +1,13 @@
-"""Converts the columns of a sheet to features and targets: numbers, categories, missing values."""
+"""Describes the columns of a sheet: numbers, categories, missing cells, classes.
 
-from typing import NamedTuple
+A description says how cells become numbers: which columns are numbers, with or without missing
+cells, which are categories with which levels, and what the target's classes are. One file describes
+its own columns; several sites agree on one description (:mod:`coterie.data.merging`). A sheet is
+encoded by a description in :mod:`coterie.data.sources.encoding`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -9,21 +16,54 @@ import pyarrow.compute as pc
 
 from ...errors import DataError
 from ..arrays import Array
+from ..untrusted import STRICT
 from .sheets import Sheet
 
 MOST_LEVELS = 100  # categories of one column; more is likely an identifier or free text
 MOST_CLASSES = 20  # a target with more different integers is treated as a quantity
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+NO_CELL = "(missing)"  # the level of cells without a value
 
 Floats = npt.NDArray[np.float64]
+InputKind = Literal["numbers", "levels", "empty"]
+TargetKind = Literal["texts", "integers", "quantity"]
 
 
-class Features(NamedTuple):
-    """Model input, before missing numbers are filled in and numbers are standardised."""
+@dataclass(frozen=True)
+class InputColumn:
+    """How one column becomes features; a column without any value in the file is ``empty``."""
 
-    x: npt.NDArray[np.float32]  # [N, D], NaN where a number is missing
-    numeric: npt.NDArray[np.bool_]  # [D]
-    names: tuple[str, ...]  # [D]
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str
+    kind: InputKind
+    missing: bool = False  # whether cells of a number column are missing
+    levels: tuple[str, ...] = ()  # the categories of a column of levels, sorted
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        """The names of the features that the column becomes."""
+        if self.kind == "levels":
+            return tuple(f"{self.name} = {level}" for level in self.levels)
+        return (self.name, f"{self.name} is missing") if self.missing else (self.name,)
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """For each feature, whether it is a number to be filled in and standardised."""
+        if self.kind == "levels":
+            return (False,) * len(self.levels)
+        return (True, False) if self.missing else (True,)
+
+
+@dataclass(frozen=True)
+class TargetColumn:
+    """How the target becomes class numbers, by text or by whole number, or is a quantity."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str
+    kind: TargetKind
+    classes: tuple[str, ...] = ()  # their names, in the order of their numbers
 
 
 def column(sheet: Sheet, name: str, option: str) -> pa.ChunkedArray:
@@ -43,7 +83,7 @@ def column(sheet: Sheet, name: str, option: str) -> pa.ChunkedArray:
     return found
 
 
-def texts(values: pa.ChunkedArray) -> list[str]:
+def texts(values: pa.ChunkedArray | pa.Array) -> list[str]:
     """Cells as text; integers are written without a fraction."""
     return [
         str(int(v)) if isinstance(v, float) and v.is_integer() else str(v)
@@ -58,13 +98,13 @@ def numbers(sheet: Sheet, name: str) -> Floats | None:
     """
     values = sheet.table.column(name)
     if not pa.types.is_string(values.type):
-        found = np.asarray(values.to_numpy(), np.float64)
+        found = floats(values)
         _refuse_infinite(sheet, name, found)
         return found
     looks = pc.match_substring_regex(values, NUMBER)
     share = pc.mean(looks).as_py() or 0.0
     if share == 1.0:
-        found = np.asarray(values.cast(pa.float64()).to_numpy(), np.float64)
+        found = floats(values)
         _refuse_infinite(sheet, name, found)
         return found
     if share > 0.5:
@@ -86,49 +126,43 @@ def _refuse_infinite(sheet: Sheet, name: str, values: Floats) -> None:
         )
 
 
-def features(sheet: Sheet, names: list[str], categories: list[str]) -> Features:
-    """Convert all columns to features, with one schema for all clients."""
-    blocks, numeric, labels = [], [], []
-    for name in names:
-        values = None if name in categories else numbers(sheet, name)
-        block, titles = _levels(sheet, name) if values is None else _measured(name, values)
-        blocks.append(block)
-        labels += titles
-        numeric += [values is not None and title == name for title in titles]
-    if not blocks:
-        raise DataError(f"{sheet.files[0]}: no columns are left to predict from")
-    return Features(np.concatenate(blocks, axis=1), np.array(numeric), tuple(labels))
+def floats(values: pa.ChunkedArray) -> Floats:
+    """Cells as float64, NaN where missing."""
+    return np.asarray(values.cast(pa.float64()).to_numpy(), np.float64)
 
 
-def _measured(name: str, values: Floats) -> tuple[npt.NDArray[np.float32], list[str]]:
-    """A number column and, if cells are missing, an indicator column for them."""
-    missing = np.isnan(values)
-    if missing.all():
-        raise DataError(_empty(name))
-    if not missing.any():
-        return values[:, None].astype(np.float32), [name]
-    return np.stack([values, missing], axis=1).astype(np.float32), [name, f"{name} is missing"]
-
-
-def _empty(name: str) -> str:
-    return f"column '{name}' is empty in every row; leave it out with data.drop = ['{name}']"
-
-
-def _levels(sheet: Sheet, name: str) -> tuple[npt.NDArray[np.float32], list[str]]:
-    """One-hot columns, one per category; missing values are a category of their own."""
+def describe(sheet: Sheet, name: str, category: bool) -> InputColumn:
+    """Describe one input column; ``category`` treats numbers as categories, too."""
+    values = None if category else numbers(sheet, name)
+    if values is not None:
+        missing = np.isnan(values)
+        kind: InputKind = "empty" if missing.all() else "numbers"
+        return InputColumn(name, kind, bool(missing.any()))
     if sheet.table.column(name).null_count == sheet.table.num_rows:
-        raise DataError(_empty(name))
-    raw = pc.fill_null(sheet.table.column(name).cast(pa.string()), "(missing)")
-    levels, place = np.unique(np.array(raw.to_pylist()), return_inverse=True)
+        return InputColumn(name, "empty", True)
+    levels = np.unique(np.array(pc.unique(categories(sheet, name)).to_pylist()))
     if len(levels) > MOST_LEVELS:
         raise DataError(
             f"column '{name}' holds {len(levels)} different texts ('{levels[0]}', '{levels[1]}', …)"
             f"; more than {MOST_LEVELS} is no category: leave it out with data.drop = ['{name}']"
             + _decimal_commas(levels)
         )
-    hot = np.zeros((len(place), len(levels)), np.float32)
-    hot[np.arange(len(place)), place] = 1
-    return hot, [f"{name} = {level}" for level in levels]
+    return InputColumn(name, "levels", levels=tuple(levels.tolist()))
+
+
+def filled(column: InputColumn) -> InputColumn:
+    """The column; refuses one without any value."""
+    if column.kind == "empty":
+        raise DataError(
+            f"column '{column.name}' is empty in every row; leave it out with data.drop = "
+            f"['{column.name}']"
+        )
+    return column
+
+
+def categories(sheet: Sheet, name: str) -> pa.ChunkedArray:
+    """The cells of a column as categories; missing cells are a category of their own."""
+    return pc.fill_null(sheet.table.column(name).cast(pa.string()), NO_CELL)
 
 
 def _decimal_commas(levels: Array) -> str:
@@ -136,8 +170,8 @@ def _decimal_commas(levels: Array) -> str:
     return "; or write its numbers with a decimal point" if commas > len(levels) / 2 else ""
 
 
-def targets(sheet: Sheet, name: str, task: str) -> Array:
-    """The target column: class names as text, or numbers for a regression.
+def describe_target(sheet: Sheet, name: str, task: str) -> TargetColumn:
+    """Describe the target column: classes, or a quantity for a regression.
 
     ``auto`` treats text, and integers with up to twenty different values, as classes.
     """
@@ -146,15 +180,20 @@ def targets(sheet: Sheet, name: str, task: str) -> Array:
     if task == "regression" and values is None:
         raise DataError(f"column '{name}' (data.target) is text; a regression needs numbers")
     if values is not None and (task == "regression" or _is_quantity(values)):
-        return values
-    classes = np.array(texts(found if values is None else pa.chunked_array([values])))
-    if len(set(classes.tolist())) < 2:
-        raise DataError(
-            f"{sheet.files[0]}: every row has '{classes[0]}' in column '{name}' (data.target); one "
-            "class leaves nothing to learn"
-        )
-    return classes
+        return TargetColumn(name, "quantity")
+    distinct = pc.unique(found if values is None else pa.array(values))
+    classes = tuple(np.unique(np.array(texts(distinct))).tolist())
+    return TargetColumn(name, "texts" if values is None else "integers", classes)
 
 
 def _is_quantity(values: Floats) -> bool:
     return bool((values != np.round(values)).any()) or len(np.unique(values)) > MOST_CLASSES
+
+
+def refuse_one_class(sheet: Sheet, target: TargetColumn) -> None:
+    """Refuse a target with one class in every row."""
+    if len(target.classes) == 1:
+        raise DataError(
+            f"{sheet.files[0]}: every row has '{target.classes[0]}' in column '{target.name}' "
+            "(data.target); one class leaves nothing to learn"
+        )

@@ -1,4 +1,4 @@
-"""Reads the columns of a table that say how rows are split: each row's unit and its time."""
+"""Reads the columns of a table that say how rows are split: each row's unit, time and part."""
 
 from datetime import UTC, datetime
 
@@ -6,10 +6,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from ...errors import DataError
+from ..arrays import TEST, TRAIN, VALIDATION
 from . import columns
 from .sheets import Sheet
+
+_PARTS = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "val": VALIDATION,
+    "valid": VALIDATION,
+    "validation": VALIDATION,
+    "dev": VALIDATION,
+    "test": TEST,
+    "testing": TEST,
+}
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -27,11 +40,11 @@ def units(sheet: Sheet, name: str, owners: Ints | None) -> tuple[Ints, tuple[str
     return np.array(found, np.int64), tuple(unit for _, unit in number)
 
 
-def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, parts: Ints) -> None:
+def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, part: Ints) -> None:
     """Refuse a split column that puts rows of the same unit into two parts."""
     first = np.zeros(of_rows.max() + 1, np.int64)
-    first[of_rows[::-1]] = parts[::-1]  # the part of the unit's first row
-    for row in np.flatnonzero(parts != first[of_rows]):
+    first[of_rows[::-1]] = part[::-1]  # the part of the unit's first row
+    for row in np.flatnonzero(part != first[of_rows]):
         value = columns.texts(sheet.table.column(unit).slice(int(row), 1))[0]
         raise DataError(
             f"{sheet.where(int(row))}: unit '{value}' (column '{unit}', data.unit) is in two parts "
@@ -70,3 +83,15 @@ def _moment(sheet: Sheet, name: str, row: int, text: str) -> datetime:
             f"{sheet.where(row)}: found '{text}' in column '{name}' (data.time); expected numbers "
             "in every row, or dates in every row as 2026-05-31 or 2026-05-31T14:30"
         ) from None
+
+
+def parts(sheet: Sheet, split: str) -> torch.Tensor:
+    """The part of every row, from a column of the words train, val and test."""
+    words = columns.texts(columns.column(sheet, split, "split"))
+    for row, word in enumerate(words):
+        if word.lower() not in _PARTS:
+            raise DataError(
+                f"{sheet.where(row)}: found '{word}' in column '{split}' (data.split); expected "
+                "train, val or test"
+            )
+    return torch.tensor([_PARTS[word.lower()] for word in words], dtype=torch.int8)

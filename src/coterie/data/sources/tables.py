@@ -1,32 +1,57 @@
 """Reads tables: a CSV or parquet file with a client column, or a folder of one file per client."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from ...errors import ConfigError, DataError, did_you_mean
-from ..arrays import TEST, TRAIN, VALIDATION, labels
+from ..arrays import TRAIN, labels
 from ..federation import Dataset
-from . import columns, roles
+from . import columns, encoding, roles
 from .sheets import SUFFIXES, Sheet, read_sheet
 
 FEWEST_ROWS = 10
 TASKS = ("auto", "classification", "regression")
 
-_PARTS = {
-    "train": TRAIN,
-    "training": TRAIN,
-    "val": VALIDATION,
-    "valid": VALIDATION,
-    "validation": VALIDATION,
-    "dev": VALIDATION,
-    "test": TEST,
-    "testing": TEST,
-}
+
+class TableOptions(NamedTuple):
+    """The options of :func:`read_table`, checked."""
+
+    client: str | None
+    target: str | None
+    split: str | None
+    unit: str | None
+    time: str | None
+    task: str
+    categories: Sequence[str]
+    drop: Sequence[str]
+    delimiter: str | None
+    encoding: str
+
+    @property
+    def roles(self) -> dict[str, str | None]:
+        """The columns that are no input, by the option that names them."""
+        return {role: getattr(self, role) for role in ("client", "target", "split", "unit", "time")}
+
+
+class OpenTable(NamedTuple):
+    """A table that was read but not yet encoded."""
+
+    path: Path
+    sheet: Sheet
+    options: TableOptions
+    target: columns.TargetColumn
+    owners: npt.NDArray[np.int64] | None  # the client of each row
+    owner_names: tuple[str, ...]
+
+    @property
+    def fixed(self) -> torch.Tensor | None:
+        """The part of each row, if there is a column that says it."""
+        return None if self.options.split is None else roles.parts(self.sheet, self.options.split)
 
 
 def read_table(
@@ -61,20 +86,50 @@ def read_table(
         delimiter: the character that separates the cells of a CSV file.
         encoding: the text encoding of a CSV file.
     """
-    _check_options(task, time, split)
-    sheet = read_sheet(
-        _files(path), delimiter, encoding, list(drop), () if time is None else (time,)
+    options = TableOptions(
+        client, target, split, unit, time, task, categories, drop, delimiter, encoding
     )
-    if target is None:
+    table = open_table(path, options, FEWEST_ROWS)
+    columns.refuse_one_class(table.sheet, table.target)
+    inputs = tuple(columns.filled(column) for column in describe_inputs(table))
+    found = encode_table(table, inputs, table.target, name)
+    if found.fixed is not None and not bool((found.fixed == TRAIN).any()):
+        raise DataError(f"column '{split}' (data.split) marks no row as train")
+    return found
+
+
+def open_table(path: Path, options: TableOptions, fewest: int) -> OpenTable:
+    """Read the files of a table and describe its target; refuses fewer rows than ``fewest``."""
+    _check_options(options.task, options.time, options.split)
+    dates = () if options.time is None else (options.time,)
+    sheet = read_sheet(_files(path), options.delimiter, options.encoding, list(options.drop), dates)
+    if options.target is None:
         known = ", ".join(sheet.table.column_names)
         raise ConfigError(f"data.target: name the column to predict; {path.name} has: {known}")
-    _check_rows(path, sheet)
-    owners, owner_names = _owners(sheet, client, is_folder=path.is_dir())
-    y, class_names = labels(path.name, columns.targets(sheet, target, task))
-    used = {"client": client, "target": target, "split": split, "unit": unit, "time": time}
-    _refuse_two_roles(used)
-    inputs = [column for column in sheet.table.column_names if column not in used.values()]
-    found = columns.features(sheet, inputs, list(categories))
+    _check_rows(path, sheet, fewest)
+    owners, owner_names = _owners(sheet, options.client, is_folder=path.is_dir())
+    target = columns.describe_target(sheet, options.target, options.task)
+    _refuse_two_roles(options.roles)
+    return OpenTable(path, sheet, options, target, owners, owner_names)
+
+
+def describe_inputs(table: OpenTable) -> Iterator[columns.InputColumn]:
+    """Describe the input columns one after another, in the order of the first file."""
+    for name in table.sheet.table.column_names:
+        if name not in table.options.roles.values():
+            yield columns.describe(table.sheet, name, name in table.options.categories)
+
+
+def encode_table(
+    table: OpenTable,
+    inputs: tuple[columns.InputColumn, ...],
+    target: columns.TargetColumn,
+    name: str = "",
+) -> Dataset:
+    """Encode a table by the description of its inputs and its target."""
+    path, sheet, options, _, owners, owner_names = table
+    found = encoding.encode(sheet, inputs)
+    y, class_names = labels(path.name, encoding.encode_target(sheet, target), target.classes)
     return Dataset(
         name=name or path.stem,
         x=torch.from_numpy(found.x),
@@ -85,7 +140,7 @@ def read_table(
         class_names=class_names,
         numeric=torch.from_numpy(found.numeric),
         feature_names=found.names,
-        **_divided(sheet, split, unit, time, owners),
+        **_divided(sheet, options, owners),
     )
 
 
@@ -101,16 +156,13 @@ def _check_options(task: str, time: str | None, split: str | None) -> None:
 
 
 def _divided(
-    sheet: Sheet,
-    split: str | None,
-    unit: str | None,
-    time: str | None,
-    owners: npt.NDArray[np.int64] | None,
+    sheet: Sheet, options: TableOptions, owners: npt.NDArray[np.int64] | None
 ) -> dict[str, Any]:
     """The fields of a dataset that say how each client's rows are to be split."""
+    split, unit, time = options.split, options.unit, options.time
     found: dict[str, Any] = {}
     if split is not None:
-        found["fixed"] = _parts(sheet, split)
+        found["fixed"] = roles.parts(sheet, split)
     if unit is not None:
         units, found["unit_names"] = roles.units(sheet, unit, owners)
         found["units"] = torch.from_numpy(units)
@@ -141,10 +193,10 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _check_rows(path: Path, sheet: Sheet) -> None:
-    if sheet.table.num_rows < FEWEST_ROWS:
+def _check_rows(path: Path, sheet: Sheet, fewest: int) -> None:
+    if sheet.table.num_rows < fewest:
         raise DataError(
-            f"{path}: found {sheet.table.num_rows} rows; at least {FEWEST_ROWS} are needed to "
+            f"{path}: found {sheet.table.num_rows} rows; at least {fewest} are needed to "
             "train, validate and test anything"
         )
 
@@ -177,17 +229,3 @@ def _refuse_alike(names: list[str]) -> None:
                 "give different clients different names"
             )
         seen[plain] = name
-
-
-def _parts(sheet: Sheet, split: str) -> torch.Tensor:
-    words = columns.texts(columns.column(sheet, split, "split"))
-    for row, word in enumerate(words):
-        if word.lower() not in _PARTS:
-            raise DataError(
-                f"{sheet.where(row)}: found '{word}' in column '{split}' (data.split); expected "
-                "train, val or test"
-            )
-    parts = torch.tensor([_PARTS[word.lower()] for word in words], dtype=torch.int8)
-    if not bool((parts == TRAIN).any()):
-        raise DataError(f"column '{split}' (data.split) marks no row as train")
-    return parts

@@ -1,0 +1,182 @@
+"""One site's own data: its schema, its samples encoded by the common schema, and its splits.
+
+For sites that agree on one schema (:func:`coterie.data.merging.merged`) this gives bit for bit the
+samples and splits that reading all sites' files together would give each of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .arrays import PIXELS, TEST, VALIDATION, Scale, normalisation, scaled
+from .data_schema import Schema, SchemaKind, refuse_unfinished
+from .datasets import DATASETS, file_source, kept_part, load
+from .federation import Dataset, Federation
+from .merging import union
+from .partitions.simple import Natural
+from .sources.columns import TargetColumn
+from .sources.tables import OpenTable, TableOptions, describe_inputs, encode_table, open_table
+from .splits import three_ways
+from .standard import Moments, apply
+
+
+class _SiteSource(NamedTuple):
+    """A site's data as it was read: an open table, or samples."""
+
+    schema: Schema
+    table: OpenTable | None
+    samples: Dataset | None
+    part: str
+
+
+def local_schema(name: str, options: Mapping[str, Any]) -> Schema:
+    """What one site's data says by itself; ``name`` and ``options`` are those of ``[data]``.
+
+    One class, few rows, or a column without any value are accepted: other sites may have more.
+    """
+    return _read(name, options).schema
+
+
+def read_with(
+    name: str, options: Mapping[str, Any], schema: Schema, scale: Scale = "auto"
+) -> Dataset:
+    """A site's own samples, encoded by the schema that all sites agreed on."""
+    refuse_unfinished(schema)
+    source = _read(name, options)
+    _refuse_uncovered(name, source.schema, schema)
+    if source.table is not None:
+        made = encode_table(source.table, schema.columns, schema.target)
+        return scaled(kept_part(made, source.part), scale)
+    assert source.samples is not None
+    return _recoded(source.samples, schema, scale)
+
+
+def site_federation(
+    dataset: Dataset,
+    schema: Schema,
+    client: str,
+    *,
+    val: float,
+    test: float,
+    seed: int,
+    moments: Moments | None = None,
+) -> Federation:
+    """The federation of one client that holds all samples of a site, standardised if moments are.
+
+    A source that divides its samples itself is used as it says; the parts that another site's
+    source has are not drawn at random here, either.
+    """
+    rows = torch.arange(len(dataset.y))
+    pool, held, given = rows, None, False
+    if dataset.fixed is not None and schema.parts is not None:
+        is_test = dataset.fixed == TEST
+        pool, held = rows[~is_test], rows[is_test] if TEST in schema.parts else None
+        given = VALIDATION in schema.parts
+    splits = three_ways(dataset, client, pool, held, (val, test), seed, given)
+    train, validation, tested = ((part,) for part in splits)
+    return Federation(
+        dataset=dataset if moments is None else apply(dataset, moments),
+        partition=repr(Natural()),
+        clients=(client,),
+        train=train,
+        val=validation,
+        test=tested,
+        source=dataset,
+    )
+
+
+def _read(name: str, options: Mapping[str, Any]) -> _SiteSource:
+    """Read and describe what ``[data]`` names."""
+    if name in DATASETS:
+        found = load(name, **options)
+        return _SiteSource(_described(found), None, found, "all")
+    source = file_source(name, **options)
+    if source.format != "table":
+        found = kept_part(source.read(), source.part)
+        return _SiteSource(_described(found), None, found, source.part)
+    table = open_table(source.path, TableOptions(**source.options), 1)
+    parts = table.fixed
+    if parts is not None and source.part != "all":
+        parts = parts[parts != TEST]
+    schema = Schema(
+        "table",
+        table.target,
+        columns=tuple(describe_inputs(table)),
+        parts=_distinct(parts),
+    )
+    return _SiteSource(schema, table, None, source.part)
+
+
+def _distinct(parts: Tensor | None) -> tuple[int, ...] | None:
+    return None if parts is None else tuple(parts.unique().tolist())
+
+
+def _described(dataset: Dataset) -> Schema:
+    """The schema of samples that are no rows of a table."""
+    names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
+    if names and int(dataset.y.max()) >= len(names):
+        raise DataError(
+            f"{dataset.name}: found class {int(dataset.y.max())} and {len(names)} names of classes;"
+            " expected a name for every class"
+        )
+    numbered = names == tuple(map(str, range(len(names))))
+    kind = _kind(dataset)
+    return Schema(
+        kind,
+        TargetColumn("", ("integers" if numbered else "texts") if names else "quantity", names),
+        shape=tuple(dataset.x.shape[1:]),
+        pixels=dataset.name if kind == "images" and dataset.name in PIXELS else "",
+        tokens=int(dataset.x.max()) + 1 if kind == "tokens" else 0,
+        parts=_distinct(dataset.fixed),
+    )
+
+
+def _kind(dataset: Dataset) -> SchemaKind:
+    found: dict[torch.dtype, SchemaKind] = {torch.uint8: "images", torch.int64: "tokens"}
+    return found.get(dataset.x.dtype, "features")
+
+
+def _refuse_uncovered(name: str, own: Schema, schema: Schema) -> None:
+    """Refuse data that does not fit into the agreed schema: it has changed since, or is another."""
+    wider = union({"the agreed schema": schema, "this site's data": own})
+    if wider == schema:
+        return
+    told = [
+        f"column '{new.name}' now has "
+        + (f"{[*set(new.levels) - set(old.levels)]}" if new.levels else "missing cells")
+        for old, new in zip(schema.columns, wider.columns, strict=True)
+        if old != new
+    ]
+    raise DataError(
+        f"{name}: does not fit the schema that the sites agreed on: "
+        + (", ".join(told[:5]) or "it has other classes, tokens or parts")
+        + "; undo the change, or start a new experiment, in which the sites agree again"
+    )
+
+
+def _recoded(dataset: Dataset, schema: Schema, scale: Scale) -> Dataset:
+    """Samples with the common class numbers, number of channels and pixel scale."""
+    y, names, x = dataset.y, schema.target.classes, dataset.x
+    if not schema.regression:
+        place = {name: number for number, name in enumerate(names)}
+        own = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
+        y = torch.tensor([place[name] for name in own])[dataset.y]
+    if schema.kind == "images":
+        x = x.expand(len(x), *schema.shape).contiguous()
+    ready = scaled(dataset, scale)  # refuses a pixel scale for data without pixels
+    factor, shift = normalisation(schema.pixels, x, scale)
+    same = names == dataset.class_names
+    return replace(
+        ready,
+        x=x,
+        y=y,
+        classes=len(names),
+        class_names=names,
+        superclass=dataset.superclass if same else None,
+        scale=factor,
+        shift=shift,
+    )
