@@ -355,9 +355,15 @@ class Client:
         return drawn(self._view.stream, purpose, shape, at)
 
     def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
-        """Standard normal draws, derived from the same words as :meth:`draw`."""
+        """Standard normal draws, derived from the same words as :meth:`draw`.
+
+        At a site they are derived from the site's secret as well, which the server does not know.
+        """
         places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
-        return random.normal(self._view.stream, purpose, at, places).view(shape)
+        stream = self._view.stream
+        if self._problem.secret is not None:
+            stream = random.bits(self._problem.secret, stream)
+        return random.normal(stream, purpose, at, places).view(shape)
 
 
 def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None:

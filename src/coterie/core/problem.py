@@ -52,6 +52,7 @@ class Problem:
         stored: number type of the samples as they are stored; int64 are tokens.
         aux: the server's own samples, as the shard of one client; None where it has none.
         pool: samples that the server sends to clients; None where clients share none.
+        secret: a site's own number, which its noise is derived from; None in a simulation.
     """
 
     clients: tuple[str, ...]
@@ -66,6 +67,7 @@ class Problem:
     dtype: torch.dtype = torch.float32
     aux: Shards | None = None
     pool: SharedPool | None = None
+    secret: int | None = None
 
     def __post_init__(self) -> None:
         self._check_recipe()

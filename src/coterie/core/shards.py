@@ -105,6 +105,17 @@ class Shards:
         """Targets or predictions of a regression in the unit of the source's target column."""
         return values.double() * self.scaling.target_scale + self.scaling.target_shift
 
+    def placed(self, client: int, population: int) -> "Shards":
+        """The shard of a single client as that of client ``client`` among ``population``."""
+        none = torch.zeros(0, dtype=torch.int64)
+        lists = {name: [none] * population for name in SPLITS}
+        for name in SPLITS:
+            lists[name][client] = self.splits[name].of(0)
+        relabel = self.relabel.new_zeros(population, self.relabel.shape[1])
+        relabel[client] = self.relabel[0]
+        splits = {name: Ragged(rows, self.device) for name, rows in lists.items()}
+        return replace(self, splits=splits, relabel=relabel)
+
     def of(self, client: int) -> "Shards":
         """The shard of one client: only its own samples."""
         lists = {name: self.splits[name].of(client) for name in SPLITS}

@@ -62,10 +62,12 @@ def _of_samples(dataset: "Dataset", held: Tensor) -> str:
 
 def fingerprint(federation: "Federation") -> str:
     """Sixteen hex digits that change with any client's data or with how it is divided."""
-    data = federation.dataset
-    parts = []
-    for name, seal in zip(federation.clients, federation.seals, strict=True):
-        parts.append(_text([name, *seal]))
+    return combined_fingerprint(federation.clients, federation.seals, federation.dataset)
+
+
+def combined_fingerprint(clients: tuple[str, ...], seals: tuple[Seal, ...], data: "Dataset") -> str:
+    """The fingerprint of clients with these seals; of ``data``, the classes and the scaling."""
+    parts = [_text([name, *seal]) for name, seal in zip(clients, seals, strict=True)]
     parts += [_bytes(found) for found in (data.scale, data.shift) if found is not None]
     parts.append(_text([data.classes, data.target_scale, data.target_shift]))
     return _sha(*parts)[:16]

@@ -19,6 +19,7 @@ ENGINES = {
     "vmap": "many clients at once, on one CPU or GPU",
     "loop": "one client at a time: the reference",
     "wire": "each client in another process, with its own shard file and state file",
+    "remote": "the sites of a federation (--federation FOLDER), each with its own data",
 }
 
 
@@ -49,6 +50,11 @@ def make_engine(
     state files are in the folder ``scratch``, by default the system's folder for temporary files.
     This function changes no setting of the process: ``process.settings`` does that around a run.
     """
+    if name == "remote":
+        raise ConfigError(
+            "engine.name: 'remote' runs at the sites of a federation; name its folder with "
+            "--federation (run.federation)"
+        )
     if name == "wire":
         from .wire import WireEngine
 

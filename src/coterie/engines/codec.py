@@ -89,6 +89,18 @@ def decode(data: bytes, types: Types) -> Message:
     return Message(head["head"], body)
 
 
+def read_head(data: bytes) -> Mapping[str, Any]:
+    """The head of a message, without building its body; {} if the bytes are no message."""
+    try:
+        end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+        if end > min(len(data), LENGTH + MOST_HEADER):
+            return {}
+        found = json.loads(data[LENGTH:end])["head"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def digest(data: bytes) -> str:
     """The sha256 of some bytes."""
     return hashlib.sha256(data).hexdigest()

@@ -117,7 +117,7 @@ class RemoteEngine:
         self._clients, self._types = problem.clients, vocabulary(algorithm)
         if not isinstance(states, HeldStates):
             first = algorithm.init(problem)[1] if states is None else states
-            states = held_states(self._starts, tree.stack(_rows_shown(algorithm, first, problem)))
+            states = held_states(self._starts, first_states(algorithm, first, problem))
         self.restore(states)
         return Enrolment(problem.clients, problem.counts)
 
@@ -221,9 +221,10 @@ class RemoteEngine:
         }
 
 
-def _rows_shown(algorithm: AnyAlgorithm, states: Tree, problem: Problem) -> list[Tree]:
+def first_states(algorithm: AnyAlgorithm, states: Tree, problem: Problem) -> Tree:
+    """What the states before round 0 show of the collaboration, one row per client."""
     rows = (tree.row(tree.take(states, torch.tensor([k])), 0) for k in range(problem.population))
-    return [algorithm.shown(row) for row in rows]
+    return tree.stack([algorithm.shown(row) for row in rows])
 
 
 def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:

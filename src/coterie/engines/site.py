@@ -32,7 +32,7 @@ from .loop import LoopBackend
 
 STATES, REPLY = "states", "reply.bin"
 ANSWERS, MODEL = "answers.npz", "model.safetensors"
-KEPT = 4  # states: a server that resumes from its checkpoint before the last needs an older one
+KEPT = 4  # states: a server that resumes from its checkpoint before the last needs older ones
 
 
 class Disclosure(NamedTuple):
@@ -48,8 +48,8 @@ SIMULATED = Disclosure(models=True)  # a simulation writes the models into the r
 class StateFiles:
     """The last states of one client, each in a file named by its round and its sha256."""
 
-    def __init__(self, folder: Path, *, durable: bool = True) -> None:
-        self._folder, self._durable = folder, durable
+    def __init__(self, folder: Path, *, durable: bool = True, kept: int = KEPT) -> None:
+        self._folder, self._durable, self._kept = folder, durable, kept
 
     def read(self, sha: str) -> bytes | None:
         """The state with this sha256; None if it is not here, or no longer as it was written."""
@@ -74,7 +74,7 @@ class StateFiles:
 
     def _prune(self, wanted: set[str | None]) -> None:
         stored = sorted(self._folder.glob("*-*.bin"))
-        for path in stored[1:-KEPT]:  # the first one is the state before round 0
+        for path in stored[1 : -self._kept]:  # the first one is the state before round 0
             if path.stem.partition("-")[2] not in wanted:
                 path.unlink(missing_ok=True)
 
@@ -95,11 +95,12 @@ class Site:
     shards: Callable[[], Shards]
     discloses: Disclosure = SIMULATED
     durable: bool = True  # whether states survive a power cut
+    kept: int = KEPT  # states
 
     @property
     def states(self) -> StateFiles:
         """The client's last states."""
-        return StateFiles(self.folder / STATES, durable=self.durable)
+        return StateFiles(self.folder / STATES, durable=self.durable, kept=self.kept)
 
     def start(self) -> str:
         """Store the client's state before round 0, and return its sha256."""

@@ -31,7 +31,7 @@ def assemble(config: Config) -> Assembly:
     """Read the data, partition it for every seed, and build the network to check that it fits."""
     _check_device(config.engine.device)
     dataset = load_data(config.data.name, scale=config.data.scale, **config.data.options)
-    config = _settled(config, dataset)
+    config = settled(config, dataset)
     _check_clients(config.partition.options.get("clients") or 1, dataset)
     partition = PARTITIONS[config.partition.name](**config.partition.options)
     federations = {
@@ -49,12 +49,17 @@ def assemble(config: Config) -> Assembly:
     for federation in federations.values():
         _check_sizes(federation)
         dataset = federation.dataset  # the columns of a table are final only after partitioning
+    return Assembly(config, federations, factory_of(config, dataset), Homes())
+
+
+def factory_of(config: Config, dataset: Dataset) -> Callable[[], nn.Module]:
+    """A function that makes the config's networks, which are checked to fit the data."""
     build = registry.builder(config.model.name, config.code)
     factory = registry.factory(build, dataset, **config.model.options)
     if config.train.precision == "bf16":
         factory = registry.in_bfloat16(factory, torch.device(config.engine.device).type)
     _check_model(factory, dataset, config.model.name)
-    return Assembly(config, federations, factory, Homes())
+    return factory
 
 
 def check_methods(setting: Setting, methods: Iterable[Method]) -> None:
@@ -68,7 +73,7 @@ def check_methods(setting: Setting, methods: Iterable[Method]) -> None:
         check_run(algorithm, made[needs], config.run.rounds)
 
 
-def _settled(config: Config, dataset: Dataset) -> Config:
+def settled(config: Config, dataset: Dataset) -> Config:
     """The config with every "auto" that depends on the data replaced by its value."""
     partition, model = config.partition, config.model
     if partition.name == AUTO:

@@ -70,9 +70,9 @@ class Roster:
             for found in (federation.groups, federation.target_groups)
         )
         weak = {
-            name: lack
+            name: found
             for i, name in enumerate(federation.clients)
-            if (lack := _lack(federation, i))
+            if (found := lack(federation, i))
         }
         sizes = train, val, test
         targets = None if federation.foreign is None else targets
@@ -97,7 +97,7 @@ class Roster:
         return [self.clients[i] for i in np.flatnonzero(self.n_val == 0)]
 
 
-def _lack(federation: "Federation", i: int) -> str | None:
+def lack(federation: "Federation", i: int) -> str | None:
     """What a client lacks to train and to be judged; None if it has enough data."""
     own, data = federation.train[i], federation.dataset
     if len(own) < 2:

@@ -116,7 +116,7 @@ def canonical(config: Config) -> Table:
 def config_hash(config: Config) -> str:
     """The sha256 of the canonical config without its output folder and checkpoint interval."""
     tables = canonical(config)
-    for field in ("out", "checkpoint_every"):
+    for field in ("out", "checkpoint_every", "federation"):
         tables["run"].pop(field, None)
     text = json.dumps(tables, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

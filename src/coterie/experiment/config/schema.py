@@ -119,6 +119,8 @@ class RunTable(_Table, frozen=True):
     metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"
     checkpoint_every: Count | None = None
     out: str | None = None
+    federation: str | None = None
+    collect: bool | None = None
 
 
 class GuardTable(_Table, Guard, frozen=True):

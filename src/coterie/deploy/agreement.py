@@ -1,0 +1,207 @@
+"""What the sites of a federation agree to before an experiment: one text, known by its sha256.
+
+The coordinator writes an :class:`Agreement` and every site checks it: the config without anything
+that is a site's own or the coordinator's own, the clients with their counts, the common schema and
+the moments that inputs are standardised by. Both sides then make the same problem and the same
+method from it.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import nn
+
+from ..core.algorithm import AnyAlgorithm, check_run
+from ..core.buffers import governed
+from ..core.imports import Code
+from ..core.problem import Counts, Problem
+from ..data.data_schema import Schema
+from ..data.standard import Moments, checked_moments
+from ..data.untrusted import STRICT, parsed
+from ..errors import ConfigError, EngineError
+from ..experiment.assemble import factory_of
+from ..experiment.config.loading import canonical, load
+from ..experiment.config.schema import Config
+from ..networks import registry
+
+MOST_SITES = 10_000
+OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
+SHARED_DATA = ("val", "test", "scale")  # fields of [data] that all sites have to share
+
+
+@dataclass(frozen=True)
+class SiteCounts:
+    """The samples that one site declares."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    train: int
+    val: int
+    test: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The terms of one experiment."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    config: str  # the tables of one run, as JSON
+    clients: tuple[str, ...]
+    counts: tuple[SiteCounts, ...]  # one entry per client
+    schema: Schema
+    moments: Moments | None
+    kept: int  # states that a site keeps, so that the coordinator can resume from a checkpoint
+
+    def to_json(self) -> str:
+        """The agreement as JSON: the same text for the same agreement."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Agreement":
+        """Read an agreement that another machine sent; refuses whatever is none."""
+        found = parsed(text, cls, "agreement")
+        if not 1 <= len(found.clients) <= MOST_SITES or len(found.counts) != len(found.clients):
+            raise EngineError(
+                f"agreement.clients: found {len(found.clients)} names and {len(found.counts)} "
+                f"counts; expected a count for each of 1 to {MOST_SITES:,} names"
+            )
+        if len({*found.clients}) < len(found.clients) or not 2 <= found.kept <= 10_000:
+            raise EngineError("agreement: found a name twice, or a number of states below 2")
+        if any(min(asdict(one).values()) < 0 for one in found.counts):
+            raise EngineError("agreement.counts: found a number below 0")
+        if found.moments is not None:
+            checked_moments(found.moments)
+        return found
+
+    @property
+    def hash(self) -> str:
+        """The sha256 of the agreement, which every message of the experiment carries."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def shared_config(config: Config) -> str:
+    """The tables of one run that the sites have to know, as JSON."""
+    tables = canonical(config)
+    tables["data"] = {name: tables["data"][name] for name in SHARED_DATA}
+    for own in (*OWN, "partition"):
+        tables.pop(own, None)
+    run = tables["run"]
+    tables["run"] = {
+        name: run[name] for name in ("rounds", "seed", "participation", "metric") if name in run
+    }
+    return json.dumps(tables, sort_keys=True)
+
+
+class Experiment(NamedTuple):
+    """An agreement in working order: the method and the problem that it describes."""
+
+    agreement: Agreement
+    config: Config
+    algorithm: AnyAlgorithm
+    problem: Problem
+    merged: bool  # whether validation data is trained on
+
+
+def experiment_of(
+    agreement: Agreement,
+    code: Code,
+    *,
+    secret: int,
+    most_bytes: int,
+) -> Experiment:
+    """The method and the problem of an agreement.
+
+    Code that the config names is imported only from the places ``code``; a model larger than
+    ``most_bytes`` is refused before it is built.
+    """
+    config = load(_tables(agreement.config), code=code)
+    algorithm = config.method().build()
+    _check_size(config, agreement.schema, most_bytes)
+    factory = factory_of(config, agreement.schema.example())
+    declared = Declared(agreement.clients, agreement.counts, agreement.schema)
+    problem = problem_of(config, algorithm, declared, factory, secret=secret)
+    check_run(algorithm, problem, config.run.rounds)
+    merged = merges_validation(config, algorithm)
+    return Experiment(agreement, config, governed(algorithm, problem), problem, merged)
+
+
+class Declared(NamedTuple):
+    """What the sites declare of themselves and their data."""
+
+    clients: tuple[str, ...]
+    counts: tuple[SiteCounts, ...]
+    schema: Schema
+
+
+def problem_of(
+    config: Config,
+    algorithm: AnyAlgorithm,
+    declared: Declared,
+    factory: Callable[[], nn.Module],
+    *,
+    secret: int | None = None,
+) -> Problem:
+    """The problem of one run, as a server and its sites know it."""
+    example = declared.schema.example()
+    return Problem(
+        clients=declared.clients,
+        counts=counts_of(declared.counts, merged=merges_validation(config, algorithm)),
+        factory=factory,
+        recipe=config.train.recipe(),
+        classes=example.classes,
+        shape=example.x.shape[1:],
+        stored=example.x.dtype,
+        seed=config.run.seed,
+        dtype=torch.float64 if config.train.precision == "float64" else torch.float32,
+        secret=secret,
+    )
+
+
+def merges_validation(config: Config, algorithm: AnyAlgorithm) -> bool:
+    """Whether clients train on their validation data as well."""
+    return config.train.merge_val and not algorithm.traits.uses_validation
+
+
+def _tables(text: str) -> dict[str, Any]:
+    """The tables of an agreement's config; refuses tables that are a site's own."""
+    try:
+        tables = json.loads(text)
+        data, run = tables.get("data", {}), tables.get("run", {})
+        own = {*tables} & {*OWN, "partition"} | ({*data} - {*SHARED_DATA})
+        own |= {*run} - {"rounds", "seed", "participation", "metric"}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(f"agreement.config: is no config ({error}); expected tables") from error
+    if own:
+        raise ConfigError(
+            f"agreement.config: found {', '.join(sorted(map(str, own)))}, which the coordinator "
+            "cannot set at a site; expected the model, the training and the method alone"
+        )
+    return dict(tables)
+
+
+def _check_size(config: Config, schema: Schema, most_bytes: int) -> None:
+    """Refuse a network that is too large, without memory for it."""
+    build = registry.builder(config.model.name, config.code)
+    with torch.device("meta"):
+        module = registry.factory(build, schema.example(), **config.model.options)()
+    size = sum(part.numel() * part.element_size() for part in module.parameters())
+    if size > most_bytes:
+        raise ConfigError(
+            f"model: found a network of {size:,} bytes; expected at most {most_bytes:,}, this "
+            "site's limit for a message ([limits] message_mib in site.toml)"
+        )
+
+
+def counts_of(counts: tuple[SiteCounts, ...], *, merged: bool) -> Counts:
+    """The counts of a problem, as :func:`coterie.data.simulation.simulate` declares them."""
+    train = tuple(one.train + one.val if merged else one.train for one in counts)
+    return Counts(
+        train=train,
+        val=tuple(one.val or own for one, own in zip(counts, train, strict=True)),
+        validated=tuple(one.val > 0 and not merged for one in counts),
+    )

@@ -1,0 +1,203 @@
+"""The messages before and after an experiment, as JSON in the body of a message.
+
+    who      -> who the site is, its versions, and the schema of its own data
+    divide   -> counts and hashes of its data by the common schema, and its sums
+    squares  -> its sums of squared deviations from the common means
+    agree    -> it has agreed to the experiment; the sha256 of its first state
+    judge    -> its gains over training alone, computed from answers that stay with it
+
+The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`). Both sides
+check the types, names and sizes of everything they read.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.messages import REASONS
+from ..core.site_gain import SiteGain
+from ..data.arrays import Scale
+from ..data.standard import Means, SiteSums, Sums
+from ..data.untrusted import MOST_BYTES, STRICT, parsed
+from ..engines.codec import Message, decode, encode, read_head
+from ..errors import EngineError
+from .agreement import SiteCounts
+
+MOST_WHY = 500  # characters of the sentence with which a site refuses
+Payload = TypeVar("Payload")
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A message without content."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """A site's answer to ``who``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str
+    schema: str  # JSON of a Schema
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class DivisionRequest:
+    """How a site has to divide its samples."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    schema: str  # JSON of the common Schema
+    scale: Scale
+    val: float
+    test: float
+    seed: int
+    mean: tuple[float, ...] | None = None  # the common means, in ``squares``
+    target_mean: float | None = None
+
+
+@dataclass(frozen=True)
+class SumsReport:
+    """A site's sums of each input and, in a regression, of the target."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    known: tuple[float, ...]
+    total: tuple[float, ...]
+    target_known: float | None = None
+    target_total: float | None = None
+
+
+@dataclass(frozen=True)
+class DivisionReport:
+    """A site's answer to ``divide``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    counts: SiteCounts
+    data: str  # sha256 of its samples
+    partition: str  # sha256 of how they are divided
+    weak: str | None
+    classes: tuple[int, ...]
+    sums: SumsReport | None
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The agreement of an experiment (``agree``)."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    agreement: str  # JSON of an Agreement
+
+
+@dataclass(frozen=True)
+class Consent:
+    """A site's answer to ``agree``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    experiment: str
+    state: str  # sha256 of the site's state before round 0
+
+
+@dataclass(frozen=True)
+class JudgeRequest:
+    """Which runs to compare: one pair of experiments (of a method, of Local) per seed."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    metric: str
+    pairs: tuple[tuple[str, str], ...]
+
+
+def setup_message(kind: str, payload: Any) -> bytes:
+    """A message outside of rounds; ``payload`` is one of the dataclasses above, or JSON values."""
+    values = payload if isinstance(payload, dict) else asdict(payload)
+    text = json.dumps(values, allow_nan=False, separators=(",", ":")).encode()
+    body = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return encode(Message({"kind": kind}, (body,)))
+
+
+def payload_of(data: bytes, kind: type[Payload]) -> Payload:
+    """The content of a message outside of rounds; refuses anything else."""
+    return parsed(_text(data), kind, "message")
+
+
+def gain_of(data: bytes) -> SiteGain:
+    """The gain in the answer to ``judge``."""
+    try:
+        return SiteGain.from_json(json.loads(_text(data)))
+    except (ValueError, RecursionError) as error:
+        raise EngineError(f"a site's answer is no gain ({error})") from error
+
+
+def _text(data: bytes) -> str:
+    message = decode(data, {})
+    body = message.body[0] if isinstance(message.body, tuple) and message.body else None
+    if not isinstance(body, Tensor) or body.dtype != torch.uint8 or body.numel() > MOST_BYTES:
+        raise EngineError("a message has no text; expected JSON in its body")
+    try:
+        return bytes(body.flatten().numpy()).decode()
+    except UnicodeDecodeError as error:
+        raise EngineError(f"a message is no text ({error})") from error
+
+
+def refusal(reason: str, why: str = "") -> bytes:
+    """A site's answer that it does not do what it was asked, with a sentence for the operator."""
+    return encode(Message({"refused": reason, "why": why[:MOST_WHY]}))
+
+
+def refused_by(data: bytes) -> tuple[str, str] | None:
+    """The reason and the sentence of a refusal; None if the answer is none."""
+    head: Mapping[str, Any] = read_head(data)
+    if "refused" not in head:
+        return None
+    reason, why = str(head["refused"]), str(head.get("why", ""))
+    return reason if reason in REASONS else "refused", why[:MOST_WHY]
+
+
+# ---- sums as numbers of JSON ---------------------------------------------------------------------
+
+
+def sums_report(sums: SiteSums | None) -> SumsReport | None:
+    """A site's sums as they are sent."""
+    if sums is None:
+        return None
+    known, total = (tuple(part.tolist()) for part in sums.inputs)
+    if sums.targets is None:
+        return SumsReport(known, total)
+    return SumsReport(known, total, float(sums.targets.known[0]), float(sums.targets.total[0]))
+
+
+def sums_of_report(report: SumsReport, columns: int, *, regression: bool) -> SiteSums:
+    """A site's sums as they were sent; refuses other numbers of columns and impossible counts."""
+    told = (*report.known, *([] if report.target_known is None else [report.target_known]))
+    if {len(report.known), len(report.total)} != {columns} or min(told, default=0) < 0:
+        raise EngineError(
+            f"a site sent sums of {len(report.known)} columns, or counts below 0; expected "
+            f"{columns} columns"
+        )
+    if (report.target_known is None or report.target_total is None) == regression:
+        raise EngineError("a site sent sums of targets for classes, or none for a regression")
+    targets = None
+    if report.target_known is not None and report.target_total is not None:
+        targets = Sums(np.array([report.target_known]), np.array([report.target_total]))
+    return SiteSums(Sums(np.array(report.known), np.array(report.total)), targets)
+
+
+def means_of_request(request: DivisionRequest) -> Means:
+    """The common means that a coordinator sent."""
+    if request.mean is None:
+        raise EngineError("squares: found no means; expected one for each input")
+    target = None if request.target_mean is None else np.array([request.target_mean])
+    return Means(np.array(request.mean), target)
