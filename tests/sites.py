@@ -41,7 +41,9 @@ def write_tables(folder: Path, *, rows: tuple[int, ...] = (60, 47, 80), seed: in
     return folder
 
 
-def site_folders(home: Path, data: Path, consent: str = "shown = true") -> dict[str, SiteFolder]:
+def site_folders(
+    home: Path, data: Path, consent: tuple[str, ...] = ("shown",)
+) -> dict[str, SiteFolder]:
     """A federation's folder ``home/fed``, and an admitted site's folder for each CSV file."""
     fed = FederationFolder.create(home / "fed", "localhost:9092")
     made = {}
@@ -50,7 +52,9 @@ def site_folders(home: Path, data: Path, consent: str = "shown = true") -> dict[
         folder = SiteFolder.create(home / name, fed.invite, name)
         text = (home / name / "site.toml").read_text()
         table = f'[data]\nname = "{path}"\ntarget = "label"\n'
-        text = text.replace("[data]\n", table).replace("shown = false", consent)
+        text = text.replace("[data]\n", table)
+        for word in consent:
+            text = text.replace(f"{word} = false", f"{word} = true")
         (home / name / "site.toml").write_text(text)
         fed.add_site(folder.public, name)
         made[name] = SiteFolder.open(home / name)
@@ -88,4 +92,5 @@ class InProcess:
 
 
 def setting_of(tables: Mapping[str, Any], transport: InProcess) -> Federated:
-    return federated(load(tables), transport, "in_process")
+    asked = load(tables, {"run.federation": "fed"})
+    return federated(asked, transport, "in_process")

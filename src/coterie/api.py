@@ -25,7 +25,7 @@ from .experiment.config.options import OPTIONS
 from .experiment.config.schema import Config
 from .experiment.resume import unfinished_run
 from .experiment.runner import Watch, execute
-from .experiment.setting import Cell
+from .experiment.setting import Cell, Setting
 from .report.outcomes import Comparison, RunResult
 from .report.run_page import run_page
 from .storage import faults, files, lock
@@ -53,6 +53,8 @@ class Options(TypedDict, total=False):
     device: str | None
     adapt: str | None
     out: str | Path | None
+    federation: str | Path | None
+    collect: bool | None
     set: Mapping[str, Any] | None  # any other field by its dotted name
     code: Given  # folders from which code that the config names may be imported
 
@@ -86,7 +88,7 @@ def run_config(config: Config, progress: Watch | None = None) -> RunResult:
     method = config.method()
     config = config.single(method, config.run.seed)
     out = _folder(config)
-    with contextlib.closing(assemble(config)) as setting:
+    with contextlib.closing(_setting(config)) as setting:
         if out is not None:
             comparison_folder.refuse_used(out)
             run_folder.refuse_used(out)
@@ -109,7 +111,7 @@ def compare(
 def compare_config(config: Config, progress: Watch | None = None) -> Comparison:
     """Run all methods and seeds of a config."""
     methods, out = config.methods(), _folder(config)
-    with contextlib.closing(assemble(config)) as setting:
+    with contextlib.closing(_setting(config)) as setting:
         if out is not None:
             comparison_folder.refuse_run(out)
             cells.check_cells(setting, methods, out)
@@ -157,7 +159,7 @@ def resume(
         if unfinished is None:  # another process has finished it meanwhile
             return RunResult.read(path)
         config = load(unfinished.tables, {"run.out": str(path)}, allowed)
-        with contextlib.closing(assemble(config)) as setting:
+        with contextlib.closing(_setting(config)) as setting:
             data = execute(
                 setting,
                 Cell(config.method(), config.run.seed, path),
@@ -208,6 +210,15 @@ def _held(out: Path | None) -> Iterator[interrupt.Stop]:
     locked = contextlib.nullcontext() if out is None else lock.held(out)
     with locked, interrupt.held(out) as stop:
         yield stop
+
+
+def _setting(config: Config) -> Setting:
+    """The clients of a config: of a simulation, or the sites of a federation."""
+    if config.run.federation is None:
+        return assemble(config)
+    from .deploy.transports import federation_of
+
+    return federation_of(config)
 
 
 def _folder(config: Config) -> Path | None:

@@ -28,7 +28,7 @@ from ..engines import Engine
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states
 from ..errors import ConfigError, CoterieError, EngineError
 from ..experiment.assemble import factory_of, settled
-from ..experiment.config.schema import Config, DataTable, PartitionTable
+from ..experiment.config.schema import SITES, Config, PartitionTable
 from ..experiment.resume import UnfinishedRun
 from ..experiment.run_folder import AT_SITES
 from ..experiment.setting import Cell, Gains, Prepared, Setting
@@ -304,9 +304,7 @@ def federated(config: Config, transport: Transport, transport_name: str) -> Fede
             raise EngineError(f"site '{name}' calls itself '{said.name}'; mend its site.toml")
     schema = merged({name: Schema.from_json(said.schema) for name, said in introduced.items()})
     run = config.run.model_copy(update={"checkpoint_every": config.run.checkpoint_every or 1})
-    data = config.data.model_copy(update={"name": "sites"})
-    partition = PartitionTable(name="natural")
-    asked_for = {"run": run, "data": data, "partition": partition}
+    asked_for = {"run": run, "partition": PartitionTable(name="natural")}
     config = settled(config.model_copy(update=asked_for), schema.example())
     factory = factory_of(config, schema.example())
     return Federated(config, transport, transport_name, clients, schema, factory)
@@ -314,9 +312,8 @@ def federated(config: Config, transport: Transport, transport_name: str) -> Fede
 
 def _refuse_data(config: Config) -> None:
     """Refuse a config that names data or a partition: each site reads its own."""
-    default = DataTable()
     data, partition = config.data, config.partition
-    if data.name not in (default.name, "sites") or data.options or data.aux:
+    if data.name != SITES or data.options or data.aux:
         raise ConfigError(
             "data: the sites of a federation read their own data, as their site.toml says, and the "
             "coordinator has none; expected at most val, test and scale in [data]"

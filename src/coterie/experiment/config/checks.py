@@ -65,7 +65,7 @@ def _data_options(config: Config) -> Fields:
     from ...data.sources.locate import SOURCES
 
     name, options = config.data.name, config.data.options
-    if name in SOURCES:
+    if name in SOURCES or config.run.federation is not None:
         return options
     if name in DATASETS:
         return checked(options, fields(DATASETS[name].loader), "data", name)

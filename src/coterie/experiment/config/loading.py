@@ -21,7 +21,7 @@ from ...core.imports import Code, Given
 from ...errors import ConfigError, CoterieError
 from ...storage.files import expanded
 from .checks import validated, with_methods, with_names
-from .schema import DEMO, Config, Fields, Table
+from .schema import DEMO, SITES, Config, Fields, Table
 
 __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 
@@ -55,7 +55,7 @@ def load(
     elif source is not None:
         prefix = f"{source}: "
         tables = _anchored(read(Path(source)), Path(source).resolve().parent)
-    elif "data.name" in changes:  # the built-in partition only fits the built-in data
+    elif changes.keys() & {"data.name", "run.federation"}:  # the built-in partition does not fit
         tables = {}
     try:
         return _resolved(tables, changes, code)
@@ -125,7 +125,10 @@ def config_hash(config: Config) -> str:
 def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
     """The tables of a file with relative paths (of output, of data that exists) resolved."""
     made = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tables.items()}
-    for table, field in (("run", "out"), ("data", "path"), ("data", "name")):
+    for table, field in (
+        *(("run", "out"), ("run", "federation")),
+        *(("data", "path"), ("data", "name")),
+    ):
         value = made[table].get(field) if isinstance(made.get(table), dict) else None
         if isinstance(value, str) and (field != "name" or (folder / value).exists()):
             made[table][field] = str(folder / expanded(value))
@@ -134,7 +137,7 @@ def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
 
 def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
     """The config of these tables, checked: first their form, then every name and its fields."""
-    merged = merge(tables, changes)
+    merged = _of_sites(merge(tables, changes))
     for path, value in _values(merged, ""):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{path}: found {value}; expected a finite number")
@@ -147,6 +150,14 @@ def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
         raise ConfigError("privacy: this table is reserved and cannot be used yet; leave it out")
     loose = _loose(merged.get("algorithm"))
     return with_methods(with_names(validated(_formed(merged)).with_code(code)), loose)
+
+
+def _of_sites(tables: Table) -> Table:
+    """The tables; where sites are the clients, ``data.name`` says so."""
+    run, data = tables.get("run"), tables.get("data", {})
+    if not isinstance(run, Mapping) or run.get("federation") is None:
+        return tables
+    return {**tables, "data": {"name": SITES, **data}} if isinstance(data, Mapping) else tables
 
 
 def _values(value: Any, path: str) -> Iterator[tuple[str, Any]]:

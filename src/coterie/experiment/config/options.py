@@ -52,5 +52,12 @@ OPTIONS = {
             "how each client adapts its finished model ('coterie list adaptations')",
         ),
         Option("out", "run.out", str, "folder for the results"),
+        Option(
+            "federation",
+            "run.federation",
+            str,
+            "folder of a federation ('coterie deploy init'): its sites are the clients",
+        ),
+        Option("collect", "run.collect", bool, "fetch the final models from the sites"),
     )
 }

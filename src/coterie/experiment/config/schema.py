@@ -36,6 +36,9 @@ DEMO: Table = {
 }
 
 
+SITES = "sites"  # data.name of an experiment whose clients are the sites of a federation
+
+
 class _Table(BaseModel, frozen=True):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
