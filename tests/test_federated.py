@@ -239,7 +239,7 @@ def test_a_message_that_comes_again_is_answered_alike(joined):
     assert len(kept) == 4
 
 
-# ---- a site's own rules ----------------------------------------------------------------------------
+# ---- a site's own rules --------------------------------------------------------------------------
 
 
 def refused(joined, message):
