@@ -12,9 +12,11 @@ import click
 import pytest
 import typer
 
+from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.commands import cli
 from coterie.deploy import keys, site_folder
 from coterie.deploy.admission import spoken
+from coterie.deploy.documents import ConsentTable, LimitsTable
 from coterie.deploy.folders import FederationFolder, SiteFolder
 from coterie.deploy.site_report import left
 
@@ -217,6 +219,24 @@ def test_the_instructions_name_commands_and_options_that_exist(pair):
     text = (pair[0].path / "RUNBOOK.md").read_text("utf-8")
     assert asked(text) - known() == PENDING
     assert {"deploy init --address", "site init --invite", "doctor --data"} <= asked(text)
+
+
+def test_the_page_says_of_every_method_who_sees_what():
+    page = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text("utf-8")
+    table = page.partition("### By method")[2].partition("### Peers")[0]
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", table, re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted([*ALGORITHMS, *ALIASES])
+    assert {row.count(" | ") for _, row in rows} <= {3}
+    for name, row in rows:
+        shares = name in ALGORITHMS and ALGORITHMS[name]().traits.sharing is not None
+        assert shares == ("raw samples" in row)
+
+
+def test_the_page_lists_every_field_of_site_toml_with_its_default():
+    page = (Path(__file__).parents[1] / "docs" / "deploy.md").read_text("utf-8")
+    for table, model in (("consent", ConsentTable()), ("limits", LimitsTable())):
+        for field, default in model:
+            assert f"| `[{table}]` | `{field}` | {str(default).lower()} |" in page
 
 
 def test_the_commands_load_nothing_heavy_before_they_are_used():
