@@ -9,6 +9,15 @@ from .documents import AdmittedSite, PublicPart, checked_name
 from .small_files import read_document
 
 
+def spoken(sha256: str) -> str:
+    """A fingerprint as it is read out by telephone: in groups of four.
+
+    >>> spoken("0123456789abcdef")
+    '0123 4567 89ab cdef'
+    """
+    return " ".join(sha256[at : at + 4] for at in range(0, len(sha256), 4))
+
+
 def public_part(name: str, certificate: bytes, key: bytes, box: str) -> PublicPart:
     """What a site sends to the coordinator, signed by the site's key."""
     unsigned = PublicPart(
