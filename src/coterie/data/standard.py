@@ -7,7 +7,7 @@ clients' data is in different places, the same two rounds of sums give the same 
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -51,20 +51,6 @@ def add_up(parts: Iterable[Sums]) -> Floats:
         return np.asarray(total / count)
 
 
-class SiteSums(NamedTuple):
-    """What one client sends: its sums of the inputs and, in a regression, of the targets."""
-
-    inputs: Sums
-    targets: Sums | None
-
-
-class Means(NamedTuple):
-    """The means over all clients, which their squared deviations are taken from."""
-
-    inputs: Floats  # [D]
-    targets: Floats | None  # [1]
-
-
 @dataclass(frozen=True)
 class Moments:
     """Mean and deviation of every input and, in a regression, of the target."""
@@ -99,42 +85,61 @@ def checked_moments(moments: Moments) -> Moments:
     return moments
 
 
-def site_sums(dataset: Dataset, train: Tensor) -> SiteSums:
-    """What one client sends first: the sums of its training rows."""
-    targets = sums_of(dataset.y[train, None]) if dataset.regression else None
-    return SiteSums(sums_of(dataset.x[train]), targets)
+def site_sums(dataset: Dataset, train: Tensor) -> Sums:
+    """What one client sends first: the sums of its training rows.
+
+    There is one column for each input and, in a regression, one more for the target.
+    """
+    inputs = sums_of(dataset.x[train])
+    return _beside(inputs, sums_of(dataset.y[train, None])) if dataset.regression else inputs
 
 
-def means_of(parts: Sequence[SiteSums]) -> Means:
+def means_of(sums: Iterable[Sums]) -> Floats:
     """What the coordinator makes of the sums, in client order; 0 for a column without values."""
-    targets = [part.targets for part in parts if part.targets is not None]
-    return Means(
-        np.nan_to_num(add_up(part.inputs for part in parts)),
-        np.nan_to_num(add_up(targets)) if targets else None,
-    )
+    return np.nan_to_num(add_up(sums))
 
 
-def site_squares(dataset: Dataset, train: Tensor, means: Means) -> SiteSums:
+def site_squares(dataset: Dataset, train: Tensor, means: Floats) -> Sums:
     """What one client sends second: its squared deviations from the means of all clients."""
-    targets = None if means.targets is None else squares_of(dataset.y[train, None], means.targets)
-    return SiteSums(squares_of(dataset.x[train], means.inputs), targets)
+    width = dataset.x.shape[1]
+    if means.shape != (width + dataset.regression,) or not np.isfinite(means).all():
+        raise DataError(
+            f"{dataset.name}: found means of shape {list(means.shape)} for {width} inputs; expected"
+            " a finite number for each input and for the target of a regression"
+        )
+    inputs = squares_of(dataset.x[train], means[:width])
+    if not dataset.regression:
+        return inputs
+    return _beside(inputs, squares_of(dataset.y[train, None], means[width:]))
 
 
-def moments_of(means: Means, squares: Sequence[SiteSums]) -> Moments:
-    """What the coordinator makes of the squares, in client order."""
-    std = _deviation(means.inputs, [part.inputs for part in squares])
-    mean = tuple(means.inputs.tolist())
-    if means.targets is None:
-        return checked_moments(Moments(mean, std))
-    targets = [part.targets for part in squares if part.targets is not None]
-    (spread,) = _deviation(means.targets, targets)
-    return checked_moments(Moments(mean, std, float(means.targets[0]), spread))
+def moments_of(means: Floats, squares: Iterable[Sums], regression: bool) -> Moments:
+    """What the coordinator makes of the squares, in client order.
 
-
-def _deviation(mean: Floats, squares: Sequence[Sums]) -> tuple[float, ...]:
-    """The deviation of each column over its known values; 1 for a constant or empty column."""
+    The deviation is 1 for a column that is constant or without values.
+    """
     std = np.nan_to_num(np.sqrt(add_up(squares)), nan=1.0)
-    return tuple(np.where(std > 1e-9 * (1 + np.abs(mean)), std, 1.0).tolist())
+    std = np.where(std > 1e-9 * (1 + np.abs(means)), std, 1.0)
+    mean, spread = means.tolist(), std.tolist()
+    last = {"target_mean": mean.pop(), "target_std": spread.pop()} if regression else {}
+    return checked_moments(Moments(tuple(mean), tuple(spread), **last))
+
+
+def checked_sums(sums: Sums, columns: int, rows: int, site: str) -> Sums:
+    """The sums that a site sent; refuses what no ``rows`` rows of ``columns`` columns add up to."""
+    known, total = sums
+    fits = known.shape == total.shape == (columns,) and np.isfinite(total).all()
+    if not fits or not ((known >= 0) & (known <= rows) & (known == np.round(known))).all():
+        raise DataError(
+            f"site '{site}': found sums of shape {list(known.shape)} and {list(total.shape)}, or "
+            f"numbers out of range; expected {columns} finite sums of at most {rows} values each"
+        )
+    return sums
+
+
+def _beside(inputs: Sums, targets: Sums) -> Sums:
+    known, total = (np.concatenate(pair) for pair in zip(inputs, targets, strict=True))
+    return Sums(known, total)
 
 
 def apply(dataset: Dataset, moments: Moments) -> Dataset:
@@ -169,6 +174,6 @@ def standardised(dataset: Dataset, train: Indices) -> Dataset:
         return dataset
     if not any(len(mine) for mine in train):
         raise DataError(f"{dataset.name}: no client has training data")
-    means = means_of([site_sums(dataset, mine) for mine in train])
-    squares = [site_squares(dataset, mine, means) for mine in train]
-    return apply(dataset, moments_of(means, squares))
+    means = means_of(site_sums(dataset, mine) for mine in train)
+    squares = (site_squares(dataset, mine, means) for mine in train)
+    return apply(dataset, moments_of(means, squares, dataset.regression))
