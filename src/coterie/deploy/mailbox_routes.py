@@ -1,8 +1,9 @@
 """The requests of the direct transport: those of the sites, and those of the operator.
 
 Sites poll for messages (``POST /v1/poll``), answer them (``/v1/answer/ID``) and say that they are
-alive while they compute (``/v1/alive``). The operator's process asks sites (``POST /ask/SITE/SECONDS``)
-and sees which are there (``GET /sites``). Bodies are neither decoded nor logged nor written to disk.
+alive while they compute (``/v1/alive``). The operator's process asks a site (``POST
+/ask/SITE/SECONDS``) and sees which sites are there (``GET /sites``). Bodies are neither decoded nor
+logged nor written to disk.
 """
 
 import asyncio
@@ -62,12 +63,15 @@ class Gate:
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or refuse it."""
         peer: Peer = scope["state"]["peer"]
         try:
             site = self._registry.site(peer.sha256)
         except (CoterieError, OSError) as error:
             _LOG.error("no request is taken: %s", error)
-            return await _refusal(503, "the coordinator cannot read its sites")(scope, receive, send)
+            return await _refusal(503, "the coordinator cannot read its sites")(
+                scope, receive, send
+            )
         if site is None or time.time() > peer.expires:
             return await _refusal(403, "this certificate is not admitted")(scope, receive, send)
         if self._open[site] >= self._limits.requests:
