@@ -42,10 +42,13 @@ def write_tables(folder: Path, *, rows: tuple[int, ...] = (60, 47, 80), seed: in
 
 
 def site_folders(
-    home: Path, data: Path, consent: tuple[str, ...] = ("shown",)
+    home: Path,
+    data: Path,
+    consent: tuple[str, ...] = ("shown",),
+    address: str = "localhost:9092",
 ) -> dict[str, SiteFolder]:
     """A federation's folder ``home/fed``, and an admitted site's folder for each CSV file."""
-    fed = FederationFolder.create(home / "fed", "localhost:9092")
+    fed = FederationFolder.create(home / "fed", address)
     made = {}
     for path in sorted(data.glob("*.csv")):
         name = path.stem
@@ -88,7 +91,7 @@ class InProcess:
         return {name: SiteState(True, 0.0) for name in self.handlers}
 
     def close(self) -> None:
-        pass
+        self.handlers = {}  # nobody can be asked any more
 
 
 def setting_of(tables: Mapping[str, Any], transport: InProcess) -> Federated:

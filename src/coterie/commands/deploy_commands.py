@@ -111,6 +111,22 @@ def _lines(site: "AdmittedSite") -> tuple[str, str]:
 
 
 @app.command()
+def status(folder: Folder) -> None:
+    """Show which sites are online, while the coordinator runs."""
+    from ..deploy.folders import FederationFolder
+    from ..deploy.transports import end_of
+
+    opened = FederationFolder.open(folder)
+    transport = end_of(opened.transport, "connect")(opened)
+    try:
+        for name, state in transport.sites().items():
+            seen = "never seen" if state.seen is None else f"last seen {state.seen:.0f} s ago"
+            _say(f"{name}: {'online' if state.online else 'OFFLINE'}, {seen}")
+    finally:
+        transport.close()
+
+
+@app.command()
 def renew(folder: Folder) -> None:
     """Make a new certificate for the coordinator, from the same CA; sites need do nothing."""
     from ..deploy import keys

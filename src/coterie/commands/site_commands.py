@@ -37,6 +37,45 @@ def init(
 
 
 @app.command()
+def start(
+    folder: Folder,
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="this site's data; else as site.toml says")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="column to predict; else as site.toml says")
+    ] = None,
+) -> None:
+    """Check this site's data, then answer the coordinator until the command is stopped."""
+    from ..deploy.folders import SiteFolder
+    from ..deploy.running import holdings_of, run_site, site_facts
+
+    opened = SiteFolder.open(folder)
+    for line in opened.warnings():
+        warnings.warn(line, CoterieWarning, stacklevel=2)
+    holdings = holdings_of(opened, data, target)
+    for name, value in site_facts(opened, holdings):
+        print(printable(f"{name + ':':15}{value}"), flush=True)
+    run_site(opened, holdings)
+
+
+@app.command()
+def withdraw(
+    folder: Folder,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Leave the federation: this site answers no more, and its states are deleted."""
+    from ..deploy.folders import SiteFolder
+    from ..deploy.running import withdraw as leave
+
+    opened = SiteFolder.open(folder)
+    if not yes:
+        typer.confirm(f"withdraw '{opened.name}' from '{opened.federation}' for good?", abort=True)
+    for line in leave(opened):
+        print(printable(line))
+
+
+@app.command()
 def renew(folder: Folder) -> None:
     """Replace this site's keys; the coordinator must then revoke the old and admit the new."""
     from ..deploy.folders import SiteFolder

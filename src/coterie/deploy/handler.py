@@ -195,10 +195,10 @@ class SiteHandler:
         return self._open[name]
 
     def _remember(self, name: str, made: tuple[Experiment, Site]) -> None:
-        others = [key for key in self._open if key != name]
-        for key in others[: max(0, len(others) - MOST_OPEN + 1)]:
+        self._open.pop(name, None)
+        self._open[name] = made  # the newest is the last
+        for key in [*self._open][:-MOST_OPEN]:
             del self._open[key]
-        self._open[name] = made
 
     def _made(self, agreement: Agreement) -> tuple[Experiment, Site]:
         """The site's part of an experiment: its client number, its problem, its samples."""
@@ -225,13 +225,17 @@ class SiteHandler:
         line = {
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "kind": str(head.get("kind", ""))[:40],
-            "experiment": str(head.get("experiment", ""))[:64],
+            "experiment": str(head.get("experiment", self._agreed(head)))[:64],
             "round": head.get("round") if isinstance(head.get("round"), int) else None,
             "bytes": len(reply),
             "sha256": digest(reply),
         }
         with self._folder.sent.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+    def _agreed(self, head: Mapping[str, Any]) -> str:
+        """The experiment that the site has just agreed to, if the message was about one."""
+        return next(reversed(self._open), "") if head.get("kind") == "agree" else ""
 
 
 class _Once:

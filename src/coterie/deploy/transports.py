@@ -22,7 +22,10 @@ class TransportEntry(NamedTuple):
 
 TRANSPORTS = {
     "direct": TransportEntry(
-        "direct_transport:connect", "mailbox_server:coordinate", "direct_agent:serve", "direct"
+        "direct_transport:DirectTransport",
+        "mailbox_server:coordinate",
+        "direct_agent:serve",
+        "direct",
     ),
     "flower": TransportEntry(
         "flower_transport:connect", "flower_link:coordinate", "flower_agent:serve", "flower"

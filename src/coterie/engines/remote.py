@@ -189,8 +189,7 @@ class RemoteEngine:
         self._shown = [tree.row(states.shown, k) for k in range(len(self._held))]
 
     def close(self) -> None:
-        """Release the transport."""
-        self._transport.close()
+        """Do nothing: the transport belongs to the caller, and may serve several engines."""
 
     def _ask(
         self,

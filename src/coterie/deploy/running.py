@@ -1,0 +1,135 @@
+"""The long-running programs of a federation: its coordinator, and a site's agent."""
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..engines.site import ANSWERS, REPLY, STATES
+from ..errors import ConfigError, CoterieError
+from ..storage import files
+from .folders import FederationFolder
+from .handler import AGREEMENT, WITHDRAWN, SiteHandler
+from .holdings import Division, Holdings
+from .site_folder import SiteFolder
+from .transports import end_of
+
+SHARES = (0.2, 0.2)  # validation and test, as a config has them by default
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; log lines go to stderr meanwhile."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
+    )
+    for noisy in ("httpx", "httpcore", "uvicorn.error", "uvicorn.access"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    stop = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_coordinator(folder: FederationFolder) -> None:
+    """Carry messages between the operator and the sites until a signal ends it."""
+    with stopping() as stop:
+        end_of(folder.transport, "coordinate")(folder, stop)
+
+
+def holdings_of(folder: SiteFolder, data: str | None, target: str | None) -> Holdings:
+    """The data of a site: as ``site.toml`` says, unless the command names another file."""
+    name, options = data or folder.data.name, dict(folder.data.options)
+    if target is not None:
+        options["target"] = target
+    if name is None:
+        raise ConfigError(
+            f"{folder.path / 'site.toml'}: [data] has no name; expected this site's own file or "
+            "folder of data; name it there, or with --data"
+        )
+    return Holdings(folder.name, name, options)
+
+
+def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
+    """What a site should know of its data before it takes part: rows, inputs, classes, gaps."""
+    schema = holdings.schema()
+    inputs = ", ".join(column.name for column in schema.columns) or f"shape {list(schema.shape)}"
+    gaps = [column.name for column in schema.columns if column.missing]
+    facts = [
+        ("site", f"{folder.name} of '{folder.federation}', coordinator {folder.address}"),
+        ("inputs", inputs),
+        ("missing cells", ", ".join(gaps) or "none"),
+    ]
+    try:
+        found = holdings.facts(Division(schema, "auto", *SHARES, seed=0), classes=True)
+    except CoterieError as error:  # what one site alone lacks, others may have
+        return [*facts, ("note", f"alone it could not be trained: {error}")]
+    counts = found.counts
+    facts.append(("samples", f"{counts.train} train, {counts.val} validation, {counts.test} test"))
+    if found.classes:
+        pairs = zip(schema.target.classes, found.classes, strict=True)
+        facts.append(("classes", ", ".join(f"{name}: {count}" for name, count in pairs)))
+    if found.weak is not None:
+        facts.append(("warning", f"{found.weak}: this site's own answer will be 'cannot tell'"))
+    elif counts.test < 30:
+        facts.append(("warning", f"{counts.test} test samples can hardly tell a gain"))
+    return facts
+
+
+def run_site(folder: SiteFolder, holdings: Holdings) -> None:
+    """Answer the coordinator until a signal ends it."""
+    if (folder.path / WITHDRAWN).exists():
+        raise ConfigError(
+            f"{folder.path}: this site has withdrawn from the federation; make a new folder with "
+            "'coterie site init' to join again"
+        )
+    handler = SiteHandler(folder, holdings)
+    with stopping() as stop:
+        logging.getLogger(__name__).info("site '%s' dials %s", folder.name, folder.address)
+        end_of(folder.transport, "serve")(folder, handler, stop)
+
+
+def withdraw(folder: SiteFolder) -> list[str]:
+    """End a site's part: mark it as withdrawn and delete its states; says what stays outside."""
+    told = [
+        f"experiment {name[:12]}: {rounds} rounds of this site's updates were sent; what was "
+        "averaged into the models of others stays in them"
+        for name, rounds in sorted(_rounds_sent(folder).items())
+    ]
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    files.write_json(folder.path / WITHDRAWN, {"withdrawn": when})
+    for place in folder.experiments.glob(f"*/{AGREEMENT}"):
+        _forget(place.parent)
+    return [*told, "this site's states are deleted; its own final models and its log are kept"]
+
+
+def _forget(folder: Path) -> None:
+    """Delete the states of an experiment, and what would be needed to go on with it."""
+    for path in (folder / STATES).glob("*.bin"):
+        path.unlink(missing_ok=True)
+    for name in (REPLY, ANSWERS):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _rounds_sent(folder: SiteFolder) -> dict[str, int]:
+    """The number of rounds of each experiment in which the site sent an update."""
+    found: dict[str, set[Any]] = {}
+    lines = folder.sent.read_text(encoding="utf-8").splitlines() if folder.sent.exists() else []
+    for text in lines:
+        with contextlib.suppress(ValueError, AttributeError):
+            line = json.loads(text)
+            if line.get("kind") == "local":
+                found.setdefault(str(line.get("experiment")), set()).add(line.get("round"))
+    return {name: len(rounds) for name, rounds in found.items()}

@@ -1,0 +1,127 @@
+"""A real federation on loopback: coordinator, sites and operator are processes that are killed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import coterie
+from coterie.deploy.local_federation import free_port
+from coterie.experiment.config.loading import merge
+from coterie.storage import files
+from sites import FAST, NAMES, site_folders, write_tables
+
+ASKED = merge(FAST, {"algorithm.name": "scaffold", "run.rounds": 12, "train.epochs": 8})
+
+
+class Processes:
+    """The processes of a federation; each can be killed and started again."""
+
+    def __init__(self, home, data):
+        self.home, self.port = home, free_port()
+        self.sites = site_folders(home, data, address=f"localhost:{self.port}")
+        self.running = {}
+
+    def start(self, name, *command):
+        log = (self.home / f"{name}.log").open("ab")
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.running[name] = subprocess.Popen(
+            [sys.executable, "-P", "-m", "coterie", *map(str, command)],
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+        log.close()
+
+    def start_part(self, name):
+        if name == "coordinator":
+            self.start(name, "coordinator", self.home / "fed")
+        else:
+            self.start(name, "site", "start", self.home / name)
+
+    def kill(self, name):
+        self.running[name].send_signal(signal.SIGKILL)
+        self.running[name].wait()
+
+    def log(self, name):
+        return (self.home / f"{name}.log").read_text(errors="replace")
+
+    def close(self):
+        for process in self.running.values():
+            with contextlib.suppress(OSError):
+                process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    data = write_tables(tmp_path_factory.mktemp("data"))
+    run = coterie.run(
+        ASKED, data=str(data), engine="loop", set={"data.target": "label", "engine.threads": 1}
+    )
+    return data, run.summary["digest"]
+
+
+@pytest.fixture
+def parts(whole, tmp_path):
+    made = Processes(tmp_path, whole[0])
+    for name in ("coordinator", *NAMES):
+        made.start_part(name)
+    yield made
+    made.close()
+
+
+def config_of(parts):
+    path = parts.home / "asked.toml"
+    path.write_text(
+        '[model]\nname = "mlp"\nhidden = [6]\n[train]\nlr = 0.1\nepochs = 8\nbatch = 8\n'
+        '[algorithm]\nname = "scaffold"\n[run]\nrounds = 12\n'
+    )
+    return path
+
+
+def rounds_done(out):
+    lines = out / "rounds.jsonl"
+    return lines.read_text().count("\n") if lines.exists() else 0
+
+
+def wait_for(condition, parts, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, parts.log("operator")
+        time.sleep(0.05)
+
+
+def digest_of(parts, out):
+    wait_for(lambda: parts.running["operator"].poll() is not None, parts)
+    assert parts.running["operator"].returncode == 0, parts.log("operator")
+    return files.read_json(out / "summary.json")["digest"]
+
+
+def online(parts):
+    status = [sys.executable, "-P", "-m", "coterie", "deploy", "status", str(parts.home / "fed")]
+    said = subprocess.run(status, capture_output=True, text=True).stdout
+    return said.count(": online") == len(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["birch", "coordinator", "operator"])
+def test_a_killed_part_comes_back_and_the_digest_is_the_simulators(parts, whole, victim):
+    out = parts.home / "out"
+    wait_for(lambda: online(parts), parts)
+    asked = ("--federation", parts.home / "fed", "--out", out)
+    parts.start("operator", "run", config_of(parts), *asked)
+    wait_for(lambda: rounds_done(out) >= 3, parts)
+    parts.kill(victim)
+    if victim == "operator":
+        parts.start("operator", "resume", out)
+    else:
+        parts.start_part(victim)
+    assert digest_of(parts, out) == whole[1]
+    lines = [line for line in (out / "rounds.jsonl").read_text().splitlines() if '"lost"' in line]
+    assert not lines or victim == "birch"
+    assert not any(coterie.verify(out).values())
