@@ -32,6 +32,7 @@ from coterie.data.standard import (
     site_sums,
 )
 from coterie.errors import ConfigError, CoterieWarning, DataError
+from coterie.networks import registry
 
 NATURAL = PARTITIONS["natural"]()
 NAMES = ("a", "a-b", "B", "north", "north_2")
@@ -586,3 +587,28 @@ def test_sums_and_means_that_cannot_be_are_refused():
             site_squares(data, torch.arange(1), means)
     with pytest.raises(DataError, match="found 1 means for 3 inputs"):
         apply(data, Moments((0.0,), (1.0,)))
+
+
+def test_texts_need_the_same_characters_at_every_site(tmp_path):
+    held = {"a": "abba cab", "b": "a cab bcca", "c": "a cab d"}
+    for site, text in held.items():
+        (tmp_path / site).mkdir()
+        (tmp_path / site / f"{site}.txt").write_text(text * 9)
+        if site != "c":
+            (tmp_path / f"{site}.txt").write_text(text * 9)
+    options = {"length": 3, "stride": 2}
+    pooled = federate(load(str(tmp_path), format="text", **options), NATURAL, **SHARES)
+    refuse_differences(pooled, *agreed({site: tmp_path / site for site in "ab"}, options))
+    with pytest.raises(DataError, match=r"classes at a are not those .* tokens have no names"):
+        agreed({site: tmp_path / site for site in "ac"}, options)
+
+
+@pytest.mark.parametrize("name", ["digits", "sine"])
+def test_a_dataset_of_the_registry_has_a_schema_too(name):
+    whole = load(name)
+    schema = local_schema(name, {})
+    found = read_with(name, {}, schema)
+    for field in ("x", "y", "scale", "shift"):
+        one, other = getattr(whole, field), getattr(found, field)
+        assert (one is None and other is None) or same_bits(one, other)
+    assert registry.factory("auto", schema.example())()(schema.example().x.float()).shape[0] == 1
