@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from coterie.deploy.federated import Federated, federated
+from coterie.deploy.federated import Federated
 from coterie.deploy.folders import FederationFolder
 from coterie.deploy.handler import SiteHandler
 from coterie.deploy.holdings import Holdings
+from coterie.deploy.joining import federated
 from coterie.deploy.site_folder import SiteFolder
 from coterie.engines.remote import SiteState
 from coterie.experiment.config.loading import load

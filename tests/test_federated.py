@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 import coterie
 from coterie.core import tree
 from coterie.deploy import transports
-from coterie.deploy.agreement import SiteCounts
-from coterie.deploy.federated import federated
 from coterie.deploy.handler import SiteHandler
 from coterie.deploy.holdings import Holdings
+from coterie.deploy.joining import federated
 from coterie.deploy.protocol import Nothing, Proposal, refused_by, setup_message
+from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
 from coterie.errors import StoreError
 from coterie.experiment import interrupt

@@ -355,14 +355,9 @@ class Client:
         return drawn(self._view.stream, purpose, shape, at)
 
     def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
-        """Standard normal draws, derived from the same words as :meth:`draw`.
-
-        At a site they are derived from the site's secret as well, which the server does not know.
-        """
+        """Standard normal draws, derived as :meth:`draw` is, and from a site's own secret."""
         places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
-        stream = self._view.stream
-        if self._problem.secret is not None:
-            stream = random.bits(self._problem.secret, stream)
+        stream = random.keyed(self._view.stream, self._problem.secret)
         return random.normal(stream, purpose, at, places).view(shape)
 
 

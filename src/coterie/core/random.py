@@ -71,6 +71,11 @@ def bits(*words: Word) -> Tensor:
     return torch.tensor(_signed(key)) if isinstance(key, int) else key
 
 
+def keyed(stream: Tensor, secret: int | None) -> Tensor:
+    """A stream that only who knows the secret can compute; the same stream without a secret."""
+    return stream if secret is None else bits(secret, stream)
+
+
 def uniform(*words: Word) -> Tensor:
     """Uniform on [0, 1), float64."""
     return _shifted(bits(*words), 11).to(torch.float64) * 2.0**-53

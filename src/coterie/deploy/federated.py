@@ -18,38 +18,32 @@ from ..core.problem import Problem
 from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..data.arrays import Scale, normalisation
-from ..data.data_schema import Schema, client_order
+from ..data.data_schema import Schema
 from ..data.federation import Dataset
 from ..data.fingerprint import Seal, combined_fingerprint
 from ..data.manifest import Identity
-from ..data.merging import merged
 from ..data.standard import Moments, Sums, apply, checked_sums, means_of, moments_of
 from ..engines import Engine
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states
-from ..errors import ConfigError, CoterieError, EngineError
-from ..experiment.assemble import factory_of, settled
-from ..experiment.config.schema import SITES, Config, PartitionTable
+from ..errors import ConfigError, EngineError
+from ..experiment.config.schema import Config
 from ..experiment.resume import UnfinishedRun
 from ..experiment.run_folder import AT_SITES
 from ..experiment.setting import Cell, Gains, Prepared, Setting
 from ..results.history import Roster
 from ..results.judgement import LOCAL
-from .agreement import Agreement, Declared, problem_of, shared_config
+from .asking import ask_all, gain_answered
 from .protocol import (
     Consent,
     DivisionReport,
     DivisionRequest,
-    Introduction,
     JudgeRequest,
-    Nothing,
     Proposal,
     SumsReport,
-    gain_of,
-    payload_of,
-    refused_by,
     setup_message,
     sums_of_report,
 )
+from .terms import Agreement, Declared, problem_of, shared_config
 
 KEPT = 2  # states at a site beyond those since the coordinator's checkpoint before the last
 Payload = TypeVar("Payload")
@@ -175,7 +169,9 @@ class Federated(Setting):
             pairs = tuple((names[method, seed], names[LOCAL, seed]) for seed in seeds)
             asked = setup_message("judge", JudgeRequest(self.config.run.metric, pairs))
             answers = self.transport.ask(dict.fromkeys(self.clients, asked), SETUP)
-            found[method] = [_gain(answers.get(name, "lost"), len(seeds)) for name in self.clients]
+            found[method] = [
+                gain_answered(answers.get(name, "lost"), len(seeds)) for name in self.clients
+            ]
         return found
 
     def close(self) -> None:
@@ -244,18 +240,6 @@ class Federated(Setting):
         )
 
 
-def _gain(answer: bytes | str, seeds: int) -> SiteGain:
-    """A site's gain; one that says nothing if the site is lost or its answer cannot be read."""
-    nothing = SiteGain((None,) * seeds, None)
-    if isinstance(answer, str) or refused_by(answer) is not None:
-        return nothing
-    try:
-        found = gain_of(answer)
-    except CoterieError:
-        return nothing
-    return found if len(found.each) == seeds else nothing
-
-
 def scaled_example(schema: Schema, moments: Moments | None, scale: Scale) -> Dataset:
     """A dataset of one sample that is scaled as the sites' samples are."""
     example = schema.example()
@@ -263,64 +247,3 @@ def scaled_example(schema: Schema, moments: Moments | None, scale: Scale) -> Dat
         return apply(example, moments)
     factor, shift = normalisation(schema.pixels, example.x, scale)
     return replace(example, scale=factor, shift=shift)
-
-
-def ask_all(
-    transport: Transport, clients: Sequence[str], message: bytes, kind: type[Payload]
-) -> dict[str, Payload]:
-    """Ask every site the same before a run; all of them have to answer."""
-    answers = transport.ask(dict.fromkeys(clients, message), SETUP)
-    found: dict[str, Payload] = {}
-    wrong = []
-    for name in clients:
-        answer = answers.get(name, "lost")
-        refused = None if isinstance(answer, str) else refused_by(answer)
-        if isinstance(answer, str):
-            wrong.append(f"'{name}' did not answer ({answer})")
-        elif refused is not None:
-            wrong.append(f"'{name}' refused: {refused[1] or refused[0]}")
-        else:
-            try:
-                found[name] = payload_of(answer, kind)
-            except CoterieError as error:
-                wrong.append(f"'{name}' sent what cannot be read ({error})")
-    if wrong:
-        raise EngineError(
-            f"not every site takes part: {'; '.join(wrong)}; expected an answer of each; start the "
-            "sites ('coterie site start'), or revoke those that left ('coterie deploy revoke')"
-        )
-    return found
-
-
-def federated(config: Config, transport: Transport, transport_name: str) -> Federated:
-    """Ask the sites of a federation who they are, and resolve the config with what they say."""
-    _refuse_data(config)
-    clients = client_order(transport.sites())
-    if not clients:
-        raise EngineError("the federation has no sites; admit them with 'coterie deploy add-site'")
-    asked = setup_message("who", Nothing())
-    introduced = ask_all(transport, clients, asked, Introduction)
-    for name, said in introduced.items():
-        if said.name != name:
-            raise EngineError(f"site '{name}' calls itself '{said.name}'; mend its site.toml")
-    schema = merged({name: Schema.from_json(said.schema) for name, said in introduced.items()})
-    run = config.run.model_copy(update={"checkpoint_every": config.run.checkpoint_every or 1})
-    asked_for = {"run": run, "partition": PartitionTable(name="natural")}
-    config = settled(config.model_copy(update=asked_for), schema.example())
-    factory = factory_of(config, schema.example())
-    return Federated(config, transport, transport_name, clients, schema, factory)
-
-
-def _refuse_data(config: Config) -> None:
-    """Refuse a config that names data or a partition: each site reads its own."""
-    data, partition = config.data, config.partition
-    if data.name != SITES or data.options or data.aux:
-        raise ConfigError(
-            "data: the sites of a federation read their own data, as their site.toml says, and the "
-            "coordinator has none; expected at most val, test and scale in [data]"
-        )
-    if partition.name not in ("auto", "natural") or partition.foreign_targets:
-        raise ConfigError(
-            f"partition.name: found '{partition.name}'; the sites of a federation are its clients; "
-            "leave [partition] out"
-        )

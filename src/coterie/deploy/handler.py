@@ -5,9 +5,9 @@ unless it is one of the files that the site itself allows, unchanged. Its data i
 ``site.toml`` says. Every answer is written to the log ``sent.jsonl`` before it leaves.
 """
 
+import functools
 import json
 import logging
-import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..core.imports import Code
 from ..core.metrics import METRICS
 from ..data.data_schema import Schema
 from ..engines.codec import digest, read_head
@@ -25,7 +24,7 @@ from ..engines.site import Disclosure, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..experiment import source
 from ..storage import files
-from .agreement import Agreement, Experiment, experiment_of
+from .allowed_code import allowed_code
 from .holdings import Division, Holdings
 from .protocol import (
     Consent,
@@ -41,8 +40,9 @@ from .protocol import (
     sums_report,
 )
 from .site_folder import SiteFolder
+from .terms import Agreement, Experiment, experiment_of
 
-AGREEMENT, CODE = "agreement.json", "code"
+AGREEMENT = "agreement.json"
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
 MOST_OPEN = 4  # experiments that are kept in memory
 MOST_PAIRS = 1000  # seeds of a comparison
@@ -208,7 +208,7 @@ class SiteHandler:
         most = self._folder.limits.message_mib * 2**20
         experiment = experiment_of(agreement, self._code, secret=secret, most_bytes=most)
         consent = self._folder.consent
-        shards = _Once(partial(self._holdings.shards, experiment))
+        shards = functools.cache(partial(self._holdings.shards, experiment))
         site = Site(
             self._folder.experiments / agreement.hash,
             agreement.clients.index(self._folder.name),
@@ -238,45 +238,8 @@ class SiteHandler:
         return next(reversed(self._open), "") if head.get("kind") == "agree" else ""
 
 
-class _Once:
-    """A value that is computed when it is first wanted."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make, self._made = make, None
-
-    def __call__(self) -> Any:
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-
 def _division(asked: DivisionRequest) -> Division:
     schema = Schema.from_json(asked.schema)
     if not (0 <= asked.val < 1 and 0 <= asked.test < 1):
         raise EngineError("divide: found a share outside of 0 to 1")
     return Division(schema, asked.scale, asked.val, asked.test, asked.seed)
-
-
-def allowed_code(folder: SiteFolder) -> Code:
-    """The places from which code may be imported: copies of the files that the site allows.
-
-    Only files with the sha256 that ``site.toml`` names are copied; nothing else lies beside them.
-    """
-    place = folder.path / CODE
-    shutil.rmtree(place, ignore_errors=True)
-    if not folder.code:
-        return Code()
-    place.mkdir(mode=0o700)
-    for name, sha in folder.code.items():
-        path = folder.path / name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"[code] '{name}': cannot be read ({error.strerror})") from error
-        if digest(data) != sha:
-            raise ConfigError(
-                f"[code] '{name}': has the sha256 {digest(data)}; expected {sha}; look at what "
-                "changed, and name the new sha256 in site.toml if you allow it"
-            )
-        (place / path.name).write_bytes(data)
-    return Code(folders=(place.resolve(),))

@@ -13,7 +13,7 @@ from ..data.simulation import simulate
 from ..data.site_data import local_schema, read_with, site_federation
 from ..data.standard import Floats, Moments, Sums, site_squares, site_sums
 from ..results.history import lack
-from .agreement import Experiment, SiteCounts
+from .terms import Experiment, SiteCounts
 
 
 class Division(NamedTuple):

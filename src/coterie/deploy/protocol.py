@@ -26,7 +26,7 @@ from ..data.standard import Sums
 from ..data.untrusted import MOST_BYTES, STRICT, parsed
 from ..engines.codec import Message, decode, encode, read_head
 from ..errors import EngineError
-from .agreement import SiteCounts
+from .terms import SiteCounts
 
 MOST_WHY = 500  # characters of the sentence with which a site refuses
 Payload = TypeVar("Payload")
