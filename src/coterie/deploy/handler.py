@@ -50,7 +50,7 @@ MOST_PAIRS = 1000  # seeds of a comparison
 _LOG = logging.getLogger(__name__)
 
 
-class _RefusedError(Exception):
+class _ForbiddenError(Exception):
     """A message that the site's own rules forbid; the text is told to the coordinator."""
 
     def __init__(self, reason: str, why: str) -> None:
@@ -74,7 +74,7 @@ class SiteHandler:
         head = read_head(data)
         try:
             reply = self._answered(head, data)
-        except _RefusedError as error:
+        except _ForbiddenError as error:
             _LOG.warning("refused: %s", printable(str(error)))
             reply = refusal(error.reason, str(error))
         except ConfigError as error:
@@ -89,7 +89,7 @@ class SiteHandler:
 
     def _answered(self, head: Mapping[str, Any], data: bytes) -> bytes:
         if (self._folder.path / WITHDRAWN).exists():
-            raise _RefusedError("withdrawn", "this site has left the federation")
+            raise _ForbiddenError("withdrawn", "this site has left the federation")
         kind = head.get("kind")
         answers: dict[Any, Callable[[bytes], bytes]] = {
             "who": self._who,
@@ -101,7 +101,7 @@ class SiteHandler:
             "predict": partial(self._in_round, head),
         }
         if not isinstance(kind, str) or kind not in answers:
-            raise _RefusedError("unreadable", f"a site knows no message '{str(kind)[:40]}'")
+            raise _ForbiddenError("unreadable", f"a site knows no message '{str(kind)[:40]}'")
         return answers[kind](data)
 
     # ---- before an experiment ------------------------------------------------------------------
@@ -140,7 +140,7 @@ class SiteHandler:
         """Refuse terms that the site did not consent to, or that are not about its own data."""
         consent, traits = self._folder.consent, experiment.algorithm.traits
         if traits.sharing is not None and not consent.samples:
-            raise _RefusedError(
+            raise _ForbiddenError(
                 "refused",
                 "the method sends raw samples of every site to all others, and this site's "
                 "[consent] samples is false",
@@ -151,7 +151,7 @@ class SiteHandler:
         own = self._holdings.facts(division, classes=False).counts
         said = agreement.counts[agreement.clients.index(self._folder.name)]
         if own != said:
-            raise _RefusedError(
+            raise _ForbiddenError(
                 "refused", f"the agreement says {said} of this site; its data gives {own}"
             )
 
@@ -179,10 +179,10 @@ class SiteHandler:
     def _place(self, experiment: str) -> Path:
         """The folder of an experiment that was agreed to."""
         if len(experiment) != 64 or not {*experiment} <= {*"0123456789abcdef"}:
-            raise _RefusedError("unreadable", "an experiment is known by its sha256")
+            raise _ForbiddenError("unreadable", "an experiment is known by its sha256")
         folder = self._folder.experiments / experiment
         if not (folder / AGREEMENT).is_file():
-            raise _RefusedError("not_agreed", f"no experiment {experiment[:12]} was agreed to")
+            raise _ForbiddenError("not_agreed", f"no experiment {experiment[:12]} was agreed to")
         return folder
 
     def _experiment(self, name: str) -> tuple[Experiment, Site]:
@@ -203,7 +203,7 @@ class SiteHandler:
     def _made(self, agreement: Agreement) -> tuple[Experiment, Site]:
         """The site's part of an experiment: its client number, its problem, its samples."""
         if self._folder.name not in agreement.clients:
-            raise _RefusedError("wrong_client", f"'{self._folder.name}' is not among the clients")
+            raise _ForbiddenError("wrong_client", f"'{self._folder.name}' is not among the clients")
         secret = int.from_bytes(self._folder.secret()[:8], "little") >> 1
         most = self._folder.limits.message_mib * 2**20
         experiment = experiment_of(agreement, self._code, secret=secret, most_bytes=most)
