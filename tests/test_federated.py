@@ -51,6 +51,44 @@ def test_sites_give_the_digest_of_the_simulator(tables, tmp_path, method, partic
     assert there.summary["partition_fingerprint"] == here.summary["partition_fingerprint"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("method", sorted({*METHODS} - {"fedavg_data"}))
+def test_every_method_gives_the_digest_of_the_simulator(tables, tmp_path, method, participation):
+    asked = merge(FAST, {"algorithm.name": method, "run.participation": participation})
+    asked = merge(asked, {"run.rounds": 4})
+    here = simulated(tables, asked)
+    handlers = {n: handler_of(f) for n, f in site_folders(tmp_path, tables).items()}
+    there = executed(setting_of(asked, InProcess(handlers)))
+    assert there.summary["digest"] == here.summary["digest"]
+    for name in ("bytes_up", "bytes_down"):
+        assert there.summary[name] == here.summary[name]
+    assert len(there.history.matrices) == len(here.history.matrices)
+    for ours, theirs in zip(there.history.matrices, here.history.matrices, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("what", ["a peer", "the state"])
+def test_the_digest_is_sensitive_to_what_peers_send_and_to_the_state(tables, tmp_path, what):
+    """Without this, sites that train alone or forget would pass as equal."""
+    asked = merge(FAST, {"algorithm.name": "ditto"})
+    handlers = {n: handler_of(f) for n, f in site_folders(tmp_path, tables).items()}
+    whole = simulated(tables, asked).summary["digest"]
+
+    def spoil(name, round, answer):
+        if name != "birch" or round != 1 or "state" not in read_head(answer):
+            return answer
+        if what == "a peer":
+            return "lost"
+        message = decode(answer, vocabulary(METHODS["ditto"]()))
+        first = min((tmp_path / "birch" / "experiments").rglob("states/*.bin"))
+        head = {**message.head, "state": first.stem.partition("-")[2]}
+        return encode(Message(head, message.body))
+
+    there = executed(setting_of(asked, InProcess(handlers, spoil)))
+    assert there.summary["digest"] != whole
+
+
 # ---- a run's folder, a comparison, a resumed run -------------------------------------------------
 
 
