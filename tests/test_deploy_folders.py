@@ -126,6 +126,24 @@ def test_secrets_have_mode_600_whatever_the_umask(tmp_path, umask):
         os.umask(before)
 
 
+def test_a_secret_is_never_readable_by_others_for_a_moment(tmp_path, monkeypatch):
+    """The file is private when it is made, before its mode is set against a strange umask."""
+    seen = []
+    real = os.fchmod
+
+    def watched(handle, bits):
+        seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        real(handle, bits)
+
+    monkeypatch.setattr(os, "fchmod", watched)
+    before = os.umask(0)
+    try:
+        site_folder.write_private(tmp_path / "secret", b"x")
+    finally:
+        os.umask(before)
+    assert seen == [0o600]
+
+
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o660, 0o601])
 def test_a_secret_that_others_can_reach_is_refused(fed, site, bits):
     for path, use in (
@@ -352,7 +370,18 @@ def test_addresses_have_a_host_and_a_port(address, expected):
 @pytest.mark.parametrize(
     "address",
     [
-        *("", "host", "host:", ":8443", "host:0", "host:65536", "host:-1", "host:٣", "a b:1"),
+        *(
+            "",
+            "host",
+            "host:",
+            ":8443",
+            "host:0",
+            "host:65536",
+            "host:-1",
+            "host:٣",
+            "host.:1",
+            "a b:1",
+        ),
         *(
             "::1:80",
             "[x]:1",
@@ -433,6 +462,8 @@ def test_the_administrators_tables_are_read(site):
     found = SiteFolder.open(site.path)
     assert found.data.name == str(site.path / "their.csv")
     assert found.data.options == {"target": "y", "drop": ["x"]}
+    path.write_text(path.read_text().replace('"their.csv"', '"digits"'))
+    assert SiteFolder.open(site.path).data.name == "digits"  # no file of the folder
     assert found.consent.shown
     assert found.limits.message_mib == 7
     assert found.code == {"methods/own.py": "0" * 64}
@@ -448,6 +479,7 @@ def test_the_administrators_tables_are_read(site):
         ("seconds = 3600", "seconds = inf", r"limits\.seconds"),
         ('name = "a"', 'name = "../a"', r"site\.name"),
         ('transport = "direct"', 'transport = "http"', r"'direct' or 'flower'"),
+        ("[data]", '[data]\nname = "a\\u0000b"', r"data\.name"),
         ("[code]", '[code]\n"x.py" = "abc"', r"code\.x\.py"),
         ("[consent]", "[consents]", r"consents: there is no such field; did you mean 'consent'"),
         (f'address = "{ADDRESS}"\n', "", r"site\.address: missing"),
