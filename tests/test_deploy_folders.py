@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.deploy import keys, site_folder
@@ -191,6 +191,26 @@ def test_a_field_of_another_site_is_refused(fed, site, tmp_path, field):
     write_document(tmp_path / "mixed.pub", mixed, "mixed")
     with pytest.raises(CoterieError):
         fed.add_site(tmp_path / "mixed.pub", "a")
+    assert fed.sites() == ()
+
+
+def test_a_site_cannot_sign_for_what_is_not_its_own(fed, site, tmp_path):
+    """A right signature over another's key, another's hash or a certificate of another kind."""
+    key, other = site.key.read_bytes(), keys.make_site("a")
+    ca, server = keys.make_ca("a"), keys.make_server(*keys.make_ca("a"), "a")
+    own = site.public_part()
+    wrong = [
+        (key, own.model_copy(update={"flower": keys.ssh_public(other[0])})),
+        (key, own.model_copy(update={"sha256": keys.fingerprint(other[0])})),
+    ]
+    for certificate, private in (ca, server, keys.make_site("b")):
+        part = public_part("a", certificate, private, keys.make_box()[1])
+        wrong.append((private, part))
+    for private, part in wrong:
+        signed = part.model_copy(update={"signature": keys.sign(private, part.signed())})
+        write_document(tmp_path / "wrong.pub", signed, "wrong")
+        with pytest.raises(CoterieError, match=r"wrong\.pub: .*(expected|is not)"):
+            fed.add_site(tmp_path / "wrong.pub", "a")
     assert fed.sites() == ()
 
 
@@ -509,6 +529,7 @@ LEAF = st.one_of(TEXT, st.booleans(), st.integers(-(2**62), 2**62), st.floats(al
 TABLE = st.dictionaries(TEXT, LEAF | st.lists(LEAF, max_size=3), max_size=4)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(TEXT, TABLE | LEAF, max_size=4))
 def test_what_is_written_as_toml_is_read_again(table):
     assert tomllib.loads(to_toml(table)) == table
