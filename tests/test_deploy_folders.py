@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from coterie.deploy import keys, site_folder
@@ -530,6 +530,7 @@ TABLE = st.dictionaries(TEXT, LEAF | st.lists(LEAF, max_size=3), max_size=4)
 
 
 @settings(deadline=None, max_examples=50)
+@example({"\n": "\n", "a\n": {"\n": ["\n", "a\r\nb", '"""\n', "\\\n"]}})
 @given(st.dictionaries(TEXT, TABLE | LEAF, max_size=4))
 def test_what_is_written_as_toml_is_read_again(table):
     assert tomllib.loads(to_toml(table)) == table
