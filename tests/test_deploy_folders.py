@@ -250,6 +250,11 @@ def test_links_in_the_folders_are_refused(fed, site, tmp_path):
     (fed.path / "sites" / "b.toml").symlink_to(fed.path / "sites" / "a.toml")
     with pytest.raises(StoreError, match="is a link"):
         fed.sites()
+    (fed.path / "sites" / "b.toml").unlink()
+    (fed.path / "sites").rename(tmp_path / "sites")
+    (fed.path / "sites").symlink_to(tmp_path / "sites")
+    with pytest.raises(StoreError, match="is a link"):
+        fed.sites()
     (site.path / "key.pem").rename(tmp_path / "key.pem")
     (site.path / "key.pem").symlink_to(tmp_path / "key.pem")
     with pytest.raises(StoreError, match="is a link"):
@@ -318,6 +323,9 @@ def test_a_revoked_site_stays_listed_and_comes_back_with_new_keys_only(fed, site
     assert back.revoked is None
     assert back.former == (revoked.flower,)
     assert site.secret() == secret
+    fed.revoke("a")
+    site.renew()
+    assert fed.add_site(site.public, "a").former == (revoked.flower, back.flower)
     fed.revoke("a")
     site.public.write_bytes(old)
     with pytest.raises(ConfigError, match="has the keys"):
