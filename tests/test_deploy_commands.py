@@ -21,12 +21,13 @@ from coterie.deploy.folders import FederationFolder, SiteFolder
 from coterie.deploy.site_report import left
 
 ADDRESS = "coordinator.example.org:8443"
-# Commands and options of the instructions that do not exist yet: exactly these are missing.
+# Commands and options of the instructions that others are writing: to be emptied.
 PENDING = {
     *("coordinator", "federate", "federate --local", "site start", "site start --data"),
+    "deploy status",
     *("site export", "site export --out", "site predict", "site predict --data"),
     *("site predict --out", "site withdraw"),
-    *("run --federation", "compare --federation", "resume --federation"),
+    *("run --federation", "compare --federation"),
 }
 
 
@@ -221,7 +222,8 @@ def test_the_instructions_are_this_federations(pair):
 
 def test_the_instructions_name_commands_and_options_that_exist(pair):
     text = (pair[0].path / "RUNBOOK.md").read_text("utf-8")
-    assert asked(text) - known() == PENDING
+    assert asked(text) - known() <= PENDING
+    assert asked(text) >= PENDING
     assert {"deploy init --address", "site init --invite", "doctor --data"} <= asked(text)
 
 
