@@ -21,12 +21,13 @@ from coterie.deploy.folders import FederationFolder, SiteFolder
 from coterie.deploy.site_report import left
 
 ADDRESS = "coordinator.example.org:8443"
-# Commands and options of the instructions that do not exist yet: exactly these are missing.
+# Commands and options of the instructions that others are writing: to be emptied.
 PENDING = {
     *("coordinator", "federate", "federate --local", "site start", "site start --data"),
+    "deploy status",
     *("site export", "site export --out", "site predict", "site predict --data"),
     *("site predict --out", "site withdraw"),
-    *("run --federation", "compare --federation", "resume --federation"),
+    *("run --federation", "compare --federation"),
 }
 
 
@@ -156,16 +157,20 @@ def test_site_show_tells_what_was_agreed_and_what_left(done, pair):
     folder = site.experiments / ("e" * 64)
     folder.mkdir(parents=True)
     config = {"algorithm": {"name": "fedfomo"}, "run": {"rounds": 7}}
-    agreed = {"config": config, "roster": ["a", "b\x1b[2J"]}
+    agreed = {"config": json.dumps(config), "clients": ["a", "b\x1b[2J"]}
     (folder / "agreement.json").write_text(json.dumps(agreed))
-    (site.experiments / "damaged").mkdir()
-    (site.experiments / "damaged" / "agreement.json").write_text("{")
+    for name, text in (("damaged", "{"), ("list", "[]"), ("deep", '{"config": "[[[["}')):
+        (site.experiments / name).mkdir()
+        (site.experiments / name / "agreement.json").write_text(text)
     line = {"experiment": "e" * 64, "kind": "local", "round": 3, "bytes": 1000, "sha256": "0"}
-    lines = [json.dumps(line), json.dumps({**line, "round": 4}), "{damaged"]
+    early = {**line, "experiment": "", "kind": "who", "round": None, "bytes": 70}
+    lines = [json.dumps(line), json.dumps({**line, "round": 4}), "{damaged", json.dumps(early)]
     site.sent.write_text("\n".join(lines) + "\n")
     shown = done("site show a")
     assert "eeeeeeeeeeee: fedfomo, 7 rounds, with a, b\\x1b[2J" in shown
-    assert "damaged: cannot be read" in shown
+    for name in ("damaged", "list", "deep"):
+        assert f"{name}: cannot be read" in shown
+    assert "before an experiment: who: 1 answers, 70 bytes\n" in shown
     assert "eeeeeeeeeeee: local: 2 answers, 2,000 bytes, last in round 4" in shown
     assert left(site.sent)["unreadable", "lines of the log"].answers == 1
 
@@ -217,7 +222,8 @@ def test_the_instructions_are_this_federations(pair):
 
 def test_the_instructions_name_commands_and_options_that_exist(pair):
     text = (pair[0].path / "RUNBOOK.md").read_text("utf-8")
-    assert asked(text) - known() == PENDING
+    assert asked(text) - known() <= PENDING
+    assert asked(text) >= PENDING
     assert {"deploy init --address", "site init --invite", "doctor --data"} <= asked(text)
 
 

@@ -116,6 +116,17 @@ def test_a_site_signs_no_other_site(ca, server, site, tmp_path):
         handshake(server, by_site, [site[0]], ca[0], tmp_path)
 
 
+def test_only_the_ca_may_sign_and_only_leaves(ca, server, site):
+    for pair, signs in ((ca, True), (server, False), (site, False)):
+        found = x509.load_pem_x509_certificate(pair[0]).extensions
+        basic = found.get_extension_for_class(x509.BasicConstraints)
+        usage = found.get_extension_for_class(x509.KeyUsage)
+        assert basic.critical
+        assert usage.critical
+        assert (basic.value.ca, usage.value.key_cert_sign) == (signs, signs)
+        assert basic.value.path_length == (0 if signs else None)
+
+
 def test_checks_accept_their_own_kind_alone(ca, server, site):
     keys.check_ca(ca[0])
     keys.check_site(site[0], "a")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, CoterieError
 from . import keys
-from .documents import AdmittedSite, PublicPart, checked_name
+from .documents import AdmittedSite, PublicPart
 from .small_files import read_document
 
 
@@ -34,7 +34,6 @@ def public_part(name: str, certificate: bytes, key: bytes, box: str) -> PublicPa
 def read_public_part(path: Path, name: str) -> PublicPart:
     """The public part of a site of this name, from a file that came from elsewhere."""
     part = read_document(path, PublicPart)
-    checked_name(name, "--name")
     try:
         check_part(part, name)
     except CoterieError as error:

@@ -68,8 +68,8 @@ class SiteFolder:
         """Open a folder that :meth:`create` made; relative paths of data start at the folder."""
         read = read_document(opened(path, "site.toml", "coterie site init"), SiteDocument)
         said, data = read.site, read.data
-        if data.name is not None and (path / data.name).exists():
-            data = data.model_copy(update={"name": str(path / data.name)})
+        if data.name is not None and (file := path / files.expanded(data.name)).exists():
+            data = data.model_copy(update={"name": str(file)})
         return cls(
             path=path,
             name=said.name,

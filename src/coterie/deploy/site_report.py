@@ -78,11 +78,14 @@ def agreements(experiments: Path) -> Iterator[str]:
 
 def _agreement(path: Path) -> str:
     said = files.from_json(read_plain(path, MOST_AGREEMENT).decode("utf-8"))
-    config = _table(said, "config")
+    if not isinstance(said, dict):
+        raise ValueError("it holds no fields")
+    config = files.from_json(str(said.get("config", "{}")))
     method = _table(config, "algorithm").get("name", "a method")
     rounds = _table(config, "run").get("rounds", "?")
-    roster = said.get("roster", []) if isinstance(said, dict) else []
-    return f"{method}, {rounds} rounds, with {', '.join(map(str, roster))}"[:MOST_SHOWN]
+    clients = said.get("clients")
+    names = map(str, clients if isinstance(clients, list) else ())
+    return f"{method}, {rounds} rounds, with {', '.join(names)}"[:MOST_SHOWN]
 
 
 def _table(said: Any, name: str) -> dict[str, Any]:
@@ -93,7 +96,8 @@ def _table(said: Any, name: str) -> dict[str, Any]:
 def _left_lines(log: Path) -> Iterator[str]:
     for (experiment, kind), found in left(log).items():
         last = f", last in round {found.last}" if found.last >= 0 else ""
-        yield f"{experiment[:12]}: {kind}: {found.answers} answers, {found.size:,} bytes{last}"
+        when = experiment[:12] or "before an experiment"
+        yield f"{when}: {kind}: {found.answers} answers, {found.size:,} bytes{last}"
 
 
 def left(log: Path) -> dict[tuple[str, str], Left]:
@@ -120,7 +124,7 @@ def _sent(line: bytes) -> tuple[str, str, int, int]:
             str(said["experiment"])[:MOST_SHOWN],
             str(said["kind"])[:MOST_SHOWN],
             int(said["bytes"]),
-            int(said["round"]),
+            -1 if said["round"] is None else int(said["round"]),
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         return "unreadable", "lines of the log", len(line), -1

@@ -181,7 +181,7 @@ def to_toml(table: dict[str, Any], name: str = "") -> str:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _quoted(key)
 
 
 def _value(value: Any) -> str:
@@ -198,4 +198,8 @@ def _text(value: str) -> str:
     """A text in quotes; one of several plain lines, such as PEM, keeps its lines."""
     if "\n" in value and re.fullmatch(r"[A-Za-z0-9+/=\n -]*", value):
         return f'"""\n{value}"""'
+    return _quoted(value)
+
+
+def _quoted(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
