@@ -19,7 +19,7 @@ from coterie.deploy.joining import federated
 from coterie.deploy.protocol import Nothing, Proposal, refused_by, setup_message
 from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
-from coterie.errors import StoreError
+from coterie.errors import EngineError, StoreError
 from coterie.experiment import interrupt
 from coterie.experiment.config.loading import load, merge
 from coterie.experiment.runner import execute
@@ -148,6 +148,18 @@ def test_models_are_collected_only_with_the_sites_consent(tables, tmp_path, monk
     there = coterie.run(asked, federation=silent.fed, collect=True)
     assert there.data.held is None
     assert there.summary["digest"] == here.summary["digest"]
+
+
+def test_raw_samples_are_shared_only_if_every_site_consents(tables, tmp_path, monkeypatch):
+    asked = merge(FAST, {"algorithm.name": "fedavg_data", "algorithm.share": 0.2})
+    silent = Joined(tmp_path / "a", tables, monkeypatch)
+    with pytest.raises(EngineError, match="'ash' refused: the method sends raw samples"):
+        coterie.run(asked, federation=silent.fed)
+    consenting = Joined(tmp_path / "b", tables, monkeypatch, ("shown", "samples"))
+    there = coterie.run(asked, federation=consenting.fed)
+    here = simulated(tables, asked)
+    assert there.summary["digest"] == here.summary["digest"]
+    assert there.summary["bytes_down"] == here.summary["bytes_down"]
 
 
 def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):
@@ -302,7 +314,7 @@ def test_foreign_names_of_code_are_never_imported(joined, tmp_path, monkeypatch)
 def proposal(joined, changes, **fields):
     """An agreement as the coordinator makes it, with a changed config."""
     setting = joined.connect(load(FAST, {"run.federation": joined.fed}))
-    made = setting._agreement(setting.config.single(setting.config.method(), 0))
+    made = setting._agreement(Cell(setting.config.method(), 0, None))
     config = merge(json.loads(made.config), changes)
     return setup_message(
         "agree", Proposal(replace(made, config=json.dumps(config), **fields).to_json())

@@ -59,7 +59,7 @@ def form_pool(federation: Federation, sharing: Sharing, seed: int) -> Pool:
     chosen = (
         _balanced(federation, samples, owner, sharing.share, seed)
         if held_out
-        else torch.cat(_from_each(federation, sharing.share, seed))
+        else torch.cat(from_each(federation, sharing.share, seed))
     )
     samples, owner = samples[chosen], owner[chosen]
     order = samples.argsort(stable=True)
@@ -68,7 +68,7 @@ def form_pool(federation: Federation, sharing: Sharing, seed: int) -> Pool:
     return Pool(samples[order], owner[order], train)
 
 
-def _from_each(federation: Federation, share: float, seed: int) -> list[Tensor]:
+def from_each(federation: Federation, share: float, seed: int) -> list[Tensor]:
     """A mask over each client's training samples."""
     masks = []
     for key, own in zip(federation.keys, federation.train, strict=True):

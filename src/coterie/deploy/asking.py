@@ -23,12 +23,10 @@ def gain_answered(answer: bytes | str, seeds: int) -> SiteGain:
     return found if len(found.each) == seeds else nothing
 
 
-def ask_all(
-    transport: Transport, clients: Sequence[str], message: bytes, kind: type[Payload]
-) -> dict[str, Payload]:
-    """Ask every site the same before a run; all of them have to answer."""
+def answers_of_all(transport: Transport, clients: Sequence[str], message: bytes) -> list[bytes]:
+    """Ask every site the same before a run; all of them have to do what they are asked."""
     answers = transport.ask(dict.fromkeys(clients, message), SETUP)
-    found: dict[str, Payload] = {}
+    found: list[bytes] = []
     wrong = []
     for name in clients:
         answer = answers.get(name, "lost")
@@ -38,13 +36,24 @@ def ask_all(
         elif refused is not None:
             wrong.append(f"'{name}' refused: {refused[1] or refused[0]}")
         else:
-            try:
-                found[name] = payload_of(answer, kind)
-            except CoterieError as error:
-                wrong.append(f"'{name}' sent what cannot be read ({error})")
+            found.append(answer)
     if wrong:
         raise EngineError(
             f"not every site takes part: {'; '.join(wrong)}; expected an answer of each; start the "
             "sites ('coterie site start'), or revoke those that left ('coterie deploy revoke')"
         )
+    return found
+
+
+def ask_all(
+    transport: Transport, clients: Sequence[str], message: bytes, kind: type[Payload]
+) -> dict[str, Payload]:
+    """What every site answers, by name; an answer of another kind is refused."""
+    answers = answers_of_all(transport, clients, message)
+    found: dict[str, Payload] = {}
+    for name, answer in zip(clients, answers, strict=True):
+        try:
+            found[name] = payload_of(answer, kind)
+        except CoterieError as error:
+            raise EngineError(f"site '{name}' sent what cannot be read: {error}") from error
     return found

@@ -7,63 +7,48 @@ simulation, unless a site adds noise from its own secret.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, TypeVar, final
 
-import numpy as np
 import torch
 from torch import nn
 
-from ..core.algorithm import AnyAlgorithm
-from ..core.problem import Problem
+from ..core.algorithm import AnyAlgorithm, Sharing
+from ..core.problem import Problem, SharedPool
 from ..core.site_gain import SiteGain
 from ..core.tree import Tree
-from ..data.arrays import Scale, normalisation
 from ..data.data_schema import Schema
-from ..data.federation import Dataset
 from ..data.fingerprint import Seal, combined_fingerprint
 from ..data.manifest import Identity
-from ..data.standard import Moments, Sums, apply, checked_sums, means_of, moments_of
+from ..data.standard import Sums, checked_sums, means_of, moments_of
 from ..engines import Engine
+from ..engines.codec import digest
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states
-from ..errors import ConfigError, EngineError
+from ..errors import EngineError
 from ..experiment.config.schema import Config
 from ..experiment.resume import UnfinishedRun
 from ..experiment.run_folder import AT_SITES
 from ..experiment.setting import Cell, Gains, Prepared, Setting
-from ..results.history import Roster
 from ..results.judgement import LOCAL
-from .asking import ask_all, gain_answered
+from .asking import answers_of_all, ask_all, gain_answered
+from .declared import Divided, SitesIdentity, scaled_example
 from .protocol import (
     Consent,
     DivisionReport,
     DivisionRequest,
     JudgeRequest,
+    PoolRequest,
     Proposal,
     SumsReport,
+    arrays_of,
+    as_array,
     setup_message,
     sums_of_report,
 )
+from .sharing import checked_share, packed, pool_of
 from .terms import Agreement, Declared, problem_of, shared_config
 
 KEPT = 2  # states at a site beyond those since the coordinator's checkpoint before the last
 Payload = TypeVar("Payload")
-
-
-class SitesIdentity(NamedTuple):
-    """Hashes of the sites' data, as the sites computed them."""
-
-    clients: tuple[str, ...]
-    seals: tuple[Seal, ...]
-    fingerprint: str
-
-
-@dataclass(frozen=True, eq=False)
-class Divided:
-    """What the sites told of their data, divided with one seed."""
-
-    identity: SitesIdentity
-    reports: tuple[DivisionReport, ...]
-    moments: Moments | None
 
 
 @final
@@ -78,19 +63,16 @@ class Federated(Setting):
     schema: Schema
     factory: Callable[[], nn.Module]
     _divided: dict[int, Divided] = field(default_factory=dict)  # by seed
+    _pools: dict[tuple[int, Sharing], SharedPool] = field(default_factory=dict)
 
     def prepare(self, algorithm: AnyAlgorithm, seed: int) -> Prepared:
         """The problem of one run, from what the sites declare."""
-        if algorithm.traits.sharing is not None:
-            raise ConfigError(
-                f"algorithm.name: {type(algorithm).__name__} sends raw samples of every site to "
-                "all others, which no site of a federation does; choose another method"
-            )
         found, run = self._division(seed), self.config.run.model_copy(update={"seed": seed})
         config = self.config.model_copy(update={"run": run})
         declared = Declared(self.clients, tuple(r.counts for r in found.reports), self.schema)
-        problem = problem_of(config, algorithm, declared, self.factory)
-        return Prepared(problem, self._roster(found), None)
+        pool = self._pool(algorithm, seed)
+        problem = problem_of(config, algorithm, declared, self.factory, pool=pool)
+        return Prepared(problem, found.roster(), None)
 
     def identity(self, seed: int) -> Identity:
         """Hashes of the sites' data and of how it is divided."""
@@ -98,36 +80,14 @@ class Federated(Setting):
 
     def manifest(self, seed: int) -> dict[str, Any]:
         """The sites with their counts and hashes; which samples they hold is not known here."""
-        found = self._division(seed)
-        names, seals, fingerprint = found.identity
-        clients = [
-            {
-                "name": name,
-                "group": None,
-                "histogram": list(report.classes),
-                "permutation": None,
-                "judged_on": None,
-                **{"train": report.counts.train, "val": report.counts.val},
-                **{"test": report.counts.test, **seal._asdict()},
-            }
-            for name, seal, report in zip(names, seals, found.reports, strict=True)
-        ]
-        return {
-            "dataset": self.config.data.name,
-            "partition": self.config.partition.name,
-            "note": "",
-            "fingerprint": fingerprint,
-            "emd_p1": None,
-            "l1": None,
-            "classes": list(self.schema.target.classes),
-            "target": None,
-            "clients": clients,
-        }
+        return self._division(seed).manifest(self.config.data.name, self.schema)
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """An engine behind the transport, after every site has agreed to the experiment."""
-        agreement = self._agreement(self.config.single(cell.method, cell.seed))
-        asked = setup_message("agree", Proposal(agreement.to_json()))
+        agreement = self._agreement(cell)
+        pool = self._pool(cell.method.build(), cell.seed)
+        arrays = () if pool is None else (as_array(packed(pool)),)
+        asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
         consents = ask_all(self.transport, self.clients, asked, Consent)
         for name, consent in consents.items():
             if consent.experiment != agreement.hash:
@@ -156,12 +116,7 @@ class Federated(Setting):
 
     def gains(self, cells: Sequence[Cell]) -> Gains:
         """Each site's own gains by each method; nothing is known of a site that is lost."""
-        names = {
-            (cell.method.label, cell.seed): self._agreement(
-                self.config.single(cell.method, cell.seed)
-            ).hash
-            for cell in cells
-        }
+        names = {(cell.method.label, cell.seed): self._agreement(cell).hash for cell in cells}
         methods = dict.fromkeys(label for label, _ in names if label != LOCAL)
         seeds = list(dict.fromkeys(seed for _, seed in names))
         found: dict[str, list[SiteGain]] = {}
@@ -187,8 +142,7 @@ class Federated(Setting):
 
     def _asked_to_divide(self, seed: int) -> Divided:
         """Have all sites divide their samples, and compute the common moments from their sums."""
-        data = self.config.data
-        request = DivisionRequest(self.schema.to_json(), data.scale, data.val, data.test, seed)
+        request, data = self._request(seed), self.config.data
         asked = setup_message("divide", request)
         reports = ask_all(self.transport, self.clients, asked, DivisionReport)
         moments = None
@@ -202,6 +156,10 @@ class Federated(Setting):
         fingerprint = combined_fingerprint(self.clients, seals, scaled)
         identity = SitesIdentity(self.clients, seals, fingerprint)
         return Divided(identity, tuple(reports[name] for name in self.clients), moments)
+
+    def _request(self, seed: int) -> DivisionRequest:
+        data = self.config.data
+        return DivisionRequest(self.schema.to_json(), data.scale, data.val, data.test, seed)
 
     def _sums(
         self, sent: Mapping[str, SumsReport | None], reports: Mapping[str, DivisionReport]
@@ -217,19 +175,28 @@ class Federated(Setting):
             found.append(checked_sums(sums_of_report(report), columns, rows, name))
         return found
 
-    def _roster(self, found: Divided) -> Roster:
-        counts = [report.counts for report in found.reports]
-        names = found.identity.clients
-        weak = {n: r.weak for n, r in zip(names, found.reports, strict=True) if r.weak}
-        train, val, test = (
-            np.array([getattr(one, split) for one in counts]) for split in ("train", "val", "test")
-        )
-        return Roster(names, train, val, test, None, found.identity.fingerprint, weak)
-
     # ---- the agreement ---------------------------------------------------------------------------
 
-    def _agreement(self, config: Config) -> Agreement:
-        found = self._division(config.run.seed)
+    def _pool(self, algorithm: AnyAlgorithm, seed: int) -> SharedPool | None:
+        """The samples that a method shares among all sites; every site has to consent."""
+        sharing = algorithm.traits.sharing
+        if sharing is None:
+            return None
+        key = seed, sharing
+        if key not in self._pools:
+            self._pools[key] = self._asked_for_samples(checked_share(sharing), seed)
+        return self._pools[key]
+
+    def _asked_for_samples(self, share: float, seed: int) -> SharedPool:
+        found = self._division(seed)
+        asked = setup_message("samples", PoolRequest(self._request(seed), share))
+        parts = [arrays_of(one) for one in answers_of_all(self.transport, self.clients, asked)]
+        counts = [report.counts.train for report in found.reports]
+        return pool_of(parts, counts, share, self.schema, found.moments)
+
+    def _agreement(self, cell: Cell) -> Agreement:
+        config, found = self.config.single(cell.method, cell.seed), self._division(cell.seed)
+        pool = self._pool(cell.method.build(), cell.seed)
         return Agreement(
             config=shared_config(config),
             clients=self.clients,
@@ -237,13 +204,5 @@ class Federated(Setting):
             schema=self.schema,
             moments=found.moments,
             kept=2 * (config.run.checkpoint_every or 1) + KEPT,
+            pool="" if pool is None else digest(packed(pool)),
         )
-
-
-def scaled_example(schema: Schema, moments: Moments | None, scale: Scale) -> Dataset:
-    """A dataset of one sample that is scaled as the sites' samples are."""
-    example = schema.example()
-    if moments is not None:
-        return apply(example, moments)
-    factor, shift = normalisation(schema.pixels, example.x, scale)
-    return replace(example, scale=factor, shift=shift)

@@ -6,10 +6,8 @@ unless it is one of the files that the site itself allows, unchanged. Its data i
 """
 
 import functools
-import json
 import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import numpy as np
 from .. import __version__
 from ..core.metrics import METRICS
 from ..data.data_schema import Schema
-from ..engines.codec import digest, read_head
+from ..engines.codec import read_head
 from ..engines.site import Disclosure, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..experiment import source
@@ -33,16 +31,24 @@ from .protocol import (
     Introduction,
     JudgeRequest,
     Nothing,
+    PoolRequest,
     Proposal,
+    arrays_of,
     payload_of,
     refusal,
     setup_message,
     sums_report,
 )
+from .sent_log import write_down
+from .sharing import LARGEST_SHARE, unpacked
 from .site_folder import SiteFolder
 from .terms import Agreement, Experiment, experiment_of
 
-AGREEMENT = "agreement.json"
+AGREEMENT, POOL = "agreement.json", "pool.bin"
+RAW_SAMPLES = (
+    "the method sends raw samples of every site to all others, and this site's [consent] samples "
+    "is false"
+)
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
 MOST_OPEN = 4  # experiments that are kept in memory
 MOST_PAIRS = 1000  # seeds of a comparison
@@ -50,7 +56,7 @@ MOST_PAIRS = 1000  # seeds of a comparison
 _LOG = logging.getLogger(__name__)
 
 
-class _ForbiddenError(Exception):
+class _ForbiddenError(ConfigError):
     """A message that the site's own rules forbid; the text is told to the coordinator."""
 
     def __init__(self, reason: str, why: str) -> None:
@@ -74,17 +80,15 @@ class SiteHandler:
         head = read_head(data)
         try:
             reply = self._answered(head, data)
-        except _ForbiddenError as error:
-            _LOG.warning("refused: %s", printable(str(error)))
-            reply = refusal(error.reason, str(error))
         except ConfigError as error:
             _LOG.warning("refused: %s", printable(str(error)))
-            reply = refusal("refused", str(error))
+            reason = error.reason if isinstance(error, _ForbiddenError) else "refused"
+            reply = refusal(reason, str(error))
         except Exception as error:
-            known = isinstance(error, CoterieError)
-            _LOG.error("failed: %s", printable(str(error)), exc_info=None if known else error)
+            trace = None if isinstance(error, CoterieError) else error
+            _LOG.error("failed: %s", printable(str(error)), exc_info=trace)
             reply = refusal("refused", f"failed ({type(error).__name__}); the site's log says why")
-        self._write_down(head, reply)
+        write_down(self._folder.sent, head, reply, self._agreed(head))
         return reply
 
     def _answered(self, head: Mapping[str, Any], data: bytes) -> bytes:
@@ -96,6 +100,7 @@ class SiteHandler:
             "divide": self._divide,
             "squares": self._squares,
             "agree": self._agree,
+            "samples": self._samples,
             "judge": self._judge,
             "local": partial(self._in_round, head),
             "predict": partial(self._in_round, head),
@@ -124,14 +129,25 @@ class SiteHandler:
         found = self._holdings.squares(_division(asked), np.array(asked.means))
         return setup_message("squares", sums_report(found))
 
+    def _samples(self, data: bytes) -> bytes:
+        """Raw samples for a pool of all sites; they leave only with the owner's consent."""
+        asked = payload_of(data, PoolRequest)
+        if not self._folder.consent.samples or not 0 <= asked.share <= LARGEST_SHARE:
+            raise _ForbiddenError("refused", RAW_SAMPLES)
+        shared = self._holdings.shared(_division(asked.division), asked.share)
+        return setup_message("samples", Nothing(), *shared)
+
     def _agree(self, data: bytes) -> bytes:
         """Check the terms of an experiment, write them down, and make the first state."""
-        text = payload_of(data, Proposal).agreement
-        agreement = Agreement.from_json(text)
-        experiment, site = self._made(agreement)
+        agreement = Agreement.from_json(payload_of(data, Proposal).agreement)
+        pool = b"".join(bytes(part.numpy()) for part in arrays_of(data))
+        experiment, site = self._made(agreement, pool)
         self._check(experiment)
         folder = site.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if agreement.pool:
+            with files.whole(folder / POOL) as temporary:
+                temporary.write_bytes(pool)
         files.write_text(folder / AGREEMENT, agreement.to_json() + "\n")
         self._remember(agreement.hash, (experiment, site))
         return setup_message("agree", Consent(agreement.hash, site.start()))
@@ -140,11 +156,7 @@ class SiteHandler:
         """Refuse terms that the site did not consent to, or that are not about its own data."""
         consent, traits = self._folder.consent, experiment.algorithm.traits
         if traits.sharing is not None and not consent.samples:
-            raise _ForbiddenError(
-                "refused",
-                "the method sends raw samples of every site to all others, and this site's "
-                "[consent] samples is false",
-            )
+            raise _ForbiddenError("refused", RAW_SAMPLES)
         config, agreement = experiment.config, experiment.agreement
         data = config.data
         division = Division(agreement.schema, data.scale, data.val, data.test, config.run.seed)
@@ -191,7 +203,9 @@ class SiteHandler:
             agreement = Agreement.from_json(path.read_text(encoding="utf-8"))
             if agreement.hash != name:
                 raise StoreError(f"{path}: has changed since it was agreed to; it is not used")
-            self._remember(name, self._made(agreement))
+            stored = path.parent / POOL
+            pool = stored.read_bytes() if agreement.pool and stored.is_file() else b""
+            self._remember(name, self._made(agreement, pool))
         return self._open[name]
 
     def _remember(self, name: str, made: tuple[Experiment, Site]) -> None:
@@ -200,13 +214,17 @@ class SiteHandler:
         for key in [*self._open][:-MOST_OPEN]:
             del self._open[key]
 
-    def _made(self, agreement: Agreement) -> tuple[Experiment, Site]:
+    def _made(self, agreement: Agreement, pool: bytes) -> tuple[Experiment, Site]:
         """The site's part of an experiment: its client number, its problem, its samples."""
         if self._folder.name not in agreement.clients:
             raise _ForbiddenError("wrong_client", f"'{self._folder.name}' is not among the clients")
         secret = int.from_bytes(self._folder.secret()[:8], "little") >> 1
         most = self._folder.limits.message_mib * 2**20
-        experiment = experiment_of(agreement, self._code, secret=secret, most_bytes=most)
+        schema, population = agreement.schema, len(agreement.clients)
+        shared = unpacked(pool, agreement.pool, schema, population) if agreement.pool else None
+        experiment = experiment_of(
+            agreement, self._code, secret=secret, most_bytes=most, pool=shared
+        )
         consent = self._folder.consent
         shards = functools.cache(partial(self._holdings.shards, experiment))
         site = Site(
@@ -219,19 +237,6 @@ class SiteHandler:
             kept=agreement.kept,
         )
         return experiment, site
-
-    def _write_down(self, head: Mapping[str, Any], reply: bytes) -> None:
-        """Append one line about an answer to the log of what left the site."""
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "kind": str(head.get("kind", ""))[:40],
-            "experiment": str(head.get("experiment", self._agreed(head)))[:64],
-            "round": head.get("round") if isinstance(head.get("round"), int) else None,
-            "bytes": len(reply),
-            "sha256": digest(reply),
-        }
-        with self._folder.sent.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
 
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from ..core.shards import Shards
 from ..data.arrays import Scale
 from ..data.data_schema import Schema
 from ..data.federation import Dataset, Federation
 from ..data.fingerprint import Seal
 from ..data.manifest import class_counts
+from ..data.shared import from_each
 from ..data.simulation import simulate
 from ..data.site_data import local_schema, read_with, site_federation
 from ..data.standard import Floats, Moments, Sums, site_squares, site_sums
@@ -84,8 +87,19 @@ class Holdings:
             dtype=problem.dtype,
             merge_val=experiment.merged,
         )
-        at = problem.clients.index(self._client)
-        return made.shards.placed(at, problem.population)
+        at, pool = problem.clients.index(self._client), problem.pool
+        own = made.shards.placed(at, problem.population)
+        if pool is None:
+            return own
+        others = pool.owner != at
+        return own.with_training(at, pool.x[others], pool.y[others])
+
+    def shared(self, division: Division, share: float) -> tuple[Tensor, Tensor]:
+        """The samples and targets that the site gives to a pool of all sites, as they were read."""
+        held = self._federation(division)
+        (mask,) = from_each(held, share, division.seed)
+        given = held.train[0][mask].sort().values
+        return held.dataset.x[given], held.dataset.y[given]
 
     def _federation(self, division: Division, moments: Moments | None = None) -> Federation:
         return site_federation(

@@ -1,9 +1,13 @@
 """Joins the sites of a federation to an experiment: who they are, what they hold, what fits."""
 
+import warnings
+
+from .. import __version__
 from ..data.data_schema import Schema, client_order
 from ..data.merging import merged
 from ..engines.remote import Transport
-from ..errors import ConfigError, EngineError
+from ..errors import ConfigError, CoterieWarning, EngineError
+from ..experiment import source
 from ..experiment.assemble import factory_of, settled
 from ..experiment.config.schema import SITES, Config, PartitionTable
 from .asking import ask_all
@@ -22,6 +26,14 @@ def federated(config: Config, transport: Transport, transport_name: str) -> Fede
     for name, said in introduced.items():
         if said.name != name:
             raise EngineError(f"site '{name}' calls itself '{said.name}'; mend its site.toml")
+        if said.versions.get("source") != source.fingerprint():
+            warnings.warn(
+                f"site '{name}' runs coterie {said.versions.get('coterie', '?')[:20]} with other "
+                f"code than this coordinator ({__version__}): results may differ, or messages may "
+                "be refused; install the same version everywhere",
+                CoterieWarning,
+                stacklevel=2,
+            )
     schema = merged({name: Schema.from_json(said.schema) for name, said in introduced.items()})
     run = config.run.model_copy(update={"checkpoint_every": config.run.checkpoint_every or 1})
     asked_for = {"run": run, "partition": PartitionTable(name="natural")}

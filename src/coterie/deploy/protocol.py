@@ -4,6 +4,7 @@
     divide   -> counts and hashes of its data by the common schema, and its sums
     squares  -> its sums of squared deviations from the common means
     agree    -> it has agreed to the experiment; the sha256 of its first state
+    samples  -> raw training samples, for a method that shares them, with the site's consent
     judge    -> its gains over training alone, computed from answers that stay with it
 
 The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`). Both sides
@@ -65,6 +66,16 @@ class DivisionRequest:
 
 
 @dataclass(frozen=True)
+class PoolRequest:
+    """Which share of a site's training samples a method sends to all sites (``samples``)."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    division: DivisionRequest
+    share: float
+
+
+@dataclass(frozen=True)
 class SumsReport:
     """A site's sums of each input and, in a regression, of the target."""
 
@@ -117,17 +128,30 @@ class JudgeRequest:
     pairs: tuple[tuple[str, str], ...]
 
 
-def setup_message(kind: str, payload: Any) -> bytes:
+def setup_message(kind: str, payload: Any, *arrays: Tensor) -> bytes:
     """A message outside of rounds; ``payload`` is one of the dataclasses above, or JSON values."""
     values = payload if isinstance(payload, dict) else asdict(payload)
-    text = json.dumps(values, allow_nan=False, separators=(",", ":")).encode()
-    body = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    return encode(Message({"kind": kind}, (body,)))
+    body = as_array(json.dumps(values, allow_nan=False, separators=(",", ":")).encode())
+    return encode(Message({"kind": kind}, (body, *arrays)))
+
+
+def as_array(data: bytes) -> Tensor:
+    """Bytes as an array."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def payload_of(data: bytes, kind: type[Payload]) -> Payload:
     """The content of a message outside of rounds; refuses anything else."""
     return parsed(_text(data), kind, "message")
+
+
+def arrays_of(data: bytes) -> tuple[Tensor, ...]:
+    """The arrays that follow the content of a message outside of rounds."""
+    body = decode(data, {}).body
+    found = body[1:] if isinstance(body, tuple) else ()
+    if not all(isinstance(part, Tensor) for part in found):
+        raise EngineError("a message holds something else than arrays after its text")
+    return found
 
 
 def gain_of(data: bytes) -> SiteGain:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -46,6 +47,8 @@ def stopping() -> Iterator[threading.Event]:
 def run_coordinator(folder: FederationFolder) -> None:
     """Carry messages between the operator and the sites until a signal ends it."""
     with stopping() as stop:
+        for line in folder.warnings():
+            logging.getLogger(__name__).warning("%s", line)
         end_of(folder.transport, "coordinate")(folder, stop)
 
 
@@ -95,10 +98,37 @@ def run_site(folder: SiteFolder, holdings: Holdings) -> None:
             f"{folder.path}: this site has withdrawn from the federation; make a new folder with "
             "'coterie site init' to join again"
         )
-    handler = SiteHandler(folder, holdings)
+    handler = _Bounded(SiteHandler(folder, holdings), folder.limits.seconds)
     with stopping() as stop:
         logging.getLogger(__name__).info("site '%s' dials %s", folder.name, folder.address)
         end_of(folder.transport, "serve")(folder, handler, stop)
+
+
+class _Bounded:
+    """Ends the process when a message takes longer than the site's owner allows.
+
+    States are whole files, so that nothing is lost; a supervisor (systemd) starts the site again.
+    """
+
+    def __init__(self, handler: SiteHandler, seconds: float) -> None:
+        self._handler, self._seconds = handler, seconds
+
+    def answer(self, data: bytes) -> bytes:
+        """The answer, within the limit."""
+        clock = threading.Timer(self._seconds, self._end)
+        clock.daemon = True
+        clock.start()
+        try:
+            return self._handler.answer(data)
+        finally:
+            clock.cancel()
+
+    def _end(self) -> None:
+        logging.getLogger(__name__).error(
+            "a message took longer than %s seconds ([limits] seconds); the site ends",
+            self._seconds,
+        )
+        os._exit(os.EX_TEMPFAIL)
 
 
 def withdraw(folder: SiteFolder) -> list[str]:

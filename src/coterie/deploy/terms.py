@@ -18,7 +18,7 @@ from torch import nn
 from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.buffers import governed
 from ..core.imports import Code
-from ..core.problem import Counts, Problem
+from ..core.problem import Counts, Problem, SharedPool
 from ..data.data_schema import Schema
 from ..data.standard import Moments, checked_moments
 from ..data.untrusted import STRICT, parsed
@@ -56,6 +56,7 @@ class Agreement:
     schema: Schema
     moments: Moments | None
     kept: int  # states that a site keeps, so that the coordinator can resume from a checkpoint
+    pool: str = ""  # sha256 of the samples that all sites share; "" for a method that shares none
 
     def to_json(self) -> str:
         """The agreement as JSON: the same text for the same agreement."""
@@ -113,6 +114,7 @@ def experiment_of(
     *,
     secret: int,
     most_bytes: int,
+    pool: SharedPool | None = None,
 ) -> Experiment:
     """The method and the problem of an agreement.
 
@@ -124,7 +126,7 @@ def experiment_of(
     _check_size(config, agreement.schema, most_bytes)
     factory = factory_of(config, agreement.schema.example())
     declared = Declared(agreement.clients, agreement.counts, agreement.schema)
-    problem = problem_of(config, algorithm, declared, factory, secret=secret)
+    problem = problem_of(config, algorithm, declared, factory, secret=secret, pool=pool)
     check_run(algorithm, problem, config.run.rounds)
     merged = merges_validation(config, algorithm)
     return Experiment(agreement, config, governed(algorithm, problem), problem, merged)
@@ -145,6 +147,7 @@ def problem_of(
     factory: Callable[[], nn.Module],
     *,
     secret: int | None = None,
+    pool: SharedPool | None = None,
 ) -> Problem:
     """The problem of one run, as a server and its sites know it."""
     example = declared.schema.example()
@@ -159,6 +162,7 @@ def problem_of(
         seed=config.run.seed,
         dtype=torch.float64 if config.train.precision == "float64" else torch.float32,
         secret=secret,
+        pool=pool,
     )
 
 

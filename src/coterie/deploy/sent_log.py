@@ -1,0 +1,23 @@
+"""The log of what left a site: one line per answer, appended before the answer leaves."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..engines.codec import digest
+
+
+def write_down(log: Path, head: Mapping[str, Any], reply: bytes, experiment: str) -> None:
+    """Append a line about the answer to a message; ``experiment`` if the message names none."""
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "kind": str(head.get("kind", ""))[:40],
+        "experiment": str(head.get("experiment", experiment))[:64],
+        "round": head.get("round") if isinstance(head.get("round"), int) else None,
+        "bytes": len(reply),
+        "sha256": digest(reply),
+    }
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
