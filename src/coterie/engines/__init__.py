@@ -1,4 +1,4 @@
-"""The engines that run the clients: ``vmap``, ``loop``, ``wire``, and ``auto``, which chooses."""
+"""The engines that run the clients: ``vmap``, ``loop``, ``wire``, ``ray``, and ``auto``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +19,7 @@ ENGINES = {
     "vmap": "many clients at once, on one CPU or GPU",
     "loop": "one client at a time: the reference",
     "wire": "each client in another process, with its own shard file and state file",
+    "ray": "as loop, on the CPUs of a Ray cluster; needs coterie[ray]",
 }
 
 
@@ -73,7 +74,7 @@ def make_backend(
     state: str = "device",
     before: Mapping[str, str] | None = None,
 ) -> Backend:
-    """Make the backend that computes the client half of a method in this process."""
+    """Make the backend that computes the client half of a method."""
     from . import auto
     from .loop import LoopBackend
     from .vmap import VmapBackend
@@ -92,4 +93,8 @@ def make_backend(
         )
     if name == "loop":
         return LoopBackend(*on, threads=asked.threads)
+    if name == "ray":
+        from .cluster import RayBackend
+
+        return RayBackend(*on, threads=asked.threads)
     raise ConfigError(f"engine '{name}' is unknown; {did_you_mean(name, ENGINES)}")
