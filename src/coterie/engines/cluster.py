@@ -11,79 +11,26 @@ The cluster is the one that ``ray.init()`` finds: the environment's RAY_ADDRESS,
 runs on this machine, else one that is started here and ends with this process.
 """
 
-import logging
-import os
-import pickle
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import Any
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.calls import Form
-from ..core.messages import Rejection, Reply
+from ..core.messages import Rejection
 from ..core.problem import Problem
 from ..core.shards import Shards
-from ..core.tree import Bank, Tree
+from ..core.tree import Tree
 from ..errors import ConfigError, EngineError
-from . import process
+from . import ray_tasks
 from .base import Computed, Predicted
-from .loop import LoopBackend, stacked, together
+from .loop import stacked, together
+from .ray_tasks import Rows, Stage, Told, connected, failure, tensors
 from .simulator import joined
 
 RETRIES = 1  # how often Ray starts a task again whose worker was lost
 GROUPS_PER_WORKER = 4  # more groups than workers, because clients differ in size
-
-
-def connected() -> Any:
-    """The package ray, connected to a cluster; the signal handlers stay as they are."""
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ConfigError(
-            "engine.name: 'ray' needs the package ray, which is not installed; install it with: "
-            "pip install 'coterie[ray]', or use engine.name = 'loop', which gives the same numbers"
-        ) from error
-    if not ray.is_initialized():
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error:
-            address = os.environ.get("RAY_ADDRESS", "not set")
-            raise EngineError(
-                f"no Ray cluster could be reached ({error}); RAY_ADDRESS is {address}; expected "
-                "the address of a cluster that runs, or no RAY_ADDRESS to start one here"
-            ) from error
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # ray.init sets its own
-    return ray
-
-
-class Told(NamedTuple):
-    """What the tasks of a run have in common, as it is sent to them."""
-
-    path: list[str]  # sys.path of this process
-    pickled: bytes
-
-
-class Rows(NamedTuple):
-    """The part of a round that one task computes."""
-
-    round: Round  # of the clients of this task
-    message: Tree  # one row per client; arrays of numpy in place of tensors
-    states: Tree
-
-
-Stage = Callable[[LoopBackend, AnyAlgorithm, Rows], list[Any]]  # one result per client
 
 
 class RayBackend:
@@ -105,7 +52,7 @@ class RayBackend:
         self._groups = grouped(shards.splits["train"].sizes, GROUPS_PER_WORKER * workers)
         self._held = [self._ray.put(shards.of(*group)) for group in self._groups]
         options = {"num_cpus": self.threads, "max_retries": RETRIES}
-        self._task = self._ray.remote(**options)(_work)
+        self._task = self._ray.remote(**options)(ray_tasks.work)
         self._told: tuple[AnyAlgorithm, Any] | None = None
 
     @property
@@ -122,15 +69,15 @@ class RayBackend:
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, one row per client."""
-        found = self._spread(algorithm, received, states, round, _local)
-        return stacked([_tensors(reply) for reply in self._complete(found, round)])
+        found = self._spread(algorithm, received, states, round, ray_tasks.local)
+        return stacked([tensors(reply) for reply in self._complete(found, round)])
 
     def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> Computed:
         """Uploads and new states; a client whose worker was lost every time is rejected."""
-        found = self._spread(algorithm, received, states, round, _local)
-        replies = [_tensors(found[i]) for i in sorted(found)]
+        found = self._spread(algorithm, received, states, round, ray_tasks.local)
+        replies = [tensors(found[i]) for i in sorted(found)]
         clients = enumerate(round.clients.tolist())
         lost = tuple(Rejection(client, "lost") for i, client in clients if i not in found)
         made = together(replies, round, stacked)
@@ -147,9 +94,9 @@ class RayBackend:
         keep: bool = True,
     ) -> Predicted:
         """The scores of the predictors, and the predictors on the CPU."""
-        stage = partial(_predict, metric=metric, keep=keep)
+        stage = partial(ray_tasks.predict, metric=metric, keep=keep)
         found = self._complete(self._spread(algorithm, served, states, round, stage), round)
-        parts = [part._replace(mixture=_tensors(part.mixture)) for part in found]
+        parts = [part._replace(mixture=tensors(part.mixture)) for part in found]
         mixture: Mixture = tree.concat([part.mixture for part in parts])
         return joined(parts, mixture)
 
@@ -172,17 +119,14 @@ class RayBackend:
         parts = [(g, [asked[k] for k in m if k in asked]) for g, m in enumerate(self._groups)]
         found: dict[int, Any] = {}
         for _ in range(2):  # groups; then the clients of lost tasks one by one
-            tasks = {
-                self._submit(algorithm, stage, group, _rows(message, states, round, at)): (
-                    group,
-                    at,
-                )
-                for group, at in parts
-                if at
-            }
+            tasks = []
+            for group, at in parts:
+                if at:
+                    rows = Rows.at(at, message, states, round)
+                    tasks.append((self._submit(algorithm, stage, group, rows), group, at))
             parts = []
-            for task, (group, at) in tasks.items():
-                results = self._result(task, tasks)
+            for task, group, at in tasks:
+                results = self._result(task, [other for other, _, _ in tasks])
                 if results is None:
                     parts += [(group, [i]) for i in at]
                 else:
@@ -191,7 +135,7 @@ class RayBackend:
 
     def _submit(self, algorithm: AnyAlgorithm, stage: Stage, group: int, rows: Rows) -> Any:
         if self._told is None or self._told[0] is not algorithm:
-            told = Told(list(sys.path), _pickled(self._ray, self.problem, algorithm))
+            told = Told.of((self.problem, algorithm))
             self._told = algorithm, self._ray.put(told)
         return self._task.remote(self._told[1], self._held[group], self.threads, stage, rows)
 
@@ -217,105 +161,3 @@ def grouped(sizes: Sequence[int], most: int) -> list[list[int]]:
     order = sorted(range(len(sizes)), key=lambda client: -sizes[client])
     count = min(most, len(order))
     return [order[first::count] for first in range(count)]
-
-
-def failure(error: Any) -> Exception:
-    """The exception that a task raised, as it would have been raised in this process."""
-    cause = error.cause if isinstance(error.cause, Exception) else None
-    if isinstance(cause, ConfigError | EngineError):
-        return cause
-    return EngineError(f"a Ray worker failed: {error}")
-
-
-# ---- what is sent --------------------------------------------------------------------------------
-
-
-def _rows(message: Tree, states: Tree, round: Round, at: list[int]) -> Rows:
-    """The rows of some positions of a round; of a Bank, only the models of their slots."""
-    rows = torch.tensor(at)
-    part = round._replace(clients=round.clients[rows], aux=None)
-    leaves = [_needed(leaf) for _, leaf in tree.flatten(tree.take(message, rows), (Bank,))]
-    message = tree.unflatten(message, leaves, (Bank,))
-    return Rows(part, _arrays(message), _arrays(tree.take(states, rows)))
-
-
-def _needed(leaf: Tensor | Bank) -> Tensor | Bank:
-    if not isinstance(leaf, Bank):
-        return leaf
-    used = leaf.slot[leaf.slot >= 0].unique()
-    models = leaf.models[used] if len(used) else leaf.models.new_zeros(1, leaf.models.shape[1])
-    slot = torch.searchsorted(used, leaf.slot.contiguous())
-    return Bank(models, torch.where(leaf.slot >= 0, slot, -1), leaf.owner)
-
-
-def _arrays(message: Tree) -> Tree:
-    """A tree with arrays of numpy, which Ray sends without a copy, in place of tensors.
-
-    A pickled tensor would bring all the memory with it of which it is a part.
-    """
-    leaves = [leaf for _, leaf in tree.flatten(message)]
-    made = [each.detach().numpy() if _plain(each) else each for each in leaves]
-    return tree.unflatten(message, made)
-
-
-def _plain(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dtype != torch.bfloat16  # numpy has no bfloat16
-
-
-def _tensors(message: Tree) -> Tree:
-    """The tree that :func:`_arrays` was given; arrays are copied, because Ray's are read-only."""
-    leaves = [leaf for _, leaf in tree.flatten(message)]
-    made = [torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x for x in leaves]
-    return tree.unflatten(message, made)
-
-
-def _pickled(ray: Any, problem: Problem, algorithm: AnyAlgorithm) -> bytes:
-    try:
-        data: bytes = ray.cloudpickle.dumps((problem, algorithm))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise EngineError(
-            f"engine.name: 'ray' runs clients in other processes, which cannot be told of this "
-            f"method or network ({error}); let them hold nothing but numbers, tensors and modules, "
-            "or use engine.name = 'loop'"
-        ) from error
-    return data
-
-
-# ---- in a worker ---------------------------------------------------------------------------------
-
-
-def loaded(told: Told) -> Any:
-    """What was sent to a task; its modules are looked for where the sender found them, too."""
-    sys.path += [place for place in told.path if place not in sys.path]
-    try:
-        return pickle.loads(told.pickled)
-    except (ImportError, AttributeError) as error:
-        raise EngineError(
-            f"a Ray worker cannot load what it was sent ({error}); the same coterie, and the "
-            "modules of your own methods and networks, must be importable on every node"
-        ) from error
-
-
-def _work(told: Told, shards: Shards, threads: int, stage: Stage, rows: Rows) -> list[Any]:
-    """The task: one result per client."""
-    problem, algorithm = loaded(told)
-    rows = Rows(rows.round, _tensors(rows.message), _tensors(rows.states))
-    with process.settings(threads=threads):
-        return stage(LoopBackend(problem, shards, threads=threads), algorithm, rows)
-
-
-def _local(backend: LoopBackend, algorithm: AnyAlgorithm, rows: Rows) -> list[Reply]:
-    replies = backend.replies(algorithm, rows.message, rows.states, rows.round)
-    return [_arrays(reply) for reply in replies]
-
-
-def _predict(
-    backend: LoopBackend, algorithm: AnyAlgorithm, rows: Rows, *, metric: str, keep: bool
-) -> list[Predicted]:
-    found = []
-    for at in torch.arange(len(rows.round.clients)).split(1):
-        message, states = tree.take(rows.message, at), tree.take(rows.states, at)
-        one = rows.round._replace(clients=rows.round.clients[at])
-        part = backend.predict(algorithm, message, states, one, metric, keep=keep)
-        found.append(part._replace(mixture=_arrays(part.mixture)))
-    return found
