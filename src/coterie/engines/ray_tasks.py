@@ -35,8 +35,9 @@ def connected() -> Any:
         if error.name != "ray":
             raise
         raise ConfigError(
-            "engine.name: 'ray' needs the package ray, which is not installed; install it with: "
-            "pip install 'coterie[ray]', or use engine.name = 'loop', which gives the same numbers"
+            "engine.name or run.spread is 'ray', but the package ray is not installed; install it "
+            "with: pip install 'coterie[ray]', or use engine.name = 'loop' without run.spread, "
+            "which gives the same numbers"
         ) from error
     if not ray.is_initialized():
         before = signal.getsignal(signal.SIGTERM)
@@ -78,7 +79,7 @@ class Told(NamedTuple):
             raise EngineError(
                 "Ray computes in other processes, which cannot be told of this method or network "
                 f"({error}); let it hold nothing but numbers, tensors and modules, or use "
-                "engine.name = 'loop' and run.spread = 'none'"
+                "engine.name = 'loop' without run.spread"
             ) from error
 
     def load(self) -> Any:

@@ -1,0 +1,157 @@
+"""Spreads the runs of a comparison over a Ray cluster: one task per method and seed.
+
+A run needs the histories of Local and FedAvg with its seed, so these two come first. A run in a
+task holds the lock of its folder and writes it, as a run of this process would: the folder must be
+on a disk that all nodes share. If a worker is lost, Ray starts its task again, and the run goes on
+from its last checkpoint. If this process is killed, its tasks end with it; their folders can be
+resumed. After every round a run reports to the :class:`Board` and learns whether it has to stop.
+"""
+
+import contextlib
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..engines import process
+from ..engines.ray_tasks import Told, connected, failure
+from ..errors import EngineError, StoppedError
+from ..results.history import History
+from ..storage import faults
+from .assemble import Assembly
+from .cells import FIRST, in_turn, run_cell
+from .comparison_folder import COMPARE, place
+from .config.methods import Method
+from .config.schema import EngineTable
+from .interrupt import Stop
+from .run_folder import Render, RunData
+from .runner import Progress, Watch
+
+RETRIES = 3  # how often Ray starts a run again whose worker was lost
+POLL = 0.2  # seconds between two looks at the board
+
+Key = tuple[str, int]  # label of the method, seed
+
+
+class Board:
+    """An actor through which runs report their rounds and learn that they have to stop."""
+
+    def __init__(self) -> None:
+        self._steps: list[Progress] = []
+        self._asked: int | None = None
+
+    def tell(self, step: Progress) -> int | None:
+        """Report a round; the reply is the signal that asked to stop, or None."""
+        self._steps.append(step)
+        return self._asked
+
+    def asked(self) -> int | None:
+        """The signal that asked to stop, or None."""
+        return self._asked
+
+    def take(self, asked: int | None) -> list[Progress]:
+        """The rounds since the last call; ``asked`` is passed on to the runs."""
+        self._asked, steps, self._steps = asked, self._steps, []
+        return steps
+
+
+def run_spread(
+    assembly: Assembly,
+    methods: Sequence[Method],
+    out: Path | None,
+    *,
+    stop: Stop,
+    progress: Watch | None,
+    render: Render,
+) -> list[RunData]:
+    """Execute all runs; they are returned by method and, for each method, by seed."""
+    ray = connected()
+    board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+    home, by_label = out and out.resolve(), {method.label: method for method in methods}
+    told = ray.put(Told.of((assembly, by_label, home, render)))
+    task = ray.remote(num_returns=2, max_retries=RETRIES, **resources(assembly.config.engine))(_run)
+    tasks: dict[Any, Key] = {}
+    for seed in assembly.config.seeds:
+        known: dict[str, Any] = {}
+        for method in in_turn(methods):
+            key = method.label, seed
+            data, history = task.remote(told, board, *key, tuple(known), *known.values())
+            tasks[data] = key
+            if method.label in FIRST:
+                known[method.label] = history
+    done = _followed(ray, board, tasks, stop, progress)
+    if out is not None:  # the path as the user gave it
+        done = {key: replace(data, path=place(out, *key)) for key, data in done.items()}
+    return [done[method.label, seed] for method in methods for seed in assembly.config.seeds]
+
+
+def resources(engine: EngineTable) -> dict[str, int]:
+    """What a run takes of the cluster: ``engine.threads`` CPUs (by default one), or also a GPU."""
+    return {"num_cpus": engine.threads or 1, "num_gpus": int(engine.device != "cpu")}
+
+
+def _followed(
+    ray: Any, board: Any, tasks: dict[Any, Key], stop: Stop, progress: Watch | None
+) -> dict[Key, RunData]:
+    """Wait for all runs; after a failure or a signal, all stop after their current round."""
+    done: dict[Key, RunData] = {}
+    failed: Exception | None = None
+    pending = list(tasks)
+    while pending:
+        ready, pending = ray.wait(pending, timeout=POLL)
+        for task in ready:
+            try:
+                done[tasks[task]] = ray.get(task)
+                faults.at("compare.cell")
+            except ray.exceptions.RayError as error:
+                failed = failed or _named(ray, error, *tasks[task])
+        asked = stop.asked if failed is None else signal.SIGTERM
+        with contextlib.suppress(ray.exceptions.RayError):  # the board is started again
+            for step in ray.get(board.take.remote(asked)):
+                if progress is not None:
+                    progress(step)
+    if failed is not None:
+        raise failed
+    stop.here()
+    return done
+
+
+def _named(ray: Any, error: Any, label: str, seed: int) -> Exception:
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return failure(error)
+    return EngineError(
+        f"the run of '{label}' with seed {seed} was lost {RETRIES + 1} times: its Ray worker ended "
+        f"({type(error).__name__}); see Ray's logs on the cluster's nodes; 'coterie resume' goes "
+        "on from its last checkpoint"
+    )
+
+
+# ---- in a worker ---------------------------------------------------------------------------------
+
+
+def _run(
+    told: Told, board: Any, label: str, seed: int, names: tuple[str, ...], *known: History
+) -> tuple[RunData | None, History | None]:
+    """The task: one run, and its history for the runs that refer to it; None if it stopped."""
+    ray = connected()
+    assembly, methods, out, render = told.load()
+    if out is not None and not (out / COMPARE).is_file():
+        raise EngineError(
+            f"{out}: is not on this node of the Ray cluster; expected a folder (--out) on a disk "
+            "that all nodes share, or no folder"
+        )
+    stop = Stop(out, ray.get(board.asked.remote()))
+
+    def watch(step: Progress) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            stop.asked = ray.get(board.tell.remote(step))
+
+    references = dict(zip(names, known, strict=True))
+    with process.settings(threads=resources(assembly.config.engine)["num_cpus"]):
+        try:
+            stop.here()
+            data = run_cell(assembly, methods[label], seed, out, stop, references, watch, render)
+        except StoppedError:
+            return None, None
+    return data, data.history
