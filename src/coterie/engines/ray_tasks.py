@@ -26,9 +26,11 @@ from . import process
 from .base import Predicted
 from .loop import LoopBackend
 
+ADDRESS = "RAY_ADDRESS"  # the variable of the environment that Ray's users set
 
-def connected() -> Any:
-    """The package ray, connected to a cluster; the signal handlers stay as they are."""
+
+def package() -> Any:
+    """The package ray; without it, the error names the extra that brings it."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -39,19 +41,33 @@ def connected() -> Any:
             "with: pip install 'coterie[ray]', or use engine.name = 'loop' without run.spread, "
             "which gives the same numbers"
         ) from error
-    if not ray.is_initialized():
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error:
-            address = os.environ.get("RAY_ADDRESS", "not set")
-            raise EngineError(
-                f"no Ray cluster could be reached ({error}); RAY_ADDRESS is {address}; expected "
-                "the address of a cluster that runs, or no RAY_ADDRESS to start one here"
-            ) from error
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)  # ray.init sets its own
     return ray
+
+
+def connected() -> Any:
+    """The package ray, connected to a cluster; the signal handlers stay as they are."""
+    ray = package()
+    if ray.is_initialized():
+        return ray
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise EngineError(
+            f"no Ray cluster could be reached ({error}); RAY_ADDRESS is "
+            f"{os.environ.get(ADDRESS, 'not set')}; expected the address of a cluster that runs, "
+            "or no RAY_ADDRESS to start one here"
+        ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # ray.init sets its own
+    return ray
+
+
+def described() -> str:
+    """The version of Ray, and the cluster that a run would use."""
+    address = os.environ.get(ADDRESS)
+    where = "the cluster on this machine, or one that is started for the run"
+    return f"ray {package().__version__}, {f'RAY_ADDRESS={address}' if address else where}"
 
 
 def failure(error: Any) -> Exception:
@@ -68,13 +84,14 @@ class Told(NamedTuple):
     """What several tasks have in common, pickled once."""
 
     path: list[str]  # sys.path of this process
+    argv: list[str]  # the command, which the folder of a run names
     pickled: bytes
 
     @classmethod
     def of(cls, values: Any) -> "Told":
         """Pickle the values; classes that are not in a module that can be imported go with them."""
         try:
-            return cls(list(sys.path), connected().cloudpickle.dumps(values))
+            return cls(list(sys.path), list(sys.argv), connected().cloudpickle.dumps(values))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise EngineError(
                 "Ray computes in other processes, which cannot be told of this method or network "
@@ -85,6 +102,7 @@ class Told(NamedTuple):
     def load(self) -> Any:
         """The values, in a task; modules are also looked for where the sender found them."""
         sys.path += [place for place in self.path if place not in sys.path]
+        sys.argv[:] = self.argv
         try:
             return pickle.loads(self.pickled)
         except (ImportError, AttributeError) as error:
@@ -147,13 +165,14 @@ def arrays(message: Tree) -> Tree:
 
     A pickled tensor would bring all the memory with it of which it is a part.
     """
-    leaves = [leaf for _, leaf in tree.flatten(message)]
-    made = [each.detach().numpy() if _plain(each) else each for each in leaves]
-    return tree.unflatten(message, made)
+    return tree.unflatten(message, [_array(leaf) for _, leaf in tree.flatten(message)])
 
 
-def _plain(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.dtype != torch.bfloat16  # numpy has no bfloat16
+def _array(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    no_such_array = leaf.dtype == torch.bfloat16
+    return leaf.detach().clone() if no_such_array else leaf.detach().numpy()
 
 
 def tensors(message: Tree) -> Tree:

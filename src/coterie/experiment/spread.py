@@ -8,6 +8,7 @@ resumed. After every round a run reports to the :class:`Board` and learns whethe
 """
 
 import contextlib
+import pickle
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ..errors import EngineError, StoppedError
 from ..results.history import History
 from ..storage import faults
 from .assemble import Assembly
+from .board import Board
 from .cells import FIRST, in_turn, run_cell
 from .comparison_folder import COMPARE, place
 from .config.methods import Method
@@ -32,28 +34,6 @@ RETRIES = 3  # how often Ray starts a run again whose worker was lost
 POLL = 0.2  # seconds between two looks at the board
 
 Key = tuple[str, int]  # label of the method, seed
-
-
-class Board:
-    """An actor through which runs report their rounds and learn that they have to stop."""
-
-    def __init__(self) -> None:
-        self._steps: list[Progress] = []
-        self._asked: int | None = None
-
-    def tell(self, step: Progress) -> int | None:
-        """Report a round; the reply is the signal that asked to stop, or None."""
-        self._steps.append(step)
-        return self._asked
-
-    def asked(self) -> int | None:
-        """The signal that asked to stop, or None."""
-        return self._asked
-
-    def take(self, asked: int | None) -> list[Progress]:
-        """The rounds since the last call; ``asked`` is passed on to the runs."""
-        self._asked, steps, self._steps = asked, self._steps, []
-        return steps
 
 
 def run_spread(
@@ -108,9 +88,9 @@ def _followed(
                 failed = failed or _named(ray, error, *tasks[task])
         asked = stop.asked if failed is None else signal.SIGTERM
         with contextlib.suppress(ray.exceptions.RayError):  # the board is started again
-            for step in ray.get(board.take.remote(asked)):
+            for report in ray.get(board.take.remote(asked)):
                 if progress is not None:
-                    progress(step)
+                    progress(pickle.loads(report))
     if failed is not None:
         raise failed
     stop.here()
@@ -145,7 +125,7 @@ def _run(
 
     def watch(step: Progress) -> None:
         with contextlib.suppress(ray.exceptions.RayError):
-            stop.asked = ray.get(board.tell.remote(step))
+            stop.asked = ray.get(board.tell.remote(pickle.dumps(step)))
 
     references = dict(zip(names, known, strict=True))
     with process.settings(threads=resources(assembly.config.engine)["num_cpus"]):
