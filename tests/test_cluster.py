@@ -46,6 +46,7 @@ TINY = {
     "engine": {"name": "loop", "threads": 1},
     "run": {"rounds": 3, "participation": 0.7, "checkpoint_every": 1},
 }
+TOKEN = "a" * 64  # else Ray writes one into the home folder
 COMPARED = ["fedfomo", "fedavg", "local"]
 
 
@@ -54,7 +55,7 @@ def cluster(tmp_path_factory):
     """A cluster of two workers on this machine; no dashboard, no report of its use, no token."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+        patch.setenv("RAY_AUTH_TOKEN", TOKEN)
         patch.setenv("COTERIE_CACHE", str(tmp_path_factory.mktemp("cache")))
         before = signal.getsignal(signal.SIGTERM)
         ray.init(
@@ -471,7 +472,7 @@ def test_the_error_of_a_run_ends_the_comparison(cluster, tmp_path):
 def test_a_folder_that_the_nodes_do_not_share_is_refused(cluster, tmp_path):
     told = ray_tasks.Told.of((None, {}, tmp_path / "elsewhere", None))
     with pytest.raises(EngineError, match="on a disk that all nodes share"):
-        spread._run(told, None, "local", 0, ())
+        spread._run(told, None, "local", 0)
 
 
 def test_spreading_is_not_part_of_the_experiment():
@@ -508,7 +509,8 @@ def test_runs_whose_driver_is_killed_can_be_resumed_without_ray(serial, tmp_path
     config.write_text(json.dumps({**TINY, "run": {**TINY["run"], "spread": "ray"}}))
     named = ["compare", str(config), "--methods", ",".join(COMPARED), "--seeds", "0,1"]
     command = [sys.executable, "-m", "coterie", *named, "--out", str(out)]
-    where = {**os.environ, "COTERIE_FAULT": "compare.cell:2", "RAY_ADDRESS": "local"}
+    fault = {"COTERIE_FAULT": "compare.cell:2", "RAY_ADDRESS": "local", "RAY_AUTH_TOKEN": TOKEN}
+    where = {**os.environ, **fault}
     killed = subprocess.run(command, env=where, capture_output=True, timeout=120)
     assert killed.returncode == -signal.SIGKILL
     for _ in range(60):  # until the workers have noticed that their driver is gone

@@ -18,7 +18,6 @@ from typing import Any
 from ..engines import process
 from ..engines.ray_tasks import Told, connected, failure
 from ..errors import EngineError, StoppedError
-from ..results.history import History
 from ..storage import faults
 from .assemble import Assembly
 from .board import Board
@@ -50,16 +49,16 @@ def run_spread(
     board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
     home, by_label = out and out.resolve(), {method.label: method for method in methods}
     told = ray.put(Told.of((assembly, by_label, home, render)))
-    task = ray.remote(num_returns=2, max_retries=RETRIES, **resources(assembly.config.engine))(_run)
+    task = ray.remote(max_retries=RETRIES, **resources(assembly.config.engine))(_run)
     tasks: dict[Any, Key] = {}
     for seed in assembly.config.seeds:
-        known: dict[str, Any] = {}
+        known: list[Any] = []
         for method in in_turn(methods):
             key = method.label, seed
-            data, history = task.remote(told, board, *key, tuple(known), *known.values())
-            tasks[data] = key
+            run = task.remote(told, board, *key, *known)
+            tasks[run] = key
             if method.label in FIRST:
-                known[method.label] = history
+                known.append(run)
     done = _followed(ray, board, tasks, stop, progress)
     if out is not None:  # the path as the user gave it
         done = {key: replace(data, path=place(out, *key)) for key, data in done.items()}
@@ -75,7 +74,7 @@ def _followed(
     ray: Any, board: Any, tasks: dict[Any, Key], stop: Stop, progress: Watch | None
 ) -> dict[Key, RunData]:
     """Wait for all runs; after a failure or a signal, all stop after their current round."""
-    done: dict[Key, RunData] = {}
+    done: dict[Key, Any] = {}
     failed: Exception | None = None
     pending = list(tasks)
     while pending:
@@ -93,7 +92,8 @@ def _followed(
                     progress(pickle.loads(report))
     if failed is not None:
         raise failed
-    stop.here()
+    if None in done.values():  # a signal after the last round of the last run stops nothing
+        stop.here()
     return done
 
 
@@ -110,10 +110,8 @@ def _named(ray: Any, error: Any, label: str, seed: int) -> Exception:
 # ---- in a worker ---------------------------------------------------------------------------------
 
 
-def _run(
-    told: Told, board: Any, label: str, seed: int, names: tuple[str, ...], *known: History
-) -> tuple[RunData | None, History | None]:
-    """The task: one run, and its history for the runs that refer to it; None if it stopped."""
+def _run(told: Told, board: Any, label: str, seed: int, *known: RunData | None) -> RunData | None:
+    """The task: one run, which refers to those in ``known``; None if it was stopped."""
     ray = connected()
     assembly, methods, out, render = told.load()
     if out is not None and not (out / COMPARE).is_file():
@@ -127,11 +125,10 @@ def _run(
         with contextlib.suppress(ray.exceptions.RayError):
             stop.asked = ray.get(board.tell.remote(pickle.dumps(step)))
 
-    references = dict(zip(names, known, strict=True))
+    references = {run.history.method: run.history for run in known if run is not None}
     with process.settings(threads=resources(assembly.config.engine)["num_cpus"]):
         try:
             stop.here()
-            data = run_cell(assembly, methods[label], seed, out, stop, references, watch, render)
+            return run_cell(assembly, methods[label], seed, out, stop, references, watch, render)
         except StoppedError:
-            return None, None
-    return data, data.history
+            return None
