@@ -3,7 +3,7 @@
     python docs/results/scale.py ledger      # bytes per method, in models
     python docs/results/scale.py transport   # seconds per 100 MB
     python docs/results/scale.py server      # seconds of guard and aggregation
-    python docs/results/scale.py ray         # seconds of a round over Ray
+    python docs/results/scale.py ray         # seconds of Ray's object store and tasks
 
 Times are processor seconds of one thread, the least of several turns: the machine may be busy with
 other jobs. Those of a checkpoint and of Ray are seconds by the clock.
@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load, save
@@ -184,37 +183,32 @@ def server() -> None:
             print(f"| {name} | {clients:,} | {parameters:,} | {' | '.join(found)} |", flush=True)
 
 
-def ray_rounds() -> None:
-    """Seconds of a round, without evaluation, in the loop and over Ray with two workers."""
+def ray_costs() -> None:
+    """Seconds by the clock of Ray itself, with two workers."""
     import ray
 
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    print("| method | K | P | loop | ray |\n| --- | --- | --- | --- | --- |")
-    for name, clients, parameters in (
-        ("fedavg", 100, 1_000),
-        ("fedavg", 100, 1_000_000),
-        ("fedfomo", 20, 1_000_000),
-    ):
-        algorithm: Any = ALGORITHMS[name]()
-        on = problem(algorithm, clients, parameters)
-        found = []
-        for engine in ("loop", "ray"):
-            made = make_engine(engine, on.problem, on.shards, threads=1)
-            records = train(algorithm, on.problem, made, 6, evaluate_every=6)
-            found.append(min(record.seconds for record in list(records)[1:-1]))
-        print(
-            f"| {name} | {clients} | {parameters:,} | {found[0]:.3f} | {found[1]:.3f} |", flush=True
-        )
+    options = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
+    ray.init(address="local", num_cpus=2, **options)
+    model = torch.randn(25_000_000).numpy()
+    task, sent = ray.remote(_nothing), ray.put(model)
+    ray.get([task.remote(sent) for _ in range(4)])
+    clock = time.perf_counter
+    found = {
+        "100 MB put into the object store": least(lambda: ray.put(model), 20, clock),
+        "100 MB read from it": least(lambda: ray.get(sent).copy(), 20, clock),
+        "8 empty tasks": least(lambda: ray.get([task.remote(1) for _ in range(8)]), 100, clock),
+    }
+    print("| | seconds |\n| --- | --- |")
+    for name, seconds in found.items():
+        print(f"| {name} | {seconds:.4f} |")
     ray.shutdown()
+
+
+def _nothing(value: object) -> int:
+    return 0
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     print(f"commit {commit()}, torch {torch.__version__}, one thread\n")
-    {"ledger": ledger, "transport": transport, "server": server, "ray": ray_rounds}[sys.argv[1]]()
+    {"ledger": ledger, "transport": transport, "server": server, "ray": ray_costs}[sys.argv[1]]()
