@@ -91,7 +91,7 @@ class Told(NamedTuple):
     def of(cls, values: Any) -> "Told":
         """Pickle the values; classes that are not in a module that can be imported go with them."""
         try:
-            return cls(list(sys.path), list(sys.argv), connected().cloudpickle.dumps(values))
+            return cls(list(sys.path), list(sys.argv), package().cloudpickle.dumps(values))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise EngineError(
                 "Ray computes in other processes, which cannot be told of this method or network "
@@ -123,7 +123,7 @@ class Packed(NamedTuple):
         """Pack a tree."""
         leaves = [leaf for _, leaf in tree.flatten(arrays(message))]
         like = tree.unflatten(message, [None] * len(leaves))
-        return cls(leaves, connected().cloudpickle.dumps(like))
+        return cls(leaves, package().cloudpickle.dumps(like))
 
     def load(self) -> Tree:
         """The tree, in a task."""
