@@ -262,7 +262,7 @@ def test_state_may_stay_in_host_memory(engine):
 def test_an_unknown_engine_is_named():
     with pytest.raises(ConfigError, match="did you mean 'vmap'"):
         engine_of("vmpa", task(Local()))
-    assert set(ENGINES) == {"auto", "vmap", "loop", "wire"}
+    assert set(ENGINES) == {"auto", "vmap", "loop", "wire", "ray"}
 
 
 class Fragile(nn.Module):

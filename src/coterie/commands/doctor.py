@@ -16,7 +16,7 @@ from ..data.duplicates import Duplicates, duplicates, shared_units
 from ..data.extremes import extremes
 from ..data.federation import Federation
 from ..data.simulation import Simulation
-from ..engines import auto
+from ..engines import auto, ray_tasks
 from ..engines.base import Work
 from ..engines.candidates import PROBE_STEPS
 from ..engines.settings import Asked, Length
@@ -124,6 +124,8 @@ def _cost_facts(
         ("memory", f"about {mib:,.0f} MiB beside the data"),
         ("training time", f"about {_duration(seconds)}, without evaluation"),
     ]
+    if "ray" in (engine.name, run.spread):
+        facts.append(("Ray", ray_tasks.described()))
     if engine.name == "vmap":  # as it was asked for, fastest or not
         how = auto.repaid(work, run.rounds, play=engine.play, compiled=engine.compiled)
         chunk = auto.fitting(work, engine.chunk, engine.memory_mib)

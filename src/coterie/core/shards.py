@@ -128,21 +128,20 @@ class Shards:
             self, x=torch.cat([self.x, x]), y=torch.cat([self.y, y]), splits=splits, units=units
         )
 
-    def of(self, client: int) -> "Shards":
-        """The shard of one client: only its own samples."""
-        lists = {name: self.splits[name].of(client) for name in SPLITS}
-        held = torch.cat(list(lists.values())).unique()  # sorted: literal samples stay last
-        if not len(held):
+    def of(self, *clients: int) -> "Shards":
+        """The shards of some clients: only their own samples, under the clients' numbers here."""
+        lists = {name: [self.splits[name].of(k) for k in clients] for name in SPLITS}
+        held = torch.cat([one for parts in lists.values() for one in parts]).unique()
+        if not len(held):  # sorted by unique(): literal samples stay last
             held = torch.zeros(1, dtype=torch.int64, device=self.device)
-        population = len(self.splits["train"].sizes)
-        none = torch.zeros(0, dtype=torch.int64)
         splits = {}
-        for name, mine in lists.items():
-            rows = [none] * population
-            rows[client] = torch.searchsorted(held, mine)
+        for name, parts in lists.items():
+            rows = [torch.zeros(0, dtype=torch.int64)] * len(self.splits[name].sizes)
+            for client, mine in zip(clients, parts, strict=True):
+                rows[client] = torch.searchsorted(held, mine)
             splits[name] = Ragged(rows, self.device)
         relabel = torch.zeros_like(self.relabel)
-        relabel[client] = self.relabel[client]
+        relabel[list(clients)] = self.relabel[list(clients)]
         literal = None if self.literal is None else int((held < self.literal).sum())
         units = held if self.units is None else self.units[held]
         return replace(

@@ -1,4 +1,4 @@
-"""The engines that run the clients: ``vmap``, ``loop``, ``wire``, and ``auto``, which chooses."""
+"""The engines that run the clients: ``vmap``, ``loop``, ``wire``, ``ray``, and ``auto``."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +20,7 @@ ENGINES = {
     "loop": "one client at a time: the reference",
     "wire": "each client in another process, with its own shard file and state file",
     "remote": "the sites of a federation (--federation FOLDER), each with its own data",
+    "ray": "as loop, on the CPUs of a Ray cluster; needs coterie[ray]",
 }
 
 
@@ -79,7 +80,7 @@ def make_backend(
     state: str = "device",
     before: Mapping[str, str] | None = None,
 ) -> Backend:
-    """Make the backend that computes the client half of a method in this process."""
+    """Make the backend that computes the client half of a method."""
     from . import auto
     from .loop import LoopBackend
     from .vmap import VmapBackend
@@ -98,4 +99,8 @@ def make_backend(
         )
     if name == "loop":
         return LoopBackend(*on, threads=asked.threads)
+    if name == "ray":
+        from .cluster import RayBackend
+
+        return RayBackend(*on, threads=asked.threads)
     raise ConfigError(f"engine '{name}' is unknown; {did_you_mean(name, ENGINES)}")

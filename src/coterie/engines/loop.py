@@ -60,18 +60,19 @@ class LoopBackend:
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, one row per client."""
-        return _stacked(list(self._replies(algorithm, received, states, round)))
+        return stacked(list(self.replies(algorithm, received, states, round)))
 
     def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> Computed:
         """Uploads and new states of the clients whose replies have the most common layout."""
-        replies = list(self._replies(algorithm, received, states, round))
-        return together(replies, round, _stacked)
+        replies = list(self.replies(algorithm, received, states, round))
+        return together(replies, round, stacked)
 
-    def _replies(
+    def replies(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> Iterator[Reply]:
+        """The reply of each client of the round, whatever its layout."""
         for client, message, state in self._clients(received, states, round):
             result = self._named(algorithm.local, client, message, state)
             yield Reply(int(client.id), round.index, *result)
@@ -140,6 +141,7 @@ class LoopBackend:
             raise EngineError(f"client '{name}' failed in {where}: {error}") from error
 
 
-def _stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
+def stacked(replies: Sequence[Reply]) -> tuple[Tree, Tree]:
+    """The uploads and the new states of replies of one layout, one row per client."""
     uploads = tree.stack([reply.upload for reply in replies])
     return uploads, tree.stack([reply.state for reply in replies])

@@ -36,12 +36,16 @@ def run_cells(
     render: Render,
 ) -> list[RunData]:
     """Execute all runs; they are returned by method and, for each method, by seed."""
+    if setting.config.run.spread is not None:
+        from .spread import run_spread
+
+        return run_spread(setting, methods, out, stop=stop, progress=progress, render=render)
     done: dict[tuple[str, int], RunData] = {}
     for seed in setting.config.seeds:
         known: dict[str, History] = {}
-        for method in sorted(methods, key=_turn):
+        for method in in_turn(methods):
             stop.here()
-            data = _cell(setting, method, seed, out, stop, known, progress, render)
+            data = run_cell(setting, method, seed, out, stop, known, progress, render)
             faults.at("compare.cell")
             done[method.label, seed] = data
             if method.label in FIRST:
@@ -70,11 +74,12 @@ def references_beside(path: Path) -> dict[str, History]:
     return {name: run_folder.read(place).history for name, place in found.items()}
 
 
-def _turn(method: Method) -> int:
-    return FIRST.index(method.label) if method.label in FIRST else len(FIRST)
+def in_turn(methods: Sequence[Method]) -> list[Method]:
+    """The methods in the order in which they are run: those of FIRST before the others."""
+    return sorted(methods, key=lambda method: (*FIRST, method.label).index(method.label))
 
 
-def _cell(
+def run_cell(
     setting: Setting,
     method: Method,
     seed: int,

@@ -111,7 +111,11 @@ class EngineTable(_Table, frozen=True):
 
 
 class RunTable(_Table, frozen=True):
-    """Rounds, participation, seeds, methods, evaluation, checkpoints and the output folder."""
+    """Rounds, participation, seeds, methods, evaluation, checkpoints and the output folder.
+
+    With ``spread = "ray"`` the runs of a comparison are executed at the same time, in the tasks of
+    a Ray cluster; otherwise one after the other in this process.
+    """
 
     rounds: Count = 20
     participation: ShareAboveZero = 1.0
@@ -121,6 +125,7 @@ class RunTable(_Table, frozen=True):
     evaluate_every: Count = 1
     metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"
     checkpoint_every: Count | None = None
+    spread: Literal["ray"] | None = None
     out: str | None = None
     federation: str | None = None
     collect: bool | None = None
@@ -177,5 +182,6 @@ class Config(_Table, frozen=True):
         """The config of one run of a comparison."""
         adapt = self.adapt if method.adaptation else Named(name="none")
         algorithm = AlgorithmTable(name=method.name, named={method.name: method.fields})
-        run = self.run.model_copy(update={"seed": seed, "seeds": (), "methods": None})
+        one = {"seed": seed, "seeds": (), "methods": None, "spread": None}
+        run = self.run.model_copy(update=one)
         return self.model_copy(update={"algorithm": algorithm, "adapt": adapt, "run": run})
