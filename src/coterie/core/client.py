@@ -382,10 +382,7 @@ def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None
 def shortened(g: Tensor, longest: float) -> Tensor:
     """Clip a gradient to the L2 norm ``longest``; 0 clips nothing.
 
-    Why not :func:`coterie.core.clipping.clipped`: torch computes ``longest / length`` by a
-    reciprocal, so that a gradient below the bound is multiplied by 1 up to rounding, for example
-    in float64 with a bound of 7.3. The other function leaves it as it is: its results have other
-    bits, and runs with ``train.clip`` would change their digests.
+    ``clipping.clipped`` rounds otherwise: with it, digests of runs with ``train.clip`` would change.
     """
     if not longest:
         return g
