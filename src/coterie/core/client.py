@@ -382,7 +382,7 @@ def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None
 def shortened(g: Tensor, longest: float) -> Tensor:
     """Clip a gradient to the L2 norm ``longest``; 0 clips nothing.
 
-    ``clipping.clipped`` rounds otherwise: with it, digests of runs with ``train.clip`` would change.
+    ``clipping.clipped`` rounds otherwise: it would change digests of runs with ``train.clip``.
     """
     if not longest:
         return g
