@@ -1,10 +1,10 @@
 """What a real federation costs beyond training: bytes and seconds a round, on loopback.
 
-    python bench/federation.py [--transport direct] [--sites 3] [--hidden 2000] [--rounds 10]
+    python bench/federation.py [--transport direct] [--sites 3] [--hidden 4000] [--rounds 10]
 
-Starts a coordinator and sites as processes (`coterie federate --local` does the same), runs a
-method, and compares the bytes of all messages with the ledger of the run, and the seconds of a round with
-those that the slowest site computed.
+Starts a coordinator and sites as processes, as `coterie federate --local` does, and runs a method.
+Compares the bytes of all messages with the ledger of the run, and the seconds of a round with those
+that the slowest site computed.
 """
 
 import argparse

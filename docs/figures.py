@@ -5,7 +5,9 @@ coterie run experiments/methods/sine.toml --out runs/sine
 python docs/figures.py runs/methods runs/sine
 
 A page of a method ends with a section "At work", which is rewritten from the run's own numbers; on
-sine.md only the figure and the line that says how it was made are.
+sine.md only the figure and the line that says how it was made are. Pages of methods that the
+comparison lacks stay as they are: the page of a new method needs no more than
+`--methods local,fedavg,NAME` and runs/methods alone.
 """
 
 import math
@@ -201,15 +203,20 @@ def commit(run: RunResult) -> str:
     return str(run.data.environment["git_commit"])[:7]
 
 
-def main(methods: Path, toy: Path) -> None:
-    """Draw everything."""
+def draw_methods(methods: Path) -> None:
+    """Draw the figure and write the section of every method of a comparison."""
     comparison = Comparison.read(methods)
     (DOCS / "methods/figures").mkdir(exist_ok=True)
-    for method in ALGORITHMS:
+    compared = {row.method for row in comparison.rows}
+    for method in ALGORITHMS.keys() & compared:
         (DOCS / f"methods/figures/{method}.svg").write_text(at_work(comparison, method), "utf-8")
         page = DOCS / f"methods/{method}.md"
         told = page.read_text("utf-8").partition(HEADING)[0].rstrip()
         page.write_text(f"{told}\n\n{section(comparison, method)}", "utf-8")
+
+
+def draw_sine(toy: Path) -> None:
+    """Draw the figure of sine.md and say how it was made."""
     result = RunResult.read(toy)
     (DOCS / "sine.svg").write_text(sine(result), "utf-8")
     made = f"`{command(result)}` at commit {commit(result)}, seed {result.seed}"
@@ -219,6 +226,8 @@ def main(methods: Path, toy: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (2, 3):
         sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    draw_methods(Path(sys.argv[1]))
+    if len(sys.argv) == 3:
+        draw_sine(Path(sys.argv[2]))

@@ -202,7 +202,7 @@ OF_TORCH = {"compiled/trace/double.py"}
 
 def test_trees_are_walked_in_one_place():
     found = {path for path in modules() if "_fields" in names_in(path)}
-    assert found == WALKERS | OF_TORCH
+    assert found == (WALKERS | OF_TORCH) & set(modules())  # compiled is optional
 
 
 RENAMERS = {"storage/files.py"}

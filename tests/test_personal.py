@@ -133,10 +133,21 @@ def test_beta_steps_between_old_and_average():
     assert_close(two - start, 2 * (one - start), 1e-12)
 
 
-@pytest.mark.parametrize("fields", [{"lr": 0.1}, {"inner_lr": 0.2}])
-def test_rates_that_overshoot_are_refused(fields):
-    with pytest.raises(ConfigError, match="must not exceed"):
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({"lr": 0.1}, "must not exceed 1"),
+        ({"inner_lr": 0.2}, "must be below 2"),
+        ({"lam": 4.0, "inner_lr": 0.5}, "must be below 2"),  # θ would jump over w for ever
+    ],
+)
+def test_rates_that_overshoot_are_refused(fields, limit):
+    with pytest.raises(ConfigError, match=limit):
         PFedMe(**fields)
+
+
+def test_w_may_move_all_the_way_to_theta():
+    assert PFedMe(lam=4.0, lr=0.25).lr == 0.25
 
 
 @pytest.mark.parametrize("lr", [0.01, 0.5, 100.0])

@@ -19,7 +19,7 @@ from workers import PeerError, Worker
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parent.parent / ".venv-peers"
-PEERS = {"fedjax": ("jit", "pmap"), "pfl": ("threads", "processes"), "flower": ("ray",)}
+PEERS = {"fedjax": ("jit", "one_core", "pmap"), "pfl": ("threads", "processes"), "flower": ("ray",)}
 WORKLOADS = ("W1", "W2", "W3")
 PATIENCE = 900.0  # seconds for a worker to build and warm up, or for one round
 

@@ -1,7 +1,9 @@
 """Google's FedJAX: ``fedjax.algorithms.fed_avg`` over ``for_each_client``.
 
-Settings: "jit" is its default backend, one client after another; "pmap" is its parallel one, a
-client a device, with a host device a core. It has no vmap backend. The faster of both counts.
+Settings: "jit" is its default backend, one client after another; "one_core" is the same in a
+process that may use one core only; "pmap" is its parallel backend, a client a device, with a host
+device a core. It has no vmap backend. The fastest of them counts. Small steps are slower with two
+cores than with one, also with XLA's threads for products and its asynchronous dispatch turned off.
 
 FedJAX calls ``jax.tree_map`` and ``jax.device_put_sharded``, which JAX 0.4.35 has and 0.10.2 has
 not. XLA's older CPU runtime is asked for: on a busy machine LeNet-5 took 6 s a round with it and
@@ -15,7 +17,11 @@ from typing import Any
 from wire import WARM_UP, Wire
 
 WIRE = Wire()
-DEVICES = WIRE.spec["cores"] if WIRE.spec["setting"] == "pmap" else 1
+SETTING = WIRE.spec["setting"]
+BACKEND = "pmap" if SETTING == "pmap" else "jit"
+DEVICES = WIRE.spec["cores"] if SETTING == "pmap" else 1
+if SETTING == "one_core":  # before JAX is imported: it makes its threads then
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
     f"--xla_cpu_use_thunk_runtime=false --xla_force_host_platform_device_count={DEVICES}"
@@ -92,7 +98,7 @@ def main() -> None:
         sample,
         lambda batch, scores: fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], scores),
     )
-    fedjax.set_for_each_client_backend(spec["setting"])
+    fedjax.set_for_each_client_backend(BACKEND)
     algorithm = fed_avg.federated_averaging(
         fedjax.model_grad(model),
         fedjax.optimizers.sgd(spec["lr"]),
@@ -113,7 +119,8 @@ def main() -> None:
         WIRE.took(counted.taken())
         if rounds == WARM_UP:
             size = sum(leaf.size for leaf in jax.tree_util.tree_leaves(state.params))
-            WIRE.ready(_version(), f"{spec['setting']}, {DEVICES} device(s)", size)
+            cores = len(os.sched_getaffinity(0))
+            WIRE.ready(_version(), f"{BACKEND}, {DEVICES} device(s), {cores} core(s)", size)
 
 
 def _version() -> str:

@@ -47,6 +47,12 @@ def envelope_step(w: Tensor, theta: Tensor, lr: Tensor | float, lam: float) -> T
     return w - lr * lam * (w - theta)
 
 
+def _too_fast(name: str, found: float, limit: str) -> str:
+    return (
+        f"pfedme: {name} * lam is {found:g} and {limit}; lower one of them, or take {name} = 'auto'"
+    )
+
+
 @dataclass(frozen=True)
 class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
     """Personalisation with Moreau envelopes.
@@ -79,13 +85,12 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
   booktitle={NeurIPS}, year={2020}}"""
 
     def check_together(self) -> None:
-        """Refuse rates at which w_i or θ_i overshoots the other."""
-        for name, rate, limit in (("lr", self.lr, 1.0), ("inner_lr", self.inner_lr, 2.0)):
-            if rate != "auto" and rate * self.lam > limit:
-                raise ConfigError(
-                    f"pfedme: {name} * lam is {rate * self.lam:g} and must not exceed {limit:g}; "
-                    f"lower one of them, or take {name} = 'auto'"
-                )
+        """Refuse rates at which w_i or θ_i overshoots the other: ηλ > 1 or aλ ≥ 2."""
+        w, theta = (0.0 if rate == "auto" else rate * self.lam for rate in (self.lr, self.inner_lr))
+        if w > 1:
+            raise ConfigError(_too_fast("lr", w, "must not exceed 1"))
+        if theta >= 2:
+            raise ConfigError(_too_fast("inner_lr", theta, "must be below 2"))
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """The common start."""

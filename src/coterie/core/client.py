@@ -381,7 +381,10 @@ def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None
 
 
 def shortened(g: Tensor, longest: float) -> Tensor:
-    """Clip a gradient to the L2 norm ``longest``; 0 clips nothing."""
+    """Clip a gradient to the L2 norm ``longest``; 0 clips nothing.
+
+    ``clipping.clipped`` rounds otherwise: it would change digests of runs with ``train.clip``.
+    """
     if not longest:
         return g
     length: Tensor = torch.linalg.vector_norm(g)

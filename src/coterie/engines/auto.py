@@ -34,6 +34,7 @@ _TURNS = 3  # timings of each candidate; the first one warms up, or traces
 _SHARE = 0.015  # of the loop's estimated run: what tries may cost until one beats the loop
 _HOPED = 0.6  # of the seconds of a step: the best that a larger chunk is expected to reach
 _MARGIN = 0.9  # of the loop's estimate: another engine has to be below it
+_NOISE = 1.15  # a chunk that is slower by less than this factor does not end the search
 _FEWER_THREADS = 0.97  # one thread is preferred unless all threads take less than this share
 _TRACED, _TRACED_MORE = 10, 30  # cost of tracing a probe in loop steps: fixed, and per client
 _IMPORT, _COMPILE = 0.1, 3.0  # seconds
@@ -134,7 +135,7 @@ class _Search:
         self._last = other
         if before is not None and other.seconds >= before.seconds:
             self._last = before
-            return False
+            return other.seconds < _NOISE * before.seconds
         run, most = (one.total(self.on, self.length) for one in (other, self.batched or self.loop))
         if run < (_MARGIN if self.batched is None else 1.0) * most:
             self.batched = other
