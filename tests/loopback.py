@@ -185,7 +185,7 @@ class Proxy:
     """A TCP proxy that counts bytes, and cuts a connection that has sent too many upwards."""
 
     def __init__(self, target: int, cut_after: int | None = None) -> None:
-        self.up = self.down = self.cuts = 0
+        self.up = self.down = self.cuts = self.dialled = 0
         self._target, self._cut = target, cut_after
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
@@ -195,6 +195,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listening.accept()
+                self.dialled += 1
                 far = socket.create_connection(("127.0.0.1", self._target))
                 for work in (self._upwards, self._downwards):
                     threading.Thread(target=work, args=(near, far), daemon=True).start()

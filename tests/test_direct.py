@@ -1,8 +1,6 @@
 """The direct transport on real loopback sockets: what arrives, what is refused, what comes back."""
 
-import asyncio
 import contextlib
-import gc
 import logging
 import os
 import socket
@@ -25,6 +23,7 @@ from coterie.deploy.folders import FederationFolder
 from coterie.deploy.mailbox_registry import Registry
 from coterie.deploy.mailbox_server import coordinate
 from coterie.errors import ConfigError, EngineError, StoreError
+from coterie.storage.files import write_text
 from loopback import LIMITS, PATIENT, Background, Echo, Loopback, Proxy, read_response, until
 
 REFUSED = (OSError, EOFError)  # a TLS alert, a closed connection
@@ -162,20 +161,37 @@ def test_a_site_reads_no_message_beyond_its_own_limit(net):
         assert operator.ask({"a": bytes(2**20)}, 0) == {"a": bytes(2**20)}
 
 
-def test_messages_of_a_megabyte_cost_few_bytes_more_on_the_wire(net, monkeypatch):
-    proxy = Proxy(net.port)
-    site = net.sites["a"]
-    net.sites["a"] = replace(site, address=f"127.0.0.1:{proxy.port}")
+@pytest.fixture
+def proxied(idle):
+    """A running coordinator, and a proxy through which the site a dials it."""
+    idle.start(LIMITS._replace(poll=0.1))
+    proxy = Proxy(idle.port)
+    idle.sites["a"] = replace(idle.sites["a"], address=f"127.0.0.1:{proxy.port}")
+    yield idle, proxy
+    proxy.close()
+
+
+def test_an_agent_uses_one_connection_for_everything(proxied):
+    net, proxy = proxied
+    net.agent("a")
+    with net.operator() as operator:
+        for round in range(3):
+            assert operator.ask({"a": b"?"}, round) == {"a": b"a?"}
+            polls = proxy.down
+            until(lambda: proxy.down > polls + 200)  # noqa: B023  several polls without a message
+    assert proxy.dialled == 1
+
+
+def test_messages_of_a_megabyte_cost_few_bytes_more_on_the_wire(proxied):
+    net, proxy = proxied
     net.agent("a")
     body = os.urandom(2**20)
     with net.operator() as operator:
-        until(lambda: operator.sites()["a"].online)
         for round in range(3):
             assert operator.ask({"a": body}, round) == {"a": b"a" + body}
     print(f"\nup {proxy.up / 3 / 2**20 - 1:+.3%}, down {proxy.down / 3 / 2**20 - 1:+.3%}")
     assert 3 * 2**20 < proxy.up < 1.01 * 3 * 2**20
     assert 3 * 2**20 < proxy.down < 1.01 * 3 * 2**20
-    proxy.close()
 
 
 def test_bodies_are_neither_logged_nor_written(net, tmp_path, caplog, capfd):
@@ -330,14 +346,14 @@ def test_an_agent_refuses_a_coordinator_of_another_ca_and_of_another_name(net, t
 
 def test_a_registry_that_cannot_be_read_admits_nobody(net, caplog):
     site, file = net.sites["a"], net.folder.path / "sites" / "b.toml"
-    good = file.read_bytes()
+    good = file.read_text()
     with net.dial(net.context(site)) as connection:
         assert net.request(site, "/v1/alive", on=connection)[0] == 204
-        file.write_bytes(b"broken")
+        write_text(file, "broken")
         assert net.request(site, "/v1/alive", on=connection)[0] == 503
     assert refused(net, net.context(site))
     assert "b.toml" in caplog.text
-    file.write_bytes(good)
+    write_text(file, good)
     assert net.request(site, "/v1/alive")[0] == 204
 
 
@@ -685,51 +701,51 @@ def test_an_agent_without_a_coordinator_stops_at_once_when_asked(idle):
 # ---- real numbers and real processes -------------------------------------------------------------
 
 
-def counts():
-    """Open files, threads, asyncio tasks and bytes of memory of this process."""
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    tasks = sum(isinstance(each, asyncio.Task) for each in gc.get_objects())
-    return len(os.listdir("/proc/self/fd")), threading.active_count(), tasks, pages * 4096
+def counts(pid):
+    """How many files a process has open, and how many MB of memory it uses."""
+    files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return files, pages * 4096 / 2**20
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("size", [20_000, 2**20])
 @pytest.mark.parametrize("number", [3, 50])
-def test_many_sites_and_rounds_leave_memory_and_open_files_as_they_were(tmp_path, number):
+def test_many_sites_and_rounds_leave_memory_and_open_files_as_they_were(tmp_path, number, size):
     net = Loopback(tmp_path, [f"s{i:02}" for i in range(number)])
-    net.start(LIMITS._replace(silence=60.0, poll=25.0))
-    body, seconds, found = os.urandom(2**20), [], []
+    coordinator, body, seconds, found = None, os.urandom(size), [], []
     try:
+        coordinator = process("coordinator", net.folder.path)
+        until(net.listens)
         for name in net.sites:
             net.agent(name)
         with net.operator(deadline=300.0) as operator:
             until(lambda: all(state.online for state in operator.sites().values()))
-            for small in (b"x" * 20_000, body):
-                for round in range(20):
-                    begun = time.monotonic()
-                    answers = operator.ask(dict.fromkeys(net.sites, small), round)
-                    seconds.append(time.monotonic() - begun)
-                    assert answers == {name: name.encode() + small for name in net.sites}
-                    del answers
-                    found.append(counts())
+            for round in range(23):
+                begun = time.monotonic()
+                answers = operator.ask(dict.fromkeys(net.sites, body), round)
+                seconds.append(time.monotonic() - begun)
+                assert answers == {name: name.encode() + body for name in net.sites}
+                found.append((*counts(coordinator.pid), counts("self")[0]))
     finally:
         net.end()
-    half = sorted(seconds[:20]), sorted(seconds[20:])
-    print(f"\n{number} sites: 20 kB {half[0][10]:.3f} s, 1 MB {half[1][10]:.3f} s a round (median)")
-    print("files, threads, tasks, MB after rounds 2, 20, 22, 40:")
-    for at in (1, 19, 21, 39):
-        print(*found[at][:3], f"{found[at][3] / 2**20:.0f}")
-    for early, late in ((1, 19), (21, 39)):
-        assert found[late][0] <= found[early][0] + 2
-        assert found[late][1] <= found[early][1] + 2
-        assert found[late][2] <= found[early][2] + number
-        assert found[late][3] <= found[early][3] + number * 2**20
+        coordinator.terminate()
+        coordinator.communicate(timeout=PATIENT)
+    middle = sorted(seconds[3:])[10]
+    print(f"\n{number} sites, {size:,} bytes: {middle:.3f} s per round (median of 20)")
+    for at in (2, 12, 22):
+        print("round {}: coordinator {} files, {:.0f} MB; agents {} files".format(at, *found[at]))
+    early, late = found[2], found[22]
+    assert late[0] <= early[0] + 2
+    assert late[2] <= early[2] + 2
+    assert late[1] <= early[1] + 8
 
 
 PROCESS = """
 import logging, signal, sys, threading, time
 from pathlib import Path
 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+logging.getLogger("httpx").setLevel(logging.WARNING)
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 kind, path = sys.argv[1], Path(sys.argv[2])
@@ -764,14 +780,14 @@ def test_after_kill_9_of_coordinator_and_agents_every_message_is_still_answered(
             time.sleep(1.5)
             killed = coordinator if victim == "coordinator" else agents[victim]
             killed.kill()
-            killed.wait()
+            killed.communicate()
             begun = time.monotonic()
             if victim == "coordinator":
                 coordinator = process("coordinator", idle.folder.path)
             else:
                 agents[victim] = process("site", idle.sites[victim].path)
             with contextlib.closing(waiting_for(idle)) as operator:
-                until(lambda: operator.sites()[victim if victim in "ab" else "a"].online)
+                until(lambda: all(state.online for state in operator.sites().values()))
                 assert operator.ask({"a": b"?", "b": b"?"}, 0) == ANSWERS
             again.append(f"{victim} {time.monotonic() - begun:.1f} s")
         asked.end()

@@ -109,6 +109,7 @@ class _Agent:
     async def _poll(self) -> Message | None:
         async with self._client.stream("POST", "/v1/poll") as response:
             if response.status_code == 204:
+                await response.aread()  # else the connection would be closed
                 return None
             if response.status_code != 200:
                 raise await _refused(response)

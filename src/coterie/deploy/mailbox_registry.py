@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import ssl
+import time
 from typing import TYPE_CHECKING
 
 from ..errors import CoterieError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from .folders import FederationFolder
 
 _LOG = logging.getLogger(__name__)
+_TICK = 50_000_000  # nanoseconds within which two changes of a folder may bear the same time
 
 
 class Registry:
@@ -23,7 +25,7 @@ class Registry:
 
     def __init__(self, folder: "FederationFolder") -> None:
         self._folder = folder
-        self._version: object = None
+        self._version: list[tuple[int, int]] | None = None
         self._names: dict[str, str] = {}
         self._context = self._new_context([])
 
@@ -55,21 +57,17 @@ class Registry:
         return None
 
     def _refresh(self) -> None:
-        version = self._versions()
+        """Read the folder again if a file was added, replaced or removed since it was read."""
+        places = [self._folder.path / "sites", self._folder.server]
+        version = [(found.st_ino, found.st_mtime_ns) for found in map(os.stat, places)]
         if version == self._version:
             return
         admitted = [site for site in self._folder.sites() if site.revoked is None]
         found = {site.name: ssl.PEM_cert_to_DER_cert(site.certificate) for site in admitted}
         self._context = self._new_context(list(found.values()))
         self._names = {hashlib.sha256(der).hexdigest(): name for name, der in found.items()}
-        self._version = version
-
-    def _versions(self) -> object:
-        """Differs whenever a site's file or the coordinator's certificate was replaced."""
-        with os.scandir(self._folder.path / "sites") as entries:
-            found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-        found.append(("", self._folder.server.stat()))
-        return sorted((name, s.st_ino, s.st_mtime_ns, s.st_size) for name, s in found)
+        settled = time.time_ns() - max(changed for _, changed in version) > _TICK
+        self._version = version if settled else None
 
     def _new_context(self, certificates: list[bytes]) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
