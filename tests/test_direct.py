@@ -425,18 +425,6 @@ def test_a_body_that_comes_too_slowly_is_cut_off(idle):
     assert asked.end() == b"answer"
 
 
-def test_one_answer_of_a_message_is_read_at_a_time(net):
-    asked = Asked(net, "a")
-    message, _ = polled(net)
-    with net.dial(net.context(net.sites["a"])) as first:
-        head = f"POST /v1/answer/{message} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
-        first.sendall(head.encode() + b"x")
-        until(lambda: net.request(net.sites["a"], f"/v1/answer/{message}", b"xx")[0] == 409)
-        first.sendall(b"x")
-        assert read_response(first)[0] == 204
-    assert asked.end() == b"xx"
-
-
 def test_a_reader_that_is_too_slow_is_cut_off_and_the_message_comes_again(idle, caplog):
     idle.start(LIMITS._replace(patience=0.5, message=2**25))
     asked = Asked(idle, "a", body=bytes(2**24))
