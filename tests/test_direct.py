@@ -29,11 +29,15 @@ from loopback import LIMITS, PATIENT, Background, Echo, Loopback, Proxy, read_re
 REFUSED = (OSError, EOFError)  # a TLS alert, a closed connection
 
 
-@pytest.fixture
-def idle(tmp_path, monkeypatch):
-    """The folders of a coordinator and of its sites a and b; nothing runs."""
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch):
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def idle(tmp_path):
+    """The folders of a coordinator and of its sites a and b; nothing runs."""
     made = Loopback(tmp_path, "ab")
     yield made
     made.end()
@@ -194,6 +198,16 @@ def test_messages_of_a_megabyte_cost_few_bytes_more_on_the_wire(proxied):
     assert 3 * 2**20 < proxy.down < 1.01 * 3 * 2**20
 
 
+def test_an_agent_dials_through_the_proxy_that_its_environment_names(net, monkeypatch):
+    proxy, body = Proxy(net.port, tunnel=True), os.urandom(100_000)
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{proxy.port}")
+    net.agent("a")
+    with net.operator() as operator:
+        assert operator.ask({"a": body}, 0) == {"a": b"a" + body}
+    assert proxy.up > len(body)
+    proxy.close()
+
+
 def test_bodies_are_neither_logged_nor_written(net, tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     secret = b"a-body-that-nobody-keeps"
@@ -288,6 +302,44 @@ def test_a_revoked_site_is_refused_on_open_and_on_new_connections(net):
         assert operator.ask({"a": b"?"}, 0) == {"a": "lost"}
         assert list(operator.sites()) == ["b"]
     assert net.request(net.sites["b"], "/v1/alive")[0] == 204
+
+
+def test_a_revoked_site_comes_back_with_new_keys_alone(net, tmp_path):
+    site, old = net.sites["a"], net.context(net.sites["a"])
+    net.folder.revoke("a")
+    site.renew()
+    net.folder.add_site(site.public, "a")
+    assert refused(net, old)
+    assert net.request(site, "/v1/alive")[0] == 204
+
+
+def test_a_renewed_certificate_of_the_coordinator_is_used_at_once(net):
+    def serial():
+        with net.dial(net.context(net.sites["a"])) as connection:
+            assert net.request(None, "/v1/alive", on=connection)[0] == 204
+            return connection.getpeercert()["serialNumber"]
+
+    before = serial()
+    net.folder.renew()
+    assert serial() != before
+
+
+def test_two_changes_of_the_folder_with_the_same_time_are_both_seen(idle):
+    """File systems write times in steps of some milliseconds."""
+    sites, now = idle.folder.path / "sites", time.time_ns() + 10**10
+    os.utime(sites, ns=(now, now))
+    registry = Registry(idle.folder)
+    idle.admit("c")
+    os.utime(sites, ns=(now, now))
+    assert registry.names() == ["a", "b", "c"]
+
+
+def test_a_folder_that_has_not_changed_is_not_read_again(idle, monkeypatch):
+    os.utime(idle.folder.path / "sites", ns=(0, 0))
+    os.utime(idle.folder.server, ns=(0, 0))
+    registry = Registry(idle.folder)
+    monkeypatch.setattr(FederationFolder, "sites", None)
+    assert registry.names() == ["a", "b"]
 
 
 def test_a_certificate_that_another_site_signed_in_a_victims_name_is_refused(net, tmp_path):

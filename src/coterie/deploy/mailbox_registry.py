@@ -7,7 +7,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
-from ..errors import CoterieError
+from ..errors import StoreError
 
 if TYPE_CHECKING:
     from .folders import FederationFolder
@@ -28,6 +28,7 @@ class Registry:
         self._version: list[tuple[int, int]] | None = None
         self._names: dict[str, str] = {}
         self._context = self._new_context([])
+        self._refresh()
 
     def site(self, sha256: str) -> str | None:
         """The name of the site whose certificate has this hash; None if it is not admitted."""
@@ -50,24 +51,29 @@ class Registry:
     ) -> ssl.AlertDescription | None:
         try:
             self._refresh()
-        except (CoterieError, OSError) as error:
+        except StoreError as error:
             _LOG.error("no connection is taken: %s", error)
             return ssl.AlertDescription.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._context
         return None
 
     def _refresh(self) -> None:
-        """Read the folder again if a file was added, replaced or removed since it was read."""
+        """Read the folder again if a file in it was added, replaced or removed."""
         places = [self._folder.path / "sites", self._folder.server]
-        version = [(found.st_ino, found.st_mtime_ns) for found in map(os.stat, places)]
-        if version == self._version:
-            return
+        try:
+            version = [(found.st_ino, found.st_mtime_ns) for found in map(os.stat, places)]
+            if version != self._version:
+                self._read()
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self._folder.path}: cannot be read ({error})") from None
+        settled = time.time_ns() - max(changed for _, changed in version) > _TICK
+        self._version = version if settled else None
+
+    def _read(self) -> None:
         admitted = [site for site in self._folder.sites() if site.revoked is None]
         found = {site.name: ssl.PEM_cert_to_DER_cert(site.certificate) for site in admitted}
         self._context = self._new_context(list(found.values()))
         self._names = {hashlib.sha256(der).hexdigest(): name for name, der in found.items()}
-        settled = time.time_ns() - max(changed for _, changed in version) > _TICK
-        self._version = version if settled else None
 
     def _new_context(self, certificates: list[bytes]) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

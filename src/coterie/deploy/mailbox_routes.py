@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import ConfigError, CoterieError
+from ..errors import ConfigError, StoreError
 from .mailbox import Body, Mailbox, ReplacedError, pieces
 from .mailbox_registry import Registry
 
@@ -90,9 +90,8 @@ class Gate:
     def _admitted(self, peer: Peer) -> str:
         try:
             site = self._registry.site(peer.sha256)
-        except (CoterieError, OSError) as error:
-            _LOG.error("no request is taken: %s", error)
-            raise _refusal(503, "the coordinator cannot read its sites") from None
+        except StoreError as error:
+            raise _unreadable(error) from None
         if site is None or time.time() > peer.expires:
             raise _refusal(403, "this certificate is not admitted")
         if self._open[site] >= self._most:
@@ -150,7 +149,7 @@ class Routes:
 
     async def _ask(self, request: Request) -> types.ASGIApp:
         site, seconds = request.path_params["site"], request.path_params["seconds"]
-        if site not in self._registry.names():
+        if site not in self._names():
             raise _refusal(404, "no such site is admitted")
         if self._mailbox.full(site):
             raise _refusal(503, "too many messages wait for this site")
@@ -162,8 +161,14 @@ class Routes:
         return _in_pieces(answer, self.limits, {})
 
     async def _sites(self, request: Request) -> types.ASGIApp:
-        box, names = self._mailbox, self._registry.names()
-        return JSONResponse({name: [box.online(name), box.seen(name)] for name in names})
+        box = self._mailbox
+        return JSONResponse({name: [box.online(name), box.seen(name)] for name in self._names()})
+
+    def _names(self) -> list[str]:
+        try:
+            return self._registry.names()
+        except StoreError as error:
+            raise _unreadable(error) from None
 
 
 def _app(routes: list[Route]) -> types.ASGIApp:
@@ -175,6 +180,11 @@ def _app(routes: list[Route]) -> types.ASGIApp:
 def _refusal(status: int, text: str) -> HTTPException:
     """A refusal after which the connection is closed: the rest of the request is not read."""
     return HTTPException(status, text, {"connection": "close"})
+
+
+def _unreadable(error: StoreError) -> HTTPException:
+    _LOG.error("no request is taken: %s", error)
+    return _refusal(503, "the coordinator cannot read its folder")
 
 
 async def _body(request: Request, limits: Limits, most: int) -> bytearray:

@@ -39,9 +39,10 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def coordinate(folder: FederationFolder, stop: threading.Event, silence: float = 30.0) -> None:
     """Carry messages between the operator and the sites of a folder until ``stop`` is set.
 
-    A site without a sign of life for ``silence`` seconds is offline, and what waits for it is lost.
+    A site without a sign of life for ``silence`` seconds is offline, and what waits for it is lost;
+    agents give a sign every 15 seconds or more often.
     """
-    limits = Limits(folder.limits.message_mib * 2**20, silence, silence / 2)
+    limits = Limits(folder.limits.message_mib * 2**20, silence, min(15.0, silence / 2))
     asyncio.run(serve_mailbox(folder, limits, stop))
 
 
@@ -51,25 +52,27 @@ async def serve_mailbox(folder: FederationFolder, limits: Limits, stop: threadin
     routes, loop = Routes(mailbox, registry, limits), asyncio.get_running_loop()
     sites, operator = _config(Gate(routes, registry, mailbox)), _config(routes.for_operator())
     with _public_socket(folder.address) as public, _private_socket(folder.socket) as private:
-        public_server = await loop.create_server(
-            lambda: _SiteConnection(sites, state, {"limits": limits}),
-            sock=public,
-            ssl=registry.context(),
-            ssl_handshake_timeout=limits.patience / 3,
-        )
-        private_server = await loop.create_server(
-            lambda: H11Protocol(operator, state, {}), sock=private
-        )
+        servers = [
+            await loop.create_server(
+                lambda: _SiteConnection(sites, state, {"limits": limits}),
+                sock=public,
+                ssl=registry.context(),
+                ssl_handshake_timeout=limits.patience / 3,
+            ),
+            await loop.create_server(lambda: H11Protocol(operator, state, {}), sock=private),
+        ]
         _LOG.info("sites can dial %s; the operator uses %s", folder.address, folder.socket)
-        while not stop.is_set():
-            await asyncio.sleep(0.1)
-        for server in (public_server, private_server):
-            server.close()
-        for connection in list(state.connections):
-            connection.transport.abort()  # sites and operator dial again
-        if state.tasks:
-            await asyncio.wait(state.tasks, timeout=5)
-        folder.socket.unlink(missing_ok=True)
+        try:
+            while not stop.is_set():
+                await asyncio.sleep(0.1)
+        finally:
+            folder.socket.unlink(missing_ok=True)
+            for server in servers:
+                server.close()
+            for connection in list(state.connections):
+                connection.transport.abort()  # sites and operator dial again
+    if state.tasks:
+        await asyncio.wait(state.tasks, timeout=5)
     _LOG.info("the coordinator has stopped")
 
 
