@@ -119,11 +119,14 @@ class Loopback:
         with contextlib.closing(DirectTransport(self.folder, deadline)) as transport:
             yield transport
 
-    def end(self) -> None:
+    def end_agents(self) -> None:
         for agent in self.running:
             agent.stop.set()
-        for agent in self.running:
-            agent.end()
+        while self.running:
+            self.running.pop().end()
+
+    def end(self) -> None:
+        self.end_agents()
         if self.coordinator:
             self.stop()
 

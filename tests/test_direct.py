@@ -44,10 +44,28 @@ def idle(tmp_path):
 
 
 @pytest.fixture
-def net(idle):
+def own(idle):
     """The same with a running coordinator."""
     idle.start()
     return idle
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """The same for several tests."""
+    made = Loopback(tmp_path_factory.mktemp("shared"), "ab")
+    made.start()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def net(shared):
+    """A running coordinator for tests that change nothing in its folder; agents end with them."""
+    sites = dict(shared.sites)
+    yield shared
+    shared.end_agents()
+    shared.sites = sites
 
 
 class Asked:
@@ -91,9 +109,9 @@ def test_every_site_gets_its_own_message_and_its_answer_comes_back(net):
         )
 
 
-def test_a_site_that_is_not_there_is_lost_and_the_others_answer(net):
-    net.agent("a")
-    with net.operator(deadline=0.5) as operator:
+def test_a_site_that_is_not_there_is_lost_and_the_others_answer(own):
+    own.agent("a")
+    with own.operator(deadline=0.5) as operator:
         assert operator.ask({"a": b"?", "b": b"?", "nobody": b"?", "../x": b"?"}, 0) == {
             "a": b"a?",
             "b": "lost",
@@ -182,7 +200,7 @@ def test_an_agent_uses_one_connection_for_everything(proxied):
         for round in range(3):
             assert operator.ask({"a": b"?"}, round) == {"a": b"a?"}
             polls = proxy.down
-            until(lambda: proxy.down > polls + 200)  # noqa: B023  several polls without a message
+            until(lambda: proxy.down > polls + 100)  # noqa: B023  several polls without a message
     assert proxy.dialled == 1
 
 
@@ -208,14 +226,13 @@ def test_an_agent_dials_through_the_proxy_that_its_environment_names(net, monkey
     proxy.close()
 
 
-def test_bodies_are_neither_logged_nor_written(net, tmp_path, caplog, capfd):
+def test_bodies_are_neither_logged_nor_written(own, tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     secret = b"a-body-that-nobody-keeps"
-    net.agent("a")
-    with net.operator() as operator:
+    own.agent("a")
+    with own.operator() as operator:
         assert operator.ask({"a": secret}, 0) == {"a": b"a" + secret}
-    net.end()
-    net.running, net.coordinator = [], None
+    own.end()
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     said = caplog.text + "".join(capfd.readouterr())
     assert secret not in written
@@ -252,17 +269,16 @@ def signed_by(name: str, signer_name: str, signer_key: bytes) -> tuple[bytes, by
     return made.public_bytes(serialization.Encoding.PEM), keys._private(key)
 
 
-def test_an_outsider_who_holds_only_the_ca_certificate_gets_nothing(net, tmp_path):
-    before = sorted(net.folder.path.rglob("*"))
-    assert refused(net, net.context(None))
-    own = net.context(None)
-    own.load_cert_chain(*identity(tmp_path / "outsider", *keys.make_site("a")))
-    assert refused(net, own)
-    for path in ("/v1/poll", "/v1/register", "/ask/a/1", "/sites", "/v1/fleet/register-node"):
-        with pytest.raises(REFUSED), net.dial(own) as connection:
-            net.request(None, path, on=connection)
-    assert sorted(net.folder.path.rglob("*")) == before
-    with net.operator() as operator:
+def test_an_outsider_who_holds_only_the_ca_certificate_gets_nothing(own, tmp_path):
+    before = sorted(own.folder.path.rglob("*"))
+    assert refused(own, own.context(None))
+    forged = own.context(None)
+    forged.load_cert_chain(*identity(tmp_path / "outsider", *keys.make_site("a")))
+    for path in ("/v1/alive", "/v1/poll", "/v1/register", "/ask/a/1", "/sites"):
+        with pytest.raises(REFUSED), own.dial(forged) as connection:
+            own.request(None, path, on=connection)
+    assert sorted(own.folder.path.rglob("*")) == before
+    with own.operator() as operator:
         assert operator.sites() == {"a": (False, None), "b": (False, None)}
 
 
@@ -279,48 +295,48 @@ def test_tls_1_2_gets_nothing(net):
     assert refused(net, old)
 
 
-def test_a_site_that_is_not_admitted_gets_nothing_until_it_is(net, caplog):
+def test_a_site_that_is_not_admitted_gets_nothing_until_it_is(own, caplog):
     caplog.set_level(logging.INFO)
-    stranger = net.make_site("c")
-    assert refused(net, net.context(stranger))
-    net.sites["c"] = stranger
-    net.agent("c")
+    stranger = own.make_site("c")
+    assert refused(own, own.context(stranger))
+    own.sites["c"] = stranger
+    own.agent("c")
     until(lambda: "may not admit this site's key" in caplog.text)
-    net.folder.add_site(stranger.public, "c")  # while the coordinator runs
-    with net.operator() as operator:
+    own.folder.add_site(stranger.public, "c")  # while the coordinator runs
+    with own.operator() as operator:
         until(lambda: operator.sites()["c"].online)
         assert operator.ask({"c": b"?"}, 0) == {"c": b"c?"}
 
 
-def test_a_revoked_site_is_refused_on_open_and_on_new_connections(net):
-    site = net.sites["a"]
-    with net.dial(net.context(site)) as connection, net.operator(deadline=1.0) as operator:
-        assert net.request(site, "/v1/alive", on=connection)[0] == 204
-        net.folder.revoke("a")
-        assert net.request(site, "/v1/alive", on=connection)[0] == 403
-        assert refused(net, net.context(site))
+def test_a_revoked_site_is_refused_on_open_and_on_new_connections(own):
+    site = own.sites["a"]
+    with own.dial(own.context(site)) as connection, own.operator(deadline=1.0) as operator:
+        assert own.request(site, "/v1/alive", on=connection)[0] == 204
+        own.folder.revoke("a")
+        assert own.request(site, "/v1/alive", on=connection)[0] == 403
+        assert refused(own, own.context(site))
         assert operator.ask({"a": b"?"}, 0) == {"a": "lost"}
         assert list(operator.sites()) == ["b"]
-    assert net.request(net.sites["b"], "/v1/alive")[0] == 204
+    assert own.request(own.sites["b"], "/v1/alive")[0] == 204
 
 
-def test_a_revoked_site_comes_back_with_new_keys_alone(net, tmp_path):
-    site, old = net.sites["a"], net.context(net.sites["a"])
-    net.folder.revoke("a")
+def test_a_revoked_site_comes_back_with_new_keys_alone(own, tmp_path):
+    site, old = own.sites["a"], own.context(own.sites["a"])
+    own.folder.revoke("a")
     site.renew()
-    net.folder.add_site(site.public, "a")
-    assert refused(net, old)
-    assert net.request(site, "/v1/alive")[0] == 204
+    own.folder.add_site(site.public, "a")
+    assert refused(own, old)
+    assert own.request(site, "/v1/alive")[0] == 204
 
 
-def test_a_renewed_certificate_of_the_coordinator_is_used_at_once(net):
+def test_a_renewed_certificate_of_the_coordinator_is_used_at_once(own):
     def serial():
-        with net.dial(net.context(net.sites["a"])) as connection:
-            assert net.request(None, "/v1/alive", on=connection)[0] == 204
+        with own.dial(own.context(own.sites["a"])) as connection:
+            assert own.request(None, "/v1/alive", on=connection)[0] == 204
             return connection.getpeercert()["serialNumber"]
 
     before = serial()
-    net.folder.renew()
+    own.folder.renew()
     assert serial() != before
 
 
@@ -383,30 +399,30 @@ def test_an_expired_certificate_is_refused_on_new_and_on_open_connections(idle, 
         assert idle.request(site, "/v1/alive", on=connection)[0] == 403
 
 
-def test_an_agent_refuses_a_coordinator_of_another_ca_and_of_another_name(net, tmp_path, caplog):
+def test_an_agent_refuses_a_coordinator_of_another_ca_and_of_another_name(own, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     other = FederationFolder.create(tmp_path / "other", "127.0.0.1:1")
-    (net.sites["a"].path / "coordinator.pem").write_bytes(other.ca.read_bytes())
-    net.sites["b"] = replace(net.sites["b"], address=f"localhost:{net.port}")
+    (own.sites["a"].path / "coordinator.pem").write_bytes(other.ca.read_bytes())
+    own.sites["b"] = replace(own.sites["b"], address=f"localhost:{own.port}")
     for name in "ab":
-        net.agent(name)
+        own.agent(name)
     until(lambda: "self-signed" in caplog.text or "unable to get local issuer" in caplog.text)
     until(lambda: "Hostname mismatch" in caplog.text)
-    with net.operator(deadline=0.3) as operator:
+    with own.operator(deadline=0.3) as operator:
         assert operator.ask({"a": b"?", "b": b"?"}, 0) == {"a": "lost", "b": "lost"}
 
 
-def test_a_registry_that_cannot_be_read_admits_nobody(net, caplog):
-    site, file = net.sites["a"], net.folder.path / "sites" / "b.toml"
+def test_a_registry_that_cannot_be_read_admits_nobody(own, caplog):
+    site, file = own.sites["a"], own.folder.path / "sites" / "b.toml"
     good = file.read_text()
-    with net.dial(net.context(site)) as connection:
-        assert net.request(site, "/v1/alive", on=connection)[0] == 204
+    with own.dial(own.context(site)) as connection:
+        assert own.request(site, "/v1/alive", on=connection)[0] == 204
         write_text(file, "broken")
-        assert net.request(site, "/v1/alive", on=connection)[0] == 503
-    assert refused(net, net.context(site))
+        assert own.request(site, "/v1/alive", on=connection)[0] == 503
+    assert refused(own, own.context(site))
     assert "b.toml" in caplog.text
     write_text(file, good)
-    assert net.request(site, "/v1/alive")[0] == 204
+    assert own.request(site, "/v1/alive")[0] == 204
 
 
 # ---- what is refused of an admitted site ---------------------------------------------------------
@@ -541,35 +557,16 @@ def test_messages_that_wait_for_a_site_are_bounded(net, monkeypatch):
     assert (first.end(), second.end()) == (b"first", b"second")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/v1/poll", 405),
-        ("PUT", "/v1/poll", 405),
-        ("GET", "/v1/answer/x", 405),
-        ("BREW", "/v1/poll", 405),
-        ("POST", "/", 404),
-        ("POST", "/v1/poll/", 404),
-        ("POST", "/v1/../v1/poll", 404),
-        ("POST", "//v1/poll", 404),
-        ("POST", "/v1/answer/x/y", 404),
-        ("POST", "/ask/b/1", 404),
-        ("GET", "/sites", 404),
-        ("POST", "/v1/register", 404),
-        ("GET", "/docs", 404),
-    ],
-)
-def test_other_paths_and_methods_are_not_there(shared, method, path, status):
-    assert shared.request(shared.sites["a"], path, method=method)[0] == status
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A running coordinator for requests that leave nothing behind."""
-    made = Loopback(tmp_path_factory.mktemp("shared"), "ab")
-    made.start()
-    yield made
-    made.end()
+def test_other_paths_and_methods_are_not_there(net):
+    site = net.sites["a"]
+    with net.dial(net.context(site)) as connection:
+        for method in ("GET", "PUT", "BREW"):
+            assert net.request(site, "/v1/poll", method=method, on=connection)[0] == 405
+        for path in ("/", "/v1/poll/", "//v1/poll", "/v1/../v1/poll", "/v1/answer/x/y", "/docs"):
+            assert net.request(site, path, on=connection)[0] == 404
+        for path in ("/ask/b/1", "/ask/b/1.0", "/sites", "/v1/register"):  # the operator's
+            assert net.request(site, path, on=connection)[0] == 404
+            assert net.request(site, path, method="GET", on=connection)[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -581,25 +578,25 @@ def shared(tmp_path_factory):
         b"POST /v1/poll HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n",
     ],
 )
-def test_malformed_requests_end_their_connection_alone(shared, data):
-    site = shared.sites["a"]
-    with shared.dial(shared.context(site)) as connection, contextlib.suppress(*REFUSED):
+def test_malformed_requests_end_their_connection_alone(net, data):
+    site = net.sites["a"]
+    with net.dial(net.context(site)) as connection, contextlib.suppress(*REFUSED):
         connection.sendall(data)
         assert read_response(connection)[0] in (400, 431)
-    assert shared.request(site, "/v1/alive")[0] == 204
+    assert net.request(site, "/v1/alive")[0] == 204
 
 
 # ---- the operator's socket -----------------------------------------------------------------------
 
 
-def test_the_operators_socket_is_this_users_alone(net):
-    assert stat.S_IMODE(net.folder.socket.stat().st_mode) == 0o600
-    assert stat.S_IMODE(net.folder.path.stat().st_mode) == 0o700
-    net.stop()
-    assert not net.folder.socket.exists()
-    net.folder.path.chmod(0o750)
+def test_the_operators_socket_is_this_users_alone(own):
+    assert stat.S_IMODE(own.folder.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(own.folder.path.stat().st_mode) == 0o700
+    own.stop()
+    assert not own.folder.socket.exists()
+    own.folder.path.chmod(0o750)
     with pytest.raises(StoreError, match=r"mode 750.*chmod 700"):
-        coordinate(net.folder, threading.Event())
+        coordinate(own.folder, threading.Event())
 
 
 def test_a_second_coordinator_is_refused_and_the_first_goes_on(net):
@@ -652,7 +649,7 @@ def test_an_interrupted_ask_is_withdrawn(idle, monkeypatch):
 # ---- what comes back -----------------------------------------------------------------------------
 
 
-def test_agents_and_an_open_ask_go_on_when_the_coordinator_is_back(net):
+def test_agents_and_an_open_ask_go_on_when_the_coordinator_is_back(own):
     release, handler = threading.Event(), Echo()
 
     class Waiting(Echo):
@@ -660,22 +657,22 @@ def test_agents_and_an_open_ask_go_on_when_the_coordinator_is_back(net):
             release.wait(PATIENT)
             return handler.answer(data)
 
-    net.agent("a", Waiting())
-    asked = Asked(net, "a")
-    with net.operator() as operator:
+    own.agent("a", Waiting())
+    asked = Asked(own, "a")
+    with own.operator() as operator:
         until(lambda: operator.sites()["a"].online)
-        net.stop()
+        own.stop()
         assert operator.sites() == {"a": (False, None), "b": (False, None)}
         release.set()
-        net.start()
+        own.start()
         assert asked.end() == b"question"
         assert operator.ask({"a": b"next"}, 0) == {"a": b"next"}
 
 
-def test_a_coordinator_that_does_not_come_back_loses_all_sites(net):
-    net.agent("a")
-    with net.operator(deadline=0.5) as operator:
-        net.stop()
+def test_a_coordinator_that_does_not_come_back_loses_all_sites(own):
+    own.agent("a")
+    with own.operator(deadline=0.5) as operator:
+        own.stop()
         assert operator.ask({"a": b"?", "b": b"?"}, 0) == {"a": "lost", "b": "lost"}
 
 
