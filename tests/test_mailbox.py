@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from coterie.deploy.mailbox import MOST_WAITING, PIECE, Mailbox, SiteMessage, ReplacedError, pieces
+from coterie.deploy.mailbox import MOST_WAITING, PIECE, Mailbox, ReplacedError, SiteMessage, pieces
 
 LONG = 60.0  # seconds that no test waits for
 
