@@ -778,7 +778,8 @@ def test_many_sites_and_rounds_leave_memory_and_open_files_as_they_were(tmp_path
     early, late = found[2], found[22]
     assert late[0] <= early[0] + 2
     assert late[2] <= early[2] + 2
-    assert late[1] <= early[1] + 8
+    # The allocator keeps what the fullest moment needed: in 20 rounds less than one round's messages.
+    assert late[1] <= early[1] + 2 + number * size / 2**20
 
 
 PROCESS = """
