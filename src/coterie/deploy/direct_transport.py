@@ -3,9 +3,10 @@
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
+from ..engines.remote import SiteState
 from ..errors import ConfigError, EngineError
 from .folders import FederationFolder
 from .mailbox import pieces
@@ -26,22 +27,16 @@ _PAUSE = 0.2  # seconds before a coordinator that is gone is tried again
 _SLACK = 10.0  # seconds that the coordinator may take longer than it was given
 
 
-class SiteState(NamedTuple):
-    """Whether a site is online, and seconds since its last sign of life."""
-
-    online: bool
-    seen: float | None
-
-
 class DirectTransport:
     """Asks the sites of a folder, whose coordinator runs on this machine.
 
-    A site that has not answered after ``deadline`` seconds is lost. If the coordinator is stopped
+    A site that has not answered after ``deadline`` seconds (by default the longest time that the
+    folder allows for a message) is lost. If the coordinator is stopped
     and started again within that time, the transport waits for it and asks again.
     """
 
-    def __init__(self, folder: FederationFolder, deadline: float = 600.0) -> None:
-        self._folder, self._deadline = folder, deadline
+    def __init__(self, folder: FederationFolder, deadline: float | None = None) -> None:
+        self._folder, self._deadline = folder, deadline or folder.limits.seconds
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._stack = contextlib.ExitStack()
         self._portal = self._stack.enter_context(start_blocking_portal())  # a thread with a loop
