@@ -30,7 +30,7 @@ from ..experiment.run_folder import AT_SITES
 from ..experiment.setting import Cell, Gains, Prepared, Setting
 from ..results.judgement import LOCAL
 from .asking import answers_of_all, ask_all, gain_answered
-from .declared import Divided, SitesIdentity, scaled_example
+from .declarations import Divided, SitesIdentity, scaled_example
 from .protocol import (
     Consent,
     DivisionReport,

@@ -191,8 +191,9 @@ def _tables(text: str) -> dict[str, Any]:
 def _check_size(config: Config, schema: Schema, most_bytes: int) -> None:
     """Refuse a network that is too large, without memory for it."""
     build = registry.builder(config.model.name, config.code)
+    make = registry.factory(build, schema.example(), **config.model.options)
     with torch.device("meta"):
-        module = registry.factory(build, schema.example(), **config.model.options)()
+        module = make()
     size = sum(part.numel() * part.element_size() for part in module.parameters())
     if size > most_bytes:
         raise ConfigError(
