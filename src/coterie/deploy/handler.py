@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import __version__
 from ..core.imports import Code
 from ..core.metrics import METRICS
@@ -33,7 +35,6 @@ from .protocol import (
     JudgeRequest,
     Nothing,
     Proposal,
-    means_of_request,
     payload_of,
     refusal,
     setup_message,
@@ -120,10 +121,8 @@ class SiteHandler:
 
     def _squares(self, data: bytes) -> bytes:
         asked = payload_of(data, DivisionRequest)
-        found = sums_report(self._holdings.squares(_division(asked), means_of_request(asked)))
-        if found is None:
-            raise EngineError("squares: this data is not standardised")
-        return setup_message("squares", found)
+        found = self._holdings.squares(_division(asked), np.array(asked.means))
+        return setup_message("squares", sums_report(found))
 
     def _agree(self, data: bytes) -> bytes:
         """Check the terms of an experiment, write them down, and make the first state."""
