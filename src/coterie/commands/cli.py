@@ -18,7 +18,7 @@ from ..errors import (
     printable,
     printable_lines,
 )
-from . import deploy_commands, site_commands
+from . import deploy_commands, export_commands, site_commands
 from .arguments import CODE, configured, flags
 
 app = typer.Typer(
@@ -30,6 +30,8 @@ app = typer.Typer(
 )
 app.add_typer(deploy_commands.app, name="deploy")
 app.add_typer(site_commands.app, name="site")
+app.command()(export_commands.export)
+app.command()(export_commands.predict)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -23,6 +23,7 @@ from ..data.federation import Dataset
 from ..data.fingerprint import Seal, combined_fingerprint
 from ..data.manifest import Identity
 from ..data.merging import merged
+from ..data.preprocessing import Preprocessing
 from ..data.standard import Moments, Sums, apply, checked_sums, means_of, moments_of
 from ..engines import Engine
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states
@@ -129,6 +130,11 @@ class Federated(Setting):
             "target": None,
             "clients": clients,
         }
+
+    def preprocessing(self, seed: int) -> Preprocessing:
+        """How the sites' samples become inputs."""
+        scaled = scaled_example(self.schema, self._division(seed).moments, self.config.data.scale)
+        return Preprocessing.of(self.schema, scaled)
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """An engine behind the transport, after every site has agreed to the experiment."""
