@@ -22,7 +22,6 @@ from ..core.imports import Code, Given
 from ..core.metrics import Floats
 from ..data.preprocessing import Preprocessing
 from ..errors import ConfigError, StoreError, did_you_mean
-from ..networks import registry
 from ..results.history import History
 from ..storage import files
 from . import run_folder
@@ -36,7 +35,8 @@ from .exported_model import (
     ExportConfig,
     ModelFacts,
     NetworkFacts,
-    network_of,
+    network_factory,
+    shapes_of,
 )
 from .model_card import card
 
@@ -147,15 +147,13 @@ def _model(
 ) -> FlatModel:
     """The network as a function of a vector; built only if the vector is of its size."""
     schema, size = preprocessing.schema, predictor.models.shape[1]
-    if facts.name in registry.MODELS:
-        whole = FlatModel(network_of(facts, schema, code)).whole
-        if whole != size:
-            raise StoreError(
-                f"the run's models have {size:,} parameters; expected {whole:,}, those of the "
-                f"network '{facts.name}' of its config; check the folder with 'coterie verify'"
-            )
-    named = facts.name if facts.name in registry.MODELS else registry.builder(facts.name, code)
-    factory = registry.factory(named, schema.example(), **facts.options)
+    factory = network_factory(facts, schema, code)
+    whole = FlatModel(shapes_of(facts, factory)).whole
+    if whole != size:
+        raise StoreError(
+            f"the run's models have {size:,} parameters; expected {whole:,}, those of the network "
+            f"'{facts.name}' of its config; check the folder with 'coterie verify'"
+        )
     return FlatModel(build(factory, seed, "start").to(facts.dtype))
 
 

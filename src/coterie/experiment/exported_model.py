@@ -6,7 +6,7 @@ file is a pickle, and no code comes from the folder.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, final
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..core.algorithm import Mixture
 from ..core.batches import EVALUATION_BLOCK
 from ..core.digests import client_digest
-from ..core.flat import FlatModel
+from ..core.flat import FlatModel, build
 from ..core.imports import Code, Given
 from ..data.data_schema import Schema
 from ..data.new_samples import Others, Source, read_new
@@ -93,12 +93,16 @@ class ExportConfig:
         return files.to_json(asdict(self), indent=2) + "\n"
 
 
-def network_of(facts: NetworkFacts, schema: Schema, code: Code) -> nn.Module:
-    """A new network without values: parameters of our own networks take no memory."""
+def network_factory(facts: NetworkFacts, schema: Schema, code: Code) -> Callable[[], nn.Module]:
+    """A function that makes such networks for samples of this schema."""
     own = facts.name in registry.MODELS
-    build = facts.name if own else registry.builder(facts.name, code)
-    factory = registry.factory(build, schema.example(), **facts.options)
-    with torch.device("meta") if own else contextlib.nullcontext():
+    model = facts.name if own else registry.builder(facts.name, code)
+    return registry.factory(model, schema.example(), **facts.options)
+
+
+def shapes_of(facts: NetworkFacts, factory: Callable[[], nn.Module]) -> nn.Module:
+    """A network without values: our own networks take no memory for it, however large they are."""
+    with torch.device("meta") if facts.name in registry.MODELS else contextlib.nullcontext():
         return factory()
 
 
@@ -249,16 +253,20 @@ def _filled(
     facts: NetworkFacts, schema: Schema, code: Code, state: Mapping[str, Tensor]
 ) -> nn.Module:
     """A network with these parameters; refuses names, shapes and types that are not its own."""
-    network = network_of(facts, schema, code)
-    expected = {name: tuple(value.shape) for name, value in network.state_dict().items()}
-    if {name: tuple(value.shape) for name, value in state.items()} != expected:
-        odd = sorted({*state} ^ {*expected}) or ["shapes"]
+    factory = network_factory(facts, schema, code)
+    expected = _shapes(shapes_of(facts, factory).state_dict())
+    if _shapes(state) != expected:
+        odd = sorted({*state} ^ {*expected}) or ["its shapes are others"]
         raise StoreError(f"{MODEL}: does not fit the network '{facts.name}' ({odd[0][:60]})")
     for name, value in state.items():
         if value.is_floating_point() and value.dtype != facts.dtype:
             raise StoreError(f"{MODEL}: '{name[:60]}' is {value.dtype}; expected {facts.dtype}")
-    network.load_state_dict(dict(state), assign=True)
-    network = network.to(facts.dtype)
+    network = build(factory, MODEL).to(facts.dtype)
+    network.load_state_dict(dict(state))
     if facts.precision == "bf16":
         return registry.in_bfloat16(lambda: network, "cpu")()
     return network
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in state.items()}

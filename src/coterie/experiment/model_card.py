@@ -11,7 +11,7 @@ from ..data.preprocessing import Preprocessing
 from ..errors import printable
 from ..networks import registry
 from ..networks.written import written_network
-from .exported_model import ExportConfig, NetworkFacts, network_of
+from .exported_model import ExportConfig, NetworkFacts, network_factory, shapes_of
 
 MOST_ROWS = 100  # columns of a table that the card lists
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|&~])")
@@ -153,7 +153,8 @@ def _network_code(network: NetworkFacts, schema: Schema) -> str:
         made = f"{name}(**{network.options!r})  # shape {network.shape}, classes {network.classes}"
         imports.append(f"from {module} import {name}  # your own network")
         return "\n".join(imports) + f"\n\n\ndef network():\n    return {made}"
-    code = written_network(network_of(network, schema, INSTALLED_ONLY))
+    factory = network_factory(network, schema, INSTALLED_ONLY)
+    code = written_network(shapes_of(network, factory))
     if code is None:
         raise AssertionError(f"the network {network.name} cannot be written out")
     imports = ["from collections import OrderedDict", "", "import torch", *imports]
