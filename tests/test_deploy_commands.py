@@ -24,8 +24,7 @@ ADDRESS = "coordinator.example.org:8443"
 # Commands and options of the instructions that do not exist yet: exactly these are missing.
 PENDING = {
     *("coordinator", "federate", "federate --local", "site start", "site start --data"),
-    *("site export", "site export --out", "site predict", "site predict --data"),
-    *("site predict --out", "site withdraw"),
+    "site withdraw",
     *("run --federation", "compare --federation", "resume --federation"),
 }
 

@@ -34,7 +34,7 @@ from coterie.errors import ConfigError, CoterieWarning, DataError, StoreError
 from coterie.experiment.assemble import assemble
 from coterie.experiment.config.loading import load, merge
 from coterie.experiment.export import Trained, trained_client, write_export
-from coterie.experiment.exported_model import NAMES, ModelFacts, NetworkFacts
+from coterie.experiment.export_format import NAMES, ModelFacts, NetworkFacts
 from coterie.experiment.predictions import Predictions
 from coterie.experiment.simulated import simulation_of
 from coterie.networks import registry

@@ -10,7 +10,7 @@ from ..data.preprocessing import Preprocessing
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
 from ..experiment.export import Trained, write_export
-from ..experiment.exported_model import ModelFacts, NetworkFacts
+from ..experiment.export_format import ModelFacts, NetworkFacts
 from ..storage import files
 from ..storage.archives import read_npz
 from .agreement import Agreement, Experiment, experiment_of

@@ -26,7 +26,7 @@ from ..results.history import History
 from ..storage import files
 from . import run_folder
 from .comparison_folder import COMPARE
-from .exported_model import (
+from .export_format import (
     CARD,
     CONFIG,
     MODEL,

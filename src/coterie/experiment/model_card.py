@@ -11,7 +11,7 @@ from ..data.preprocessing import Preprocessing
 from ..errors import printable
 from ..networks import registry
 from ..networks.written import written_network
-from .exported_model import ExportConfig, NetworkFacts, network_factory, shapes_of
+from .export_format import ExportConfig, NetworkFacts, network_factory, shapes_of
 
 MOST_ROWS = 100  # columns of a table that the card lists
 _MARKS = re.compile(r"([\\`*_{}\[\]<>#|&~])")
