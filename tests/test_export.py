@@ -31,6 +31,7 @@ from coterie.deploy.site_model import export_site
 from coterie.engines.evaluation import outputs
 from coterie.engines.site import MODEL
 from coterie.errors import ConfigError, CoterieWarning, DataError, StoreError
+from coterie.experiment import run_folder
 from coterie.experiment.assemble import assemble
 from coterie.experiment.config.loading import load, merge
 from coterie.experiment.export import Trained, trained_client, write_export
@@ -337,7 +338,8 @@ def untrained(name, place, options, count, side=32):
     data = dataset_for(name, side)
     factory = registry.factory(name, data, **options)
     model = FlatModel(build(factory, 0, "start"))
-    models = torch.stack([model.flatten(build(factory, seed, "start")) for seed in range(count)])
+    others = [build(factory, seed, "start") for seed in range(1, count + 1)]
+    models = torch.stack([model.flatten(one) for one in others])
     predictor = Mixture(torch.full((count,), 1 / count), models)
     network = NetworkFacts(name, options, tuple(data.x.shape[1:]), data.classes, "float32")
     made = Trained(FACTS, network, preprocessing_of(data), model, predictor)
@@ -503,6 +505,19 @@ def test_a_run_without_preprocessing_says_what_to_do(exported, tmp_path):
     assert coterie.verify(old) == {str(old): []}
     with pytest.raises(StoreError, match=r"no preprocessing\.json.*run it again with 'coterie run"):
         coterie.export(old, "cedar", tmp_path / "new")
+
+
+def test_preprocessing_is_a_file_of_the_run(exported, tmp_path):
+    """The manifest must list it; alone it is no run, so that a new run may be written there."""
+    place = Path(shutil.copytree(exported[1].path, tmp_path / "run"))
+    listed = files.list_files(place)
+    listed.pop("preprocessing.json")
+    files.write_json(place / files.MANIFEST, {"files": listed})
+    assert coterie.verify(place) == {str(place): ["preprocessing.json is not in MANIFEST.json"]}
+    for path in place.iterdir():
+        if path.name not in ("partition.json", "preprocessing.json"):
+            path.unlink()
+    run_folder.refuse_used(place)
 
 
 @pytest.mark.parametrize("name", ["preprocessing.json", "models.safetensors", "config.json"])
