@@ -366,6 +366,20 @@ def test_the_cards_lines_load_the_model_without_coterie(tmp_path):
         np.testing.assert_allclose(found, values, atol=1e-6, rtol=0, err_msg=name)
 
 
+def test_the_cards_lines_give_the_values_of_a_regression(number_run, monkeypatch):
+    model = coterie.load_export(number_run[2])
+    monkeypatch.chdir(number_run[2])
+    text, names = Path("README.md").read_text(), {}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    x, moments = torch.tensor([[-40.0], [3.0], [torch.nan]]), model.preprocessing.moments
+    assert f"* {moments.target_std!r} + {moments.target_mean!r}" in text
+    with torch.no_grad():
+        found = names["predict"](model.inputs(x)) * moments.target_std + moments.target_mean
+    with pytest.warns(CoterieWarning, match="empty cells"):
+        expected = model.predict({"x": [-40.0, 3.0, None]}).values
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
 def test_the_card_says_what_the_model_is_and_escapes_names(exported, tmp_path):
     text = (exported[2] / "README.md").read_text()
     run, said = exported[1], json.loads((exported[2] / "config.json").read_text())["model"]
