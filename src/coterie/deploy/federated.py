@@ -24,7 +24,7 @@ from ..data.fingerprint import Seal, combined_fingerprint
 from ..data.manifest import Identity
 from ..data.merging import merged
 from ..data.preprocessing import Preprocessing
-from ..data.standard import Moments, Sums, apply, checked_sums, means_of, moments_of
+from ..data.standard import Moments, SiteSums, apply, means_of, moments_of
 from ..engines import Engine
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states
 from ..errors import ConfigError, CoterieError, EngineError
@@ -197,34 +197,33 @@ class Federated(Setting):
 
     def _asked_to_divide(self, seed: int) -> Divided:
         """Have all sites divide their samples, and compute the common moments from their sums."""
-        data = self.config.data
+        data, columns = self.config.data, self.schema.example().x.shape[-1]
         request = DivisionRequest(self.schema.to_json(), data.scale, data.val, data.test, seed)
         asked = setup_message("divide", request)
         reports = ask_all(self.transport, self.clients, asked, DivisionReport)
         moments = None
         if self.schema.numeric is not None:
-            means = means_of(self._sums({n: r.sums for n, r in reports.items()}, reports))
-            asked = setup_message("squares", replace(request, means=tuple(means.tolist())))
-            squares = ask_all(self.transport, self.clients, asked, SumsReport)
-            moments = moments_of(means, self._sums(squares, reports), self.schema.regression)
+            given = {name: report.sums for name, report in reports.items()}
+            means = means_of(self._sums(given, columns))
+            target = None if means.targets is None else float(means.targets[0])
+            deviations = replace(request, mean=tuple(means.inputs.tolist()), target_mean=target)
+            squares = ask_all(
+                self.transport, self.clients, setup_message("squares", deviations), SumsReport
+            )
+            moments = moments_of(means, self._sums(squares, columns))
         seals = tuple(Seal(reports[n].data, reports[n].partition) for n in self.clients)
         scaled = scaled_example(self.schema, moments, data.scale)
         fingerprint = combined_fingerprint(self.clients, seals, scaled)
         identity = SitesIdentity(self.clients, seals, fingerprint)
         return Divided(identity, tuple(reports[name] for name in self.clients), moments)
 
-    def _sums(
-        self, sent: Mapping[str, SumsReport | None], reports: Mapping[str, DivisionReport]
-    ) -> list[Sums]:
-        """The sums that the sites sent, in client order, checked against their counts."""
-        columns = self.schema.example().x.shape[-1] + self.schema.regression
+    def _sums(self, reports: Mapping[str, SumsReport | None], columns: int) -> list[SiteSums]:
         found = []
         for name in self.clients:
-            report = sent[name]
+            report = reports[name]
             if report is None:
                 raise EngineError(f"site '{name}' sent no sums of its columns")
-            rows = reports[name].counts.train
-            found.append(checked_sums(sums_of_report(report), columns, rows, name))
+            found.append(sums_of_report(report, columns, regression=self.schema.regression))
         return found
 
     def _roster(self, found: Divided) -> Roster:

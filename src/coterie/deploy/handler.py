@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import __version__
 from ..core.imports import Code
 from ..core.metrics import METRICS
@@ -35,6 +33,7 @@ from .protocol import (
     JudgeRequest,
     Nothing,
     Proposal,
+    means_of_request,
     payload_of,
     refusal,
     setup_message,
@@ -121,8 +120,10 @@ class SiteHandler:
 
     def _squares(self, data: bytes) -> bytes:
         asked = payload_of(data, DivisionRequest)
-        found = self._holdings.squares(_division(asked), np.array(asked.means))
-        return setup_message("squares", sums_report(found))
+        found = sums_report(self._holdings.squares(_division(asked), means_of_request(asked)))
+        if found is None:
+            raise EngineError("squares: this data is not standardised")
+        return setup_message("squares", found)
 
     def _agree(self, data: bytes) -> bytes:
         """Check the terms of an experiment, write them down, and make the first state."""

@@ -11,7 +11,7 @@ from ..data.fingerprint import Seal
 from ..data.manifest import class_counts
 from ..data.simulation import simulate
 from ..data.site_data import local_schema, read_with, site_federation
-from ..data.standard import Floats, Moments, Sums, site_squares, site_sums
+from ..data.standard import Means, Moments, SiteSums, site_squares, site_sums
 from ..results.history import lack
 from .agreement import Experiment, SiteCounts
 
@@ -59,14 +59,14 @@ class Holdings:
         counts = SiteCounts(len(train), len(val), len(test))
         return SiteFacts(counts, held.seals[0], lack(held, 0), shares)
 
-    def sums(self, division: Division) -> Sums | None:
+    def sums(self, division: Division) -> SiteSums | None:
         """The site's part of the means; None if nothing is standardised."""
         held = self._federation(division)
         if held.dataset.numeric is None:
             return None
         return site_sums(held.dataset, held.train[0])
 
-    def squares(self, division: Division, means: Floats) -> Sums:
+    def squares(self, division: Division, means: Means) -> SiteSums:
         """The site's part of the deviations."""
         held = self._federation(division)
         return site_squares(held.dataset, held.train[0], means)

@@ -22,7 +22,7 @@ from torch import Tensor
 from ..core.messages import REASONS
 from ..core.site_gain import SiteGain
 from ..data.arrays import Scale
-from ..data.standard import Sums
+from ..data.standard import Means, SiteSums, Sums
 from ..data.untrusted import MOST_BYTES, STRICT, parsed
 from ..engines.codec import Message, decode, encode, read_head
 from ..errors import EngineError
@@ -61,7 +61,8 @@ class DivisionRequest:
     val: float
     test: float
     seed: int
-    means: tuple[float, ...] = ()  # of all sites, in ``squares``
+    mean: tuple[float, ...] | None = None  # the common means, in ``squares``
+    target_mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class SumsReport:
 
     known: tuple[float, ...]
     total: tuple[float, ...]
+    target_known: float | None = None
+    target_total: float | None = None
 
 
 @dataclass(frozen=True)
@@ -163,11 +166,38 @@ def refused_by(data: bytes) -> tuple[str, str] | None:
     return reason if reason in REASONS else "refused", why[:MOST_WHY]
 
 
-def sums_report(sums: Sums | None) -> SumsReport | None:
+# ---- sums as numbers of JSON ---------------------------------------------------------------------
+
+
+def sums_report(sums: SiteSums | None) -> SumsReport | None:
     """A site's sums as they are sent."""
-    return None if sums is None else SumsReport(*(tuple(part.tolist()) for part in sums))
+    if sums is None:
+        return None
+    known, total = (tuple(part.tolist()) for part in sums.inputs)
+    if sums.targets is None:
+        return SumsReport(known, total)
+    return SumsReport(known, total, float(sums.targets.known[0]), float(sums.targets.total[0]))
 
 
-def sums_of_report(report: SumsReport) -> Sums:
-    """A site's sums as they were sent."""
-    return Sums(np.array(report.known), np.array(report.total))
+def sums_of_report(report: SumsReport, columns: int, *, regression: bool) -> SiteSums:
+    """A site's sums as they were sent; refuses other numbers of columns and impossible counts."""
+    told = (*report.known, *([] if report.target_known is None else [report.target_known]))
+    if {len(report.known), len(report.total)} != {columns} or min(told, default=0) < 0:
+        raise EngineError(
+            f"a site sent sums of {len(report.known)} columns, or counts below 0; expected "
+            f"{columns} columns"
+        )
+    if (report.target_known is None or report.target_total is None) == regression:
+        raise EngineError("a site sent sums of targets for classes, or none for a regression")
+    targets = None
+    if report.target_known is not None and report.target_total is not None:
+        targets = Sums(np.array([report.target_known]), np.array([report.target_total]))
+    return SiteSums(Sums(np.array(report.known), np.array(report.total)), targets)
+
+
+def means_of_request(request: DivisionRequest) -> Means:
+    """The common means that a coordinator sent."""
+    if request.mean is None:
+        raise EngineError("squares: found no means; expected one for each input")
+    target = None if request.target_mean is None else np.array([request.target_mean])
+    return Means(np.array(request.mean), target)
