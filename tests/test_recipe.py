@@ -10,7 +10,7 @@ from torch import nn
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.core.augment import PADDING, crop_flip
-from coterie.core.client import shortened
+from coterie.core.clipping import shortened
 from coterie.core.recipe import Recipe
 from coterie.core.shards import Scaling
 from coterie.errors import ConfigError

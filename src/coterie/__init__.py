@@ -19,6 +19,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ("run", "compare", "resume", "verify"),
     "commands.doctor": ("doctor",),
+    "experiment.export": ("export",),
+    "experiment.exported_model": ("ExportedModel", "load_export"),
+    "experiment.predictions": ("Predictions",),
     "report.outcomes": ("RunResult", "Comparison"),
     "experiment.config.loading": ("Config", "load"),
     "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round", "Traits"),
@@ -36,9 +39,11 @@ __all__ = [
     "CoterieError",
     "DataError",
     "EngineError",
+    "ExportedModel",
     "GlobalModel",
     "Mixture",
     "OwnModel",
+    "Predictions",
     "Problem",
     "Round",
     "RunResult",
@@ -46,7 +51,9 @@ __all__ = [
     "Traits",
     "compare",
     "doctor",
+    "export",
     "load",
+    "load_export",
     "resume",
     "run",
     "verify",
@@ -60,6 +67,9 @@ if TYPE_CHECKING:
     from .core.problem import Problem
     from .errors import ConfigError, CoterieError, DataError, EngineError, StoreError
     from .experiment.config.loading import Config, load
+    from .experiment.export import export
+    from .experiment.exported_model import ExportedModel, load_export
+    from .experiment.predictions import Predictions
     from .report.outcomes import Comparison, RunResult
 
 

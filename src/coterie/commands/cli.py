@@ -18,7 +18,7 @@ from ..errors import (
     printable,
     printable_lines,
 )
-from . import deploy_commands, federation_commands, site_commands
+from . import deploy_commands, export_commands, federation_commands, site_commands
 from .arguments import CODE, configured, flags
 
 app = typer.Typer(
@@ -32,6 +32,8 @@ app.add_typer(deploy_commands.app, name="deploy")
 app.add_typer(site_commands.app, name="site")
 app.command()(federation_commands.coordinator)
 app.command()(federation_commands.federate)
+app.command()(export_commands.export)
+app.command()(export_commands.predict)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import CoterieWarning, printable
+from ..storage import files
+from .export_commands import Out, predict, show_export
 
 if TYPE_CHECKING:
     from ..deploy.folders import SiteFolder
@@ -96,6 +98,24 @@ def show(folder: Folder) -> None:
     for line in opened.warnings():
         warnings.warn(line, CoterieWarning, stacklevel=2)
     print(described(opened))
+
+
+@app.command()
+def export(
+    folder: Folder,
+    out: Out,
+    experiment: Annotated[
+        str | None, typer.Option(metavar="HASH", help="beginning of its hash; default: the newest")
+    ] = None,
+) -> None:
+    """Write this site's own final model as a folder: parameters, preprocessing, a model card."""
+    from ..deploy.folders import SiteFolder
+    from ..deploy.site_model import export_site
+
+    show_export(export_site(SiteFolder.open(folder), files.folder_of(out, "--out"), experiment))
+
+
+app.command()(predict)
 
 
 def _what_to_send(site: "SiteFolder") -> None:

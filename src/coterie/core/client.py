@@ -15,6 +15,7 @@ from torch.func import grad, vmap
 from ..errors import EngineError
 from . import loops, losses, random, tree
 from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
+from .clipping import shortened
 from .losses import mean
 from .problem import Problem
 from .recipe import Recipe
@@ -378,14 +379,3 @@ def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None
     )
     shape = Shape(len(problem.aux.x), {"train": True, "val": True}, batched=True)
     return Client(problem, problem.aux, view, shape, Clock(round_index, horizon))
-
-
-def shortened(g: Tensor, longest: float) -> Tensor:
-    """Clip a gradient to the L2 norm ``longest``; 0 clips nothing.
-
-    ``clipping.clipped`` rounds otherwise: it would change digests of runs with ``train.clip``.
-    """
-    if not longest:
-        return g
-    length: Tensor = torch.linalg.vector_norm(g)
-    return g * (longest / length.clamp(min=longest))

@@ -119,6 +119,13 @@ class FlatModel:
         named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         return torch.cat([named[s.name].detach().reshape(-1) for s in self.slots])
 
+    def state_dict(self, w: Tensor) -> dict[str, Tensor]:
+        """What ``module.load_state_dict`` takes, with the values of ``w``, as copies."""
+        found = dict(self.module.state_dict())
+        for first, part in self._named(w).items():
+            found |= {name: part for name in self._names[first] if name in found}
+        return {name: value.detach().clone() for name, value in found.items()}
+
     def positions(self, modules: Iterable[str]) -> Tensor:
         """The vector's positions that belong to the named submodules or parameters."""
         found = []

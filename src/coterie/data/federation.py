@@ -6,12 +6,17 @@ shared arrays, so that a hundred clients of CIFAR take no more memory than CIFAR
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..core.random import name_key
 from .fingerprint import Seal, fingerprint, seals
+
+if TYPE_CHECKING:
+    from .sources.columns import InputColumn, TargetColumn
+    from .standard import Moments
 
 Indices = tuple[Tensor, ...]  # a list of sample indices for every client
 
@@ -43,6 +48,9 @@ class Dataset:
     shift: Tensor | None = None
     target_scale: float = 1.0  # a target in the source's units is y * target_scale + target_shift
     target_shift: float = 0.0
+    columns: "tuple[InputColumn, ...]" = ()  # of a table: how its columns became features
+    target: "TargetColumn | None" = None  # of a table
+    moments: "Moments | None" = None  # that it was standardised by
 
     @property
     def regression(self) -> bool:

@@ -93,11 +93,11 @@ def _read(name: str, options: Mapping[str, Any]) -> _SiteSource:
     """Read and describe what ``[data]`` names."""
     if name in DATASETS:
         found = load(name, **options)
-        return _SiteSource(_described(found), None, found, "all")
+        return _SiteSource(described(found), None, found, "all")
     source = file_source(name, **options)
     if source.format != "table":
         found = kept_part(source.read(), source.part)
-        return _SiteSource(_described(found), None, found, source.part)
+        return _SiteSource(described(found), None, found, source.part)
     table = open_table(source.path, TableOptions(**source.options), 1)
     parts = table.fixed
     if parts is not None and source.part != "all":
@@ -115,7 +115,7 @@ def _distinct(parts: Tensor | None) -> tuple[int, ...] | None:
     return None if parts is None else tuple(parts.unique().tolist())
 
 
-def _described(dataset: Dataset) -> Schema:
+def described(dataset: Dataset) -> Schema:
     """The schema of samples that are no rows of a table."""
     names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
     if names and int(dataset.y.max()) >= len(names):

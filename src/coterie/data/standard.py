@@ -160,7 +160,7 @@ def apply(dataset: Dataset, moments: Moments) -> Dataset:
     x = torch.where(dataset.x.isnan(), mean.float(), dataset.x)
     scale = torch.where(dataset.numeric, 1 / std, torch.ones(()))
     shift = torch.where(dataset.numeric, -mean / std, torch.zeros(()))
-    ready = replace(dataset, x=x, scale=scale.float(), shift=shift.float())
+    ready = replace(dataset, x=x, scale=scale.float(), shift=shift.float(), moments=moments)
     if not dataset.regression:
         return ready
     centre, spread = moments.target_mean, moments.target_std

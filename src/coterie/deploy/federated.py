@@ -19,6 +19,7 @@ from ..core.tree import Tree
 from ..data.data_schema import Schema
 from ..data.fingerprint import Seal, combined_fingerprint
 from ..data.manifest import Identity
+from ..data.preprocessing import Preprocessing
 from ..data.standard import Sums, checked_sums, means_of, moments_of
 from ..engines import Engine
 from ..engines.codec import digest
@@ -81,6 +82,11 @@ class Federated(Setting):
     def manifest(self, seed: int) -> dict[str, Any]:
         """The sites with their counts and hashes; which samples they hold is not known here."""
         return self._division(seed).manifest(self.config.data.name, self.schema)
+
+    def preprocessing(self, seed: int) -> Preprocessing:
+        """How the sites' samples become inputs."""
+        scaled = scaled_example(self.schema, self._division(seed).moments, self.config.data.scale)
+        return Preprocessing.of(self.schema, scaled)
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """An engine behind the transport, after every site has agreed to the experiment."""

@@ -104,8 +104,9 @@ class _Run:
             start = self.setting.start(self.algorithm, self.problem)
             folder, begin, newest = resume.reopen(left, self.log, start, where, self.engine.choice)
         elif out is not None:
-            split = self.setting.manifest(self.cell.seed)
-            folder = run_folder.RunFolder.create(out, self.log, config, where, split)
+            seed = self.cell.seed
+            said = self.setting.manifest(seed), self.setting.preprocessing(seed)
+            folder = run_folder.RunFolder.create(out, self.log, config, where, *said)
         faults.at("run.created")
         watch = _Watcher(progress, self.log, self.asked.run.rounds)
         watch.begun(begin)

@@ -16,6 +16,7 @@ from ..core.shards import Shards
 from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..data.manifest import Identity
+from ..data.preprocessing import Preprocessing
 from ..engines import Engine
 from ..results.history import Roster
 from .config.methods import Method
@@ -57,6 +58,10 @@ class Setting(ABC):
     @abstractmethod
     def manifest(self, seed: int) -> dict[str, Any]:
         """The contents of a run's ``partition.json``."""
+
+    @abstractmethod
+    def preprocessing(self, seed: int) -> Preprocessing | None:
+        """How samples become inputs; None if no schema can describe them."""
 
     @abstractmethod
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:

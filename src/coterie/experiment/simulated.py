@@ -14,6 +14,7 @@ from ..core.shards import Shards
 from ..core.tree import Tree
 from ..data.federation import Federation
 from ..data.manifest import Identity, manifest
+from ..data.preprocessing import Preprocessing, preprocessing_of
 from ..data.simulation import Simulation, simulate
 from ..engines import Engine, make_engine
 from ..engines.wire import WireEngine
@@ -46,6 +47,10 @@ class Assembly(Setting):
     def manifest(self, seed: int) -> dict[str, Any]:
         """The full description of the partition."""
         return manifest(self.federations[seed])
+
+    def preprocessing(self, seed: int) -> Preprocessing | None:
+        """How samples become inputs."""
+        return preprocessing_of(self.federations[seed].dataset)
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """The engine that the config asks for, or that an interrupted run was executed with."""

@@ -89,7 +89,7 @@ def resnet18(shape: Shape, classes: int, *, norm: Literal["group", "batch"] = "g
         blocks += [Residual(inputs, width, stride, norm), Residual(width, width, 1, norm)]
         inputs = width
     body = nn.Sequential(
-        stem, _norm(norm, 64), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        stem, norm_layer(norm, 64), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()
     )
     return chain(body=body, head=head(512, classes))
 
@@ -100,13 +100,13 @@ class Residual(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: str) -> None:
         super().__init__()
         self.first = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm1 = _norm(norm, outputs)
+        self.norm1 = norm_layer(norm, outputs)
         self.second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = _norm(norm, outputs)
+        self.norm2 = norm_layer(norm, outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             project = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(project, _norm(norm, outputs))
+            self.shortcut = nn.Sequential(project, norm_layer(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """The sum of both branches, then ReLU."""
@@ -121,5 +121,6 @@ def _two_convolutions(name: str, shape: Shape, dense: int, classes: int, padding
     return with_dense(body, shape, (dense,), classes)
 
 
-def _norm(kind: str, width: int) -> nn.Module:
+def norm_layer(kind: str, width: int) -> nn.Module:
+    """Batch norm, or group norm with 32 groups."""
     return nn.BatchNorm2d(width) if kind == "batch" else nn.GroupNorm(32, width)

@@ -8,7 +8,8 @@ from torch.func import vmap
 from ...algorithms.fedavg import Update, average
 from ...core.algorithm import GlobalModel, Round, rows
 from ...core.batches import Batch
-from ...core.client import Client, shortened
+from ...core.client import Client
+from ...core.clipping import shortened
 from ...core.problem import Problem
 from ...core.tree import Tree
 

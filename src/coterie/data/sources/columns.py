@@ -99,13 +99,13 @@ def numbers(sheet: Sheet, name: str) -> Floats | None:
     values = sheet.table.column(name)
     if not pa.types.is_string(values.type):
         found = floats(values)
-        _refuse_infinite(sheet, name, found)
+        refuse_infinite(sheet, name, found)
         return found
     looks = pc.match_substring_regex(values, NUMBER)
     share = pc.mean(looks).as_py() or 0.0
     if share == 1.0:
         found = floats(values)
-        _refuse_infinite(sheet, name, found)
+        refuse_infinite(sheet, name, found)
         return found
     if share > 0.5:
         row = int(np.flatnonzero(~pc.fill_null(looks, True).to_numpy())[0])
@@ -117,7 +117,7 @@ def numbers(sheet: Sheet, name: str) -> Floats | None:
     return None
 
 
-def _refuse_infinite(sheet: Sheet, name: str, values: Floats) -> None:
+def refuse_infinite(sheet: Sheet, name: str, values: Floats) -> None:
     """Refuse numbers that are infinite, in the file or after conversion to float32."""
     for row in np.flatnonzero(np.abs(values) > np.finfo(np.float32).max):
         raise DataError(

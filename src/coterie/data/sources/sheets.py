@@ -36,9 +36,8 @@ class Sheet(NamedTuple):
         """The file and the line of a row, for messages."""
         for file, count in zip(self.files, self.rows, strict=True):
             if row < count:
-                return f"{file.name} {'row' if file.suffix == '.parquet' else 'line'} " + str(
-                    row + (1 if file.suffix == ".parquet" else 2)  # after the header
-                )
+                text = file.suffix in (".csv", ".tsv")  # rows follow a line of column names
+                return f"{file.name} {'line' if text else 'row'} {row + (2 if text else 1)}"
             row -= count
         raise IndexError(row)
 
@@ -54,7 +53,7 @@ def read_sheet(
 
     Dates of a parquet file become text in the columns ``dates``, and are refused in other columns.
     """
-    tables = [_read(file, delimiter, encoding) for file in files]
+    tables = [read_rows(file, delimiter, encoding) for file in files]
     names = [name for name in tables[0].column_names if name not in drop]
     for name in drop:
         if not any(name in table.column_names for table in tables):
@@ -71,6 +70,12 @@ def read_sheet(
     return Sheet(pa.table(columns), tuple(files), tuple(table.num_rows for table in tables))
 
 
+def sheet_of(table: pa.Table, names: list[str], source: Path) -> Sheet:
+    """Some columns of a table in memory as a sheet; ``source`` names it in messages."""
+    columns = {name: _unified([table.column(name)], name) for name in names}
+    return Sheet(pa.table(columns), (source,), (table.num_rows,))
+
+
 def _dates_as_text(table: pa.Table, dates: tuple[str, ...]) -> pa.Table:
     for name in dates:
         if name in table.column_names and pa.types.is_temporal(table.column(name).type):
@@ -83,10 +88,17 @@ def _has(table: pa.Table) -> str:
     return f"it has: {', '.join(table.column_names)}"
 
 
-def _read(file: Path, delimiter: str | None, encoding: str) -> pa.Table:
+def read_rows(
+    file: Path, delimiter: str | None = None, encoding: str = "utf-8", fewest: int = 2
+) -> pa.Table:
+    """The rows of one file, as they are written: cells of a CSV file are text.
+
+    A CSV file with fewer columns than ``fewest`` is refused: most likely the delimiter is another.
+    """
     if file.stat().st_size == 0:
         raise DataError(f"{file}: the file is empty; expected a line of column names, then rows")
-    table = _read_parquet(file) if file.suffix == ".parquet" else _csv(file, delimiter, encoding)
+    is_text = file.suffix != ".parquet"
+    table = _csv(file, delimiter, encoding, fewest) if is_text else _read_parquet(file)
     if table.num_rows == 0:
         raise DataError(f"{file}: found column names but no rows")
     return table
@@ -99,7 +111,7 @@ def _read_parquet(file: Path) -> pa.Table:
         raise DataError(f"{file}: not a parquet file that can be read ({error})") from error
 
 
-def _csv(file: Path, delimiter: str | None, encoding: str) -> pa.Table:
+def _csv(file: Path, delimiter: str | None, encoding: str, fewest: int) -> pa.Table:
     delimiter = delimiter or ("\t" if file.suffix == ".tsv" else ",")
     try:
         content = file.read_bytes().decode(encoding).removeprefix("\ufeff").encode()
@@ -113,7 +125,7 @@ def _csv(file: Path, delimiter: str | None, encoding: str) -> pa.Table:
             f"{file}: not {encoding} text ({error}); save it as UTF-8 or name its encoding, "
             "for example data.encoding = 'latin-1'"
         ) from error
-    names = _header(file, content, delimiter)
+    names = _header(file, content, delimiter, fewest)
     try:
         return pacsv.read_csv(
             io.BytesIO(content),
@@ -125,11 +137,11 @@ def _csv(file: Path, delimiter: str | None, encoding: str) -> pa.Table:
         raise DataError(f"{file}: {str(error).splitlines()[0]}") from error
 
 
-def _header(file: Path, content: bytes, delimiter: str) -> list[str]:
+def _header(file: Path, content: bytes, delimiter: str, fewest: int) -> list[str]:
     """The column names, after checking them for mistakes."""
     first = content.split(b"\n", 1)[0].decode().rstrip("\r")
     names = next(csv.reader([first], delimiter=delimiter), [])
-    if len(names) < 2:
+    if len(names) < fewest:
         other = next((d for d in (";", "\t", "|", ",") if d != delimiter and d in first), None)
         hint = f"it looks separated by {other!r}: set data.delimiter = {other!r}" if other else ""
         raise DataError(

@@ -140,6 +140,8 @@ def encode_table(
         class_names=class_names,
         numeric=torch.from_numpy(found.numeric),
         feature_names=found.names,
+        columns=inputs,
+        target=target,
         **_divided(sheet, options, owners),
     )
 

@@ -2,6 +2,7 @@
 
     config.json           the resolved config and the folder's format; written before round 0
     partition.json        which client holds which samples, with hashes; written before round 0
+    preprocessing.json    how samples become inputs: columns, means, classes; written before round 0
     environment.json      the environment: versions, device, threads, command
     rounds.jsonl          one line per round
     clients.csv           one line per client and evaluated round
@@ -30,6 +31,7 @@ from .names import (
     FORMAT,
     FORMAT_KEY,
     MODELS,
+    PARTITION,
     REPORT,
     ROUNDS,
     finished,
@@ -39,7 +41,7 @@ from .names import (
     tidy,
     untidy,
 )
-from .reading import read
+from .reading import read, read_preprocessing
 from .verifying import manifest_faults, refuse_other_data, verify
 from .writing import Render, RunFolder
 
@@ -51,6 +53,7 @@ __all__ = [
     "FORMAT",
     "FORMAT_KEY",
     "MODELS",
+    "PARTITION",
     "RAN",
     "REPORT",
     "ROUNDS",
@@ -63,6 +66,7 @@ __all__ = [
     "manifest_faults",
     "ran",
     "read",
+    "read_preprocessing",
     "refuse_links",
     "refuse_newer",
     "refuse_other_data",

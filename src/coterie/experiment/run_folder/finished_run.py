@@ -35,12 +35,21 @@ class RunData:
         """The predictors of all clients: ``weights [K, r]``, ``models [K, r, P]``."""
         if self.held is not None:
             return self.held
+        return stored_models.read_models(self._stored())
+
+    def predictor(self, client: int) -> Mixture:
+        """The predictor of one client: ``weights [r]``, ``models [r, P]``."""
+        if self.held is not None:
+            return Mixture(*(part[client] for part in self.held))
+        return stored_models.read_predictor(self._stored(), client)
+
+    def _stored(self) -> Path:
         if self.path is None or not (self.path / MODELS).exists():
             raise StoreError(
                 "this run kept no models: they are at the sites of its federation; get a site's "
                 "own model there with 'coterie site export'"
             )
-        return stored_models.read_models(self.path / MODELS)
+        return self.path / MODELS
 
 
 class Predictors(NamedTuple):

@@ -11,12 +11,14 @@ from .. import checkpoint
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
 MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
-PARTITION = "partition.json"  # written first: alone it is not a run, and may be overwritten
+PARTITION = "partition.json"
+PREPROCESSING = "preprocessing.json"  # how samples become inputs; older folders have none
 PREDICTIONS, REPORT = "predictions.npz", "report.html"
 NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
-    *(PARTITION, PREDICTIONS, REPORT, checkpoint.FOLDER),
+    *(PARTITION, PREPROCESSING, PREDICTIONS, REPORT, checkpoint.FOLDER),
 )
+FIRST = (PARTITION, PREPROCESSING)  # alone they are not a run, and may be overwritten
 LISTED = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, SUMMARY)  # every manifest lists them
 AT_SITES = "sites"  # resolved.models of a config whose run left the final models at the sites
 PART = re.compile(r"\d{8}\.npz")
@@ -67,7 +69,7 @@ def refuse_used(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise StoreError(f"{path}: is a file; expected a folder, new or empty; choose one by --out")
     refuse_links(path)
-    used = [name for name in NAMES if name != PARTITION and (path / name).exists()]
+    used = [name for name in NAMES if name not in FIRST and (path / name).exists()]
     if not used:
         return
     found, advice = f"an unfinished run ({', '.join(used)})", f"run 'coterie resume {path}', "

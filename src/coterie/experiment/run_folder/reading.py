@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.metrics import METRICS
+from ...data.preprocessing import Preprocessing
 from ...errors import StoreError
 from ...results import kinds
 from ...results.history import Log
@@ -18,6 +19,7 @@ from .names import (
     ENVIRONMENT,
     MATRICES,
     PREDICTIONS,
+    PREPROCESSING,
     ROUNDS,
     SUMMARY,
     finished,
@@ -44,6 +46,17 @@ def read(path: Path) -> RunData:
             f"{path}: is not as a run writes it ({type(error).__name__}: {error}); expected a "
             "folder of 'coterie run'; check it with 'coterie verify'"
         ) from error
+
+
+def read_preprocessing(path: Path) -> Preprocessing:
+    """How the samples of a run became inputs, from the run's folder."""
+    stored = path / PREPROCESSING
+    if not stored.is_file():
+        raise StoreError(
+            f"{path}: has no {PREPROCESSING}: it was written by an earlier version, or its data "
+            f"has no schema; run it again with 'coterie run {path / CONFIG} --out FOLDER'"
+        )
+    return Preprocessing.from_json(files.read_start(stored, None).decode("utf-8", "replace"))
 
 
 def _read(path: Path) -> RunData:

@@ -37,6 +37,12 @@ def read_models(path: Path) -> Mixture:
     return Mixture(weights, models[index])
 
 
+def read_predictor(path: Path, client: int) -> Mixture:
+    """Read one client's predictor: ``weights [r]``, ``models [r, P]``."""
+    weights, models, index = _stored_models(path)
+    return Mixture(weights[client], models[index[client]])
+
+
 def stored_digest(path: Path) -> str:
     """The digest of stored predictors, with one client's models in memory at a time."""
     weights, models, index = _stored_models(path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.calls import Form
+from ...data.preprocessing import Preprocessing
 from ...errors import StoreError
 from ...results.history import History, Line, Log
 from ...storage import faults, files
@@ -25,6 +26,7 @@ from .names import (
     PARTITION,
     PARTS,
     PREDICTIONS,
+    PREPROCESSING,
     REPORT,
     ROUNDS,
     SUMMARY,
@@ -58,17 +60,21 @@ class RunFolder:
         config: Mapping[str, Any],
         environment: Mapping[str, Any],
         partition: Mapping[str, Any] | None = None,
+        preprocessing: Preprocessing | None = None,
     ) -> "RunFolder":
         """Create the folder of a new run; a folder that holds a run, finished or not, is refused.
 
         ``partition`` is the manifest of the federation; synthetic logs have none. It is written
         before the config, so that the data of every run that can be continued can be compared.
+        ``preprocessing`` is written beside it, so that models can be used without the data.
         """
         refuse_used(path)
         with files.writing(path):
             path.mkdir(parents=True, exist_ok=True)
         if partition is not None:
             files.write_text(path / PARTITION, files.to_json(dict(partition)) + "\n")
+        if preprocessing is not None:
+            files.write_text(path / PREPROCESSING, preprocessing.to_json() + "\n")
         config = {FORMAT_KEY: FORMAT, **config}
         files.write_json(path / CONFIG, config)
         files.write_json(path / ENVIRONMENT, dict(environment))

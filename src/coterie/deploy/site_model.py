@@ -1,0 +1,119 @@
+"""A site's own final model, from the folder of an experiment that it took part in."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from ..core.algorithm import Mixture
+from ..data.preprocessing import Preprocessing
+from ..engines.site import ANSWERS, MODEL
+from ..errors import ConfigError, StoreError
+from ..experiment.export import Trained, write_export
+from ..experiment.export_format import ModelFacts, NetworkFacts
+from ..storage import files
+from ..storage.archives import read_npz
+from .allowed_code import allowed_code
+from .declarations import scaled_example
+from .handler import AGREEMENT
+from .site_folder import SiteFolder
+from .terms import Agreement, Experiment, experiment_of
+
+
+def export_site(site: SiteFolder, out: Path, experiment: str | None = None) -> Path:
+    """Write the site's final model of one experiment into a new folder, and return its path.
+
+    ``experiment`` is the beginning of the experiment's hash; by default the one that finished last.
+    """
+    return write_export(trained_site(site, finished_experiment(site, experiment)), out)
+
+
+def finished_experiment(site: SiteFolder, prefix: str | None) -> Path:
+    """The folder of the experiment whose hash begins so, or of the one that finished last."""
+    folders = site.experiments.iterdir() if site.experiments.is_dir() else ()
+    found = [folder for folder in folders if (folder / MODEL).is_file()]
+    if not found:
+        raise StoreError(
+            f"{site.path}: no experiment has finished here, so there is no model to export; wait "
+            "for the coordinator's last round ('coterie site show' lists what was agreed)"
+        )
+    if prefix is None:
+        return max(found, key=lambda folder: (folder / MODEL).stat().st_mtime_ns)
+    fits = [folder for folder in found if folder.name.startswith(prefix)]
+    if len(fits) != 1:
+        names = ", ".join(sorted(folder.name[:12] for folder in found))
+        raise ConfigError(
+            f"--experiment: {len(fits)} finished experiments begin with '{prefix}'; expected one; "
+            f"there are {names}"
+        )
+    return fits[0]
+
+
+def trained_site(site: SiteFolder, folder: Path) -> Trained:
+    """The site's final model of one experiment, with what the site knows of it."""
+    files.refuse_links(folder.parent, [folder.name])
+    agreement = Agreement.from_json((folder / AGREEMENT).read_text(encoding="utf-8"))
+    if agreement.hash != folder.name:
+        raise StoreError(f"{folder / AGREEMENT}: has changed since it was agreed to")
+    most = site.limits.message_mib * 2**20
+    made = experiment_of(agreement, allowed_code(site), secret=0, most_bytes=most)
+    config, model = made.config, made.problem.model
+    scaled = scaled_example(agreement.schema, agreement.moments, config.data.scale)
+    example = agreement.schema.example()
+    network = NetworkFacts(
+        config.model.name,
+        dict(config.model.options),
+        tuple(example.x.shape[1:]),
+        example.classes,
+        config.train.precision,
+    )
+    return Trained(
+        _facts(site, folder, made),
+        network,
+        Preprocessing.of(agreement.schema, scaled),
+        model,
+        _predictor(folder / MODEL, model.whole),
+    )
+
+
+def _facts(site: SiteFolder, folder: Path, made: Experiment) -> ModelFacts:
+    config, agreement = made.config, made.agreement
+    counts = agreement.counts[agreement.clients.index(site.name)]
+    others = [name for name in agreement.clients if name != site.name]
+    return ModelFacts(
+        client=site.name,
+        method=config.method().label,
+        rounds=config.run.rounds,
+        seed=config.run.seed,
+        run=agreement.hash,
+        data=None,
+        train=counts.train,
+        val=counts.val,
+        test=counts.test,
+        metric=config.run.metric,
+        score=_score(folder / ANSWERS),
+        collaborators={} if made.algorithm.traits.alone else dict.fromkeys(others),
+        notes=("Validation data was trained on as well.",) if made.merged else (),
+    )
+
+
+def _score(path: Path) -> float | None:
+    try:
+        score = float(np.asarray(read_npz(path)["score"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{path}: holds no answers of a finished run ({error})") from error
+    return score if math.isfinite(score) else None
+
+
+def _predictor(path: Path, size: int) -> Mixture:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+        found = Mixture(tensors["weights"], tensors["models"])
+        if found.weights.dim() != 1 or found.models.shape != (len(found.weights), size):
+            raise ValueError(f"its models have shape {list(found.models.shape)}")
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise StoreError(f"{path}: cannot be read as this site's model ({error})") from error
+    return found
