@@ -33,6 +33,15 @@ class Held(NamedTuple):
     optimizer: Tree
 
 
+class Returned(NamedTuple):
+    """The vectors that users of models return to the owners, one row per vector."""
+
+    owner: Tensor  # [n]
+    vector: Tensor  # [n, P]
+    weight: Tensor  # [n]
+    travels: Tensor  # [n] False where the owner computed it itself
+
+
 class Inbox(NamedTuple):
     """The sum of what the users of a model returned to its owner."""
 
@@ -63,6 +72,13 @@ class Reply(NamedTuple):
     owner: Tensor  # [1 + M]
     ranks: Tensor  # [K]
     wanted: Tensor  # [K]
+
+    def returned(self, own_travels: bool) -> Returned:
+        """All vectors of some clients' replies, client by client."""
+        travels = torch.ones_like(self.owner, dtype=torch.bool)
+        travels[..., 0] = own_travels
+        vectors, weight = self.change.vectors.flatten(0, -2), self.weight.flatten()
+        return Returned(self.owner.flatten(), vectors, weight, travels.flatten())
 
 
 class Exchange(ABC):
