@@ -49,7 +49,7 @@ from torch.func import vmap
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
-from ..core.clipping import clipped, honest_length, noised
+from ..core.clipping import honest_length, noised
 from ..core.mixing import count_larger, epsilon_greedy, sums_by
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
@@ -57,12 +57,13 @@ from ..core.tree import Bank, Parcels, where
 from ..errors import ConfigError
 from .federico_forms import EXCHANGES, Circle, Exchange, Held, Inbox, Reply, Returned, Scale, Sight
 from .federico_weights import Tracked, kept_weights, posterior, tracked_losses
+from .serverless import Serverless
 
 UNUSED = 1e-6  # a model whose users' weights sum to less is not changed
 
 
 @dataclass(frozen=True)
-class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
+class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     """Find your friends: mixtures of peers' models, weighted by their loss on the client's data.
 
     Fields:
@@ -135,6 +136,16 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         """The client that a model fits best becomes its main user, whichever client started it."""
         return Traits(models_change_hands=True, several_models=True)
 
+    @property
+    def serverless(self) -> bool:
+        """Among peers every client holds its own model."""
+        return not self._exchange.own_travels
+
+    @property
+    def predictable_noise(self) -> bool:
+        """With ``noise``, from the client's stream of draws."""
+        return self.noise > 0
+
     # ---- between clients -------------------------------------------------------------------
 
     def init(self, problem: Problem) -> tuple[Circle, Tracked]:
@@ -142,8 +153,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         K, device = problem.population, problem.device
         held, states = self.begin(problem, torch.arange(K, device=device))
         ranks = torch.zeros(K, K, dtype=torch.int32, device=device)
-        alone = torch.eye(K, dtype=torch.bool, device=device)
-        return Circle(held.model, held.optimizer, problem.sizes, ranks, alone), states
+        return Circle(*held, problem.sizes, ranks, states.weights > 0), states
 
     def begin(self, problem: Problem, clients: Tensor) -> tuple[Held, Tracked]:
         """The models and states with which some clients begin, one row per client."""
@@ -180,11 +190,13 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
     def moved(self, held: Held, returned: Returned, sizes: Tensor, round: Round) -> Held:
         """The owners' models after a round; ``held`` and ``sizes`` have one row per owner."""
         count = len(held.model)
-        total = sums_by(returned.owner, self._admitted(returned, round), count)
+        longest = honest_length(self.clip, self.noise, round.parameters)
+        vectors = returned.limited(longest, round) if self.clip else returned.vector
+        total = sums_by(returned.owner, vectors, count)
         mass = sums_by(returned.owner, returned.weight[:, None], count).squeeze(1)
         divisors = self._exchange.divisors(sizes.to(torch.float64), round, self.scale)
-        inbox = Inbox(total, mass, divisors)
-        after: Held = vmap(lambda own, box: self.apply(own, box, round))(held, inbox)
+        apply = vmap(lambda own, box: self.apply(own, box, round))
+        after: Held = apply(held, Inbox(total, mass, divisors))
         return after
 
     def apply(self, own: Held, inbox: Inbox, round: Round) -> Held:
@@ -202,17 +214,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
             buffers = total[round.parameters :] / inbox.mass.to(total.dtype)
         moved: Held = where(inbox.mass > UNUSED, Held(torch.cat([w, buffers]), state), own)
         return moved
-
-    def _admitted(self, returned: Returned, round: Round) -> Tensor:
-        """The returned vectors, clipped to the norm that an honest sender's hardly exceeds."""
-        change = returned.vector
-        if not self.clip:
-            return change
-        bound = honest_length(self.clip, self.noise, round.parameters)
-        limit = bound * returned.weight.clamp(0, 1).to(change.dtype)
-        limit = torch.where(returned.travels, limit, torch.inf)[:, None]
-        moves, buffers = round.trainable(change), change[..., round.parameters :]
-        return torch.cat([clipped(moves, limit), buffers], -1)
 
     # ---- one client ------------------------------------------------------------------------
 

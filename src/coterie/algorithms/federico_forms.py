@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Round
+from ..core.clipping import clipped
 from ..core.tree import Bank, Parcels, Tree
 
 Scale = Literal["auto", "sum", "mean"]
@@ -40,6 +41,13 @@ class Returned(NamedTuple):
     vector: Tensor  # [n, P]
     weight: Tensor  # [n]
     travels: Tensor  # [n] False where the owner computed it itself
+
+    def limited(self, longest: float, round: Round) -> Tensor:
+        """The vectors, clipped to ``longest`` times their weight; an owner's own is not clipped."""
+        limit = longest * self.weight.clamp(0, 1).to(self.vector.dtype)
+        limit = torch.where(self.travels, limit, torch.inf)[:, None]
+        moves, buffers = round.trainable(self.vector), self.vector[:, round.parameters :]
+        return torch.cat([clipped(moves, limit), buffers], -1)
 
 
 class Inbox(NamedTuple):
