@@ -26,6 +26,7 @@ from ..engines.base import Predicted
 from ..engines.loop import LoopBackend
 from ..errors import ConfigError
 from ..training.guard import Guard, remember, screen
+from .peer_pieces import Change
 
 FINITE = Guard(bound=None)  # a site checks of its own numbers only that they are finite
 
@@ -38,13 +39,6 @@ class Mine(NamedTuple):
     ranks: Tensor  # [K] how many clients it prefers to each
     wanted: Tensor  # [K] whose models it predicts with
     accepted: Tensor  # [K] the largest norm of a vector accepted from each client
-
-
-class Change(NamedTuple):
-    """What a user of a model returns to its owner."""
-
-    vector: Tensor  # [P]
-    weight: Tensor  # []
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Unwanted = Literal["size", "full"]  # why a message was not taken
 ANSWERS: dict[Unwanted, int] = {"size": 413, "full": 429}
-POLL = 25.0  # seconds that a request for mail waits
+POLL = 25.0  # seconds that a request for mail waits at most
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class _Surface:
         name = self._who(request)
         if name is None:
             return Response(status_code=403)
-        end, blob = time.monotonic() + POLL, self._relay.take(name)
+        end, blob = time.monotonic() + _wait(request), self._relay.take(name)
         while blob is None and (left := end - time.monotonic()) > 0:
             bell = self._bell(name)
             bell.clear()
@@ -154,6 +154,15 @@ class _Surface:
 
     def _bell(self, name: str) -> asyncio.Event:
         return self._bells.setdefault(name, asyncio.Event())
+
+
+def _wait(request: "Request") -> float:
+    """The seconds that a request wants to wait for mail."""
+    try:
+        asked = float(request.query_params.get("wait", POLL))
+    except ValueError:
+        return POLL
+    return asked if 0 <= asked <= POLL else POLL
 
 
 async def _bounded(request: "Request", most: int) -> bytes | None:
