@@ -1,117 +1,34 @@
-"""Peers without a server: sealed messages over a blind relay, equal to the simulator bit for bit."""
+"""Peers without a server: sealed messages over a blind relay, bit for bit as the simulator."""
 
-import threading
+import asyncio
+import base64
+import hashlib
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("nacl")
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("starlette")
 
 from nacl.public import PrivateKey  # noqa: E402
-from support import engine_of, federation, normed, task  # noqa: E402
 
-from coterie.algorithms.fedavg import FedAvg  # noqa: E402
 from coterie.algorithms.federico import FedeRiCo  # noqa: E402
-from coterie.core.algorithm import AnyAlgorithm, Mixture  # noqa: E402
+from coterie.core import tree  # noqa: E402
 from coterie.core.recipe import Recipe  # noqa: E402
-from coterie.data.simulation import Simulation  # noqa: E402
-from coterie.deploy.peer import Peer, PeerPlan, PeerResult  # noqa: E402
-from coterie.deploy.peer_folder import PeerFolder  # noqa: E402
 from coterie.deploy.peer_keys import Identity, PeerKeys  # noqa: E402
-from coterie.deploy.peer_link import InProcessLink, Link  # noqa: E402
-from coterie.deploy.peer_work import OwnPart  # noqa: E402
-from coterie.deploy.relay import Relay, RelayLimits  # noqa: E402
-from coterie.deploy.roll_call import Decision, RollCall  # noqa: E402
+from coterie.deploy.peer_link import HttpLink  # noqa: E402
+from coterie.deploy.peer_talk import Correspondence  # noqa: E402
+from coterie.deploy.relay import Relay, RelayLimits, relay_app  # noqa: E402
 from coterie.deploy.sealing import REFUSALS, Opener, Sealer, SealError  # noqa: E402
-from coterie.engines.codec import vocabulary  # noqa: E402
 from coterie.errors import ConfigError, StoreError  # noqa: E402
-from coterie.experiment.run_folder.stored_models import client_digest  # noqa: E402
-from coterie.training.guard import Guard  # noqa: E402
-from coterie.training.rounds import train  # noqa: E402
-
-NAMES = ("ahus", "berg", "caen", "dorn", "elba")
-EXPERIMENT = "0" * 64
-SECRETS = {name: bytes([i + 1]) * 32 for i, name in enumerate(NAMES)}
-PINNED = PeerKeys({n: bytes(PrivateKey(s).public_key) for n, s in SECRETS.items()})
-SPREAD = {"temperature_per": "sample"}  # weights that are not one-hot
-
-
-def identity(name: str) -> Identity:
-    return Identity(name, SECRETS[name], PINNED)
-
-
-def simulation(algorithm: AnyAlgorithm, **options: Any) -> Simulation:
-    return task(algorithm, federated=replace(federation(), clients=NAMES), **options)
-
-
-@dataclass
-class Town:
-    """Sites as threads of this process, with one relay between them."""
-
-    path: Path
-    algorithm: AnyAlgorithm
-    plan: PeerPlan
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the simulation
-    relay: Relay = field(default_factory=Relay)
-    guard: Guard = field(default_factory=Guard)
-    notes: dict[str, list[str]] = field(default_factory=lambda: {name: [] for name in NAMES})
-    links: dict[str, Link] = field(default_factory=dict)  # links of their own, by name
-
-    def peer(self, name: str) -> Peer:
-        """A site with a problem of its own: a network is not to be used by two threads."""
-        at, on = NAMES.index(name), simulation(self.algorithm, **self.options)
-        part = OwnPart(on.problem, on.shards.of(at), self.algorithm, at, self.guard)
-        folder = PeerFolder(
-            self.path / name, self.plan.experiment, vocabulary(self.algorithm)
-        )
-        link = self.links.get(name, InProcessLink(self.relay, name))
-        return Peer(part, self.plan, identity(name), link, folder, self.notes[name].append)
-
-    def run(self, names: tuple[str, ...] = NAMES) -> dict[str, PeerResult | BaseException]:
-        found: dict[str, PeerResult | BaseException] = {}
-        peers = {name: self.peer(name) for name in names}
-
-        def one(name: str) -> None:
-            try:
-                found[name] = peers[name].run()
-            except BaseException as error:
-                found[name] = error
-
-        threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in names]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads), self.notes
-        return found
-
-    def simulated(self, **options: Any) -> list[str]:
-        """Every client's digest after the same rounds in the simulator."""
-        on, plan = simulation(self.algorithm, **self.options), self.plan
-        share, engine = plan.participation, engine_of("loop", on)
-        records = train(
-            self.algorithm, on.problem, engine, plan.rounds, participation=share, **options
-        )
-        mixture = list(records)[-1].mixture
-        each = zip(mixture.weights, mixture.models, strict=True)
-        return [client_digest(Mixture(*predictor)) for predictor in each]
-
-    def digests(self) -> list[str]:
-        found = self.run()
-        for result in found.values():
-            if isinstance(result, BaseException):
-                raise result
-        return [client_digest(found[name].mixture) for name in NAMES]
-
-
-def plan(rounds: int = 3, **options: Any) -> PeerPlan:
-    return PeerPlan(EXPERIMENT, rounds, **{"nudge": 0.5, "patience": 30.0, **options})
+from support import normed  # noqa: E402
+from towns import EXPERIMENT, NAMES, PINNED, SECRETS, SPREAD, Town, identity, plan  # noqa: E402
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.6])
@@ -121,7 +38,255 @@ def test_peers_equal_the_simulator_bit_for_bit(
     tmp_path: Path, downloads: int, step: Any, participation: float
 ) -> None:
     method = FedeRiCo(downloads=downloads, step=step, **SPREAD)
-    same = plan(participation=participation)
-    town = Town(tmp_path, method, same, {"dtype": torch.float32})
+    town = Town(tmp_path, method, plan(participation=participation))
     assert town.digests() == town.simulated()
     assert not any(town.notes.values())
+
+
+def test_buffers_clipping_and_adam_are_equal_too(tmp_path: Path) -> None:
+    method = FedeRiCo(downloads=2, clip=0.5, step="gradient", scale="mean", **SPREAD)
+    adam = Recipe(lr=0.01, epochs=1, batch=6, optimizer="adam")
+    town = Town(tmp_path, method, plan(2), {"factory": normed, "recipe": adam})
+    assert town.digests() == town.simulated()
+
+
+# ---- the seal ------------------------------------------------------------------------------------
+
+NOW = {"model": range(3, 4)}
+
+
+def sealed(**changes: Any) -> bytes:
+    """A message of round 3 from ahus to berg, or a variant of it."""
+    told = {"sender": "ahus", "to": "berg", "experiment": EXPERIMENT, "boot": 1, "round": 3}
+    told |= {"kind": "model", **changes}
+    sealer = Sealer(identity(told["sender"]), told["experiment"], told["boot"])
+    return sealer.seal(told["to"], told["round"], told["kind"], b"payload")
+
+
+def opener(name: str = "berg", **counters: int) -> Opener:
+    return Opener(identity(name), EXPERIMENT, counters)
+
+
+def readdressed(data: bytes, sender: str, to: str) -> bytes:
+    """The same box with other names outside of it."""
+    magic, _, _, box = data.split(b"\n", 3)
+    return b"\n".join([magic, sender.encode(), to.encode(), box])
+
+
+def other_key() -> bytes:
+    """A message in the name of ahus, sealed by another key."""
+    wrong = {**SECRETS, "ahus": bytes([99]) * 32}
+    keys = PeerKeys({n: bytes(PrivateKey(s).public_key) for n, s in wrong.items()})
+    return Sealer(Identity("ahus", wrong["ahus"], keys), EXPERIMENT, 1).seal(
+        "berg", 3, "model", b""
+    )
+
+
+def test_a_sealed_message_is_opened_once_by_its_receiver() -> None:
+    opens = opener()
+    assert opens.open(sealed(), NOW) == ("ahus", 3, "model", b"payload")
+    with pytest.raises(SealError, match="replayed"):
+        opens.open(sealed(), NOW)
+    assert opens.open(sealed(boot=2), NOW).payload == b"payload"
+    with pytest.raises(SealError, match="replayed"):  # a later one has been accepted
+        opens.open(sealed(), NOW)
+    again = opener(**opens.counters)  # after a restart
+    with pytest.raises(SealError, match="replayed"):
+        again.open(sealed(boot=2), NOW)
+
+
+ATTACKS: dict[str, list[Callable[[], bytes]]] = {
+    "unreadable": [lambda: b"", lambda: b"hello", lambda: b"coterie sealed\nahus\nberg"],
+    "readdressed": [lambda: sealed(to="caen")],
+    "unknown": [lambda: readdressed(sealed(), "zora", "berg")],
+    "tampered": [
+        lambda: sealed()[:-1] + bytes([sealed()[-1] ^ 1]),
+        lambda: sealed()[:60],
+        lambda: readdressed(sealed(), "caen", "berg"),
+        lambda: readdressed(sealed(to="caen"), "ahus", "berg"),
+        other_key,
+    ],
+    "reflected": [lambda: readdressed(sealed(sender="berg", to="ahus"), "ahus", "berg")],
+    "experiment": [lambda: sealed(experiment="1" * 64)],
+    "replayed": [lambda: sealed(boot=0)],
+    "kind": [lambda: sealed(kind="change")],
+    "wrong_round": [lambda: sealed(round=2), lambda: sealed(round=4), lambda: sealed(round=-1)],
+}
+
+
+@pytest.mark.parametrize(
+    ("reason", "attack"), [(reason, a) for reason, attacks in ATTACKS.items() for a in attacks]
+)
+def test_every_attack_on_a_message_has_its_own_reason(
+    reason: str, attack: Callable[[], bytes]
+) -> None:
+    with pytest.raises(SealError) as refused:
+        opener(ahus=1 << 31).open(attack(), NOW)
+    assert refused.value.reason == reason
+    assert REFUSALS[reason] in str(refused.value)
+
+
+def test_a_version_and_names_that_only_a_peer_can_forge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coterie.deploy.sealing.VERSION", 2)
+    later = sealed()
+    monkeypatch.undo()
+    with pytest.raises(SealError, match="version"):
+        opener().open(later, NOW)
+    liar = Sealer(identity("ahus"), EXPERIMENT, 1)
+    inside = replace(identity("ahus"))
+    object.__setattr__(inside, "name", "caen")  # the box is ahus's, the names inside are not
+    liar._identity = inside
+    with pytest.raises(SealError) as refused:
+        opener().open(readdressed(liar.seal("berg", 3, "model", b""), "ahus", "berg"), NOW)
+    assert refused.value.reason == "forged"
+    assert ATTACKS.keys() | {"version", "forged"} == REFUSALS.keys()
+
+
+def test_no_changed_byte_of_a_message_passes() -> None:
+    whole = sealed()
+    for at in range(len(whole)):
+        changed = whole[:at] + bytes([whole[at] ^ 0x20]) + whole[at + 1 :]
+        with pytest.raises(SealError):
+            opener().open(changed, NOW)
+
+
+def test_sizes_are_whole_blocks() -> None:
+    seal = Sealer(identity("ahus"), EXPERIMENT, 1).seal
+    assert len(seal("berg", 0, "want", b"")) == len(seal("berg", 700, "change", bytes(500)))
+    assert len(seal("berg", 0, "want", bytes(2000))) - len(seal("berg", 0, "want", b"")) == 2048
+
+
+def test_a_roster_pins_one_key_for_each_site(tmp_path: Path) -> None:
+    lines = [f'{n} = "{base64.b64encode(k).decode()}"' for n, k in PINNED.keys.items()]
+    (tmp_path / "roster.toml").write_text("\n".join(["[peers]", *lines]))
+    assert PeerKeys.read(tmp_path / "roster.toml") == PINNED
+    told = PINNED.fingerprints()
+    assert told["berg"] == hashlib.sha256(PINNED.keys["berg"]).hexdigest()
+    with pytest.raises(ConfigError, match="same box key"):
+        PeerKeys({**PINNED.keys, "zora": PINNED.keys["ahus"]})
+    with pytest.raises(ConfigError, match="31 bytes"):
+        PeerKeys({"ahus": bytes(31)})
+    with pytest.raises(ConfigError, match="not the one of this site"):
+        Identity("ahus", SECRETS["berg"], PINNED)
+    for text in ("[peers]\na = 1", "a = 2", "[peers", '[peers]\na = "?"'):
+        (tmp_path / "roster.toml").write_text(text)
+        with pytest.raises(StoreError, match="expected a table"):
+            PeerKeys.read(tmp_path / "roster.toml")
+
+
+# ---- the relay -----------------------------------------------------------------------------------
+
+
+def test_the_relay_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    relay = Relay(RelayLimits(count=2, total=100, each=60, age=10))
+    assert relay.put("berg", bytes(61)) == "size"
+    assert relay.put("berg", bytes(60)) is None
+    assert relay.put("berg", bytes(41)) == "full"
+    assert relay.put("berg", b"b") is None
+    assert relay.put("berg", b"c") == "full"
+    assert relay.put("caen", b"c") is None
+    assert [relay.take("berg"), relay.take("berg"), relay.take("berg")] == [bytes(60), b"b", None]
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 11)
+    assert relay.take("caen") is None
+
+
+class OverApp(httpx.BaseTransport):
+    """Requests of a synchronous client, answered by an application of this process."""
+
+    def __init__(self, app: Any) -> None:
+        self._loop, self._app = asyncio.new_event_loop(), httpx.ASGITransport(app)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            answer = await self._app.handle_async_request(request)
+            return httpx.Response(answer.status_code, content=await answer.aread())
+
+        return self._loop.run_until_complete(ask())
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+def test_the_relay_over_http_knows_sites_by_their_certificates() -> None:
+    relay = Relay(RelayLimits(count=2, total=100, each=60))
+    app = relay_app(relay, lambda r: r.headers.get("who"), lambda: NAMES)
+    with httpx.Client(transport=OverApp(app), base_url="http://relay") as http:
+        who = {"who": "ahus"}
+        assert http.post("/v1/mail/berg", content=b"x").status_code == 403
+        assert http.post("/v1/mail").status_code == 403
+        assert http.post("/v1/mail/zora", content=b"x", headers=who).status_code == 404
+        assert http.post("/v1/mail/berg", content=bytes(61), headers=who).status_code == 413
+        assert http.post("/v1/mail?wait=0", headers=who).status_code == 204
+        link = HttpLink(http, [].append)
+        http.headers["who"] = "ahus"
+        assert [link.send("berg", each) for each in (b"1", b"2", b"3")] == [True, True, False]
+        assert link.fetch(0) is None
+        http.headers["who"] = "berg"
+        assert [link.fetch(0), link.fetch(5), link.fetch(0)] == [b"1", b"2", None]
+
+
+def test_mail_that_comes_later_ends_the_wait() -> None:
+    relay = Relay()
+    app = relay_app(relay, lambda r: r.headers.get("who"), lambda: NAMES)
+
+    async def both() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as c:
+            waiting = asyncio.create_task(c.post("/v1/mail", headers={"who": "berg"}))
+            await asyncio.sleep(0.01)
+            left = await c.post("/v1/mail/berg", content=b"x", headers={"who": "ahus"})
+            return [left.status_code, (await asyncio.wait_for(waiting, 5)).status_code]
+
+    assert asyncio.run(both()) == [202, 200]
+
+
+# ---- what the relay sees -------------------------------------------------------------------------
+
+WINDOW = 12  # bytes: three numbers of a model in a row occur nowhere else
+
+
+def windows(vector: torch.Tensor) -> list[bytes]:
+    """Pieces of a vector's bytes; those that are mostly zeros say nothing and are left out."""
+    data = vector.numpy().tobytes()
+    parts = (data[at : at + WINDOW] for at in range(0, len(data) - WINDOW, WINDOW))
+    return [part for part in parts if len(set(part)) > WINDOW // 2]
+
+
+def test_the_relay_and_its_logs_hold_no_bytes_of_a_model(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    exchanged: dict[str, list[torch.Tensor]] = {"model": [], "change": []}
+    kept: list[bytes] = []
+    unsealed: list[bytes] = []
+    put, send, seal = Relay.put, Correspondence.send, Sealer.seal
+
+    def keeping(relay: Relay, to: str, blob: bytes) -> Any:
+        kept.append(to.encode() + blob)
+        return put(relay, to, blob)
+
+    def noting(talk: Any, to: str, round: int, kind: str, head: Any, body: Any = ()) -> None:
+        exchanged.setdefault(kind, []).extend(leaf for leaf in tree.leaves(body) if leaf.dim())
+        send(talk, to, round, kind, head, body)
+
+    def sealing(sealer: Sealer, to: str, round: int, kind: str, payload: bytes) -> bytes:
+        unsealed.append(payload)
+        return seal(sealer, to, round, kind, payload)
+
+    monkeypatch.setattr(Relay, "put", keeping)
+    monkeypatch.setattr(Sealer, "seal", sealing)
+    monkeypatch.setattr(Correspondence, "send", noting)
+    caplog.set_level("DEBUG")
+    town = Town(tmp_path, FedeRiCo(downloads=2, **SPREAD), plan(2))
+    town.digests()
+    out = capfd.readouterr()
+    seen = b"".join([*kept, caplog.text.encode(), out.out.encode(), out.err.encode()])
+    pieces = [part for each in exchanged.values() for vector in each for part in windows(vector)]
+    assert len(exchanged["model"]) >= 20
+    assert len(exchanged["change"]) >= 15
+    assert len(pieces) > 1000
+    assert all(part in b"".join(unsealed) for part in pieces)  # what the search would find
+    assert not any(part in seen for part in pieces)
+    assert not any(word in seen for word in (b"model", b"change", b"want", EXPERIMENT.encode()))

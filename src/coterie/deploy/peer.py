@@ -82,7 +82,8 @@ class Peer:
         kept = folder.open()
         new: dict[str, Any] = {"round": 0, "boot": 0, "counters": {}}
         head = new if kept is None else kept.head
-        self._round, self._boot = int(head["round"]), int(head["boot"]) + 1
+        self._round = int(head["round"])
+        self._boot = max(int(head["boot"]) + 1, time.time_ns())  # grows, even from a backup
         self._mine = part.begin() if kept is None else Mine(*kept.body)
         self._talk = Correspondence(identity, folder, link, self._boot, head["counters"], note)
         self._save()

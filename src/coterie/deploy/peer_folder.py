@@ -1,7 +1,7 @@
 """What a site among peers keeps on disk for one experiment: a state per round, and what left it.
 
     state.bin     the state at the beginning of the round it is in, the counters heard so far, and
-                  how often the site was started: its own counters continue above that
+                  a number that grows with every start: the site's own counters continue above it
     prepared.bin  the result of an attempt, kept before the site says that it is done
     roll.json     the convener's decisions
     sent.jsonl    one line for every message that left: round, kind, receiver, bytes, sha256

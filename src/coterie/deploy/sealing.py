@@ -70,7 +70,7 @@ class Unsealed(NamedTuple):
 class Sealer:
     """Seals messages of one site in one experiment.
 
-    ``boot`` is how often this part was started; it must grow, so that no counter occurs twice.
+    ``boot`` is a number that grows with every start of the site, so that no counter occurs twice.
     """
 
     def __init__(self, identity: Identity, experiment: str, boot: int) -> None:

@@ -1,0 +1,394 @@
+"""Peers whose relay attacks, whose sites die, stay away, diverge or lie."""
+
+import json
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("nacl")
+
+from coterie.adapt import ADAPTATIONS, Adapted
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.federico import FedeRiCo
+from coterie.core.algorithm import AnyAlgorithm
+from coterie.core.recipe import Recipe
+from coterie.deploy.peer import Peer, PeerResult
+from coterie.deploy.peer_folder import PeerFolder
+from coterie.deploy.peer_link import InProcessLink
+from coterie.deploy.peer_talk import Correspondence
+from coterie.deploy.peer_work import OwnPart
+from coterie.deploy.relay import Relay
+from coterie.deploy.roll_call import Decision, RollCall
+from coterie.deploy.sealing import Opener, Sealer
+from coterie.engines.codec import Message, encode
+from coterie.errors import ConfigError, StoreError
+from coterie.training import rounds as training_rounds
+from coterie.training.guard import Guard
+from towns import EXPERIMENT, NAMES, SPREAD, Town, identity, plan, simulation
+
+METHOD = FedeRiCo(downloads=2, **SPREAD)
+
+
+# ---- a relay that attacks ------------------------------------------------------------------------
+
+
+class Hostile(Relay):
+    """Sends again, changes, redirects, returns, delays and drops messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chance, self._old = random.Random(0), []
+        self._lock = threading.Lock()
+
+    def put(self, to: str, blob: bytes) -> Any:
+        magic, sender, receiver, box = blob.split(b"\n", 3)
+        with self._lock:
+            self._old.append((to, blob))
+            attack, again = self._chance.randrange(6), self._chance.choice(self._old)
+        if attack == 0:
+            super().put(*again)  # of any round before
+        elif attack == 1:
+            super().put(to, blob[:-1] + bytes([blob[-1] ^ 1]))
+        elif attack == 2:
+            super().put(again[0], blob)  # to whom it may not be addressed
+        elif attack == 3:
+            super().put(sender.decode(), b"\n".join([magic, receiver, sender, box]))
+        dropped = attack == 4 and len(self._old) % 3 == 0
+        return None if dropped else super().put(to, blob)
+
+
+def test_a_relay_that_attacks_changes_nothing(tmp_path: Path) -> None:
+    town = Town(tmp_path, METHOD, plan(2, nudge=0.3), relay=Hostile())
+    assert town.digests() == town.simulated()
+    said = " ".join(line for lines in town.notes.values() for line in lines)
+    for reason in ("replayed", "tampered", "readdressed", "reflected"):
+        assert f"({reason})" in said
+
+
+# ---- sites that die ------------------------------------------------------------------------------
+
+
+class KilledError(BaseException):
+    """Stands for kill -9: nothing is cleaned up."""
+
+
+class Dying(InProcessLink):
+    """The link of a site that dies when it sends or fetches for the n-th time."""
+
+    def __init__(self, relay: Relay, name: str, turns: int) -> None:
+        super().__init__(relay, name)
+        object.__setattr__(self, "_left", [turns])
+
+    def _turn(self) -> None:
+        left: list[int] = self._left  # type: ignore[attr-defined]
+        left[0] -= 1
+        if left[0] == 0:
+            raise KilledError
+
+    def send(self, to: str, blob: bytes) -> bool:
+        self._turn()
+        return super().send(to, blob)
+
+    def fetch(self, seconds: float) -> bytes | None:
+        found = super().fetch(seconds)
+        self._turn()  # after the relay has forgotten the message
+        return found
+
+
+class Calling(InProcessLink):
+    """A link that tells when it was first used."""
+
+    def __init__(self, relay: Relay, name: str, used: threading.Event) -> None:
+        super().__init__(relay, name)
+        object.__setattr__(self, "_used", used)
+
+    def send(self, to: str, blob: bytes) -> bool:
+        sent = super().send(to, blob)
+        self._used.set()  # type: ignore[attr-defined]
+        return sent
+
+
+@pytest.mark.parametrize("turns", [1, 5, 9, 14, 20, 27])
+@pytest.mark.parametrize("name", ["ahus", "caen"])  # the convener, and another site
+def test_a_site_that_is_killed_continues_and_nothing_changes(
+    tmp_path: Path, name: str, turns: int
+) -> None:
+    town = Town(tmp_path, METHOD, plan(2, nudge=0.1))
+    town.links[name] = Dying(town.relay, name, turns)
+    died = []
+
+    def again() -> PeerResult:
+        died.append(town.links.pop(name))
+        return town.peer(name).run()
+
+    town.again[name] = again
+    assert town.digests() == town.simulated()
+    assert died
+
+
+# ---- sites that stay away ------------------------------------------------------------------------
+
+
+def rolls(town: Town) -> list[tuple[str, ...]]:
+    """The sites of every closed round, as the convener kept them."""
+    decisions = map(
+        Decision.from_json, json.loads((town.path / NAMES[0] / "roll.json").read_text())
+    )
+    return [decision.names for decision in decisions if decision.closed]
+
+
+def simulate_rolls(monkeypatch: pytest.MonkeyPatch, told: list[tuple[str, ...]]) -> None:
+    """Let the simulator draw exactly these sites for its rounds."""
+
+    def drawn(algorithm: Any, problem: Any, index: int, share: float) -> torch.Tensor:
+        return torch.tensor([NAMES.index(name) for name in told[index]])
+
+    monkeypatch.setattr(training_rounds, "participants", drawn)
+
+
+def same_models(monkeypatch: pytest.MonkeyPatch, town: Town, names: tuple[str, ...]) -> None:
+    """Whether sites hold the simulator's models after the rounds that were closed."""
+    simulate_rolls(monkeypatch, rolls(town))
+    models = town.record().server.models
+    for name in names:
+        assert torch.equal(town.kept(name).held.model, models[NAMES.index(name)])
+
+
+@pytest.mark.parametrize("turns", [6, 12, 16])
+def test_a_site_that_is_lost_is_left_out_as_if_it_was_not_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    town = Town(tmp_path, METHOD, plan(3, nudge=0.1, patience=1.0))
+    town.links["caen"] = Dying(town.relay, "caen", turns)
+    assert isinstance(town.run()["caen"], KilledError)
+    assert any("caen" not in names for names in rolls(town)[:3])
+    same_models(monkeypatch, town, tuple(name for name in NAMES if name != "caen"))
+
+
+def test_a_site_that_comes_back_goes_on_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    town = Town(tmp_path, METHOD, plan(4, nudge=0.1, patience=1.5))
+    town.links["caen"] = Dying(town.relay, "caen", 10)
+    missed, back = threading.Event(), threading.Event()
+
+    def again() -> PeerResult:
+        assert missed.wait(30)
+        town.links["caen"] = Calling(town.relay, "caen", back)
+        return town.peer("caen").run()
+
+    town.again["caen"] = again
+    keep = PeerFolder.keep_decisions
+
+    def keeping(folder: PeerFolder, decisions: Sequence[Decision]) -> None:
+        keep(folder, decisions)
+        if any("caen" not in each.names and each.closed for each in decisions):
+            missed.set()
+            assert back.wait(30)  # the others wait until it is there
+
+    monkeypatch.setattr(PeerFolder, "keep_decisions", keeping)
+    town.run()
+    told = ["caen" in names for names in rolls(town)]
+    assert not all(told)
+    assert any(told[told.index(False) :])
+    same_models(monkeypatch, town, NAMES)
+
+
+def test_a_roll_needs_more_than_half_and_waits_for_all_at_first() -> None:
+    roll = RollCall(lambda round: NAMES, 3, 10.0, (), 0.0)
+    for name in NAMES[:4]:
+        roll.heard(name, 0, "here", 0, 1.0)
+    assert roll.decide(100.0) is None  # round 0 waits for everybody
+    roll.heard("elba", 0, "here", 0, 100.0)
+    first = roll.decide(100.0)
+    assert first == Decision(0, 0, NAMES)
+    for name in NAMES[:2]:
+        roll.heard(name, 0, "done", 0, 120.0)
+    assert roll.decide(120.0) is None  # only two of five gave a sign
+    roll.heard("caen", 0, "working", 0, 121.0)
+    second = roll.decide(121.0)
+    assert second == Decision(0, 1, NAMES[:3])
+    for name in NAMES[:3]:
+        roll.heard(name, 0, "done", 0, 122.0)  # of the attempt before
+    assert roll.decide(122.0) is None
+    for name in NAMES[:3]:
+        roll.heard(name, 0, "done", 1, 122.0)
+    assert roll.decide(122.0) == second._replace(closed=True)
+    for name in NAMES[:3]:
+        roll.heard(name, 1, "here", 0, 123.0)
+    assert roll.decide(123.0) == Decision(1, 0, NAMES[:3])  # nobody waits for who is away
+    roll.heard("dorn", 0, "here", 0, 124.0)
+    assert roll.about(0) == second._replace(closed=True)
+    for name in NAMES[:3]:
+        roll.heard(name, 1, "done", 0, 124.0)
+        roll.heard(name, 2, "here", 0, 125.0)
+    assert roll.decide(125.0) == Decision(1, 0, NAMES[:3], closed=True)
+    assert roll.decide(125.0) is None  # dorn is back: it is waited for
+    roll.heard("dorn", 2, "here", 0, 126.0)
+    assert roll.decide(126.0) == Decision(2, 0, NAMES[:4])
+
+
+def test_a_convener_that_was_restarted_keeps_to_its_decisions() -> None:
+    kept = (Decision(0, 0, NAMES, closed=True), Decision(1, 1, NAMES[:4]))
+    roll = RollCall(lambda round: NAMES, 3, 10.0, kept, 0.0)
+    assert roll.round == 1
+    assert roll.decide(5.0) is None
+    for name in NAMES[:4]:
+        roll.heard(name, 1, "done", 1, 6.0)
+    assert roll.decide(6.0) == Decision(1, 1, NAMES[:4], closed=True)
+    assert roll.decisions[0] == kept[0]
+
+
+# ---- sites that diverge, and sites that lie ------------------------------------------------------
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+
+
+def test_a_site_that_diverges_is_left_out_as_in_the_simulator(tmp_path: Path) -> None:
+    """Its numbers are not finite, so that its part of no round counts, for nobody."""
+    recipe = Recipe(lr=0.1, epochs=3, batch=10)
+    town = Town(tmp_path, METHOD, plan(2), {"broken": "caen", "factory": linear, "recipe": recipe})
+    assert town.digests() == town.simulated()
+    assert {reject.reason for reject in town.record().rejected} == {"not_finite"}
+    assert all("not_finite" not in line for line in town.notes["berg"])
+    assert any("'caen'" in line and "not_finite" in line for line in town.notes["caen"])
+
+
+def lying(
+    monkeypatch: pytest.MonkeyPatch, liar: str, kind: str, body: Callable[[Any], Any]
+) -> None:
+    """Let one site send something else of a kind."""
+    send = Correspondence.send
+
+    def sending(
+        talk: Correspondence, to: str, round: int, what: str, head: Any, said: Any = ()
+    ) -> None:
+        lies = what == kind and talk._sealer._identity.name == liar
+        send(talk, to, round, what, head, body(said) if lies else said)
+
+    monkeypatch.setattr(Correspondence, "send", sending)
+
+
+ONE = torch.ones((), dtype=torch.float64)
+LIES: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "a change that is not a number": ("change", lambda b: (ONE, model() * torch.nan), "not_finite"),
+    "a change of another shape": ("change", lambda b: (ONE, model()[:1]), "shape"),
+    "a change of another type": ("change", lambda b: (ONE, model().double()), "dtype"),
+    "a change with more in it": ("change", lambda b: (ONE, model(), ONE), "fields"),
+    "an enormous change": ("change", lambda b: (ONE, 1e9 * model()), "outsized"),
+    "a weight above one": ("change", lambda b: (5 * ONE, 0 * model()), "outsized"),
+    "a weight below zero": ("change", lambda b: (-ONE, 0 * model()), "outsized"),
+    "a weight that is not a number": ("change", lambda b: (ONE * torch.nan, model()), "not_finite"),
+    "a model that is not a number": ("model", lambda b: b * torch.nan, "not_finite"),
+    "a model of another shape": ("model", lambda b: b[:1], "shape"),
+    "an enormous model": ("model", lambda b: 1e9 * b, "outsized"),
+    "no model": ("model", lambda b: (), "fields"),
+}
+
+
+def model() -> torch.Tensor:
+    return torch.full((323,), 0.01)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_a_peer_lies_about_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    kind, body, reason = LIES[lie]
+    lying(monkeypatch, "caen", kind, body)
+    town = Town(tmp_path, FedeRiCo(downloads=4, **SPREAD), plan(1))
+    town.digests()
+    for name in NAMES:
+        assert town.kept(name).held.model.isfinite().all()
+        assert float(town.kept(name).held.model.norm()) < 100
+        said = [line for line in town.notes[name] if f"({reason})" in line and "'caen'" in line]
+        assert bool(said) == (name != "caen")
+
+
+# ---- what is refused before anything runs --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "word"),
+    [
+        (FedAvg(), "only federico"),
+        (FedeRiCo(form="centralised"), "only federico"),
+        (Adapted(FedeRiCo(), ADAPTATIONS["ft"]()), "only federico"),
+        (FedeRiCo(clip=1.0, noise=0.1), "noise"),
+    ],
+)
+def test_other_methods_are_refused(method: AnyAlgorithm, word: str) -> None:
+    on = simulation(method)
+    with pytest.raises(ConfigError, match=word):
+        OwnPart(on.problem, on.shards.of(0), method, 0, Guard())
+
+
+def test_a_site_that_is_not_in_the_roster_is_refused(tmp_path: Path) -> None:
+    town = Town(tmp_path, METHOD, plan())
+    on = simulation(METHOD)
+    part = OwnPart(on.problem, on.shards.of(1), METHOD, 1, Guard())
+    link = InProcessLink(town.relay, "ahus")
+    with pytest.raises(ConfigError, match="expected 'berg' among"):
+        Peer(part, town.plan, identity("ahus"), link, town.folder("ahus"), print)
+
+
+# ---- state ---------------------------------------------------------------------------------------
+
+
+def test_lost_flipped_and_foreign_state_is_refused(tmp_path: Path) -> None:
+    town = Town(tmp_path, METHOD, plan(1))
+    town.digests()
+    path = tmp_path / "berg" / "state.bin"
+    whole = path.read_bytes()
+    for at in (0, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(StoreError, match="sha256 is another"):
+            town.peer("berg")
+    path.write_bytes(whole)
+    with pytest.raises(StoreError, match="another experiment"):
+        replace(town.folder("berg"), experiment="1" * 64).open()
+    path.unlink()
+    with pytest.raises(StoreError, match="has sent messages"):
+        town.peer("berg")
+
+
+def test_a_site_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
+    town = Town(tmp_path, METHOD, plan(1))
+    berg = town.peer("berg")  # still in round 0, of which the convener says that berg is done
+    payload = encode(Message(Decision(0, 0, NAMES, closed=True).to_json()))
+    sealer = Sealer(identity("ahus"), EXPERIMENT, 1)
+    town.relay.put("berg", sealer.seal("berg", 0, "decision", payload))
+    with pytest.raises(StoreError, match="older than what the site has sent"):
+        berg.run()
+
+
+def test_counters_grow_even_from_a_backup(tmp_path: Path) -> None:
+    town, opener = Town(tmp_path, METHOD, plan(1)), Opener(identity("ahus"), EXPERIMENT)
+    state = tmp_path / "berg" / "state.bin"
+    old = None
+    for _ in range(3):
+        town.peer("berg")._meeting.enter(0, NAMES, model())
+        assert opener.open(town.relay.take("ahus") or b"", {"stage": range(1)}).sender == "berg"
+        old = old or state.read_bytes()
+        state.write_bytes(old)
+
+
+def test_everything_that_left_a_site_is_in_its_log(tmp_path: Path) -> None:
+    town = Town(tmp_path, METHOD, plan(2))
+    town.digests()
+    lines = [
+        json.loads(line) for line in (tmp_path / "caen" / "sent.jsonl").read_text().split("\n")[:-1]
+    ]
+    assert {line["kind"] for line in lines} == {"stage", "want", "model", "change"}
+    assert {line["experiment"] for line in lines} == {EXPERIMENT}
+    assert all(len(line["sha256"]) == 64 and line["bytes"] > 0 for line in lines)
+    assert len([line for line in lines if line["kind"] == "change"]) == 2 * 2
