@@ -19,7 +19,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federico import FedeRiCo
 from coterie.core.algorithm import AnyAlgorithm
 from coterie.core.recipe import Recipe
-from coterie.deploy.peer import Peer, PeerResult
+from coterie.deploy.peer import PeerResult, PeerSite
 from coterie.deploy.peer_folder import PeerFolder
 from coterie.deploy.peer_link import InProcessLink
 from coterie.deploy.peer_talk import Correspondence
@@ -338,7 +338,7 @@ def test_a_site_that_is_not_in_the_roster_is_refused(tmp_path: Path) -> None:
     part = OwnPart(on.problem, on.shards.of(1), METHOD, 1, Guard())
     link = InProcessLink(town.relay, "ahus")
     with pytest.raises(ConfigError, match="expected 'berg' among"):
-        Peer(part, town.plan, identity("ahus"), link, town.folder("ahus"), print)
+        PeerSite(part, town.plan, identity("ahus"), link, town.folder("ahus"), print)
 
 
 # ---- state ---------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """Peers without a server: sealed messages over a blind relay, bit for bit as the simulator."""
 
-import asyncio
 import base64
 import hashlib
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,23 @@ import pytest
 import torch
 
 pytest.importorskip("nacl")
-httpx = pytest.importorskip("httpx")
-pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx")
 
-from nacl.public import PrivateKey  # noqa: E402
+from nacl.public import PrivateKey
 
-from coterie.algorithms.federico import FedeRiCo  # noqa: E402
-from coterie.core import tree  # noqa: E402
-from coterie.core.recipe import Recipe  # noqa: E402
-from coterie.deploy.peer_keys import Identity, PeerKeys  # noqa: E402
-from coterie.deploy.peer_link import HttpLink  # noqa: E402
-from coterie.deploy.peer_talk import Correspondence  # noqa: E402
-from coterie.deploy.relay import Relay, RelayLimits, relay_app  # noqa: E402
-from coterie.deploy.sealing import REFUSALS, Opener, Sealer, SealError  # noqa: E402
-from coterie.errors import ConfigError, StoreError  # noqa: E402
-from support import normed  # noqa: E402
-from towns import EXPERIMENT, NAMES, PINNED, SECRETS, SPREAD, Town, identity, plan  # noqa: E402
+from coterie.algorithms.federico import FedeRiCo
+from coterie.core import tree
+from coterie.core.recipe import Recipe
+from coterie.deploy.peer_keys import Identity, PeerKeys
+from coterie.deploy.peer_link import HttpLink
+from coterie.deploy.peer_talk import Correspondence
+from coterie.deploy.relay import Relay, RelayLimits
+from coterie.deploy.sealing import REFUSALS, Opener, Sealer, SealError
+from coterie.errors import ConfigError, StoreError
+from loopback import LIMITS, Loopback
+from support import normed
+from towns import EXPERIMENT, NAMES, PINNED, SECRETS, SPREAD, Town, identity, plan
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.6])
@@ -191,53 +192,51 @@ def test_the_relay_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert relay.take("caen") is None
 
 
-class OverApp(httpx.BaseTransport):
-    """Requests of a synchronous client, answered by an application of this process."""
-
-    def __init__(self, app: Any) -> None:
-        self._loop, self._app = asyncio.new_event_loop(), httpx.ASGITransport(app)
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        async def ask() -> httpx.Response:
-            answer = await self._app.handle_async_request(request)
-            return httpx.Response(answer.status_code, content=await answer.aread())
-
-        return self._loop.run_until_complete(ask())
-
-    def close(self) -> None:
-        self._loop.close()
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Loopback]:
+    """A running coordinator with the sites ahus and berg."""
+    made = Loopback(tmp_path, NAMES[:2])
+    made.start()
+    yield made
+    made.end()
 
 
-def test_the_relay_over_http_knows_sites_by_their_certificates() -> None:
-    relay = Relay(RelayLimits(count=2, total=100, each=60))
-    app = relay_app(relay, lambda r: r.headers.get("who"), lambda: NAMES)
-    with httpx.Client(transport=OverApp(app), base_url="http://relay") as http:
-        who = {"who": "ahus"}
-        assert http.post("/v1/mail/berg", content=b"x").status_code == 403
-        assert http.post("/v1/mail").status_code == 403
-        assert http.post("/v1/mail/zora", content=b"x", headers=who).status_code == 404
-        assert http.post("/v1/mail/berg", content=bytes(61), headers=who).status_code == 413
-        assert http.post("/v1/mail?wait=0", headers=who).status_code == 204
-        link = HttpLink(http, [].append)
-        http.headers["who"] = "ahus"
-        assert [link.send("berg", each) for each in (b"1", b"2", b"3")] == [True, True, False]
-        assert link.fetch(0) is None
-        http.headers["who"] = "berg"
-        assert [link.fetch(0), link.fetch(5), link.fetch(0)] == [b"1", b"2", None]
+def test_the_relay_knows_sites_by_their_certificates(net: Loopback) -> None:
+    ahus, berg = (net.sites[name] for name in NAMES[:2])
+    assert net.request(ahus, "/v1/mail/berg", b"x")[0] == 202
+    assert net.request(ahus, "/v1/mail/zora", b"x")[0] == 404
+    assert net.request(ahus, "/v1/mail/berg", bytes(LIMITS.message + 1))[0] == 413
+    assert net.request(ahus, "/v1/mail?wait=0")[0] == 204
+    assert net.request(berg, "/v1/mail?wait=0")[::2] == (200, b"x")
+    assert net.request(berg, "/v1/mail?wait=0")[0] == 204
+    with pytest.raises((OSError, EOFError)):  # no certificate
+        net.request(None, "/v1/mail?wait=0")
+    with pytest.raises((OSError, EOFError)):  # one that was never admitted
+        net.request(net.make_site("caen"), "/v1/mail?wait=0")
+    net.folder.revoke("berg")
+    assert net.request(ahus, "/v1/mail/berg", b"x")[0] == 404
 
 
-def test_mail_that_comes_later_ends_the_wait() -> None:
-    relay = Relay()
-    app = relay_app(relay, lambda r: r.headers.get("who"), lambda: NAMES)
-
-    async def both() -> list[int]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://r") as c:
-            waiting = asyncio.create_task(c.post("/v1/mail", headers={"who": "berg"}))
-            await asyncio.sleep(0.01)
-            left = await c.post("/v1/mail/berg", content=b"x", headers={"who": "ahus"})
-            return [left.status_code, (await asyncio.wait_for(waiting, 5)).status_code]
-
-    assert asyncio.run(both()) == [202, 200]
+def test_links_wait_for_mail_and_for_the_relay(net: Loopback) -> None:
+    notes: list[str] = []
+    ahus, berg = (HttpLink.dial(net.sites[name], notes.append) for name in NAMES[:2])
+    fetched: list[bytes | None] = []
+    waiting = threading.Thread(target=lambda: fetched.append(berg.fetch(20)))
+    waiting.start()
+    assert ahus.send("berg", b"1")
+    waiting.join(20)
+    assert fetched == [b"1"]
+    assert not ahus.send("zora", b"1")
+    assert notes == ["the relay refused a message to 'zora' with status 404"]
+    net.stop()
+    assert berg.fetch(0.1) is None
+    sending = threading.Thread(target=lambda: ahus.send("berg", b"2"))
+    sending.start()
+    net.start()
+    sending.join(20)
+    assert berg.fetch(20) == b"2"
+    ahus.close()
+    berg.close()
 
 
 # ---- what the relay sees -------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from nacl.public import PrivateKey
 from coterie.core.algorithm import AnyAlgorithm, Mixture
 from coterie.core.recipe import Recipe
 from coterie.data.simulation import Simulation
-from coterie.deploy.peer import Peer, PeerPlan, PeerResult
+from coterie.deploy.peer import PeerPlan, PeerResult, PeerSite
 from coterie.deploy.peer_folder import PeerFolder
 from coterie.deploy.peer_keys import Identity, PeerKeys
 from coterie.deploy.peer_link import InProcessLink, Link
@@ -62,13 +62,13 @@ class Town:
     links: dict[str, Link] = field(default_factory=dict)  # links of their own, by name
     again: dict[str, Callable[[], PeerResult]] = field(default_factory=dict)  # after a death
 
-    def peer(self, name: str) -> Peer:
+    def peer(self, name: str) -> PeerSite:
         """A site with a problem of its own: a network is not to be used by two threads."""
         at, on = NAMES.index(name), simulation(self.algorithm, **self.options)
         part = OwnPart(on.problem, on.shards.of(at), self.algorithm, at, self.guard)
         folder = self.folder(name)
         link = self.links.get(name, InProcessLink(self.relay, name))
-        return Peer(part, self.plan, identity(name), link, folder, self.notes[name].append)
+        return PeerSite(part, self.plan, identity(name), link, folder, self.notes[name].append)
 
     def run(self, names: tuple[str, ...] = NAMES) -> dict[str, PeerResult | BaseException]:
         found: dict[str, PeerResult | BaseException] = {}

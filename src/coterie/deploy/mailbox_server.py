@@ -20,6 +20,8 @@ from .folders import FederationFolder
 from .mailbox import Mailbox
 from .mailbox_registry import Registry
 from .mailbox_routes import Gate, Limits, Peer, Routes, app_of
+from .relay import Relay, RelayLimits
+from .relay_routes import relay_routes
 
 try:
     from starlette.types import ASGIApp
@@ -64,7 +66,8 @@ async def _serve(
 ) -> None:
     mailbox, registry, state = Mailbox(limits.silence), Registry(folder), ServerState()
     routes = Routes(mailbox, registry, limits)
-    sites = _config(Gate(app_of(routes.for_sites()), registry, mailbox, limits))
+    relay = relay_routes(Relay(RelayLimits(each=limits.message)), registry.names)
+    sites = _config(Gate(app_of([*routes.for_sites(), *relay]), registry, mailbox, limits))
     operator = _config(app_of(routes.for_operator()))
     loop = asyncio.get_running_loop()
     servers = [

@@ -64,7 +64,7 @@ class PeerResult(NamedTuple):
     scores: Tensor  # [4]
 
 
-class Peer:
+class PeerSite:
     """One site's part of an experiment."""
 
     def __init__(

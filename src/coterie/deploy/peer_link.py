@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import ConfigError
 from .relay import ANSWERS, POLL, Relay
+from .site_folder import SiteFolder
 
 if TYPE_CHECKING:
     import httpx
@@ -41,21 +41,30 @@ class InProcessLink:
 
 
 class HttpLink:
-    """A site that reaches its relay over HTTPS; ``client`` holds the address and certificates.
+    """A site that reaches its relay over HTTPS, with its certificate.
 
     While the relay cannot be reached, :meth:`send` tries again for ever, at least every 5 seconds.
     """
 
     def __init__(self, client: "httpx.Client", note: Callable[[str], None]) -> None:
-        try:
-            import httpx
-        except ImportError as error:
-            raise ConfigError(
-                "the relay is reached with httpx, which is not installed; install it with: pip "
-                "install 'coterie[peers]'"
-            ) from error
+        import httpx
+
         self._client, self._note = client, note
         self._faults = (httpx.TransportError,)
+
+    @classmethod
+    def dial(cls, folder: SiteFolder, note: Callable[[str], None]) -> "HttpLink":
+        """A link to the relay at the coordinator that the site's folder names."""
+        import httpx
+
+        from .direct_agent import trust
+
+        client = httpx.Client(base_url=f"https://{folder.address}", verify=trust(folder))
+        return cls(client, note)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
 
     def send(self, to: str, blob: bytes) -> bool:
         """Leave a message for a site."""
