@@ -2,6 +2,8 @@
 
 import base64
 import hashlib
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -167,6 +169,8 @@ def test_a_roster_pins_one_key_for_each_site(tmp_path: Path) -> None:
         PeerKeys({**PINNED.keys, "zora": PINNED.keys["ahus"]})
     with pytest.raises(ConfigError, match="31 bytes"):
         PeerKeys({"ahus": bytes(31)})
+    with pytest.raises(ConfigError, match="found 31 bytes"):
+        Identity("ahus", bytes(31), PINNED)
     with pytest.raises(ConfigError, match="not the one of this site"):
         Identity("ahus", SECRETS["berg"], PINNED)
     for text in ("[peers]\na = 1", "a = 2", "[peers", '[peers]\na = "?"'):
@@ -289,3 +293,52 @@ def test_the_relay_and_its_logs_hold_no_bytes_of_a_model(
     assert all(part in b"".join(unsealed) for part in pieces)  # what the search would find
     assert not any(part in seen for part in pieces)
     assert not any(word in seen for word in (b"model", b"change", b"want", EXPERIMENT.encode()))
+
+
+# ---- real processes over TLS ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_processes_over_tls_with_kills_of_sites_and_of_the_relay_equal_the_simulator(
+    tmp_path: Path,
+) -> None:
+    net = Loopback(tmp_path, NAMES)
+    net.start()
+    roster = tmp_path / "roster.toml"
+    keys = [f'{site.name} = "{site.box}"' for site in net.folder.sites()]
+    roster.write_text("\n".join(["[peers]", *keys]))
+    script = Path(__file__).parent / "peer_process.py"
+
+    def started(name: str) -> subprocess.Popen[str]:
+        site, work = net.sites[name].path, tmp_path / "work" / name
+        command = [sys.executable, str(script), str(site), str(roster), str(work), "4"]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def sent(name: str) -> int:
+        log = tmp_path / "work" / name / "sent.jsonl"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def waits(true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 120
+        while not true():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    running = {name: started(name) for name in NAMES}
+    try:
+        for lines, victim in ((9, "caen"), (18, "ahus"), (30, "relay"), (36, "caen")):
+            waits(lambda lines=lines: sent("caen") >= lines)
+            if victim == "relay":
+                net.stop()
+                net.start()
+            else:
+                running[victim].kill()
+                running[victim].communicate()
+                running[victim] = started(victim)
+        found = [running[name].communicate(timeout=120)[0].strip() for name in NAMES]
+    finally:
+        for process in running.values():
+            process.kill()
+            process.communicate()
+        net.end()
+    assert found == Town(tmp_path, FedeRiCo(downloads=2, **SPREAD), plan(4)).simulated()

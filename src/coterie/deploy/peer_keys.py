@@ -73,6 +73,11 @@ class Identity:
     pinned: PeerKeys
 
     def __post_init__(self) -> None:
+        if len(self.private) != 32:
+            raise ConfigError(
+                f"box.key: found {len(self.private)} bytes; expected the 32 bytes of a private key "
+                "as 'coterie site init' makes it; restore it from a backup"
+            )
         public = _nacl().PrivateKey(self.private).public_key
         if self.pinned.keys.get(self.name) != bytes(public):
             raise ConfigError(
