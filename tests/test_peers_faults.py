@@ -19,10 +19,11 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federico import FedeRiCo
 from coterie.core.algorithm import AnyAlgorithm
 from coterie.core.recipe import Recipe
+from coterie.deploy.meeting import Meeting, SupersededError
 from coterie.deploy.peer import PeerResult, PeerSite
 from coterie.deploy.peer_folder import PeerFolder
 from coterie.deploy.peer_link import InProcessLink
-from coterie.deploy.peer_talk import Correspondence
+from coterie.deploy.peer_talk import Correspondence, Letter
 from coterie.deploy.peer_work import OwnPart
 from coterie.deploy.relay import Relay
 from coterie.deploy.roll_call import Decision, RollCall
@@ -247,6 +248,58 @@ def test_a_convener_that_was_restarted_keeps_to_its_decisions() -> None:
         roll.heard(name, 1, "done", 1, 6.0)
     assert roll.decide(6.0) == Decision(1, 1, NAMES[:4], closed=True)
     assert roll.decisions[0] == kept[0]
+
+
+class Stub:
+    """Stands for a correspondence: what is to arrive, and what was sent."""
+
+    def __init__(self) -> None:
+        self.arrives: list[Letter] = []
+        self.sent: list[tuple[str, str]] = []
+
+    def receive(self, seconds: float, rounds: Any) -> Letter | None:
+        return self.arrives.pop(0)
+
+    def send(self, to: str, round: int, kind: str, head: Any, body: Any = ()) -> None:
+        self.sent.append((to, kind))
+
+
+def test_a_site_follows_its_convener_and_no_other_roll() -> None:
+    talk, notes = Stub(), []
+    meeting = Meeting("berg", "ahus", talk, None, lambda told: None, 60.0, notes.append)
+    meeting.enter(0, NAMES[:4], model())
+    right, other = Decision(0, 0, NAMES[:3]), Decision(0, 0, NAMES[:4])
+    foreign, later = Decision(0, 1, NAMES), Decision(1, 5, NAMES[:3])
+
+    def wants(sender: str, decision: Decision) -> Letter:
+        head = {"wants": True, "attempt": decision.attempt, "roll": decision.roll}
+        return Letter(sender, 0, "want", head, ())
+
+    talk.arrives = [
+        wants("caen", right),  # comes early: it is kept
+        Letter("caen", 0, "decision", other.to_json(), ()),
+        Letter("ahus", 0, "decision", foreign.to_json(), ()),
+        Letter("ahus", 0, "decision", later.to_json(), ()),
+        Letter("ahus", 0, "decision", {"round": 0}, ()),
+        Letter("ahus", 0, "decision", right.to_json(), ()),
+    ]
+    assert meeting.decided() == right
+    meeting.begin(right)
+    assert ("caen", "model") in talk.sent
+    talk.arrives = [
+        wants("ahus", other),
+        wants("dorn", right),  # not in the roll
+        Letter("ahus", 0, "want", {}, ()),
+        wants("ahus", right),
+    ]
+    assert meeting.gather("want", ["ahus", "caen"]).keys() == {"ahus", "caen"}
+    assert [to for to, kind in talk.sent if kind == "model"] == ["caen", "ahus"]
+    assert len(notes) == 7
+    again = Decision(0, 1, NAMES[:2])
+    talk.arrives = [Letter("ahus", 0, "decision", again.to_json(), ())]
+    with pytest.raises(SupersededError):
+        meeting.gather("change", ["caen"])
+    assert meeting.decided() == again
 
 
 # ---- sites that diverge, and sites that lie ------------------------------------------------------
