@@ -270,6 +270,7 @@ def test_a_site_follows_its_convener_and_no_other_roll() -> None:
     meeting.enter(0, NAMES[:4], model())
     right, other = Decision(0, 0, NAMES[:3]), Decision(0, 0, NAMES[:4])
     foreign, later = Decision(0, 1, NAMES), Decision(1, 5, NAMES[:3])
+    turned = Decision(0, 1, NAMES[2::-1])
 
     def wants(sender: str, decision: Decision) -> Letter:
         head = {"wants": True, "attempt": decision.attempt, "roll": decision.roll}
@@ -280,6 +281,7 @@ def test_a_site_follows_its_convener_and_no_other_roll() -> None:
         Letter("caen", 0, "decision", other.to_json(), ()),
         Letter("ahus", 0, "decision", foreign.to_json(), ()),
         Letter("ahus", 0, "decision", later.to_json(), ()),
+        Letter("ahus", 0, "decision", turned.to_json(), ()),
         Letter("ahus", 0, "decision", {"round": 0}, ()),
         Letter("ahus", 0, "decision", right.to_json(), ()),
     ]
@@ -294,7 +296,7 @@ def test_a_site_follows_its_convener_and_no_other_roll() -> None:
     ]
     assert meeting.gather("want", ["ahus", "caen"]).keys() == {"ahus", "caen"}
     assert [to for to, kind in talk.sent if kind == "model"] == ["caen", "ahus"]
-    assert len(notes) == 7
+    assert len(notes) == 8
     again = Decision(0, 1, NAMES[:2])
     talk.arrives = [Letter("ahus", 0, "decision", again.to_json(), ())]
     with pytest.raises(SupersededError):
@@ -444,7 +446,7 @@ def test_everything_that_left_a_site_is_in_its_log(tmp_path: Path) -> None:
     lines = [
         json.loads(line) for line in (tmp_path / "caen" / "sent.jsonl").read_text().split("\n")[:-1]
     ]
-    assert {line["kind"] for line in lines} == {"stage", "want", "model", "change"}
+    assert {line["kind"] for line in lines} == {"want", "model", "change"}
     assert {line["experiment"] for line in lines} == {EXPERIMENT}
     assert all(len(line["sha256"]) == 64 and line["bytes"] > 0 for line in lines)
     assert len([line for line in lines if line["kind"] == "change"]) == 2 * 2

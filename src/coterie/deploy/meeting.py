@@ -226,8 +226,8 @@ class Meeting:
         decision = Decision.from_json(letter.head)
         if letter.sender != self._convener or decision.round != letter.round:
             raise ValueError("a decision that is not the convener's")
-        if not set(decision.names) <= set(self._sites):
-            raise ValueError("sites that were not drawn for this round")
+        if tuple(name for name in self._sites if name in decision.names) != decision.names:
+            raise ValueError("other sites than those drawn for this round, or in another order")
         self._adopt(decision)
 
     def _adopt(self, decision: Decision | None) -> None:

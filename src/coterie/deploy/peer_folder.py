@@ -4,7 +4,8 @@
                   a number that grows with every start: the site's own counters continue above it
     prepared.bin  the result of an attempt, kept before the site says that it is done
     roll.json     the convener's decisions
-    sent.jsonl    one line for every message that left: round, kind, receiver, bytes, sha256
+    sent.jsonl    one line for every message that left, but for signs of life: round, kind,
+                  receiver, bytes, sha256
 
 Files are written atomically and carry their sha256, so that a changed one is found. A site whose
 state is missing is refused: it never begins anew silently.

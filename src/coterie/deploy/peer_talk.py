@@ -47,9 +47,13 @@ class Correspondence:
     def send(
         self, to: str, round: int, kind: str, head: Mapping[str, Any], body: Tree = ()
     ) -> None:
-        """Send a message; one that is lost on its way is asked for again by its receiver."""
+        """Send a message; one that is lost on its way is asked for again by its receiver.
+
+        All messages but signs of life are in the log of what left.
+        """
         payload = encode(Message(head, body))
-        self._folder.sent(round, kind, to, payload)
+        if kind != "stage":
+            self._folder.sent(round, kind, to, payload)
         if not self._link.send(to, self._sealer.seal(to, round, kind, payload)):
             self._note(f"the relay did not take a message for '{to}' ({kind} of round {round})")
 
