@@ -8,7 +8,7 @@ import torch
 from coterie.algorithms.federico import FedeRiCo
 from coterie.deploy.peer import PeerPlan, PeerSite
 from coterie.deploy.peer_folder import PeerFolder
-from coterie.deploy.peer_keys import Identity, PeerKeys
+from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
 from coterie.deploy.peer_link import HttpLink
 from coterie.deploy.peer_work import OwnPart
 from coterie.deploy.site_folder import SiteFolder
@@ -32,7 +32,7 @@ def main(site: str, roster: str, work: str, rounds: str) -> None:
     peer = PeerSite(
         part,
         plan(int(rounds)),
-        Identity(folder.name, folder.box_key(), PeerKeys.read(Path(roster))),
+        PeerIdentity(folder.name, folder.box_key(), PeerKeys.read(Path(roster))),
         HttpLink.dial(folder, lambda line: print(line, file=sys.stderr)),
         PeerFolder(Path(work), EXPERIMENT, vocabulary(METHOD)),
         lambda line: print(line, file=sys.stderr),

@@ -250,18 +250,34 @@ def test_a_convener_that_was_restarted_keeps_to_its_decisions() -> None:
     assert roll.decisions[0] == kept[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("patience", [0.02, 0.05, 0.1, 0.2, 0.4] * 4)
+def test_impatient_rounds_equal_the_simulator_whoever_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float
+) -> None:
+    """Sites are left out all the time, because nobody is as fast as this convener expects."""
+    town = Town(tmp_path, METHOD, plan(5, nudge=patience / 4, patience=patience))
+    found = town.run()
+    errors = [each for each in found.values() if isinstance(each, BaseException)]
+    assert all("was left out when" in str(error) for error in errors)
+    same_models(monkeypatch, town, NAMES)
+
+
 class Stub:
     """Stands for a correspondence: what is to arrive, and what was sent."""
 
     def __init__(self) -> None:
         self.arrives: list[Letter] = []
         self.sent: list[tuple[str, str]] = []
+        self.stages: list[tuple[str, int]] = []
 
     def receive(self, seconds: float, rounds: Any) -> Letter | None:
-        return self.arrives.pop(0)
+        return self.arrives.pop(0) if self.arrives else None
 
     def send(self, to: str, round: int, kind: str, head: Any, body: Any = ()) -> None:
         self.sent.append((to, kind))
+        if kind == "stage":
+            self.stages.append((head["stage"], head["attempt"]))
 
 
 def test_a_site_follows_its_convener_and_no_other_roll() -> None:
@@ -302,6 +318,27 @@ def test_a_site_follows_its_convener_and_no_other_roll() -> None:
     with pytest.raises(SupersededError):
         meeting.gather("change", ["caen"])
     assert meeting.decided() == again
+
+
+def test_a_site_is_done_with_the_attempt_that_it_has_worked_on_and_no_other() -> None:
+    """A new attempt comes in while the site reports that it is done with the one before."""
+    talk = Stub()
+    meeting = Meeting("berg", "ahus", talk, None, lambda told: None, 0.0, print)
+    meeting.enter(0, NAMES, model())
+    first, second = Decision(0, 0, NAMES), Decision(0, 1, NAMES[:4])
+    talk.arrives = [Letter("ahus", 0, "decision", first.to_json(), ())]
+    meeting.begin(meeting.decided())
+    meeting.done()
+    told = Letter("ahus", 0, "decision", second.to_json(), ())
+    later = iter([None, None, None, told, None])  # it comes in the second turn of the wait
+    talk.receive = lambda seconds, rounds: next(later)
+    with pytest.raises(SupersededError):
+        meeting.closed()
+    assert meeting.decided() == second
+    meeting._report()
+    assert ("done", 0) in talk.stages
+    assert ("done", 1) not in talk.stages
+    assert talk.stages[-1] == ("here", 0)
 
 
 # ---- sites that diverge, and sites that lie ------------------------------------------------------

@@ -23,7 +23,7 @@ from nacl.public import PrivateKey
 from coterie.algorithms.federico import FedeRiCo
 from coterie.core import tree
 from coterie.core.recipe import Recipe
-from coterie.deploy.peer_keys import Identity, PeerKeys
+from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
 from coterie.deploy.peer_link import HttpLink
 from coterie.deploy.peer_talk import Correspondence
 from coterie.deploy.relay import Relay, RelayLimits
@@ -80,7 +80,7 @@ def other_key() -> bytes:
     """A message in the name of ahus, sealed by another key."""
     wrong = {**SECRETS, "ahus": bytes([99]) * 32}
     keys = PeerKeys({n: bytes(PrivateKey(s).public_key) for n, s in wrong.items()})
-    return Sealer(Identity("ahus", wrong["ahus"], keys), EXPERIMENT, 1).seal(
+    return Sealer(PeerIdentity("ahus", wrong["ahus"], keys), EXPERIMENT, 1).seal(
         "berg", 3, "model", b""
     )
 
@@ -170,9 +170,9 @@ def test_a_roster_pins_one_key_for_each_site(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="31 bytes"):
         PeerKeys({"ahus": bytes(31)})
     with pytest.raises(ConfigError, match="found 31 bytes"):
-        Identity("ahus", bytes(31), PINNED)
+        PeerIdentity("ahus", bytes(31), PINNED)
     with pytest.raises(ConfigError, match="not the one of this site"):
-        Identity("ahus", SECRETS["berg"], PINNED)
+        PeerIdentity("ahus", SECRETS["berg"], PINNED)
     for text in ("[peers]\na = 1", "a = 2", "[peers", '[peers]\na = "?"'):
         (tmp_path / "roster.toml").write_text(text)
         with pytest.raises(StoreError, match="expected a table"):
@@ -210,6 +210,10 @@ def test_the_relay_knows_sites_by_their_certificates(net: Loopback) -> None:
     assert net.request(ahus, "/v1/mail/berg", b"x")[0] == 202
     assert net.request(ahus, "/v1/mail/zora", b"x")[0] == 404
     assert net.request(ahus, "/v1/mail/berg", bytes(LIMITS.message + 1))[0] == 413
+    with net.dial(net.context(ahus)) as endless:  # it is refused before all of it is there
+        head = b"POST /v1/mail/berg HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999\r\n\r\n"
+        endless.sendall(head + bytes(LIMITS.message + 1))
+        assert endless.recv(12) == b"HTTP/1.1 413"
     assert net.request(ahus, "/v1/mail?wait=0")[0] == 204
     assert net.request(berg, "/v1/mail?wait=0")[::2] == (200, b"x")
     assert net.request(berg, "/v1/mail?wait=0")[0] == 204

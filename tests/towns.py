@@ -14,7 +14,7 @@ from coterie.core.recipe import Recipe
 from coterie.data.simulation import Simulation
 from coterie.deploy.peer import PeerPlan, PeerResult, PeerSite
 from coterie.deploy.peer_folder import PeerFolder
-from coterie.deploy.peer_keys import Identity, PeerKeys
+from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
 from coterie.deploy.peer_link import InProcessLink, Link
 from coterie.deploy.peer_work import Mine, OwnPart
 from coterie.deploy.relay import Relay
@@ -32,8 +32,8 @@ SPREAD = {"temperature_per": "sample"}  # weights that are not one-hot
 RECIPE = Recipe(lr=0.1, epochs=1, batch=10, momentum=0.5)
 
 
-def identity(name: str) -> Identity:
-    return Identity(name, SECRETS[name], PINNED)
+def identity(name: str) -> PeerIdentity:
+    return PeerIdentity(name, SECRETS[name], PINNED)
 
 
 def simulation(algorithm: AnyAlgorithm, **options: Any) -> Simulation:

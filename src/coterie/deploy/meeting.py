@@ -121,11 +121,15 @@ class Meeting:
     def _wait(self, ready: Callable[[], bool], piece: str = "", names: Iterable[str] = ()) -> None:
         asked = time.monotonic()
         while not ready():
+            if (letter := self._talk.receive(0, self._rounds)) is not None:
+                self._handle(letter)  # what waits here is heard before anybody is called silent
+                continue
             self._convene()
-            if self._working is not None and self._working != self._told and not ready():
+            if ready():
+                return
+            if self._working is not None and self._working != self._told:
                 raise SupersededError
-            letter = self._talk.receive(0 if ready() else self._nudge, self._rounds)
-            if letter is not None:
+            if (letter := self._talk.receive(self._nudge, self._rounds)) is not None:
                 self._handle(letter)
             if time.monotonic() - asked > self._nudge:
                 asked = time.monotonic()
@@ -189,13 +193,15 @@ class Meeting:
         self._report()
 
     def _report(self) -> None:
-        """Tell the convener where this site is."""
-        attempt = self._told.attempt if self._told is not None else 0
+        """Tell the convener where this site is, in the attempt that it works on."""
+        working, attempt, stage = self._working, 0, STAGES[0]
+        if working is not None:
+            attempt, stage = working.attempt, self._stage
         if self._roll is None:
-            head = {"stage": self._stage, "attempt": attempt}
+            head = {"stage": stage, "attempt": attempt}
             self._talk.send(self._convener, self._round, "stage", head)
         else:
-            self._roll.heard(self._me, self._round, self._stage, attempt, time.monotonic())
+            self._roll.heard(self._me, self._round, stage, attempt, time.monotonic())
             self._adopt(self._roll.about(self._round))
 
     def _on_stage(self, letter: Letter) -> None:
@@ -211,6 +217,7 @@ class Meeting:
         """Where this site is the convener: decide what is due, and tell all sites concerned."""
         if self._roll is None:
             return
+        self._report()
         while (decision := self._roll.decide(time.monotonic())) is not None:
             self._keep(self._roll.decisions)
             for name in self._roll.sites_of(decision.round):

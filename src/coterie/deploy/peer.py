@@ -25,7 +25,7 @@ from ..errors import ConfigError, EngineError, StoreError
 from ..training.rounds import participants
 from .meeting import Meeting, SupersededError
 from .peer_folder import PeerFolder
-from .peer_keys import Identity
+from .peer_keys import PeerIdentity
 from .peer_link import Link
 from .peer_pieces import Change, change_of, checked_change, checked_model
 from .peer_talk import Correspondence, Letter
@@ -71,7 +71,7 @@ class PeerSite:
         self,
         part: OwnPart,
         plan: PeerPlan,
-        identity: Identity,
+        identity: PeerIdentity,
         link: Link,
         folder: PeerFolder,
         note: Note,
@@ -95,7 +95,7 @@ class PeerSite:
         keep, nudge = folder.keep_decisions, plan.nudge
         self._meeting = Meeting(self._me, convener, self._talk, roll, keep, nudge, note)
 
-    def _check(self, identity: Identity) -> None:
+    def _check(self, identity: PeerIdentity) -> None:
         pinned = sorted(identity.pinned.keys)
         if self._names[self._part.me] != self._me or pinned != sorted(self._names):
             raise ConfigError(

@@ -65,7 +65,7 @@ class PeerKeys:
 
 
 @dataclass(frozen=True)
-class Identity:
+class PeerIdentity:
     """A site among its peers: its name, its private box key and the pinned keys of all sites."""
 
     name: str

@@ -1,5 +1,6 @@
 """A site's sealed correspondence with its peers: sealing, opening, and the log of what left."""
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ from ..core.tree import Tree
 from ..engines.codec import Message, Types, decode, encode
 from ..errors import EngineError
 from .peer_folder import PeerFolder
-from .peer_keys import Identity
+from .peer_keys import PeerIdentity
 from .peer_link import Link
 from .sealing import Opener, Sealer, SealError
 
@@ -27,7 +28,7 @@ class Correspondence:
 
     def __init__(
         self,
-        identity: Identity,
+        identity: PeerIdentity,
         folder: PeerFolder,
         link: Link,
         boot: int,
@@ -58,14 +59,14 @@ class Correspondence:
             self._note(f"the relay did not take a message for '{to}' ({kind} of round {round})")
 
     def receive(self, seconds: float, rounds: Mapping[str, range]) -> Letter | None:
-        """The next message; None if none comes in time, or if it is refused, which is noted."""
-        data = self._link.fetch(seconds)
-        if data is None:
-            return None
-        try:
-            found = self._opener.open(data, rounds)
-            message = decode(found.payload, self._types)
-        except (SealError, EngineError) as error:
-            self._note(str(error))
-            return None
-        return Letter(found.sender, found.round, found.kind, message.head, message.body)
+        """The next message; None if none comes in time. Those that are refused are noted."""
+        end = time.monotonic() + seconds
+        while (data := self._link.fetch(max(0.0, end - time.monotonic()))) is not None:
+            try:
+                found = self._opener.open(data, rounds)
+                message = decode(found.payload, self._types)
+            except (SealError, EngineError) as error:
+                self._note(str(error))
+                continue
+            return Letter(found.sender, found.round, found.kind, message.head, message.body)
+        return None

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ..errors import CoterieError
-from .peer_keys import Identity
+from .peer_keys import PeerIdentity
 
 VERSION = 1
 MAGIC = b"coterie sealed"
@@ -73,7 +73,7 @@ class Sealer:
     ``boot`` is a number that grows with every start of the site, so that no counter occurs twice.
     """
 
-    def __init__(self, identity: Identity, experiment: str, boot: int) -> None:
+    def __init__(self, identity: PeerIdentity, experiment: str, boot: int) -> None:
         self._identity, self._experiment = identity, experiment
         self._counter = boot * A_BOOT
 
@@ -105,7 +105,7 @@ class Opener:
     """
 
     def __init__(
-        self, identity: Identity, experiment: str, counters: Mapping[str, int] | None = None
+        self, identity: PeerIdentity, experiment: str, counters: Mapping[str, int] | None = None
     ) -> None:
         self._identity, self._experiment = identity, experiment
         self._last = dict(counters or {})
