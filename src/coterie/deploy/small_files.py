@@ -12,9 +12,11 @@ import re
 import shutil
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -32,14 +34,14 @@ _Kind = TypeVar("_Kind", bound=Document)
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def read_plain(path: Path) -> bytes:
-    """The bytes of a plain file of at most 64 KiB."""
+def read_plain(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a plain file of at most so many bytes."""
     files.refuse_links(path.parent, [path.name], depth=0)
-    data = files.read_start(path, MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+    data = files.read_start(path, most + 1)
+    if len(data) > most:
         raise StoreError(
-            f"{path}: has more than {MOST_BYTES:,} bytes; expected a small file as coterie writes "
-            "it; nothing was read from it"
+            f"{path}: has more than {most:,} bytes; expected a smaller file, as coterie writes it; "
+            "nothing was read from it"
         )
     return data
 
@@ -154,6 +156,12 @@ def write_document(path: Path, document: Document, comment: str) -> None:
     files.write_text(path, f"# {comment}\n{to_toml(document.model_dump(exclude_none=True))}")
 
 
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """A template of this package with its fields filled in."""
+    text = (resources.files(__package__) / "templates" / template).read_text("utf-8")
+    return Template(text).substitute(fields)
+
+
 def to_toml(table: dict[str, Any], name: str = "") -> str:
     """TOML text of a table of texts, numbers, truth values, times, lists of these, and tables.
 
@@ -173,7 +181,7 @@ def to_toml(table: dict[str, Any], name: str = "") -> str:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _text(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _quoted(key)
 
 
 def _value(value: Any) -> str:
@@ -190,4 +198,8 @@ def _text(value: str) -> str:
     """A text in quotes; one of several plain lines, such as PEM, keeps its lines."""
     if "\n" in value and re.fullmatch(r"[A-Za-z0-9+/=\n -]*", value):
         return f'"""\n{value}"""'
+    return _quoted(value)
+
+
+def _quoted(value: str) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
