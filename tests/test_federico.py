@@ -501,13 +501,14 @@ def test_empty_slots_change_no_bit_of_a_predictor():
     method = FedeRiCo(predict_min_weight=0.0)
     clients = 40
     on = task(method, federated=federation((9,) * clients))
-    weights = torch.rand(clients, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    state = row(method.init(on.problem)[1], 0)._replace(weights=weights / weights.sum())
+    state = row(method.init(on.problem)[1], 0)
     models, own = on.problem.fresh(torch.arange(12)), torch.ones(1, dtype=torch.bool)
-    owner = torch.arange(1, 12)
-    found = []
-    for empty in (0, 1, 5, 28):
-        slot = torch.cat([owner, torch.full((empty,), -1)])
-        sight = Sight(Parcels(models[:1], own), Bank(models, slot, slot))
-        found.append(method.predictor(one_client(on, 0), sight, state).weights[:12])
-    assert all(torch.equal(found[0], each) for each in found)
+    owner, client = torch.arange(1, 12), one_client(on, 0)
+    for seed in range(10):
+        weights = torch.rand(clients, generator=torch.Generator().manual_seed(seed)).double()
+        held, found = state._replace(weights=weights / weights.sum()), []
+        for empty in (0, 1, 5, 28):
+            slot = torch.cat([owner, torch.full((empty,), -1)])
+            sight = Sight(Parcels(models[:1], own), Bank(models, slot, slot))
+            found.append(method.predictor(client, sight, held).weights[:12])
+        assert all(torch.equal(found[0], each) for each in found)

@@ -179,6 +179,23 @@ def test_a_roster_pins_one_key_for_each_site(tmp_path: Path) -> None:
             PeerKeys.read(tmp_path / "roster.toml")
 
 
+def test_a_site_shows_the_fingerprints_of_its_roster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from coterie.commands.site_commands import peers
+
+    net, roster = Loopback(tmp_path, NAMES[:2]), tmp_path / "roster.toml"
+    keys = {site.name: site.box for site in net.folder.sites()}
+    roster.write_text("\n".join(["[peers]", *(f'{n} = "{k}"' for n, k in keys.items())]))
+    peers(net.sites["ahus"].path, roster)
+    said = capsys.readouterr().out.replace(" ", "").lower()
+    for name, key in keys.items():
+        assert name + hashlib.sha256(base64.b64decode(key)).hexdigest() in said
+    roster.write_text(roster.read_text().replace(keys["ahus"], keys["berg"][::-1]))
+    with pytest.raises((ConfigError, StoreError)):
+        peers(net.sites["ahus"].path, roster)
+
+
 # ---- the relay -----------------------------------------------------------------------------------
 
 
