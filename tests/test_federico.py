@@ -504,8 +504,9 @@ def test_empty_slots_change_no_bit_of_a_predictor():
     state = row(method.init(on.problem)[1], 0)
     models, own = on.problem.fresh(torch.arange(10)), torch.ones(1, dtype=torch.bool)
     owner, client = torch.arange(1, 10), one_client(on, 0)
-    for seed in range(10):
-        weights = torch.rand(clients, generator=torch.Generator().manual_seed(seed)).double()
+    for seed in range(60):
+        chance = torch.Generator().manual_seed(seed)
+        weights = torch.rand(clients, generator=chance, dtype=torch.float64)
         held, found = state._replace(weights=weights / weights.sum()), []
         for empty in (0, 1, 5, 28):
             slot = torch.cat([owner, torch.full((empty,), -1)])
