@@ -242,6 +242,20 @@ def test_the_relay_knows_sites_by_their_certificates(net: Loopback) -> None:
     assert net.request(ahus, "/v1/mail/berg", b"x")[0] == 404
 
 
+def test_a_site_that_hangs_up_while_it_waits_loses_no_mail(net: Loopback) -> None:
+    ahus, berg = (net.sites[name] for name in NAMES[:2])
+    for _ in range(3):
+        with net.dial(net.context(berg)) as waiting:
+            waiting.sendall(
+                b"POST /v1/mail?wait=20 HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+            )
+            waiting.settimeout(0.1)
+            with pytest.raises(TimeoutError):
+                waiting.recv(1)  # the request has begun
+        assert net.request(ahus, "/v1/mail/berg", b"x")[0] == 202
+        assert net.request(berg, "/v1/mail?wait=0")[::2] == (200, b"x")
+
+
 def test_links_wait_for_mail_and_for_the_relay(net: Loopback) -> None:
     notes: list[str] = []
     ahus, berg = (HttpLink.dial(net.sites[name], notes.append) for name in NAMES[:2])

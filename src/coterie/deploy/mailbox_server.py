@@ -19,7 +19,7 @@ from .documents import host_and_port
 from .folders import FederationFolder
 from .mailbox import Mailbox
 from .mailbox_registry import Registry
-from .mailbox_routes import Gate, Limits, Peer, Routes, app_of
+from .mailbox_routes import Gate, Limits, Peer, Routes
 from .relay import Relay, RelayLimits
 from .relay_routes import relay_routes
 
@@ -41,53 +41,42 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def coordinate(folder: FederationFolder, stop: threading.Event, silence: float = 30.0) -> None:
     """Carry messages between the operator and the sites of a folder until ``stop`` is set.
 
-    A site without a sign of life for ``silence`` seconds is offline, and what waits for it is lost.
+    A site without a sign of life for ``silence`` seconds is offline, and what waits for it is lost;
+    agents give a sign every 15 seconds or more often.
     """
-    limits = Limits(folder.limits.message_mib * 2**20, silence, min(25.0, silence / 2))
+    limits = Limits(folder.limits.message_mib * 2**20, silence, min(15.0, silence / 2))
     asyncio.run(serve_mailbox(folder, limits, stop))
 
 
 async def serve_mailbox(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
     """As :func:`coordinate`, with all limits."""
+    mailbox, registry, state = Mailbox(limits.silence), Registry(folder), ServerState()
+    relay = relay_routes(Relay(RelayLimits(each=limits.message)), registry.names)
+    routes, loop = Routes(mailbox, registry, limits, relay), asyncio.get_running_loop()
+    sites, operator = _config(Gate(routes, registry, mailbox)), _config(routes.for_operator())
     with _public_socket(folder.address) as public, _private_socket(folder.socket) as private:
+        servers = [
+            await loop.create_server(
+                lambda: _SiteConnection(sites, state, {"limits": limits}),
+                sock=public,
+                ssl=registry.context(),
+                ssl_handshake_timeout=limits.patience / 3,
+            ),
+            await loop.create_server(lambda: H11Protocol(operator, state, {}), sock=private),
+        ]
+        _LOG.info("sites can dial %s; the operator uses %s", folder.address, folder.socket)
         try:
-            await _serve(folder, limits, stop, public, private)
+            while not stop.is_set():
+                await asyncio.sleep(0.1)
         finally:
             folder.socket.unlink(missing_ok=True)
-    _LOG.info("the coordinator has stopped")
-
-
-async def _serve(
-    folder: FederationFolder,
-    limits: Limits,
-    stop: threading.Event,
-    public: socket.socket,
-    private: socket.socket,
-) -> None:
-    mailbox, registry, state = Mailbox(limits.silence), Registry(folder), ServerState()
-    routes = Routes(mailbox, registry, limits)
-    relay = relay_routes(Relay(RelayLimits(each=limits.message)), registry.names)
-    sites = _config(Gate(app_of([*routes.for_sites(), *relay]), registry, mailbox, limits))
-    operator = _config(app_of(routes.for_operator()))
-    loop = asyncio.get_running_loop()
-    servers = [
-        await loop.create_server(
-            lambda: _SiteConnection(sites, state, {"limits": limits}),
-            sock=public,
-            ssl=registry.context(),
-            ssl_handshake_timeout=limits.patience / 3,
-        ),
-        await loop.create_server(lambda: H11Protocol(operator, state, {}), sock=private),
-    ]
-    _LOG.info("sites can dial %s; the operator uses %s", folder.address, folder.socket)
-    while not stop.is_set():
-        await asyncio.sleep(0.1)
-    for server in servers:
-        server.close()
-    for connection in list(state.connections):
-        connection.transport.abort()  # sites and operator dial again
+            for server in servers:
+                server.close()
+            for connection in list(state.connections):
+                connection.transport.abort()  # sites and operator dial again
     if state.tasks:
         await asyncio.wait(state.tasks, timeout=5)
+    _LOG.info("the coordinator has stopped")
 
 
 class _SiteConnection(H11Protocol):
@@ -112,18 +101,9 @@ class _SiteConnection(H11Protocol):
 
 
 def _config(app: ASGIApp) -> Config:
-    config = Config(
-        app,
-        log_config=None,
-        access_log=False,
-        ws="none",
-        lifespan="off",
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=75,
-        h11_max_incomplete_event_size=16 * 1024,
-    )
+    """How uvicorn serves an application: no log of requests, no websockets, no proxy headers."""
+    config = Config(app, log_config=None, access_log=False, ws="none", proxy_headers=False)
+    config.timeout_keep_alive = 75  # seconds; agents close unused connections before
     config.load()
     return config
 
@@ -135,12 +115,15 @@ def _public_socket(address: str) -> socket.socket:
     family = socket.AF_INET6 if dual or ":" in host else socket.AF_INET
     here = (host if host in _LOOPBACK else "", port)
     try:
-        return socket.create_server(here, family=family, dualstack_ipv6=dual, backlog=1024)
+        found = socket.create_server(here, family=family, dualstack_ipv6=dual, backlog=1024)
     except OSError as error:
         raise ConfigError(
             f"port {port} cannot be opened ({error.strerror or error}); expected that no other "
             "coordinator or service uses it; stop that one, or choose another address"
         ) from None
+    # Connections inherit it: without it a body waits 40 ms for the head to be acknowledged.
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
 
 
 def _private_socket(path: Path) -> socket.socket:
