@@ -10,10 +10,12 @@ from hypothesis.extra.numpy import arrays
 from torch import nn
 
 from coterie.algorithms.federico import FedeRiCo
+from coterie.algorithms.federico_forms import Sight
 from coterie.algorithms.federico_weights import posterior
 from coterie.algorithms.local import Local
 from coterie.core.clipping import clipped
 from coterie.core.recipe import Recipe
+from coterie.core.tree import Bank, Parcels, row
 from coterie.errors import ConfigError
 from coterie.training.rounds import train
 from support import (
@@ -492,3 +494,22 @@ def test_every_rounds_weights_are_kept():
     _, records = rounds_of(FedeRiCo(), rounds=3)
     first, later = (records[t].collaboration for t in (0, 2))
     assert abs(first - later).max() > 1e-3
+
+
+def test_empty_slots_change_no_bit_of_a_predictor():
+    """How many models others predict with decides how many slots are empty."""
+    method = FedeRiCo(predict_min_weight=0.0)
+    clients = 40
+    on = task(method, federated=federation((9,) * clients))
+    state = row(method.init(on.problem)[1], 0)
+    models, own = on.problem.fresh(torch.arange(10)), torch.ones(1, dtype=torch.bool)
+    owner, client = torch.arange(1, 10), one_client(on, 0)
+    for seed in range(60):
+        chance = torch.Generator().manual_seed(seed)
+        weights = torch.rand(clients, generator=chance, dtype=torch.float64)
+        held, found = state._replace(weights=weights / weights.sum()), []
+        for empty in (0, 1, 5, 28):
+            slot = torch.cat([owner, torch.full((empty,), -1)])
+            sight = Sight(Parcels(models[:1], own), Bank(models, slot, slot))
+            found.append(method.predictor(client, sight, held).weights[:10])
+        assert all(torch.equal(found[0], each) for each in found)

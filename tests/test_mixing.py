@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.core.mixing import cosines, epsilon_greedy, mix, shares, squared_distances
+from coterie.core.mixing import cosines, epsilon_greedy, mix, shares, squared_distances, sums_by
 from coterie.errors import ConfigError
 from support import assert_close
 
@@ -24,6 +24,25 @@ def test_shares():
 def test_mix_is_a_weighted_sum():
     W, p = models(3), torch.tensor([0.2, 0.3, 0.5])
     assert_close(mix(p, W), sum(p[i] * W[i] for i in range(3)), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_owner_with_only_its_own_vectors_gets_the_same_bits(dtype):
+    count, many = 60, 300
+    chance = torch.Generator().manual_seed(0)
+    owner = torch.randint(count, (many,), generator=chance)
+    vectors = torch.randn(many, 40, generator=chance, dtype=dtype)
+    together = sums_by(owner, vectors, count)
+    for k in range(count):
+        mine = vectors[owner == k]
+        alone = sums_by(torch.zeros(len(mine), dtype=torch.int64), mine, 1)
+        assert torch.equal(together[k], alone[0])
+    assert_close(together, mix(owner == torch.arange(count)[:, None], vectors), 1e-5)
+
+
+def test_vectors_of_no_owner_are_left_out():
+    owner, vectors = torch.tensor([0, -1, 2, 1 << 40, 1]), torch.ones(5, 2)
+    assert sums_by(owner, vectors, 2).tolist() == [[1, 1], [1, 1]]
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])

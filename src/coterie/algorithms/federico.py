@@ -49,20 +49,21 @@ from torch.func import vmap
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
-from ..core.clipping import clipped, honest_length, noised
-from ..core.mixing import count_larger, epsilon_greedy, mix
+from ..core.clipping import honest_length, noised
+from ..core.mixing import count_larger, epsilon_greedy, sums_by
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
 from ..core.tree import Bank, Parcels, where
 from ..errors import ConfigError
-from .federico_forms import EXCHANGES, Circle, Exchange, Held, Inbox, Reply, Scale, Sight
+from .federico_forms import EXCHANGES, Circle, Exchange, Held, Inbox, Reply, Returned, Scale, Sight
 from .federico_weights import Tracked, kept_weights, posterior, tracked_losses
+from .serverless import Serverless
 
 UNUSED = 1e-6  # a model whose users' weights sum to less is not changed
 
 
 @dataclass(frozen=True)
-class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
+class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     """Find your friends: mixtures of peers' models, weighted by their loss on the client's data.
 
     Fields:
@@ -135,22 +136,34 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         """The client that a model fits best becomes its main user, whichever client started it."""
         return Traits(models_change_hands=True, several_models=True)
 
+    @property
+    def serverless(self) -> bool:
+        """Among peers every client holds its own model."""
+        return not self._exchange.own_travels
+
+    @property
+    def predictable_noise(self) -> bool:
+        """With ``noise``, from the client's stream of draws."""
+        return self.noise > 0
+
     # ---- between clients -------------------------------------------------------------------
 
     def init(self, problem: Problem) -> tuple[Circle, Tracked]:
         """One model per client; no client has seen another client's model."""
         K, device = problem.population, problem.device
-        together = self.start == "common"
-        models = rows(problem.start, K) if together else problem.fresh(torch.arange(K))
-        state = vmap(problem.recipe.rule().init)(models[:, : problem.model.parameters])
-        identity = torch.eye(K, dtype=torch.bool, device=device)
-        zero = torch.zeros(K, K, dtype=torch.float64, device=device)
+        held, states = self.begin(problem, torch.arange(K, device=device))
         ranks = torch.zeros(K, K, dtype=torch.int32, device=device)
-        circle = Circle(
-            models, state if self.step == "gradient" else (), problem.sizes, ranks, identity
-        )
-        alone = identity.to(torch.float64)
-        return circle, Tracked(zero, zero, zero > 0, alone, zero.new_zeros(K))
+        return Circle(*held, problem.sizes, ranks, states.weights > 0), states
+
+    def begin(self, problem: Problem, clients: Tensor) -> tuple[Held, Tracked]:
+        """The models and states with which some clients begin, one row per client."""
+        together = self.start == "common"
+        models = rows(problem.start, len(clients)) if together else problem.fresh(clients)
+        optimizer = vmap(problem.recipe.rule().init)(models[:, : problem.model.parameters])
+        alone = (clients[:, None] == torch.arange(problem.population).to(clients)).to(torch.float64)
+        zero = torch.zeros_like(alone)
+        states = Tracked(zero, zero, zero > 0, alone, zero.new_zeros(len(clients)))
+        return Held(models, optimizer if self.step == "gradient" else ()), states
 
     def download(self, server: Circle, round: Round) -> Sight:
         """Each client's own model and the models of the peers chosen among the round's clients."""
@@ -167,17 +180,24 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
 
     def aggregate(self, server: Circle, uploads: Reply, round: Round) -> Circle:
         """Apply the vectors that the users of each model returned to its owner."""
-        at, K = round.clients, round.population
-        to = uploads.owner.flatten() == torch.arange(K, device=at.device)[:, None]
-        total = mix(to, self._admitted(uploads, round).flatten(0, 1))
-        mass = mix(to, uploads.weight.flatten()[:, None]).squeeze(1)
-        sizes = server.sizes.to(torch.float64)
-        inbox = Inbox(total, mass, self._exchange.divisors(sizes, round, self.scale))
+        returned = uploads.returned(self._exchange.own_travels)
         held = Held(server.models, server.optimizer)
-        models, optimizer = vmap(lambda own, box: self.apply(own, box, round))(held, inbox)
-        ranks = server.ranks.index_copy(0, at, uploads.ranks)
-        wanted = server.wanted.index_copy(0, at, uploads.wanted)
+        models, optimizer = self.moved(held, returned, server.sizes, round)
+        ranks = server.ranks.index_copy(0, round.clients, uploads.ranks)
+        wanted = server.wanted.index_copy(0, round.clients, uploads.wanted)
         return Circle(models, optimizer, server.sizes, ranks, wanted)
+
+    def moved(self, held: Held, returned: Returned, sizes: Tensor, round: Round) -> Held:
+        """The owners' models after a round; ``held`` and ``sizes`` have one row per owner."""
+        count = len(held.model)
+        longest = honest_length(self.clip, self.noise, round.parameters)
+        vectors = returned.limited(longest, round) if self.clip else returned.vector
+        total = sums_by(returned.owner, vectors, count)
+        mass = sums_by(returned.owner, returned.weight[:, None], count).squeeze(1)
+        divisors = self._exchange.divisors(sizes.to(torch.float64), round, self.scale)
+        apply = vmap(lambda own, box: self.apply(own, box, round))
+        after: Held = apply(held, Inbox(total, mass, divisors))
+        return after
 
     def apply(self, own: Held, inbox: Inbox, round: Round) -> Held:
         """One owner's model after a round; a model without users is not changed."""
@@ -194,18 +214,6 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
             buffers = total[round.parameters :] / inbox.mass.to(total.dtype)
         moved: Held = where(inbox.mass > UNUSED, Held(torch.cat([w, buffers]), state), own)
         return moved
-
-    def _admitted(self, uploads: Reply, round: Round) -> Tensor:
-        """The uploaded vectors, clipped to the norm that an honest sender's hardly exceeds."""
-        change = uploads.change.vectors
-        if not self.clip:
-            return change
-        bound = honest_length(self.clip, self.noise, round.parameters)
-        limit = bound * uploads.weight.clamp(0, 1).to(change.dtype)[..., None]
-        if not self._exchange.own_travels:
-            limit = torch.cat([torch.full_like(limit[:, :1], torch.inf), limit[:, 1:]], 1)
-        moves, buffers = round.trainable(change), change[..., round.parameters :]
-        return torch.cat([clipped(moves, limit), buffers], -1)
 
     # ---- one client ------------------------------------------------------------------------
 
@@ -264,19 +272,13 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
 
     def serve(self, server: Circle, round: Round) -> Sight:
         """The newest versions of the models that each client predicts with."""
-        me, others = (
-            round.clients[:, None],
-            torch.arange(round.population, device=server.sizes.device),
-        )
+        me, others = round.clients[:, None], torch.arange(round.population).to(server.sizes.device)
         fetched = server.wanted[round.clients] & (others != me)
         scores = -server.ranks[round.clients].to(torch.float64)
+        scores = scores.masked_fill(~fetched, -torch.inf)
         count = int(fetched.sum(1).max())
-        chosen = epsilon_greedy(
-            scores.masked_fill(~fetched, -torch.inf),
-            torch.zeros(len(me), count, dtype=torch.bool, device=me.device),
-            round.draw("ties", me, others),
-            count,
-        )
+        never = torch.zeros(len(me), count, dtype=torch.bool, device=me.device)
+        chosen = epsilon_greedy(scores, never, round.draw("ties", me, others), count)
         return Sight(self._exchange.own(server, round), Bank(server.models, chosen, chosen))
 
     def predictor(self, client: Client, served: Sight, state: Tracked) -> Mixture:
@@ -286,7 +288,8 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked]):
         wanted = kept_weights(state.weights, self.predict_min_weight)
         kept = torch.where(wanted, state.weights, 0.0)
         weights = is_of.to(torch.float64) @ kept
-        return Mixture((weights / weights.sum()).to(models.dtype), models)
+        total = weights.cumsum(0)[-1]  # in the order of slots: empty ones at the end change no bit
+        return Mixture((weights / total).to(models.dtype), models)
 
     def shown(self, state: Tracked) -> Tensor:
         """The weights on the others' models."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Round
+from ..core.clipping import clipped
 from ..core.tree import Bank, Parcels, Tree
 
 Scale = Literal["auto", "sum", "mean"]
@@ -31,6 +32,22 @@ class Held(NamedTuple):
 
     model: Tensor  # [P]
     optimizer: Tree
+
+
+class Returned(NamedTuple):
+    """The vectors that users of models return to the owners, one row per vector."""
+
+    owner: Tensor  # [n]
+    vector: Tensor  # [n, P]
+    weight: Tensor  # [n]
+    travels: Tensor  # [n] False where the owner computed it itself
+
+    def limited(self, longest: float, round: Round) -> Tensor:
+        """The vectors, clipped to ``longest`` times their weight; an owner's own is not clipped."""
+        limit = longest * self.weight.clamp(0, 1).to(self.vector.dtype)
+        limit = torch.where(self.travels, limit, torch.inf)[:, None]
+        moves, buffers = round.trainable(self.vector), self.vector[:, round.parameters :]
+        return torch.cat([clipped(moves, limit), buffers], -1)
 
 
 class Inbox(NamedTuple):
@@ -63,6 +80,13 @@ class Reply(NamedTuple):
     owner: Tensor  # [1 + M]
     ranks: Tensor  # [K]
     wanted: Tensor  # [K]
+
+    def returned(self, own_travels: bool) -> Returned:
+        """All vectors of some clients' replies, client by client."""
+        travels = torch.ones_like(self.owner, dtype=torch.bool)
+        travels[..., 0] = own_travels
+        vectors, weight = self.change.vectors.flatten(0, -2), self.weight.flatten()
+        return Returned(self.owner.flatten(), vectors, weight, travels.flatten())
 
 
 class Exchange(ABC):

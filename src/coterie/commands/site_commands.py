@@ -115,6 +115,23 @@ def export(
     show_export(export_site(SiteFolder.open(folder), files.folder_of(out, "--out"), experiment))
 
 
+@app.command()
+def peers(
+    folder: Folder,
+    roster: Annotated[Path, typer.Option(metavar="FILE", help="the box keys of all sites")],
+) -> None:
+    """Show the fingerprints of the keys in a roster, to be compared with the other sites."""
+    from ..deploy.admission import spoken
+    from ..deploy.folders import SiteFolder
+    from ..deploy.peer_keys import PeerIdentity, PeerKeys
+
+    opened, pinned = SiteFolder.open(folder), PeerKeys.read(roster)
+    PeerIdentity(opened.name, opened.box_key(), pinned)  # refuses a roster with another key for us
+    print("every site reads out its own line by telephone; a line that differs is an attack:")
+    for name, sha256 in pinned.fingerprints().items():
+        print(printable(f"  {name:40} {spoken(sha256)}"))
+
+
 app.command()(predict)
 
 

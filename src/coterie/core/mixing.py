@@ -57,6 +57,22 @@ def mix(weights: Tensor, models: Tensor) -> Tensor:
     return weights.to(models.dtype) @ models
 
 
+def sums_by(owner: Tensor, vectors: Tensor, count: int) -> Tensor:
+    """The sum of each owner's vectors ``[count, P]``; vectors of nobody among them are left out.
+
+    On a CPU vectors are added in the order of the rows, so that an owner that holds only its own
+    rows gets the same bits. On a GPU only a matrix product has a fixed order.
+
+    >>> sums_by(torch.tensor([1, 0, 1, -1]), torch.tensor([[1.0], [2.0], [4.0], [8.0]]), 2)
+    tensor([[2.],
+            [5.]])
+    """
+    if vectors.is_cuda:
+        return mix(owner == torch.arange(count, device=owner.device)[:, None], vectors)
+    place = torch.where((owner >= 0) & (owner < count), owner, count)
+    return vectors.new_zeros(count + 1, vectors.shape[1]).index_add_(0, place, vectors)[:count]
+
+
 def mean_move(weights: Tensor, models: Tensor, w: Tensor) -> Tensor:
     """``Σ p_i (w_i − w)``, exactly zero where no model moved, without a copy of all models."""
     columns = len(w) if models.is_cuda else max(1, _CACHED // max(1, len(models)))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ConfigError, StoreError
@@ -102,16 +102,19 @@ class Gate:
 
 
 class Routes:
-    """What sites and the operator may ask for."""
+    """What sites and the operator may ask for; ``more`` are further routes for sites."""
 
-    def __init__(self, mailbox: Mailbox, registry: Registry, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(
+        self, mailbox: Mailbox, registry: Registry, limits: Limits, more: Sequence[Route] = ()
+    ) -> None:
+        self.limits, self._more = limits, more
         self._mailbox, self._registry = mailbox, registry
 
     def for_sites(self) -> types.ASGIApp:
         """The paths on the TLS port; others get 404, other methods 405."""
         paths = {"poll": self._poll, "alive": self._alive, "answer/{key}": self._answer}
-        return _app([Route(f"/v1/{path}", end, methods=["POST"]) for path, end in paths.items()])
+        own = [Route(f"/v1/{path}", end, methods=["POST"]) for path, end in paths.items()]
+        return _app([*own, *self._more])
 
     def for_operator(self) -> types.ASGIApp:
         """The paths on the unix socket."""

@@ -20,6 +20,8 @@ from .folders import FederationFolder
 from .mailbox import Mailbox
 from .mailbox_registry import Registry
 from .mailbox_routes import Gate, Limits, Peer, Routes
+from .relay import Relay, RelayLimits
+from .relay_routes import relay_routes
 
 try:
     from starlette.types import ASGIApp
@@ -49,7 +51,8 @@ def coordinate(folder: FederationFolder, stop: threading.Event, silence: float =
 async def serve_mailbox(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
     """As :func:`coordinate`, with all limits."""
     mailbox, registry, state = Mailbox(limits.silence), Registry(folder), ServerState()
-    routes, loop = Routes(mailbox, registry, limits), asyncio.get_running_loop()
+    relay = relay_routes(Relay(RelayLimits(each=limits.message)), registry.names)
+    routes, loop = Routes(mailbox, registry, limits, relay), asyncio.get_running_loop()
     sites, operator = _config(Gate(routes, registry, mailbox)), _config(routes.for_operator())
     with _public_socket(folder.address) as public, _private_socket(folder.socket) as private:
         servers = [
