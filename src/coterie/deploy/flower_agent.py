@@ -1,0 +1,237 @@
+"""A site's agent on Flower's Fleet interface: takes messages, has them answered, sends the answers.
+
+The agent is resident and runs no app: it never asks for a bundle, and a message of another kind is
+dropped. It has one site's key, answers one message at a time, and goes on for ever: a link that is
+away or was started anew, a node that is still thought to be online, a message that was given up by
+its sender are all waited out.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from .flower_api import (
+    HEARTBEAT_MIN_INTERVAL,
+    HEARTBEAT_PATIENCE,
+    SUPERLINK_NODE_ID,
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    DeactivateNodeRequest,
+    DeactivateNodeResponse,
+    Error,
+    FlowerMessage,
+    MessageProto,
+    Node,
+    ObjectTree,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    RecordDict,
+    SendNodeHeartbeatRequest,
+    SendNodeHeartbeatResponse,
+    message_from_proto,
+)
+from .flower_calls import Calls, LinkLostError, LinkRefusedError
+from .flower_message import KIND, Parts, UnreadableError, packed, parts, unpacked
+
+SOON, SELDOM = 0.2, 2.0  # seconds between polls: after a message, and after none for a while
+BEAT = 4.0  # seconds between heartbeats
+EXPIRY = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL  # seconds until a silent node is offline
+UNREADABLE = 900  # the error code of an answer to a message that could not be read
+_LOG = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
+
+
+class Handler(Protocol):
+    """What answers a site's messages."""
+
+    def answer(self, data: bytes) -> bytes:
+        """The answer to one message; a bad message is answered by a refusal."""
+
+
+class Presence:
+    """Keeps a site's node online, in a thread of its own, also while a message is worked on."""
+
+    def __init__(self, calls: Calls, public: bytes, stop: threading.Event) -> None:
+        self._calls, self._public, self._stop = calls, public, stop
+        self._told = ""
+        self.node: int | None = None  # None: not online
+
+    def run(self) -> None:
+        """Activate the node, send its heartbeats, and activate it again if the link forgot it."""
+        while not self._stop.is_set():
+            node = self.node
+            try:
+                if node is None:
+                    self.node = self._activated()
+                    self._tell("connected")
+                elif not self._beat(node):
+                    self.forget(node)
+            except LinkRefusedError as error:
+                self.forget(node)
+                self._tell(
+                    f"not accepted ({error}); either this site is not admitted, or its last "
+                    f"connection has not expired, which takes {EXPIRY} seconds; trying again"
+                )
+            except LinkLostError as error:
+                self._tell(f"no connection to the coordinator ({error}); trying again")
+            self._stop.wait(1.0 if self.node is None else BEAT)
+        self._leave()
+
+    def forget(self, node: int | None) -> None:
+        """Note that the link does not know this node any more."""
+        if self.node == node:
+            self.node = None
+
+    def _activated(self) -> int:
+        request = ActivateNodeRequest(
+            public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL
+        )
+        return int(self._calls("/v1/fleet/activate-node", request, ActivateNodeResponse).node_id)
+
+    def _beat(self, node: int) -> bool:
+        request = SendNodeHeartbeatRequest(
+            node=Node(node_id=node), heartbeat_interval=HEARTBEAT_MIN_INTERVAL
+        )
+        path = "/v1/fleet/send-node-heartbeat"
+        return bool(self._calls(path, request, SendNodeHeartbeatResponse, 5.0).success)
+
+    def _leave(self) -> None:
+        if self.node is not None:
+            request = DeactivateNodeRequest(node_id=self.node)
+            try:
+                path = "/v1/fleet/deactivate-node"
+                self._calls(path, request, DeactivateNodeResponse, 2.0)
+            except (LinkLostError, LinkRefusedError):
+                pass  # the link notices by the heartbeats that do not come
+
+    def _tell(self, text: str) -> None:
+        if text != self._told:
+            _LOG.info(text)
+            self._told = text
+
+
+class FlowerAgent:
+    """Answers the messages of one site until it is stopped."""
+
+    def __init__(
+        self, calls: Calls, public: bytes, handler: Handler, limit: int, stop: threading.Event
+    ) -> None:
+        self._calls, self._handler, self._limit, self._stop = calls, handler, limit, stop
+        self._presence = Presence(calls, public, stop)
+
+    def run(self) -> None:
+        """Take one message after another; returns when stopped, after the message at hand."""
+        beating = threading.Thread(target=self._presence.run, name="heartbeats", daemon=True)
+        beating.start()
+        wait = SOON
+        while not self._stop.wait(wait):
+            wait = SOON if self._once() else min(1.3 * wait, SELDOM)
+        beating.join(timeout=10.0)
+
+    def _once(self) -> bool:
+        """Take and answer a message; False if there is none."""
+        node = self._presence.node
+        if node is None:
+            return True  # look again soon
+        try:
+            request = PullMessagesRequest(node=Node(node_id=node))
+            found = self._calls("/v1/fleet/pull-messages", request, PullMessagesResponse)
+            if not found.messages_list or not found.message_object_trees:
+                return False
+            self._handle(node, found.messages_list[0], found.message_object_trees[0])
+        except LinkRefusedError as error:
+            if error.unknown:
+                self._presence.forget(node)
+            else:
+                _LOG.info("an answer is not wanted any more: %s", error)
+        except LinkLostError:
+            return False
+        return True
+
+    def _handle(self, node: int, proto: MessageProto, tree: ObjectTree) -> None:
+        if not is_request(proto, node):
+            _LOG.warning("dropped a message of type %.40r: not from coterie", _kind(proto))
+            self._confirm(node, proto)
+            return
+        content: RecordDict | Error
+        try:
+            body = self._insist(lambda: unpacked(tree, self._pull(node, proto), self._limit))
+        except UnreadableError as error:
+            _LOG.warning("refused a message: %s", error)
+            content = Error(UNREADABLE, "unreadable")
+        else:
+            self._insist(lambda: self._confirm(node, proto))
+            content = packed(self._handler.answer(body))
+        answer = parts(FlowerMessage(content, reply_to=message_from_proto(proto)))
+        self._insist(lambda: self._push(node, proto.metadata.run_id, answer))
+
+    def _insist(self, call: Callable[[], _Found]) -> _Found:
+        """Call until there is a connection; a message that was fetched is not fetched again."""
+        wait = SOON
+        while True:
+            try:
+                return call()
+            except LinkLostError:
+                if self._stop.wait(wait):
+                    raise
+                wait = min(2 * wait, 5.0)
+
+    def _pull(self, node: int, proto: MessageProto) -> Callable[[str], PullObjectResponse]:
+        run = proto.metadata.run_id
+
+        def pull(key: str) -> PullObjectResponse:
+            request = PullObjectRequest(node=Node(node_id=node), run_id=run, object_id=key)
+            return self._calls("/v1/fleet/pull-object", request, PullObjectResponse)
+
+        return pull
+
+    def _confirm(self, node: int, proto: MessageProto) -> None:
+        """Have the link delete a message's objects."""
+        request = ConfirmMessageReceivedRequest(
+            node=Node(node_id=node),
+            run_id=proto.metadata.run_id,
+            message_object_id=proto.metadata.message_id,
+        )
+        path = "/v1/fleet/confirm-message-received"
+        self._calls(path, request, ConfirmMessageReceivedResponse)
+
+    def _push(self, node: int, run: int, answer: Parts) -> None:
+        sender = Node(node_id=node)
+        request = PushMessagesRequest(
+            node=sender, messages_list=[answer.proto], message_object_trees=[answer.tree]
+        )
+        told = self._calls("/v1/fleet/push-messages", request, PushMessagesResponse)
+        for key in answer.objects.keys() & set(told.objects_to_push):
+            piece = PushObjectRequest(
+                node=sender,
+                run_id=run,
+                object_id=key,
+                object_content=answer.objects[key],
+                session_id=told.session_id,
+            )
+            self._calls("/v1/fleet/push-object", piece, PushObjectResponse)
+
+
+def is_request(proto: MessageProto, node: int) -> bool:
+    """Whether a message is a request of coterie's for this node."""
+    found = proto.metadata
+    return (
+        found.message_type == KIND
+        and found.src_node_id == SUPERLINK_NODE_ID
+        and found.dst_node_id == node
+        and 0 < len(found.group_id) <= 64
+        and not found.reply_to_message_id
+    )
+
+
+def _kind(proto: MessageProto) -> str:
+    return str(proto.metadata.message_type)
