@@ -1,0 +1,194 @@
+"""The fields of a federation's TOML files, with their forms, bounds and defaults."""
+
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from ..errors import ConfigError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
+MOST_CODE = 1000  # files on the allow-list of a site
+TransportName = Literal["direct", "flower"]
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*\.?")
+
+
+def checked_name(name: str, what: str = "name") -> str:
+    """The name of a site or a federation; another form is refused."""
+    if not NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what}: found {name[:60]!r}; expected 1 to 40 letters, digits, - or _, of which the "
+            "first is a letter or a digit"
+        )
+    return name
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The host and the port of an address HOST:PORT; an IPv6 host stands in brackets."""
+    host, _, port = address.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    number = int(port) if re.fullmatch(r"[0-9]{1,5}", port) else 0
+    right = _is_ipv6(bare) if bare != host else _HOST.fullmatch(host)
+    if not right or not 1 <= number <= 65535:
+        raise ConfigError(
+            f"address: found {address[:100]!r}; expected HOST:PORT, such as "
+            "coordinator.example.org:8443, with the name or the IP address that sites dial"
+        )
+    return bare, number
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return "%" not in host and bool(ipaddress.IPv6Address(host))
+    except ValueError:
+        return False
+
+
+def _refusing(check: Callable[[str], object]) -> AfterValidator:
+    """The check of a text as one of pydantic's."""
+
+    def checked(text: str) -> str:
+        try:
+            check(text)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return text
+
+    return AfterValidator(checked)
+
+
+SiteName = Annotated[str, _refusing(checked_name)]
+Address = Annotated[str, _refusing(host_and_port)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Pem = Annotated[str, Field(max_length=8192, pattern=r"^-----BEGIN CERTIFICATE-----\n")]
+Line = Annotated[str, Field(max_length=1024, pattern=r"^[ -~]+$")]
+Key32 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$")]  # 32 bytes
+
+
+class Document(BaseModel, frozen=True):
+    """A file or a table of a file: no other fields, and no values of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class LimitsTable(Document, frozen=True):
+    """The largest message that is sent or taken, and the longest time that one may be worked on."""
+
+    message_mib: Annotated[int, Field(ge=1, le=1024 * 1024)] = 1024
+    seconds: Annotated[int, Field(ge=1, le=30 * 86400)] = 3600
+
+
+class FederationTable(Document, frozen=True):
+    """What a federation is called, where its coordinator is reached, and by which transport."""
+
+    name: SiteName
+    address: Address
+    transport: TransportName
+    created: AwareDatetime
+
+
+class FederationDocument(Document, frozen=True):
+    """``federation.toml``."""
+
+    federation: FederationTable
+    limits: LimitsTable = LimitsTable()
+
+
+class Invite(Document, frozen=True):
+    """``invite.toml``: what sites need and everybody may see."""
+
+    name: SiteName
+    address: Address
+    transport: TransportName
+    sha256: Sha256
+    ca: Pem
+
+
+class PublicPart(Document, frozen=True):
+    """``NAME.pub``: what travels from a site to the coordinator. It holds no secret.
+
+    ``signature`` is made by the site's key over the other fields, so that whoever has compared the
+    certificate's sha256 has checked all of them.
+    """
+
+    name: SiteName
+    sha256: Sha256
+    flower: Line
+    box: Key32
+    signature: Line
+    certificate: Pem
+
+    def signed(self) -> bytes:
+        """The bytes that the signature is made over."""
+        fields = self.model_dump(include=PublicPart.model_fields.keys() - {"signature"})
+        return json.dumps({"coterie": "site", **fields}, sort_keys=True).encode()
+
+
+class AdmittedSite(PublicPart, frozen=True):
+    """``sites/NAME.toml``: a site's public part, when it was admitted, and whether it is revoked.
+
+    ``former`` are the revoked public keys (OpenSSH) that a site of this name had before.
+    """
+
+    added: AwareDatetime
+    revoked: AwareDatetime | None = None
+    former: tuple[Line, ...] = Field(default=(), strict=False, max_length=100)
+
+
+class SiteTable(Document, frozen=True):
+    """Who this site is, and which coordinator it dials."""
+
+    name: SiteName
+    federation: SiteName
+    address: Address
+    transport: TransportName
+
+
+class SiteDataTable(Document, frozen=True):
+    """The site's own data: a name or a path, and the options of its reader."""
+
+    name: str | None = None
+    options: dict[str, Any] = Field(default={}, max_length=100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apart(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        rest = {key: value for key, value in given.items() if key != "name"}
+        return {"options": rest} | ({"name": given["name"]} if "name" in given else {})
+
+
+class ConsentTable(Document, frozen=True):
+    """What may leave the site beside the messages of a method; nothing unless it says so.
+
+    shown: what the site's state shows of its collaboration (whose models it uses, and how much)
+    samples: raw training samples, for methods that share them (fedavg_data)
+    models: the site's final model, which may then be collected by the coordinator
+    counts: how many samples of each class there are; the number of samples is always told
+    """
+
+    shown: bool = False
+    samples: bool = False
+    models: bool = False
+    counts: bool = False
+
+
+class SiteDocument(Document, frozen=True):
+    """``site.toml``: written once by ``coterie site init``, then edited by the administrator."""
+
+    site: SiteTable
+    data: SiteDataTable = SiteDataTable()
+    consent: ConsentTable = ConsentTable()
+    limits: LimitsTable = LimitsTable()
+    code: dict[str, Sha256] = Field(default={}, max_length=MOST_CODE)
