@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from .direct_agent import trust
 from .flower_api import (
     HEARTBEAT_MIN_INTERVAL,
     HEARTBEAT_PATIENCE,
@@ -39,22 +40,30 @@ from .flower_api import (
     SendNodeHeartbeatResponse,
     message_from_proto,
 )
-from .flower_calls import Calls, LinkLostError, LinkRefusedError
+from .flower_calls import Calls, LinkLostError, LinkRefusedError, as_node
 from .flower_message import KIND, Parts, UnreadableError, packed, parts, unpacked
+from .site_folder import SiteFolder
+from .small_files import read_private
 
 SOON, SELDOM = 0.2, 2.0  # seconds between polls: after a message, and after none for a while
 BEAT = 4.0  # seconds between heartbeats
+GRACE = 20.0  # seconds that a computation may still take when the agent is asked to stop
 EXPIRY = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL  # seconds until a silent node is offline
 UNREADABLE = 900  # the error code of an answer to a message that could not be read
 _LOG = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 
-class Handler(Protocol):
-    """What answers a site's messages."""
+class _Answering(Protocol):
+    def answer(self, data: bytes) -> bytes: ...
 
-    def answer(self, data: bytes) -> bytes:
-        """The answer to one message; a bad message is answered by a refusal."""
+
+def serve_flower(folder: SiteFolder, handler: _Answering, stop: threading.Event) -> None:
+    """Answer the coordinator's messages by the handler until ``stop`` is set."""
+    sign, public = as_node(read_private(folder.key))
+    calls = Calls(folder.address, trust(folder), sign, proxies=True)
+    FlowerAgent(calls, public, handler, folder.limits.message_mib * 2**20, stop).run()
+    calls.close()
 
 
 class Presence:
@@ -123,7 +132,7 @@ class FlowerAgent:
     """Answers the messages of one site until it is stopped."""
 
     def __init__(
-        self, calls: Calls, public: bytes, handler: Handler, limit: int, stop: threading.Event
+        self, calls: Calls, public: bytes, handler: _Answering, limit: int, stop: threading.Event
     ) -> None:
         self._calls, self._handler, self._limit, self._stop = calls, handler, limit, stop
         self._presence = Presence(calls, public, stop)
@@ -170,9 +179,29 @@ class FlowerAgent:
             content = Error(UNREADABLE, "unreadable")
         else:
             self._insist(lambda: self._confirm(node, proto))
-            content = packed(self._handler.answer(body))
+            content = packed(self._computed(body))
         answer = parts(FlowerMessage(content, reply_to=message_from_proto(proto)))
         self._insist(lambda: self._push(node, proto.metadata.run_id, answer))
+
+    def _computed(self, body: bytes) -> bytes:
+        """The handler's answer; empty if the handler failed, which the operator sees."""
+        found: list[bytes] = []
+
+        def work() -> None:
+            try:
+                found.append(self._handler.answer(body))
+            except Exception:
+                _LOG.exception("a message could not be answered")
+                found.append(b"")
+
+        working = threading.Thread(target=work, name="coterie-site", daemon=True)
+        working.start()
+        while working.is_alive() and not self._stop.is_set():
+            working.join(timeout=0.1)
+        working.join(timeout=GRACE)  # when asked to stop, a short computation is finished
+        if not found:
+            raise LinkLostError("the agent has stopped; a message is not answered")
+        return found[0]
 
     def _insist(self, call: Callable[[], _Found]) -> _Found:
         """Call until there is a connection; a message that was fetched is not fetched again."""

@@ -88,6 +88,9 @@ try:
     from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
     from google.protobuf.message import DecodeError
     from google.protobuf.message import Message as Proto
+    from starlette.requests import ClientDisconnect, Request
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
 except ImportError as error:  # pragma: no cover - the extra is installed where tests run
     raise ConfigError(
         f"the package flwr cannot be imported ({error}); expected version 1.41 where transport = "
@@ -155,6 +158,12 @@ __all__ = [
     "TaskType",
     "UnregisterNodeRequest",
     "UnregisterNodeResponse",
+    "ClientDisconnect",
+    "Receive",
+    "Request",
+    "Response",
+    "Scope",
+    "Send",
     "bytes_to_private_key",
     "create_superexec_auth_metadata",
     "derive_auth_secret",

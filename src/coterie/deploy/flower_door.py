@@ -3,10 +3,11 @@
 The link serves its Control, Runtime and Fleet interfaces on one port, and Control has no
 authentication: whoever reaches that port can register keys and start runs. So the link listens on
 loopback, and sites reach this door instead, over TLS with the certificate that the coordinator has
-pinned. A call passes if it is one of CALLS and is made with the key of that certificate. The door
-sends the path that it has in its own list, never the caller's, and no header that it does not know.
+pinned. A call passes if it is one of CALLS and names the public key of that certificate. The door
+sends the path of its own list, never the caller's, and no header that it does not know.
 """
 
+import asyncio
 import ssl
 from base64 import b64encode
 from collections.abc import Callable, Mapping
@@ -16,8 +17,90 @@ from .flower_api import (
     FLEET_HTTP_SIGNATURE_HEADER,
     PROTOBUF_MEDIA_TYPE,
     TIMESTAMP_HEADER,
+    ClientDisconnect,
+    Receive,
+    Request,
+    Response,
+    Scope,
+    Send,
     httpx,
 )
 from .flower_calls import MOST
 
-from starlette.types import Receive, Scope, Send  # isort: skip
+# The fleet calls of an agent that runs no apps. Left out on purpose: register-node,
+# unregister-node (keys are admitted by the coordinator alone), get-run, get-fab (apps' code).
+CALLS = frozenset(
+    f"/v1/fleet/{name}"
+    for name in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "pull-object",
+        "push-object",
+        "confirm-message-received",
+    )
+)
+_KEY = FLEET_HTTP_PUBLIC_KEY_HEADER
+_PASSED = (_KEY, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+_PATIENCE = 60.0  # seconds for one call's body
+
+
+class Door:
+    """Passes calls of admitted sites on to the link. ``keys`` gives the sites' public keys (PEM).
+
+    The request's state holds the name of the site whose certificate the connection has.
+    """
+
+    def __init__(
+        self, address: str, tls: ssl.SSLContext, keys: Callable[[], Mapping[str, bytes]]
+    ) -> None:
+        self._base, self._keys = f"https://{address}", keys
+        self._link = httpx.AsyncClient(verify=tls, trust_env=False, timeout=30.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        response = await self._answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response:
+        path = next((call for call in CALLS if call == request.url.path), None)
+        if path is None or request.method != "POST" or request.url.query:
+            return _refusal(404)
+        key = self._keys().get(request.state.site, b"")
+        if not key or request.headers.get(_KEY) != b64encode(key).decode("ascii"):
+            return _refusal(403)
+        body = await _body(request)
+        return _refusal(413) if body is None else await self._passed(path, request, body)
+
+    async def _passed(self, path: str, request: Request, body: bytes) -> Response:
+        headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
+        headers |= {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
+        try:
+            told = await self._link.post(self._base + path, content=body, headers=headers)
+        except httpx.HTTPError:
+            return _refusal(503)
+        return Response(told.content, told.status_code, media_type=told.headers["content-type"])
+
+    async def close(self) -> None:
+        """End the connections to the link."""
+        await self._link.aclose()
+
+
+async def _body(request: Request) -> bytes | None:
+    """The request's body; None if it is too large, too slow or cut short."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > MOST:
+                    return None
+    except (TimeoutError, ClientDisconnect):
+        return None
+    return bytes(body)
+
+
+def _refusal(status: int) -> Response:
+    return Response(status_code=status, headers={"connection": "close"})
