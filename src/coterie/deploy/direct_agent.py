@@ -55,12 +55,14 @@ class _Agent:
         self._address, self._most = folder.address, folder.limits.message_mib * 2**20
         self._client = httpx.AsyncClient(
             base_url=f"https://{folder.address}",
-            verify=_trust(folder),
+            verify=trust(folder),
             headers={"accept-encoding": "identity"},
             timeout=httpx.Timeout(30.0, read=SILENCE),
             limits=httpx.Limits(keepalive_expiry=60.0),
         )
-        self._answer = _NOTHING  # what was computed last and is not delivered, with its message's id
+        self._answer = (
+            _NOTHING  # what was computed last and is not delivered, with its message's id
+        )
         self._busy = False
         self._said = ""
 
@@ -145,7 +147,7 @@ class _Agent:
         self._said = text
 
 
-def _trust(folder: SiteFolder) -> ssl.SSLContext:
+def trust(folder: SiteFolder) -> ssl.SSLContext:
     """TLS settings: the CA of the invitation alone, the site's own certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -1,14 +1,10 @@
 """The operator's side of the direct transport: asks sites over the coordinator's unix socket."""
 
-import asyncio
 import contextlib
-import time
-from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from ..errors import ConfigError, EngineError
 from .folders import FederationFolder
-from .mailbox import Body, pieces
 
 try:
     import httpx

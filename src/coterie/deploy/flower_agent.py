@@ -172,14 +172,16 @@ class FlowerAgent:
             self._confirm(node, proto)
             return
         content: RecordDict | Error
+        token = proto.metadata.group_id
         try:
-            body = self._insist(lambda: unpacked(tree, self._pull(node, proto), self._limit))
+            pull = self._pull(node, proto)
+            body = self._insist(lambda: unpacked(tree, token, pull, self._limit))
         except UnreadableError as error:
             _LOG.warning("refused a message: %s", error)
             content = Error(UNREADABLE, "unreadable")
         else:
             self._insist(lambda: self._confirm(node, proto))
-            content = packed(self._computed(body))
+            content = packed(self._computed(body), token)
         answer = parts(FlowerMessage(content, reply_to=message_from_proto(proto)))
         self._insist(lambda: self._push(node, proto.metadata.run_id, answer))
 
@@ -239,7 +241,7 @@ class FlowerAgent:
             node=sender, messages_list=[answer.proto], message_object_trees=[answer.tree]
         )
         told = self._calls("/v1/fleet/push-messages", request, PushMessagesResponse)
-        for key in answer.objects.keys() & set(told.objects_to_push):
+        for key in answer.order(told.objects_to_push):
             piece = PushObjectRequest(
                 node=sender,
                 run_id=run,

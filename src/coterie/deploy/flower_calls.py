@@ -94,7 +94,7 @@ def _bounded(response: httpx.Response, path: str) -> bytes:
 
 
 def _parsed(data: bytes, answer: type[Answer], path: str) -> Answer:
-    made = answer()
+    made: Answer = answer()
     try:
         made.ParseFromString(data)
     except DecodeError:

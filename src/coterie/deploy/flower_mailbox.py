@@ -36,7 +36,9 @@ class _Sent:
 
     @property
     def answered(self) -> bool:
-        return self.answer.done() and not self.answer.cancelled() and self.answer.result() is not None
+        return (
+            self.answer.done() and not self.answer.cancelled() and self.answer.result() is not None
+        )
 
     def settle(self, answer: Body | Reason | None) -> None:
         if not self.answer.done():
@@ -70,7 +72,9 @@ class FlowerMailbox:
                     if self._quiet(site) > self.silence:
                         return "lost"
                     await asyncio.sleep(min(left, 0.1))
-                elif (answer := await self._exchange(run, node, site, bytes(body), left)) is not None:
+                elif (
+                    answer := await self._exchange(run, node, site, bytes(body), left)
+                ) is not None:
                     return answer
             return "lost"
         finally:
@@ -89,9 +93,8 @@ class FlowerMailbox:
         return self._quiet(site) if site in self._signs else None
 
     def online(self, site: str) -> bool:
-        """Whether the site's node is connected to the link."""
-        node = self._nodes.get(site)
-        return node is not None and node.online and self._quiet(site) < self.silence
+        """Whether the site gave a sign of life within the last ``silence`` seconds."""
+        return site in self._signs and self._quiet(site) < self.silence
 
     def _quiet(self, site: str) -> float:
         return time.monotonic() - self._signs.get(site, self._made)
@@ -175,33 +178,34 @@ class FlowerMailbox:
 
     async def _collect(self, run: FlowerRun) -> None:
         """Fetch answers as they arrive; returns when the link does not know the run any more."""
-        taking: set[asyncio.Task[None]] = set()
+        fetching: dict[str, asyncio.Task[None]] = {}
         while True:
             if not self._sent:
                 self._news.clear()
                 await self._news.wait()
             newest = max((each.time for each in self._sent.values()), default=0.0)
             await asyncio.sleep(min(SLOW, max(QUICK, (time.monotonic() - newest) / 20)))
-            waiting = {key: each for key, each in self._sent.items() if not each.answer.done()}
+            fetching = {key: task for key, task in fetching.items() if key in self._sent}
+            waiting = self._sent.keys() - fetching.keys()
             if not waiting:
                 continue
             try:
-                found = await asyncio.to_thread(lambda: list(run.arrived(list(waiting))))
+                found = await asyncio.to_thread(run.arrived, list(waiting))
             except LinkLostError:
                 continue
             except LinkRefusedError:
                 return
-            for answer in found:
-                if answer.asked in waiting:
-                    task = asyncio.create_task(self._take(run, answer, waiting[answer.asked]))
-                    taking.add(task)
-                    task.add_done_callback(taking.discard)
+            for answer in found:  # which the link has only once
+                if (sent := self._sent.get(answer.asked)) is not None:
+                    task = asyncio.create_task(self._fetch(run, answer, sent))
+                    fetching[answer.asked] = task
 
-    async def _take(self, run: FlowerRun, answer: Arrived, sent: _Sent) -> None:
+    async def _fetch(self, run: FlowerRun, answer: Arrived, sent: _Sent) -> None:
         try:
             sent.settle(await asyncio.to_thread(run.fetched, answer, sent.token, self._limit))
         except UnreadableError as error:
             _LOG.warning("site %s: %s", sent.site, error)
             sent.settle("unreadable")
-        except (LinkLostError, LinkRefusedError):
+        except (LinkLostError, LinkRefusedError) as error:
+            _LOG.info("site %s: an answer is asked for again: %s", sent.site, error)
             sent.settle(None)

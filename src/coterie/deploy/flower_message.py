@@ -8,7 +8,7 @@ ConfigRecords. A tree of another form is refused before any of its objects is fe
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ..errors import CoterieError
@@ -31,9 +31,9 @@ from .flower_api import (
     remove_content_from_message,
 )
 
-KIND = "coterie"  # the message type of a request and of its answer
+KIND = "query.coterie"  # the message type of a request and of its answer
 PIECE = 4 * 2**20  # bytes of one record
-FIELD = "bytes"
+FIELD, TOKEN = "bytes", "token"  # the fields of a record
 _UPLOAD = 60.0  # seconds in which a sender must upload the next object of its message
 
 Pull = Callable[[str], PullObjectResponse]
@@ -48,20 +48,38 @@ class Parts(NamedTuple):
 
     proto: MessageProto
     tree: ObjectTree
-    objects: Mapping[str, bytes]
+    objects: dict[str, bytes]  # parts before what they are part of
 
     @property
     def id(self) -> str:
         """The message's id, by which its answer is found."""
         return self.tree.object_id
 
+    def order(self, wanted: Iterable[str]) -> list[str]:
+        """The objects to upload, the message itself first.
 
-def packed(body: bytes) -> RecordDict:
-    """The bytes as records ``0``, ``1``, ... of at most PIECE bytes each."""
+        A receiver has the message deleted as soon as it has the records, so that what is uploaded
+        after them would be refused.
+        """
+        missing = set(wanted)
+        return [key for key in reversed(self.objects) if key in missing]
+
+
+def packed(body: bytes, token: str) -> RecordDict:
+    """The bytes as records ``0``, ``1``, ... of at most PIECE bytes each.
+
+    The token is in every record, so that no two messages have an object in common: the link may
+    delete an object that two messages share while the second is uploaded.
+    """
     view = memoryview(body)
     count = max(1, math.ceil(len(body) / PIECE))
     pieces = (bytes(view[i * PIECE : (i + 1) * PIECE]) for i in range(count))
-    return RecordDict({str(i): ConfigRecord({FIELD: piece}) for i, piece in enumerate(pieces)})
+    return RecordDict(
+        {
+            str(i): ConfigRecord({FIELD: piece, TOKEN: f"{token}-{i}"})
+            for i, piece in enumerate(pieces)
+        }
+    )
 
 
 def request(body: bytes, run: int, node: int, token: str, seconds: float) -> FlowerMessage:
@@ -77,7 +95,7 @@ def request(body: bytes, run: int, node: int, token: str, seconds: float) -> Flo
         ttl=seconds,
         message_type=KIND,
     )
-    return make_message(metadata=metadata, content=packed(body))
+    return make_message(metadata=metadata, content=packed(body, token))
 
 
 def parts(message: FlowerMessage) -> Parts:
@@ -89,17 +107,17 @@ def parts(message: FlowerMessage) -> Parts:
     return Parts(message_to_proto(remove_content_from_message(message)), tree, objects)
 
 
-def unpacked(tree: ObjectTree, pull: Pull, limit: int) -> bytes:
+def unpacked(tree: ObjectTree, token: str, pull: Pull, limit: int) -> bytes:
     """The bytes of a message, whose objects are fetched with ``pull``; at most ``limit`` of them.
 
-    Refuses every other form: other trees, other types of objects, other fields, contents that do
-    not have the sha256 by which they were asked for.
+    Refuses every other form: other trees, other types of objects, other fields, another token,
+    contents that do not have the sha256 by which they were asked for.
     """
     records = _screened(tree, limit)
     try:
         children = {key: ConfigRecord.inflate(_fetched(key, pull)) for key in records}
         held = RecordDict.inflate(_fetched(tree.children[0].object_id, pull), dict(children))
-        return _joined(held, limit)
+        return _joined(held, token, limit)
     except (ValueError, TypeError, KeyError, DecodeError) as error:
         raise UnreadableError(f"found a message that cannot be decoded ({error})") from None
 
@@ -136,13 +154,15 @@ def _fetched(key: str, pull: Pull) -> bytes:
     return found.object_content
 
 
-def _joined(held: RecordDict, limit: int) -> bytes:
+def _joined(held: RecordDict, token: str, limit: int) -> bytes:
     pieces = []
     for i in range(len(held)):
         record = held[str(i)]
-        piece = record.get(FIELD) if isinstance(record, ConfigRecord) else None
-        if not isinstance(piece, bytes) or len(record) != 1:
-            raise ValueError(f"expected the field '{FIELD}' alone in record {i}")
+        if not isinstance(record, ConfigRecord) or record.keys() != {FIELD, TOKEN}:
+            raise ValueError(f"expected the fields {FIELD} and {TOKEN} in record {i}")
+        piece = record[FIELD]
+        if not isinstance(piece, bytes) or record[TOKEN] != f"{token}-{i}":
+            raise ValueError(f"expected bytes with the token of the message in record {i}")
         pieces.append(piece)
     if sum(map(len, pieces)) > limit:
         raise ValueError(f"expected at most {limit} bytes")

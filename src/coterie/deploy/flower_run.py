@@ -10,7 +10,7 @@ import hashlib
 import io
 import ssl
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .flower_agent import EXPIRY, UNREADABLE
@@ -49,7 +49,7 @@ from .flower_api import (
     UnregisterNodeResponse,
 )
 from .flower_calls import Calls, LinkLostError, as_executor, as_task, nobody
-from .flower_message import KIND, UnreadableError, parts, request, unpacked
+from .flower_message import UnreadableError, parts, request, unpacked
 
 _BUNDLE = """\
 [project]
@@ -167,7 +167,7 @@ class FlowerRun:
         told = self._calls("/v1/runtime/push-messages", wanted, PushAppMessagesResponse)
         if list(told.message_ids) != [sent.id]:
             raise LinkLostError("the link did not take the message: the node is not known")
-        for key in sent.objects.keys() & set(told.objects_to_push):
+        for key in sent.order(told.objects_to_push):
             piece = PushObjectRequest(
                 node=_SELF,
                 run_id=self._run,
@@ -178,12 +178,12 @@ class FlowerRun:
             self._calls("/v1/runtime/push-object", piece, PushObjectResponse)
         return sent.id
 
-    def arrived(self, asked: Collection[str]) -> Iterator[Arrived]:
+    def arrived(self, asked: Sequence[str]) -> list[Arrived]:
         """The answers to these requests that the link has now."""
-        wanted = PullAppMessagesRequest(message_ids=list(asked))
+        wanted = PullAppMessagesRequest(message_ids=asked)
         told = self._calls("/v1/runtime/pull-messages", wanted, PullAppMessagesResponse)
-        for proto, tree in zip(told.messages_list, told.message_object_trees, strict=True):
-            yield Arrived(proto.metadata.reply_to_message_id, proto, tree)
+        found = zip(told.messages_list, told.message_object_trees, strict=True)
+        return [Arrived(proto.metadata.reply_to_message_id, proto, tree) for proto, tree in found]
 
     def fetched(self, answer: Arrived, token: str, limit: int) -> bytes | None:
         """The bytes of an answer, which the link then deletes; None if there is no answer.
@@ -195,9 +195,7 @@ class FlowerRun:
                 if answer.proto.error.code == UNREADABLE:
                     raise UnreadableError("the site could not read the request")
                 return None
-            if answer.proto.metadata.group_id != token or answer.proto.metadata.message_type != KIND:
-                raise UnreadableError("found an answer that is not the site's")
-            return unpacked(answer.tree, self._pull, limit)
+            return unpacked(answer.tree, token, self._pull, limit)
         finally:
             self.delete(answer.proto.metadata.message_id)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ConfigError, CoterieError
-from .mailbox import Body, Mailbox, ReplacedError, pieces
+from .mailbox import Asking, Body, Mailbox, ReplacedError, pieces
 from .mailbox_registry import Registry
 
 try:
@@ -57,7 +57,7 @@ class Peer(NamedTuple):
 class Gate:
     """Lets requests of admitted sites through; their state then holds the site's name."""
 
-    def __init__(self, app: ASGIApp, registry: Registry, mailbox: Mailbox, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, registry: Registry, mailbox: Asking, limits: Limits) -> None:
         self._app, self._registry, self._mailbox, self._limits = app, registry, mailbox, limits
         self._open: Counter[str] = Counter()
 
@@ -67,7 +67,9 @@ class Gate:
             site = self._registry.site(peer.sha256)
         except (CoterieError, OSError) as error:
             _LOG.error("no request is taken: %s", error)
-            return await _refusal(503, "the coordinator cannot read its sites")(scope, receive, send)
+            return await _refusal(503, "the coordinator cannot read its sites")(
+                scope, receive, send
+            )
         if site is None or time.time() > peer.expires:
             return await _refusal(403, "this certificate is not admitted")(scope, receive, send)
         if self._open[site] >= self._limits.requests:
@@ -82,26 +84,19 @@ class Gate:
             self._open[site] -= 1
 
 
-class Routes:
-    """What sites and the operator may ask for."""
+class SiteRoutes:
+    """What sites may ask for."""
 
-    def __init__(self, mailbox: Mailbox, registry: Registry, limits: Limits) -> None:
-        self._mailbox, self._registry, self._limits = mailbox, registry, limits
+    def __init__(self, mailbox: Mailbox, limits: Limits) -> None:
+        self._mailbox, self._limits = mailbox, limits
         self._reading: set[str] = set()  # ids of the messages whose answers are on their way
 
-    def for_sites(self) -> list[Route]:
+    def all(self) -> list[Route]:
         """The routes on the TLS port."""
         return [
             Route("/v1/poll", self._poll, methods=["POST"]),
             Route("/v1/alive", self._alive, methods=["POST"]),
             Route("/v1/answer/{key}", self._answer, methods=["POST"]),
-        ]
-
-    def for_operator(self) -> list[Route]:
-        """The routes on the unix socket."""
-        return [
-            Route("/ask/{site}/{seconds:float}", self._ask, methods=["POST"]),
-            Route("/sites", self._sites, methods=["GET"]),
         ]
 
     async def _poll(self, request: Request) -> ASGIApp:
@@ -139,6 +134,23 @@ class Routes:
         self._mailbox.answer(site, key, body)
         return Response(status_code=204)
 
+    def _signs(self, site: str) -> Callable[[], None]:
+        return lambda: self._mailbox.sign(site)
+
+
+class OperatorRoutes:
+    """What the operator may ask for, of whichever mailbox."""
+
+    def __init__(self, mailbox: Asking, registry: Registry, limits: Limits) -> None:
+        self._mailbox, self._registry, self._limits = mailbox, registry, limits
+
+    def all(self) -> list[Route]:
+        """The routes on the unix socket."""
+        return [
+            Route("/ask/{site}/{seconds:float}", self._ask, methods=["POST"]),
+            Route("/sites", self._sites, methods=["GET"]),
+        ]
+
     async def _ask(self, request: Request) -> ASGIApp:
         site, seconds = request.path_params["site"], request.path_params["seconds"]
         if site not in self._registry.names():
@@ -155,9 +167,6 @@ class Routes:
     async def _sites(self, request: Request) -> ASGIApp:
         box, names = self._mailbox, self._registry.names()
         return JSONResponse({name: [box.online(name), box.seen(name)] for name in names})
-
-    def _signs(self, site: str) -> Callable[[], None]:
-        return lambda: self._mailbox.sign(site)
 
 
 def _refusal(status: int, text: str) -> ASGIApp:

@@ -13,13 +13,14 @@ import ssl
 import stat
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import ConfigError, StoreError
 from .documents import host_and_port
 from .folders import FederationFolder
-from .mailbox import Mailbox
+from .mailbox import Asking, Mailbox
 from .mailbox_registry import Registry
-from .mailbox_routes import Gate, Limits, Peer, Routes, app_of
+from .mailbox_routes import Gate, Limits, OperatorRoutes, Peer, SiteRoutes, app_of
 
 try:
     from starlette.types import ASGIApp
@@ -47,25 +48,38 @@ def coordinate(folder: FederationFolder, stop: threading.Event, silence: float =
 
 async def serve_mailbox(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
     """As :func:`coordinate`, with all limits."""
+    mailbox, registry = Mailbox(limits.silence), Registry(folder)
+    app = app_of(SiteRoutes(mailbox, limits).all())
+    await serve_sites(folder, Served(app, mailbox, registry, limits), stop)
+
+
+class Served(NamedTuple):
+    """What a coordinator serves: an application for the sites, a mailbox for the operator."""
+
+    app: ASGIApp
+    mailbox: Asking
+    registry: Registry
+    limits: Limits
+
+
+async def serve_sites(folder: FederationFolder, served: Served, stop: threading.Event) -> None:
+    """Serve admitted sites on the public port, and the operator on the unix socket."""
     with _public_socket(folder.address) as public, _private_socket(folder.socket) as private:
         try:
-            await _serve(folder, limits, stop, public, private)
+            _LOG.info("sites can dial %s; the operator uses %s", folder.address, folder.socket)
+            await _serve(served, stop, public, private)
         finally:
             folder.socket.unlink(missing_ok=True)
     _LOG.info("the coordinator has stopped")
 
 
 async def _serve(
-    folder: FederationFolder,
-    limits: Limits,
-    stop: threading.Event,
-    public: socket.socket,
-    private: socket.socket,
+    served: Served, stop: threading.Event, public: socket.socket, private: socket.socket
 ) -> None:
-    mailbox, registry, state = Mailbox(limits.silence), Registry(folder), ServerState()
-    routes = Routes(mailbox, registry, limits)
-    sites = _config(Gate(app_of(routes.for_sites()), registry, mailbox, limits))
-    operator = _config(app_of(routes.for_operator()))
+    app, mailbox, registry, limits = served
+    sites = _config(Gate(app, registry, mailbox, limits))
+    operator = _config(app_of(OperatorRoutes(mailbox, registry, limits).all()))
+    state = ServerState()
     loop = asyncio.get_running_loop()
     servers = [
         await loop.create_server(
@@ -76,7 +90,6 @@ async def _serve(
         ),
         await loop.create_server(lambda: H11Protocol(operator, state, {}), sock=private),
     ]
-    _LOG.info("sites can dial %s; the operator uses %s", folder.address, folder.socket)
     while not stop.is_set():
         await asyncio.sleep(0.1)
     for server in servers:
