@@ -40,7 +40,7 @@ from .flower_api import (
     SendNodeHeartbeatResponse,
     message_from_proto,
 )
-from .flower_calls import Calls, LinkLostError, LinkRefusedError, as_node
+from .flower_calls import Calls, LinkLostError, LinkRefusedError, as_node, over_tls
 from .flower_message import KIND, Parts, UnreadableError, packed, parts, unpacked
 from .site_folder import SiteFolder
 from .small_files import read_private
@@ -61,9 +61,9 @@ class _Answering(Protocol):
 def serve_flower(folder: SiteFolder, handler: _Answering, stop: threading.Event) -> None:
     """Answer the coordinator's messages by the handler until ``stop`` is set."""
     sign, public = as_node(read_private(folder.key))
-    calls = Calls(folder.address, trust(folder), sign, proxies=True)
-    FlowerAgent(calls, public, handler, folder.limits.message_mib * 2**20, stop).run()
-    calls.close()
+    limit = folder.limits.message_mib * 2**20
+    with over_tls(folder.address, trust(folder), proxies=True) as http:
+        FlowerAgent(Calls(http, sign), public, handler, limit, stop).run()
 
 
 class Presence:

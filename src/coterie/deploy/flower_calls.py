@@ -52,9 +52,8 @@ class LinkRefusedError(CoterieError):
 class Calls:
     """Calls one Flower server. ``sign`` gives the headers that say who calls."""
 
-    def __init__(self, address: str, tls: ssl.SSLContext, sign: Sign, *, proxies: bool) -> None:
-        self._base, self._sign = f"https://{address}", sign
-        self._http = httpx.Client(verify=tls, trust_env=proxies, follow_redirects=False)
+    def __init__(self, http: httpx.Client, sign: Sign) -> None:
+        self._http, self._sign = http, sign
         version = RuntimeVersionMetadata.from_local_component("coterie").as_metadata()
         form = {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
         self._headers = {**dict(version), **form, "accept-encoding": "identity"}
@@ -67,7 +66,7 @@ class Calls:
         headers = {**self._headers, **self._sign(request)}
         try:
             with self._http.stream(
-                "POST", self._base + path, content=content, headers=headers, timeout=seconds
+                "POST", path, content=content, headers=headers, timeout=seconds
             ) as response:
                 data = _bounded(response, path)
         except (httpx.HTTPError, ssl.SSLError) as error:
@@ -78,10 +77,6 @@ class Calls:
             status = response.status_code
             raise LinkRefusedError(f"{path}: status {status}: {data[:200]!r}", status)
         return _parsed(data, answer, path)
-
-    def close(self) -> None:
-        """End the connections."""
-        self._http.close()
 
 
 def _bounded(response: httpx.Response, path: str) -> bytes:
@@ -100,6 +95,11 @@ def _parsed(data: bytes, answer: type[Answer], path: str) -> Answer:
     except DecodeError:
         raise LinkLostError(f"{path}: found no {answer.__name__} in the answer") from None
     return made
+
+
+def over_tls(address: str, tls: ssl.SSLContext, *, proxies: bool) -> httpx.Client:
+    """Connections to HOST:PORT, through a proxy if the environment names one and it is wanted."""
+    return httpx.Client(base_url=f"https://{address}", verify=tls, trust_env=proxies)
 
 
 # ---- who calls -----------------------------------------------------------------------------------

@@ -5,12 +5,14 @@ What sites dial, how they are known and what the operator asks are as with the d
 """
 
 import asyncio
-import contextlib
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from . import keys
+from .flower_api import httpx
+from .flower_calls import over_tls
 from .flower_door import Door
 from .flower_link import FlowerLink
 from .flower_mailbox import FlowerMailbox
@@ -37,29 +39,31 @@ def coordinate_flower(
 async def serve_link(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
     """As :func:`coordinate_flower`, with all limits."""
     link, registry = FlowerLink.create(folder.path / "link"), Registry(folder)
-    trust, admitted = link.trust(), PublicKeys(registry)
-    mailbox = FlowerMailbox(limits.silence, limits.message)
-    door = Door(link.address, trust, admitted)
+    mailbox, admitted = FlowerMailbox(limits.silence, limits.message), PublicKeys(registry)
+    base, trust = f"https://{link.address}", link.trust()
+    with over_tls(link.address, trust, proxies=False) as http:
+        async with httpx.AsyncClient(
+            base_url=base, verify=trust, trust_env=False, timeout=30.0
+        ) as passed:
+            served = Served(Door(passed, admitted), mailbox, registry, limits)
+            await _until_one_ends(
+                serve_sites(folder, served, stop),
+                mailbox.serve(lambda: FlowerRun.begin(http, link.secret), admitted),
+                link.keep(),
+            )
 
-    def begin() -> FlowerRun:
-        return FlowerRun.begin(link.address, trust, link.secret)
 
-    beside = [
-        asyncio.create_task(link.keep()),
-        asyncio.create_task(mailbox.serve(begin, admitted)),
-    ]
-    served = asyncio.create_task(serve_sites(folder, Served(door, mailbox, registry, limits), stop))
+async def _until_one_ends(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all until the first ends, then cancel the others; an error is raised."""
+    tasks = [asyncio.create_task(each) for each in work]
     try:
-        await asyncio.wait([served, *beside], return_when=asyncio.FIRST_COMPLETED)
-        for task in (served, *beside):
-            if task.done():
-                task.result()  # an error of any ends the coordinator
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
     finally:
-        for task in (served, *beside):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(served, *beside, return_exceptions=True)
-        with contextlib.suppress(RuntimeError):
-            await door.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class PublicKeys:

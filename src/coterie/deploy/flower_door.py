@@ -8,7 +8,6 @@ sends the path of its own list, never the caller's, and no header that it does n
 """
 
 import asyncio
-import ssl
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 
@@ -53,11 +52,8 @@ class Door:
     The request's state holds the name of the site whose certificate the connection has.
     """
 
-    def __init__(
-        self, address: str, tls: ssl.SSLContext, keys: Callable[[], Mapping[str, bytes]]
-    ) -> None:
-        self._base, self._keys = f"https://{address}", keys
-        self._link = httpx.AsyncClient(verify=tls, trust_env=False, timeout=30.0)
+    def __init__(self, link: httpx.AsyncClient, keys: Callable[[], Mapping[str, bytes]]) -> None:
+        self._link, self._keys = link, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -78,14 +74,10 @@ class Door:
         headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
         headers |= {"content-type": PROTOBUF_MEDIA_TYPE, "accept": PROTOBUF_MEDIA_TYPE}
         try:
-            told = await self._link.post(self._base + path, content=body, headers=headers)
+            told = await self._link.post(path, content=body, headers=headers)
         except httpx.HTTPError:
             return _refusal(503)
         return Response(told.content, told.status_code, media_type=told.headers["content-type"])
-
-    async def close(self) -> None:
-        """End the connections to the link."""
-        await self._link.aclose()
 
 
 async def _body(request: Request) -> bytes | None:

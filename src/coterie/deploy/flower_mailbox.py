@@ -140,7 +140,6 @@ class FlowerMailbox:
                 await self._keep(run, admitted)
             finally:
                 self._forget()
-                await asyncio.to_thread(run.close)
 
     def _forget(self) -> None:
         self._run, self._nodes, self._given_up = None, {}, False

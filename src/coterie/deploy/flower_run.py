@@ -8,7 +8,6 @@ coordinator loads a bundle, so that a run which somebody else starts never execu
 
 import hashlib
 import io
-import ssl
 import zipfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -47,6 +46,7 @@ from .flower_api import (
     TaskType,
     UnregisterNodeRequest,
     UnregisterNodeResponse,
+    httpx,
 )
 from .flower_calls import Calls, LinkLostError, as_executor, as_task, nobody
 from .flower_message import UnreadableError, parts, request, unpacked
@@ -63,6 +63,7 @@ serverapp = "nothing:app"
 clientapp = "nothing:app"
 [tool.flwr.app.config]
 """
+_ANY_TASK = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
 _SELF = Node(node_id=SUPERLINK_NODE_ID)
 
 
@@ -90,22 +91,19 @@ class FlowerRun:
         self._control, self._calls, self._run = control, calls, run
 
     @classmethod
-    def begin(cls, address: str, tls: ssl.SSLContext, secret: bytes) -> "FlowerRun":
+    def begin(cls, http: httpx.Client, secret: bytes) -> "FlowerRun":
         """Start a run with an empty bundle and take its task."""
-        control = Calls(address, tls, nobody, proxies=False)
-        bundle = _bundle()
+        control, bundle = Calls(http, nobody), _bundle()
         fab = Fab(hash_str=hashlib.sha256(bundle).hexdigest(), content=bundle)
         run = control("/v1/control/start-run", StartRunRequest(fab=fab), StartRunResponse).run_id
-        executor = Calls(address, tls, as_executor(secret), proxies=False)
-        wanted = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
+        executor, wanted = Calls(http, as_executor(secret)), _ANY_TASK
         while True:
             taken = executor("/v1/runtime/acquire-task", wanted, AcquireTaskResponse)
             if not taken.token:
                 raise LinkLostError("the link gave no task for our run")
             if taken.task.run_id == run:
                 break
-        executor.close()
-        calls = Calls(address, tls, as_task(taken.token), proxies=False)
+        calls = Calls(http, as_task(taken.token))
         calls("/v1/runtime/pull-task-input", PullTaskInputRequest(), PullTaskInputResponse)
         return cls(control, calls, run)
 
@@ -113,12 +111,6 @@ class FlowerRun:
         """Stop the run; the link deletes what it still has of its messages."""
         path = "/v1/control/stop-run"
         self._control(path, StopRunRequest(run_id=self._run), StopRunResponse)
-        self.close()
-
-    def close(self) -> None:
-        """End the connections."""
-        self._control.close()
-        self._calls.close()
 
     def beat(self) -> None:
         """Keep the run's task."""
