@@ -73,10 +73,12 @@ class _Agent:
             while not self._stop.is_set() and not work.done():
                 await asyncio.sleep(0.1)
             await asyncio.wait([work], timeout=GRACE if self._busy else 0.0)
+            if self._busy:
+                _LOG.warning("the agent stops without an answer; it will be asked again")
             work.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await work
-        _LOG.info("the agent has stopped%s", "; a message is not answered" * self._busy)
+        _LOG.info("the agent has stopped")
 
     async def _work(self) -> None:
         pause = FIRST_PAUSE
@@ -96,10 +98,13 @@ class _Agent:
         if message is None:
             return
         self._busy = True
-        if message.id != self._answer.id:  # a message that comes again was not delivered
-            self._answer = Message(message.id, await self._computed(bytes(message.body)))
-        await self._deliver(self._answer)
-        self._answer, self._busy = _NOTHING, False
+        try:
+            if message.id != self._answer.id:  # else it comes again: its answer did not arrive
+                self._answer = Message(message.id, await self._computed(bytes(message.body)))
+            await self._deliver(self._answer)
+            self._answer = _NOTHING
+        finally:
+            self._busy = False
 
     async def _poll(self) -> Message | None:
         async with self._client.stream("POST", "/v1/poll") as response:
@@ -177,7 +182,8 @@ async def _refused(response: httpx.Response) -> _RefusedError:
 
 
 def _reason(error: Exception) -> str:
-    """Why the coordinator does not answer, in one line."""
-    if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-        return "the coordinator does not admit this site's certificate"
-    return printable(f"the coordinator cannot be reached: {error or type(error).__name__}")
+    """Why there is no answer, in one line."""
+    said = printable(error) or type(error).__name__
+    if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError | ssl.SSLError):
+        return f"the coordinator ended the connection ({said}): it may not admit this site's key"
+    return said if isinstance(error, _RefusedError) else f"no coordinator is reached ({said})"

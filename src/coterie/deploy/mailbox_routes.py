@@ -1,8 +1,9 @@
 """The requests of the direct transport: those of the sites, and those of the operator.
 
 Sites poll for messages (``POST /v1/poll``), answer them (``/v1/answer/ID``) and say that they are
-alive while they compute (``/v1/alive``). The operator's process asks sites (``POST /ask/SITE/SECONDS``)
-and sees which are there (``GET /sites``). Bodies are neither decoded nor logged nor written to disk.
+alive while they compute (``/v1/alive``). The operator's process asks a site (``POST
+/ask/SITE/SECONDS``) and sees which sites are there (``GET /sites``). Bodies are neither decoded nor
+logged nor written to disk.
 """
 
 import asyncio
@@ -62,6 +63,7 @@ class Gate:
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or refuse it."""
         peer: Peer = scope["state"]["peer"]
         try:
             site = self._registry.site(peer.sha256)

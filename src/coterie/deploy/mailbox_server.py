@@ -1,4 +1,4 @@
-"""The coordinator of the direct transport: a TLS port for the sites, a unix socket for the operator.
+"""The coordinator of the direct transport: a TLS port for sites, a unix socket for the operator.
 
 Both are served by one process from one mailbox in memory. Who a site is follows from its TLS
 certificate alone. The certificate's hash is looked up at every request, so that a certificate which
@@ -116,7 +116,8 @@ class _SiteConnection(H11Protocol):
         self.loop.call_later(limits.patience, self._close_if_unused)
 
     def _close_if_unused(self) -> None:
-        if self.cycle is None:  # no request has begun
+        cycle: object = self.cycle
+        if cycle is None:  # no request has begun
             self.transport.abort()
 
 

@@ -1,0 +1,808 @@
+"""The direct transport on real loopback sockets: what arrives, what is refused, what comes back."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import socket
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from coterie.deploy import direct_agent, keys, mailbox, mailbox_routes
+from coterie.deploy.direct_transport import DirectTransport
+from coterie.deploy.folders import FederationFolder
+from coterie.deploy.mailbox_registry import Registry
+from coterie.deploy.mailbox_server import coordinate
+from coterie.errors import ConfigError, EngineError, StoreError
+from loopback import LIMITS, PATIENT, Background, Echo, Loopback, Proxy, read_response, until
+
+REFUSED = (OSError, EOFError)  # a TLS alert, a closed connection
+
+
+@pytest.fixture
+def idle(tmp_path, monkeypatch):
+    """The folders of a coordinator and of its sites a and b; nothing runs."""
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    made = Loopback(tmp_path, "ab")
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def net(idle):
+    """The same with a running coordinator."""
+    idle.start()
+    return idle
+
+
+class Asked:
+    """One message to one site, asked in the background."""
+
+    def __init__(self, net, site="a", body=b"question", deadline=PATIENT):
+        self.answer = None
+        self._net, self._site, self._body, self._deadline = net, site, body, deadline
+        self._thread = Background(self._ask)
+
+    def _ask(self, stop):
+        with self._net.operator(self._deadline) as operator:
+            self.answer = operator.ask({self._site: self._body}, 0)[self._site]
+
+    def end(self):
+        self._thread.end()
+        return self.answer
+
+
+def polled(net, site="a"):
+    """The id and the body of the message that a site gets."""
+    status, headers, body = net.request(net.sites[site], "/v1/poll")
+    assert status == 200
+    return headers["message"], body
+
+
+# ---- what arrives --------------------------------------------------------------------------------
+
+
+def test_every_site_gets_its_own_message_and_its_answer_comes_back(net):
+    for name in "ab":
+        net.agent(name)
+    with net.operator() as operator:
+        for round in range(3):
+            asked = {name: bytes([i + 1]) * 300_000 * round for i, name in enumerate("ab")}
+            answers = operator.ask(asked, round)
+            assert answers == {name: name.encode() + body for name, body in asked.items()}
+        assert operator.ask({}, 0) == {}
+        assert all(
+            state.online and state.seen < LIMITS.silence for state in operator.sites().values()
+        )
+
+
+def test_a_site_that_is_not_there_is_lost_and_the_others_answer(net):
+    net.agent("a")
+    with net.operator(deadline=0.5) as operator:
+        assert operator.ask({"a": b"?", "b": b"?", "nobody": b"?", "../x": b"?"}, 0) == {
+            "a": b"a?",
+            "b": "lost",
+            "nobody": "lost",
+            "../x": "lost",
+        }
+        states = operator.sites()
+        assert list(states) == ["a", "b"]
+        assert states["a"].online
+        assert states["b"] == (False, None)
+
+
+def test_a_dead_site_is_lost_long_before_the_deadline(idle):
+    idle.start(LIMITS._replace(silence=0.3, poll=0.1))
+    with idle.operator(deadline=1000 * PATIENT) as operator:
+        assert operator.ask({"a": b"?"}, 0) == {"a": "lost"}
+
+
+def test_a_site_that_computes_longer_than_the_silence_says_that_it_is_alive(idle, monkeypatch):
+    monkeypatch.setattr(direct_agent, "HEARTBEAT", 0.1)
+    idle.start(LIMITS._replace(silence=1.0, poll=0.3))
+
+    class Slow(Echo):
+        def answer(self, data):
+            time.sleep(1.6)
+            return super().answer(data)
+
+    idle.agent("a", Slow())
+    with idle.operator() as operator:
+        until(lambda: operator.sites()["a"].online)
+        assert operator.ask({"a": b"?"}, 0) == {"a": b"?"}
+
+
+def test_a_handler_that_fails_is_unreadable_and_the_agent_goes_on(net, caplog):
+    class Failing(Echo):
+        def answer(self, data):
+            if data == b"bad":
+                raise ValueError("a fault of the handler")
+            return data
+
+    net.agent("a", Failing())
+    with net.operator() as operator:
+        assert operator.ask({"a": b"bad"}, 0) == {"a": "unreadable"}
+        assert operator.ask({"a": b"good"}, 0) == {"a": b"good"}
+    assert "a message could not be answered" in caplog.text
+
+
+@pytest.mark.parametrize("who", ["operator", "site"])
+def test_what_is_too_large_is_unreadable_at_once_and_the_next_message_arrives(net, who):
+    class Large(Echo):
+        def answer(self, data):
+            return bytes(LIMITS.message + 1) if data == b"large" else data
+
+    net.agent("a", Large())
+    with net.operator() as operator:
+        large = bytes(LIMITS.message + 1) if who == "operator" else b"large"
+        assert operator.ask({"a": large}, 0) == {"a": "unreadable"}
+        assert operator.ask({"a": b"small"}, 0) == {"a": b"small"}
+
+
+def test_a_site_reads_no_message_beyond_its_own_limit(net):
+    site, handler = net.sites["a"], Echo()
+    limits = site.limits.model_copy(update={"message_mib": 1})
+    net.sites["a"] = replace(site, limits=limits)
+    net.agent("a", handler)
+    with net.operator() as operator:
+        assert operator.ask({"a": bytes(2**20 + 1)}, 0) == {"a": "unreadable"}
+        assert handler.asked == 0
+        assert operator.ask({"a": bytes(2**20)}, 0) == {"a": bytes(2**20)}
+
+
+def test_messages_of_a_megabyte_cost_few_bytes_more_on_the_wire(net, monkeypatch):
+    proxy = Proxy(net.port)
+    site = net.sites["a"]
+    net.sites["a"] = replace(site, address=f"127.0.0.1:{proxy.port}")
+    net.agent("a")
+    body = os.urandom(2**20)
+    with net.operator() as operator:
+        until(lambda: operator.sites()["a"].online)
+        for round in range(3):
+            assert operator.ask({"a": body}, round) == {"a": b"a" + body}
+    print(f"\nup {proxy.up / 3 / 2**20 - 1:+.3%}, down {proxy.down / 3 / 2**20 - 1:+.3%}")
+    assert 3 * 2**20 < proxy.up < 1.01 * 3 * 2**20
+    assert 3 * 2**20 < proxy.down < 1.01 * 3 * 2**20
+    proxy.close()
+
+
+def test_bodies_are_neither_logged_nor_written(net, tmp_path, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    secret = b"a-body-that-nobody-keeps"
+    net.agent("a")
+    with net.operator() as operator:
+        assert operator.ask({"a": secret}, 0) == {"a": b"a" + secret}
+    net.end()
+    net.running, net.coordinator = [], None
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    said = caplog.text + "".join(capfd.readouterr())
+    assert secret not in written
+    assert secret.decode() not in said
+    assert "is online" in said
+
+
+# ---- who is refused ------------------------------------------------------------------------------
+
+
+def refused(net, context):
+    """Whether a connection with these settings gets no answer to a poll."""
+    with pytest.raises(REFUSED), net.dial(context) as connection:
+        net.request(None, "/v1/alive", on=connection)
+    return True
+
+
+def identity(folder: Path, certificate: bytes, key: bytes, chain: bytes = b"") -> tuple[Path, Path]:
+    folder.mkdir()
+    (folder / "cert.pem").write_bytes(certificate + chain)
+    (folder / "key.pem").write_bytes(key)
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def signed_by(name: str, signer_name: str, signer_key: bytes) -> tuple[bytes, bytes]:
+    """A site's certificate that another key has signed."""
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    signer = serialization.load_pem_private_key(signer_key, None)
+    key = keys.ec.generate_private_key(keys.ec.SECP384R1())
+    use = keys.ExtendedKeyUsageOID.CLIENT_AUTH
+    subject, issuer = keys._named(name), keys._named(signer_name)
+    made = keys._builder(subject, issuer, key.public_key(), 30, use).sign(signer, hashes.SHA384())
+    return made.public_bytes(serialization.Encoding.PEM), keys._private(key)
+
+
+def test_an_outsider_who_holds_only_the_ca_certificate_gets_nothing(net, tmp_path):
+    before = sorted(net.folder.path.rglob("*"))
+    assert refused(net, net.context(None))
+    own = net.context(None)
+    own.load_cert_chain(*identity(tmp_path / "outsider", *keys.make_site("a")))
+    assert refused(net, own)
+    for path in ("/v1/poll", "/v1/register", "/ask/a/1", "/sites", "/v1/fleet/register-node"):
+        with pytest.raises(REFUSED), net.dial(own) as connection:
+            net.request(None, path, on=connection)
+    assert sorted(net.folder.path.rglob("*")) == before
+    with net.operator() as operator:
+        assert operator.sites() == {"a": (False, None), "b": (False, None)}
+
+
+def test_plaintext_gets_nothing(net):
+    with socket.create_connection(("127.0.0.1", net.port), timeout=PATIENT) as connection:
+        connection.sendall(b"POST /v1/poll HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert b"HTTP" not in connection.recv(100)
+
+
+def test_tls_1_2_gets_nothing(net):
+    old = net.context(net.sites["a"])
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert refused(net, old)
+
+
+def test_a_site_that_is_not_admitted_gets_nothing_until_it_is(net, caplog):
+    caplog.set_level(logging.INFO)
+    stranger = net.make_site("c")
+    assert refused(net, net.context(stranger))
+    net.sites["c"] = stranger
+    net.agent("c")
+    until(lambda: "may not admit this site's key" in caplog.text)
+    net.folder.add_site(stranger.public, "c")  # while the coordinator runs
+    with net.operator() as operator:
+        until(lambda: operator.sites()["c"].online)
+        assert operator.ask({"c": b"?"}, 0) == {"c": b"c?"}
+
+
+def test_a_revoked_site_is_refused_on_open_and_on_new_connections(net):
+    site = net.sites["a"]
+    with net.dial(net.context(site)) as connection, net.operator(deadline=1.0) as operator:
+        assert net.request(site, "/v1/alive", on=connection)[0] == 204
+        net.folder.revoke("a")
+        assert net.request(site, "/v1/alive", on=connection)[0] == 403
+        assert refused(net, net.context(site))
+        assert operator.ask({"a": b"?"}, 0) == {"a": "lost"}
+        assert list(operator.sites()) == ["b"]
+    assert net.request(net.sites["b"], "/v1/alive")[0] == 204
+
+
+def test_a_certificate_that_another_site_signed_in_a_victims_name_is_refused(net, tmp_path):
+    attacker = net.sites["b"]
+    forged, key = signed_by("a", "b", attacker.key.read_bytes())
+    for chain in (b"", attacker.certificate.read_bytes()):
+        context = net.context(None)
+        context.load_cert_chain(*identity(tmp_path / f"f{len(chain)}", forged, key, chain))
+        assert refused(net, context)
+
+
+def test_a_certificate_that_tls_trusts_is_refused_unless_it_is_a_sites(idle, tmp_path, monkeypatch):
+    forged, key = keys.make_site("z")
+    made = Registry._new_context
+
+    def careless(self, certificates):
+        return made(self, [*certificates, ssl.PEM_cert_to_DER_cert(forged.decode())])
+
+    monkeypatch.setattr(Registry, "_new_context", careless)
+    idle.start()
+    context = idle.context(None)
+    context.load_cert_chain(*identity(tmp_path / "forged", forged, key))
+    with idle.dial(context) as connection:
+        assert idle.request(None, "/v1/poll", on=connection)[0] == 403
+
+
+def test_an_expired_certificate_is_refused_on_new_and_on_open_connections(idle, monkeypatch):
+    now, past = keys._now, timedelta(days=keys.SITE_DAYS + 1)
+    with monkeypatch.context() as then:
+        then.setattr(keys, "_now", lambda: now() - past)
+        then.setattr(keys, "check_ca", lambda *_: None)
+        then.setattr(keys, "check_site", lambda *_: None)
+        expired = idle.admit("old")
+    idle.start()
+    assert refused(idle, idle.context(expired))
+    site = idle.sites["a"]
+    with idle.dial(idle.context(site)) as connection:
+        assert idle.request(site, "/v1/alive", on=connection)[0] == 204
+        later = time.time() + past.total_seconds()
+        monkeypatch.setattr(mailbox_routes, "time", SimpleNamespace(time=lambda: later))
+        assert idle.request(site, "/v1/alive", on=connection)[0] == 403
+
+
+def test_an_agent_refuses_a_coordinator_of_another_ca_and_of_another_name(net, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    other = FederationFolder.create(tmp_path / "other", "127.0.0.1:1")
+    (net.sites["a"].path / "coordinator.pem").write_bytes(other.ca.read_bytes())
+    net.sites["b"] = replace(net.sites["b"], address=f"localhost:{net.port}")
+    for name in "ab":
+        net.agent(name)
+    until(lambda: "self-signed" in caplog.text or "unable to get local issuer" in caplog.text)
+    until(lambda: "Hostname mismatch" in caplog.text)
+    with net.operator(deadline=0.3) as operator:
+        assert operator.ask({"a": b"?", "b": b"?"}, 0) == {"a": "lost", "b": "lost"}
+
+
+def test_a_registry_that_cannot_be_read_admits_nobody(net, caplog):
+    site, file = net.sites["a"], net.folder.path / "sites" / "b.toml"
+    good = file.read_bytes()
+    with net.dial(net.context(site)) as connection:
+        assert net.request(site, "/v1/alive", on=connection)[0] == 204
+        file.write_bytes(b"broken")
+        assert net.request(site, "/v1/alive", on=connection)[0] == 503
+    assert refused(net, net.context(site))
+    assert "b.toml" in caplog.text
+    file.write_bytes(good)
+    assert net.request(site, "/v1/alive")[0] == 204
+
+
+# ---- what is refused of an admitted site ---------------------------------------------------------
+
+
+def test_answers_that_nobody_waits_for_are_refused_without_reading_them(net):
+    asked = Asked(net, "a")
+    message, _ = polled(net)
+    a, b = net.sites["a"], net.sites["b"]
+    assert net.request(b, f"/v1/answer/{message}", b"forged")[0] == 410  # another site's message
+    assert net.request(a, "/v1/answer/unknown", b"forged")[0] == 410
+    with net.dial(net.context(a)) as connection:
+        connection.sendall(b"POST /v1/answer/no HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n")
+        assert read_response(connection)[0] == 410  # before the body
+    assert net.request(a, f"/v1/answer/{message}", b"answer")[0] == 204
+    assert net.request(a, f"/v1/answer/{message}", b"doubled")[0] == 410
+    assert asked.end() == b"answer"
+
+
+def test_a_newer_poll_of_a_site_replaces_the_older(net):
+    site = net.sites["a"]
+    with net.dial(net.context(site)) as older:
+        older.sendall(b"POST /v1/poll HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        asked = []
+        newer = Background(lambda stop: asked.append(polled(net)))
+        assert read_response(older)[0] == 409
+        answer = Asked(net, "a")
+        newer.end()
+        assert net.request(site, f"/v1/answer/{asked[0][0]}", b"x")[0] == 204
+        assert answer.end() == b"x"
+
+
+def test_two_agents_of_one_site_disturb_nobody_else(net):
+    for name in "aab":
+        net.agent(name)
+    with net.operator() as operator:
+        for round in range(5):
+            assert operator.ask({"a": b"?", "b": b"?"}, round) == {"a": b"a?", "b": b"b?"}
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_bodies_that_are_too_large_are_refused(idle, declared):
+    idle.start(LIMITS._replace(message=1000))
+    asked = Asked(idle, "a")
+    message, _ = polled(idle)
+    with idle.dial(idle.context(idle.sites["a"])) as connection:
+        size = "content-length: 1001" if declared else "transfer-encoding: chunked"
+        head = f"POST /v1/answer/{message} HTTP/1.1\r\nhost: x\r\n{size}\r\n\r\n"
+        connection.sendall(head.encode() + (b"" if declared else b"3e9\r\n" + bytes(1001)))
+        assert read_response(connection)[0] == 413
+    assert asked.end() == "unreadable"
+    assert idle.request(idle.sites["a"], "/v1/poll", b"x")[0] == 413  # a poll has no body
+
+
+def test_a_body_that_comes_too_slowly_is_cut_off(idle):
+    idle.start(LIMITS._replace(patience=0.4))
+    asked = Asked(idle, "a")
+    message, _ = polled(idle)
+    with idle.dial(idle.context(idle.sites["a"])) as connection:
+        head = f"POST /v1/answer/{message} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+        connection.sendall(head.encode())
+        with contextlib.suppress(ssl.SSLError, OSError):
+            for _ in range(8):  # a byte at a time is no progress
+                connection.sendall(b"x")
+                time.sleep(0.1)
+        assert read_response(connection)[0] == 408
+    assert idle.request(idle.sites["a"], f"/v1/answer/{message}", b"answer")[0] == 204
+    assert asked.end() == b"answer"
+
+
+def test_one_answer_of_a_message_is_read_at_a_time(net):
+    asked = Asked(net, "a")
+    message, _ = polled(net)
+    with net.dial(net.context(net.sites["a"])) as first:
+        head = f"POST /v1/answer/{message} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+        first.sendall(head.encode() + b"x")
+        until(lambda: net.request(net.sites["a"], f"/v1/answer/{message}", b"xx")[0] == 409)
+        first.sendall(b"x")
+        assert read_response(first)[0] == 204
+    assert asked.end() == b"xx"
+
+
+def test_a_reader_that_is_too_slow_is_cut_off_and_the_message_comes_again(idle, caplog):
+    idle.start(LIMITS._replace(patience=0.5, message=2**25))
+    asked = Asked(idle, "a", body=bytes(2**24))
+    with idle.dial(idle.context(idle.sites["a"])) as connection:
+        connection.sendall(b"POST /v1/poll HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n")
+        until(lambda: "without completing response" in caplog.text)
+        with pytest.raises(REFUSED):
+            read_response(connection)
+    idle.agent("a", Echo())
+    assert asked.end() == bytes(2**24)
+
+
+def test_open_requests_of_a_site_are_bounded_and_others_are_served(idle):
+    idle.start(LIMITS._replace(requests=1))
+    asked = Asked(idle, "a")
+    message, _ = polled(idle)
+    site, path = idle.sites["a"], f"/v1/answer/{message}"
+    with idle.dial(idle.context(site)) as connection:
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n"
+        connection.sendall(head.encode())
+        until(lambda: idle.request(site, "/v1/alive")[0] == 429)
+        assert idle.request(idle.sites["b"], "/v1/alive")[0] == 204
+        connection.sendall(b"xx")
+        assert read_response(connection)[0] == 204
+    assert asked.end() == b"xx"
+    assert idle.request(site, "/v1/alive")[0] == 204
+
+
+def test_open_connections_of_a_site_are_bounded_and_others_are_served(idle):
+    idle.start(LIMITS._replace(connections=2))
+    site = idle.sites["a"]
+    with idle.dial(idle.context(site)) as first, idle.dial(idle.context(site)) as second:
+        assert idle.request(site, "/v1/alive", on=first)[0] == 204
+        assert idle.request(site, "/v1/alive", on=second)[0] == 204
+        assert refused(idle, idle.context(site))
+        assert idle.request(idle.sites["b"], "/v1/alive")[0] == 204
+    until(lambda: not_refused(idle, site))
+
+
+def not_refused(net, site):
+    with contextlib.suppress(*REFUSED):
+        return net.request(site, "/v1/alive")[0] == 204
+    return False
+
+
+def test_a_connection_without_a_request_is_closed(idle):
+    idle.start(LIMITS._replace(patience=0.3))
+    with idle.dial(idle.context(idle.sites["a"])) as unused, pytest.raises(REFUSED):
+        read_response(unused)
+
+
+def test_messages_that_wait_for_a_site_are_bounded(net, monkeypatch):
+    monkeypatch.setattr(mailbox, "MOST_WAITING", 1)
+    first = Asked(net, "a", b"first")
+    polled(net)
+    with socket.socket(socket.AF_UNIX) as operator:
+        operator.connect(str(net.folder.socket))
+        operator.sendall(b"POST /ask/a/1.0 HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n")
+        assert read_response(operator)[0] == 503  # before the body
+    second = Asked(net, "a", b"second")  # waits for its turn
+    net.agent("a", Echo())
+    assert (first.end(), second.end()) == (b"first", b"second")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/poll", 405),
+        ("PUT", "/v1/poll", 405),
+        ("GET", "/v1/answer/x", 405),
+        ("BREW", "/v1/poll", 405),
+        ("POST", "/", 404),
+        ("POST", "/v1/poll/", 404),
+        ("POST", "/v1/../v1/poll", 404),
+        ("POST", "//v1/poll", 404),
+        ("POST", "/v1/answer/x/y", 404),
+        ("POST", "/ask/b/1", 404),
+        ("GET", "/sites", 404),
+        ("POST", "/v1/register", 404),
+        ("GET", "/docs", 404),
+    ],
+)
+def test_other_paths_and_methods_are_not_there(shared, method, path, status):
+    assert shared.request(shared.sites["a"], path, method=method)[0] == status
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A running coordinator for requests that leave nothing behind."""
+    made = Loopback(tmp_path_factory.mktemp("shared"), "ab")
+    made.start()
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense\r\n\r\n",
+        b"POST /v1/poll HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
+        b"POST /v1/poll HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n",
+        b"POST /v1/poll HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 70_000 + b"\r\n\r\n",
+    ],
+)
+def test_malformed_requests_end_their_connection_alone(shared, data):
+    site = shared.sites["a"]
+    with shared.dial(shared.context(site)) as connection, contextlib.suppress(*REFUSED):
+        connection.sendall(data)
+        assert read_response(connection)[0] in (400, 431)
+    assert shared.request(site, "/v1/alive")[0] == 204
+
+
+# ---- the operator's socket -----------------------------------------------------------------------
+
+
+def test_the_operators_socket_is_this_users_alone(net):
+    assert stat.S_IMODE(net.folder.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(net.folder.path.stat().st_mode) == 0o700
+    net.stop()
+    assert not net.folder.socket.exists()
+    net.folder.path.chmod(0o750)
+    with pytest.raises(StoreError, match=r"mode 750.*chmod 700"):
+        coordinate(net.folder, threading.Event())
+
+
+def test_a_second_coordinator_is_refused_and_the_first_goes_on(net):
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        coordinate(net.folder, threading.Event())
+    net.agent("a")
+    with net.operator() as operator:
+        assert operator.ask({"a": b"?"}, 0) == {"a": b"a?"}
+
+
+def test_a_socket_that_a_killed_coordinator_left_is_replaced(idle):
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(idle.folder.socket))
+    idle.start()
+    with idle.operator() as operator:
+        assert list(operator.sites()) == ["a", "b"]
+
+
+def test_what_lies_at_the_sockets_place_is_not_removed(idle):
+    idle.folder.socket.write_text("a file")
+    with pytest.raises(StoreError, match="cannot be opened"):
+        coordinate(idle.folder, threading.Event())
+    assert idle.folder.socket.read_text() == "a file"
+
+
+def test_without_a_coordinator_the_operator_is_told_to_start_one(idle):
+    with pytest.raises(EngineError, match="coterie coordinator"):
+        DirectTransport(idle.folder)
+
+
+def test_an_interrupted_ask_is_withdrawn(idle, monkeypatch):
+    net = idle
+    net.start(LIMITS._replace(poll=0.2))
+    with net.operator(deadline=100 * PATIENT) as operator:
+        future = operator._portal.start_task_soon(operator._ask_all, {"a": b"?"})
+        assert polled(net)[1] == b"?"
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(operator._portal, "start_task_soon", lambda *_: future)
+        monkeypatch.setattr(future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            operator.ask({"a": b"?"}, 0)
+        monkeypatch.undo()
+        site = net.sites["a"]
+        until(lambda: net.request(site, "/v1/poll")[0] == 204)  # nothing waits any more
+
+
+# ---- what comes back -----------------------------------------------------------------------------
+
+
+def test_agents_and_an_open_ask_go_on_when_the_coordinator_is_back(net):
+    release, handler = threading.Event(), Echo()
+
+    class Waiting(Echo):
+        def answer(self, data):
+            release.wait(PATIENT)
+            return handler.answer(data)
+
+    net.agent("a", Waiting())
+    asked = Asked(net, "a")
+    with net.operator() as operator:
+        until(lambda: operator.sites()["a"].online)
+        net.stop()
+        assert operator.sites() == {"a": (False, None), "b": (False, None)}
+        release.set()
+        net.start()
+        assert asked.end() == b"question"
+        assert operator.ask({"a": b"next"}, 0) == {"a": b"next"}
+
+
+def test_a_coordinator_that_does_not_come_back_loses_all_sites(net):
+    net.agent("a")
+    with net.operator(deadline=0.5) as operator:
+        net.stop()
+        assert operator.ask({"a": b"?", "b": b"?"}, 0) == {"a": "lost", "b": "lost"}
+
+
+def test_a_message_whose_site_died_reaches_the_site_when_it_is_back(net):
+    asked = Asked(net, "a")
+    polled(net)  # and the site dies
+    net.agent("a", handler := Echo())
+    assert asked.end() == b"question"
+    assert handler.asked == 1
+
+
+def test_an_answer_whose_connection_broke_is_sent_again_and_not_computed_again(net):
+    proxy = Proxy(net.port, cut_after=300_000)
+    net.sites["a"] = replace(net.sites["a"], address=f"127.0.0.1:{proxy.port}")
+    net.agent("a", handler := Echo())
+    body = os.urandom(1_000_000)
+    with net.operator() as operator:
+        assert operator.ask({"a": body}, 0) == {"a": body}
+    assert (proxy.cuts, handler.asked) == (1, 1)
+    proxy.close()
+
+
+def test_an_agent_that_is_asked_to_stop_finishes_what_it_computes(net):
+    computing = threading.Event()
+
+    class Slow(Echo):
+        def answer(self, data):
+            computing.set()
+            time.sleep(0.5)
+            return data
+
+    agent, asked = net.agent("a", Slow()), Asked(net, "a")
+    computing.wait(PATIENT)
+    agent.end()
+    assert asked.end() == b"question"
+
+
+def test_an_agent_that_computes_for_too_long_stops_without_an_answer(net, monkeypatch, caplog):
+    monkeypatch.setattr(direct_agent, "GRACE", 0.1)
+    computing, release = threading.Event(), threading.Event()
+
+    class Endless(Echo):
+        def answer(self, data):
+            computing.set()
+            release.wait(PATIENT)
+            return b"too late"
+
+    agent, asked = net.agent("a", Endless()), Asked(net, "a")
+    computing.wait(PATIENT)
+    agent.end()
+    assert "stops without an answer" in caplog.text
+    net.agent("a", Echo())
+    assert asked.end() == b"question"
+    release.set()
+
+
+def test_an_agent_without_a_coordinator_stops_at_once_when_asked(idle):
+    agent = idle.agent("a")
+    time.sleep(0.2)
+    agent.end()
+
+
+# ---- real numbers and real processes -------------------------------------------------------------
+
+
+def counts():
+    """Open files, threads, asyncio tasks and bytes of memory of this process."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    tasks = sum(isinstance(each, asyncio.Task) for each in gc.get_objects())
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), tasks, pages * 4096
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [3, 50])
+def test_many_sites_and_rounds_leave_memory_and_open_files_as_they_were(tmp_path, number):
+    net = Loopback(tmp_path, [f"s{i:02}" for i in range(number)])
+    net.start(LIMITS._replace(silence=60.0, poll=25.0))
+    body, seconds, found = os.urandom(2**20), [], []
+    try:
+        for name in net.sites:
+            net.agent(name)
+        with net.operator(deadline=300.0) as operator:
+            until(lambda: all(state.online for state in operator.sites().values()))
+            for small in (b"x" * 20_000, body):
+                for round in range(20):
+                    begun = time.monotonic()
+                    answers = operator.ask(dict.fromkeys(net.sites, small), round)
+                    seconds.append(time.monotonic() - begun)
+                    assert answers == {name: name.encode() + small for name in net.sites}
+                    del answers
+                    found.append(counts())
+    finally:
+        net.end()
+    half = sorted(seconds[:20]), sorted(seconds[20:])
+    print(f"\n{number} sites: 20 kB {half[0][10]:.3f} s, 1 MB {half[1][10]:.3f} s a round (median)")
+    print("files, threads, tasks, MB after rounds 2, 20, 22, 40:")
+    for at in (1, 19, 21, 39):
+        print(*found[at][:3], f"{found[at][3] / 2**20:.0f}")
+    for early, late in ((1, 19), (21, 39)):
+        assert found[late][0] <= found[early][0] + 2
+        assert found[late][1] <= found[early][1] + 2
+        assert found[late][2] <= found[early][2] + number
+        assert found[late][3] <= found[early][3] + number * 2**20
+
+
+PROCESS = """
+import logging, signal, sys, threading, time
+from pathlib import Path
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+stop = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+kind, path = sys.argv[1], Path(sys.argv[2])
+if kind == "coordinator":
+    from coterie.deploy.folders import FederationFolder
+    from coterie.deploy.mailbox_server import coordinate
+    coordinate(FederationFolder.open(path), stop)
+else:
+    from coterie.deploy.direct_agent import serve
+    from coterie.deploy.folders import SiteFolder
+    class Slow:
+        def answer(self, data):
+            time.sleep(0.2)
+            return path.name.encode() + data
+    serve(SiteFolder.open(path), Slow(), stop)
+print("clean", flush=True)
+"""
+
+
+def process(kind, path):
+    return subprocess.Popen([sys.executable, "-c", PROCESS, kind, path], stdout=subprocess.PIPE)
+
+
+@pytest.mark.slow
+def test_after_kill_9_of_coordinator_and_agents_every_message_is_still_answered(idle):
+    coordinator = process("coordinator", idle.folder.path)
+    agents = {name: process("site", site.path) for name, site in idle.sites.items()}
+    try:
+        until(idle.listens)
+        asked, again = Background(lambda stop: rounds(idle, stop)), []
+        for victim in ("coordinator", "a", "coordinator", "b"):
+            time.sleep(1.5)
+            killed = coordinator if victim == "coordinator" else agents[victim]
+            killed.kill()
+            killed.wait()
+            begun = time.monotonic()
+            if victim == "coordinator":
+                coordinator = process("coordinator", idle.folder.path)
+            else:
+                agents[victim] = process("site", idle.sites[victim].path)
+            with contextlib.closing(waiting_for(idle)) as operator:
+                until(lambda: operator.sites()[victim if victim in "ab" else "a"].online)
+                assert operator.ask({"a": b"?", "b": b"?"}, 0) == ANSWERS
+            again.append(f"{victim} {time.monotonic() - begun:.1f} s")
+        asked.end()
+        print("\nkilled, and everything answered again after:", ", ".join(again))
+    finally:
+        ended = [coordinator, *agents.values()]
+        for each in ended:
+            each.terminate()
+        said = [each.communicate(timeout=PATIENT)[0] for each in ended]
+    assert said == [b"clean\n"] * 3
+    assert [each.returncode for each in ended] == [0] * 3
+
+
+ANSWERS = {"a": b"site-a?", "b": b"site-b?"}
+
+
+def rounds(net, stop):
+    """Ask all sites again and again; every answer must come, whoever is killed meanwhile."""
+    with net.operator(deadline=60.0) as operator:
+        while not stop.is_set():
+            assert operator.ask({"a": b"?", "b": b"?"}, 0) == ANSWERS
+
+
+def waiting_for(net):
+    """A transport as soon as a coordinator answers."""
+    made = []
+
+    def reached():
+        with contextlib.suppress(EngineError):
+            made.append(DirectTransport(net.folder, 60.0))
+        return made
+
+    until(reached)
+    return made[0]
