@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from .flower_agent import EXPIRY, UNREADABLE
+from .flower_agent import UNREADABLE
 from .flower_api import (
     SUPERLINK_NODE_ID,
     AcquireTaskRequest,
@@ -73,7 +73,6 @@ class NodeState(NamedTuple):
     id: int
     online: bool
     activated: str  # when it last connected: another value means that its process is another
-    seen: float  # the time of its last heartbeat, in seconds since 1970; 0 if there was none
 
 
 class Arrived(NamedTuple):
@@ -133,10 +132,7 @@ class FlowerRun:
             self._register(names[key], key)
         return {
             names[info.public_key]: NodeState(
-                info.node_id,
-                info.status == "online",
-                info.last_activated_at,
-                info.online_until - EXPIRY if info.online_until else 0.0,
+                info.node_id, info.status == "online", info.last_activated_at
             )
             for info in known
             if info.public_key in names
