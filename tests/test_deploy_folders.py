@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives import serialization
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.deploy import keys, site_folder
@@ -126,6 +126,24 @@ def test_secrets_have_mode_600_whatever_the_umask(tmp_path, umask):
         os.umask(before)
 
 
+def test_a_secret_is_never_readable_by_others_for_a_moment(tmp_path, monkeypatch):
+    """The file is private when it is made, before its mode is set against a strange umask."""
+    seen = []
+    real = os.fchmod
+
+    def watched(handle, bits):
+        seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        real(handle, bits)
+
+    monkeypatch.setattr(os, "fchmod", watched)
+    before = os.umask(0)
+    try:
+        site_folder.write_private(tmp_path / "secret", b"x")
+    finally:
+        os.umask(before)
+    assert seen == [0o600]
+
+
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o660, 0o601])
 def test_a_secret_that_others_can_reach_is_refused(fed, site, bits):
     for path, use in (
@@ -173,6 +191,26 @@ def test_a_field_of_another_site_is_refused(fed, site, tmp_path, field):
     write_document(tmp_path / "mixed.pub", mixed, "mixed")
     with pytest.raises(CoterieError):
         fed.add_site(tmp_path / "mixed.pub", "a")
+    assert fed.sites() == ()
+
+
+def test_a_site_cannot_sign_for_what_is_not_its_own(fed, site, tmp_path):
+    """A right signature over another's key, another's hash or a certificate of another kind."""
+    key, other = site.key.read_bytes(), keys.make_site("a")
+    ca, server = keys.make_ca("a"), keys.make_server(*keys.make_ca("a"), "a")
+    own = site.public_part()
+    wrong = [
+        (key, own.model_copy(update={"flower": keys.ssh_public(other[0])})),
+        (key, own.model_copy(update={"sha256": keys.fingerprint(other[0])})),
+    ]
+    for certificate, private in (ca, server, keys.make_site("b")):
+        part = public_part("a", certificate, private, keys.make_box()[1])
+        wrong.append((private, part))
+    for private, part in wrong:
+        signed = part.model_copy(update={"signature": keys.sign(private, part.signed())})
+        write_document(tmp_path / "wrong.pub", signed, "wrong")
+        with pytest.raises(CoterieError, match=r"wrong\.pub: .*(expected|is not)"):
+            fed.add_site(tmp_path / "wrong.pub", "a")
     assert fed.sites() == ()
 
 
@@ -352,7 +390,18 @@ def test_addresses_have_a_host_and_a_port(address, expected):
 @pytest.mark.parametrize(
     "address",
     [
-        *("", "host", "host:", ":8443", "host:0", "host:65536", "host:-1", "host:٣", "a b:1"),
+        *(
+            "",
+            "host",
+            "host:",
+            ":8443",
+            "host:0",
+            "host:65536",
+            "host:-1",
+            "host:٣",
+            "host.:1",
+            "a b:1",
+        ),
         *(
             "::1:80",
             "[x]:1",
@@ -433,6 +482,8 @@ def test_the_administrators_tables_are_read(site):
     found = SiteFolder.open(site.path)
     assert found.data.name == str(site.path / "their.csv")
     assert found.data.options == {"target": "y", "drop": ["x"]}
+    path.write_text(path.read_text().replace('"their.csv"', '"digits"'))
+    assert SiteFolder.open(site.path).data.name == "digits"  # no file of the folder
     assert found.consent.shown
     assert found.limits.message_mib == 7
     assert found.code == {"methods/own.py": "0" * 64}
@@ -448,6 +499,7 @@ def test_the_administrators_tables_are_read(site):
         ("seconds = 3600", "seconds = inf", r"limits\.seconds"),
         ('name = "a"', 'name = "../a"', r"site\.name"),
         ('transport = "direct"', 'transport = "http"', r"'direct' or 'flower'"),
+        ("[data]", '[data]\nname = "a\\u0000b"', r"data\.name"),
         ("[code]", '[code]\n"x.py" = "abc"', r"code\.x\.py"),
         ("[consent]", "[consents]", r"consents: there is no such field; did you mean 'consent'"),
         (f'address = "{ADDRESS}"\n', "", r"site\.address: missing"),
@@ -477,6 +529,7 @@ LEAF = st.one_of(TEXT, st.booleans(), st.integers(-(2**62), 2**62), st.floats(al
 TABLE = st.dictionaries(TEXT, LEAF | st.lists(LEAF, max_size=3), max_size=4)
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(TEXT, TABLE | LEAF, max_size=4))
 def test_what_is_written_as_toml_is_read_again(table):
     assert tomllib.loads(to_toml(table)) == table

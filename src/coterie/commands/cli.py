@@ -18,6 +18,7 @@ from ..errors import (
     printable,
     printable_lines,
 )
+from . import deploy_commands, site_commands
 from .arguments import CODE, configured, flags
 
 app = typer.Typer(
@@ -27,6 +28,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(deploy_commands.app, name="deploy")
+app.add_typer(site_commands.app, name="site")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,8 +5,17 @@ from pathlib import Path
 
 from ..errors import ConfigError, CoterieError
 from . import keys
-from .documents import AdmittedSite, PublicPart, checked_name
+from .documents import AdmittedSite, PublicPart
 from .small_files import read_document
+
+
+def spoken(sha256: str) -> str:
+    """A fingerprint as it is read out by telephone: in groups of four.
+
+    >>> spoken("0123456789abcdef")
+    '0123 4567 89ab cdef'
+    """
+    return " ".join(sha256[at : at + 4] for at in range(0, len(sha256), 4))
 
 
 def public_part(name: str, certificate: bytes, key: bytes, box: str) -> PublicPart:
@@ -25,7 +34,6 @@ def public_part(name: str, certificate: bytes, key: bytes, box: str) -> PublicPa
 def read_public_part(path: Path, name: str) -> PublicPart:
     """The public part of a site of this name, from a file that came from elsewhere."""
     part = read_document(path, PublicPart)
-    checked_name(name, "--name")
     try:
         check_part(part, name)
     except CoterieError as error:

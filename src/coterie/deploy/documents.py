@@ -20,7 +20,7 @@ from ..errors import ConfigError
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 MOST_CODE = 1000  # files on the allow-list of a site
 TransportName = Literal["direct", "flower"]
-_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*\.?")
+_HOST = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9-]+)*")
 
 
 def checked_name(name: str, what: str = "name") -> str:
@@ -71,6 +71,7 @@ SiteName = Annotated[str, _refusing(checked_name)]
 Address = Annotated[str, _refusing(host_and_port)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Pem = Annotated[str, Field(max_length=8192, pattern=r"^-----BEGIN CERTIFICATE-----\n")]
+PathText = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Line = Annotated[str, Field(max_length=1024, pattern=r"^[ -~]+$")]
 Key32 = Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=$")]  # 32 bytes
 
@@ -157,7 +158,7 @@ class SiteTable(Document, frozen=True):
 class SiteDataTable(Document, frozen=True):
     """The site's own data: a name or a path, and the options of its reader."""
 
-    name: str | None = None
+    name: PathText | None = None
     options: dict[str, Any] = Field(default={}, max_length=100)
 
     @model_validator(mode="before")

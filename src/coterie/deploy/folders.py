@@ -24,6 +24,7 @@ from .documents import (
     checked_name,
     host_and_port,
 )
+from .runbook import runbook
 from .site_folder import SiteFolder, expiring, now
 from .small_files import (
     check_private,
@@ -59,22 +60,21 @@ class FederationFolder:
             raise ConfigError(f"--transport: '{transport}'; {did_you_mean(transport, known)}")
         host, _ = host_and_port(address)
         called = checked_name(name or path.absolute().name, "--name")
-        table = {"name": called, "address": address, "transport": transport}
+        fields = {"name": called, "address": address, "transport": transport}
+        table = FederationTable.model_validate({**fields, "created": now()})
         ca, ca_key = keys.make_ca(called)
         server, server_key = keys.make_server(ca, ca_key, host)
-        invite = {**table, "sha256": keys.fingerprint(ca), "ca": ca.decode()}
-        made = FederationDocument(
-            federation=FederationTable.model_validate({**table, "created": now()})
-        )
+        fields |= {"sha256": keys.fingerprint(ca), "ca": ca.decode()}
         with new_folder(path) as making:
             (making / "sites").mkdir(mode=0o700)
             write_public(making / "ca.pem", ca)
             write_private(making / "ca.key", ca_key)
             write_public(making / "server.pem", server)
             write_private(making / "server.key", server_key)
-            write_document(
-                making / "invite.toml", Invite.model_validate(invite), "Public: send it to sites."
-            )
+            invite = Invite.model_validate(fields)
+            write_document(making / "invite.toml", invite, "Public: send it to the sites.")
+            files.write_text(making / "RUNBOOK.md", runbook(path, table, ca, server))
+            made = FederationDocument(federation=table)
             write_document(making / "federation.toml", made, "Written by 'coterie deploy init'.")
         return cls.open(path)
 

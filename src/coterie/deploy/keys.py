@@ -3,9 +3,8 @@
 The CA signs the coordinator's certificate and nothing else. A site makes its own key and signs its
 own certificate; the coordinator knows that certificate by the sha256 of its bytes, so no CA decides
 who a site is. All keys are on the curve P-384, which Flower's node authentication requires.
-Everything is PEM; no key has a password, because services start without a person.
-
-Only this module uses the package cryptography.
+Everything is PEM; no key has a password, because services start without a person. Only this module
+uses the package cryptography.
 """
 
 import base64
@@ -21,10 +20,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec, x25519
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:  # pragma: no cover - the extra is installed where tests run
-    raise ConfigError(
-        f"the package cryptography cannot be imported ({error}); expected it where a federation "
-        "has keys and certificates; pip install 'coterie[direct]'"
-    ) from error
+    raise ConfigError(f"keys need cryptography ({error}): pip install 'coterie[direct]'") from error
 
 CURVE = "secp384r1"
 CA_DAYS = 3653  # ten years: a new CA means that every site needs a new invitation

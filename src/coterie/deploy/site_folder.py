@@ -4,9 +4,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from importlib import resources
 from pathlib import Path
-from string import Template
 
 from ..errors import CoterieError, StoreError
 from ..storage import files
@@ -23,6 +21,7 @@ from .documents import (
 )
 from .small_files import (
     check_private,
+    filled,
     new_folder,
     opened,
     read_document,
@@ -55,9 +54,8 @@ class SiteFolder:
         """Make the folder with new keys, for the federation of an invitation."""
         checked_name(name, "--name")
         asked = read_invite(invite)
-        text = (resources.files(__package__) / "templates" / "site.toml").read_text("utf-8")
         fields = asked.model_dump(include={"address", "transport"})
-        text = Template(text).substitute(fields, name=name, federation=asked.name)
+        text = filled("site.toml", {**fields, "name": name, "federation": asked.name})
         with new_folder(path) as making:
             write_public(making / "coordinator.pem", asked.ca.encode())
             write_private(making / "secret", secrets.token_bytes(32))
@@ -70,8 +68,8 @@ class SiteFolder:
         """Open a folder that :meth:`create` made; relative paths of data start at the folder."""
         read = read_document(opened(path, "site.toml", "coterie site init"), SiteDocument)
         said, data = read.site, read.data
-        if data.name is not None and (path / data.name).exists():
-            data = data.model_copy(update={"name": str(path / data.name)})
+        if data.name is not None and (file := path / files.expanded(data.name)).exists():
+            data = data.model_copy(update={"name": str(file)})
         return cls(
             path=path,
             name=said.name,

@@ -12,9 +12,11 @@ import re
 import shutil
 import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from importlib import resources
 from pathlib import Path
+from string import Template
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -32,14 +34,14 @@ _Kind = TypeVar("_Kind", bound=Document)
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def read_plain(path: Path) -> bytes:
-    """The bytes of a plain file of at most 64 KiB."""
+def read_plain(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a plain file of at most so many bytes."""
     files.refuse_links(path.parent, [path.name], depth=0)
-    data = files.read_start(path, MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
+    data = files.read_start(path, most + 1)
+    if len(data) > most:
         raise StoreError(
-            f"{path}: has more than {MOST_BYTES:,} bytes; expected a small file as coterie writes "
-            "it; nothing was read from it"
+            f"{path}: has more than {most:,} bytes; expected a smaller file, as coterie writes it; "
+            "nothing was read from it"
         )
     return data
 
@@ -152,6 +154,12 @@ def write_public(path: Path, data: bytes) -> None:
 def write_document(path: Path, document: Document, comment: str) -> None:
     """Write the fields of a document as TOML, below one line of comment."""
     files.write_text(path, f"# {comment}\n{to_toml(document.model_dump(exclude_none=True))}")
+
+
+def filled(template: str, fields: Mapping[str, str]) -> str:
+    """A template of this package with its fields filled in."""
+    text = (resources.files(__package__) / "templates" / template).read_text("utf-8")
+    return Template(text).substitute(fields)
 
 
 def to_toml(table: dict[str, Any], name: str = "") -> str:

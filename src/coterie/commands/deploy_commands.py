@@ -1,0 +1,135 @@
+"""``coterie deploy``: what the coordinator of a federation does before and between runs."""
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import CoterieWarning, printable
+
+if TYPE_CHECKING:
+    from ..deploy.documents import AdmittedSite
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make and keep the folder of a federation: its keys, its sites, its instructions.",
+)
+
+Folder = Annotated[Path, typer.Argument(help="folder of the federation", metavar="FED")]
+SiteArgument = Annotated[str, typer.Argument(help="name of the site", metavar="NAME")]
+
+
+@app.command()
+def init(
+    folder: Folder,
+    address: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="where the sites reach the coordinator")
+    ],
+    transport: Annotated[str, typer.Option(help="direct or flower")] = "direct",
+    name: Annotated[
+        str | None, typer.Option(help="of the federation; without it, the folder's")
+    ] = None,
+) -> None:
+    """Make the folder of a federation: a private CA, the coordinator's keys, RUNBOOK.md."""
+    from ..deploy import keys
+    from ..deploy.admission import spoken
+    from ..deploy.folders import FederationFolder
+
+    made = FederationFolder.create(folder, address, transport, name)
+    _say(
+        f"made the federation '{made.name}' in {made.path}, for a coordinator at {made.address}",
+        "fingerprint of its CA, which you read out to every site by telephone:",
+        f"  {spoken(keys.fingerprint(made.ca.read_bytes()))}",
+        f"send to every site: {made.invite}",
+        f"what to do next, step by step: {made.path / 'RUNBOOK.md'}",
+    )
+
+
+@app.command()
+def add_site(
+    folder: Folder,
+    pub: Annotated[Path, typer.Argument(help="the file that the site sent", metavar="NAME.pub")],
+    name: Annotated[str, typer.Option(help="name of the site, as the site chose it")],
+) -> None:
+    """Admit a site by the public file that it sent."""
+    from ..deploy.admission import spoken
+    from ..deploy.folders import FederationFolder
+
+    opened = FederationFolder.open(folder)
+    site = opened.add_site(pub, name)
+    _warn(opened.warnings())
+    _say(
+        f"admitted '{site.name}'; fingerprint:",
+        f"  {spoken(site.sha256)}",
+        "have the site read out its own ('coterie site show') by telephone; if they differ:",
+        f"  coterie deploy revoke {folder} {site.name}",
+    )
+
+
+@app.command()
+def revoke(folder: Folder, name: SiteArgument) -> None:
+    """Admit a site no longer; its keys are never admitted again."""
+    from ..deploy.folders import FederationFolder
+
+    site = FederationFolder.open(folder).revoke(name)
+    _say(
+        f"revoked '{site.name}'; it stays listed",
+        f"it may come back with new keys: 'coterie site renew' there, then add-site {folder}",
+    )
+
+
+@app.command(name="list")
+def list_sites(folder: Folder) -> None:
+    """List the sites: names, fingerprints, since when, until when, revoked or not."""
+    from ..deploy import keys
+    from ..deploy.admission import spoken
+    from ..deploy.folders import FederationFolder
+
+    opened = FederationFolder.open(folder)
+    sites = opened.sites()
+    _warn(opened.warnings())
+    ends = keys.expiry(opened.server.read_bytes())
+    _say(
+        f"federation '{opened.name}', coordinator {opened.address}, transport {opened.transport}",
+        f"coordinator's certificate: expires on {ends:%Y-%m-%d}",
+        f"CA: {spoken(keys.fingerprint(opened.ca.read_bytes()))}",
+        *(line for site in sites for line in _lines(site)),
+        *([] if sites else ["no site is admitted yet; 'coterie deploy add-site' admits one"]),
+    )
+
+
+def _lines(site: "AdmittedSite") -> tuple[str, str]:
+    from ..deploy import keys
+    from ..deploy.admission import spoken
+
+    ends = keys.expiry(site.certificate.encode())
+    state = f"REVOKED on {site.revoked:%Y-%m-%d}" if site.revoked else "admitted"
+    dates = f"added {site.added:%Y-%m-%d}, expires {ends:%Y-%m-%d}"
+    return f"{site.name}: {state}, {dates}", f"  {spoken(site.sha256)}"
+
+
+@app.command()
+def renew(folder: Folder) -> None:
+    """Make a new certificate for the coordinator, from the same CA; sites need do nothing."""
+    from ..deploy import keys
+    from ..deploy.folders import FederationFolder
+
+    opened = FederationFolder.open(folder)
+    opened.renew()
+    ends = keys.expiry(opened.server.read_bytes())
+    _say(
+        f"the coordinator has a new certificate, which expires on {ends:%Y-%m-%d}",
+        "restart the coordinator; sites need do nothing",
+    )
+
+
+def _warn(lines: tuple[str, ...]) -> None:
+    for line in lines:
+        warnings.warn(line, CoterieWarning, stacklevel=2)
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(printable(line))
