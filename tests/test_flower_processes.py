@@ -32,7 +32,7 @@ from coterie.deploy.direct_transport import DirectTransport
 from coterie.deploy.flower_calls import Calls, LinkLostError, LinkRefusedError, as_node, nobody
 from coterie.deploy.flower_door import CALLS
 from coterie.deploy.folders import FederationFolder, SiteFolder
-from loopback import Background, free_port
+from loopback import Background, Proxy, free_port
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ class Net:
     def end(self) -> None:
         for client in self.clients:
             client.close()
-        for name in list(self.running):
+        for name in reversed(list(self.running)):  # sites first: they would dial again
             self.kill(name)
 
     def calls(self, site: SiteFolder | None, key: bytes | None = None) -> Calls:
@@ -286,6 +286,43 @@ def test_a_run_that_somebody_on_the_machine_starts_is_never_executed(net, tmp_pa
         assert net.ask(b"still") == expected(b"still")
         time.sleep(1.0)
     assert not canary.exists()
+
+
+# ---- what it costs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [20_000, 2_300_000])
+def test_bytes_on_the_wire_are_those_of_the_bodies(tmp_path, monkeypatch, size):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    net = Net(tmp_path)
+    proxy = Proxy(int(net.folder.address.rpartition(":")[2]))
+    for site in net.sites.values():
+        settings = site.path / "site.toml"
+        text = settings.read_text().replace(net.folder.address, f"127.0.0.1:{proxy.port}")
+        settings.write_text(text)
+    try:
+        net.start("coordinator")
+        until(lambda: operator(net.folder)).close()  # the proxy needs a coordinator behind it
+        net.start(*"abc")
+        net.ask(b"all are there")
+        with contextlib.closing(operator(net.folder)) as transport:
+            down, up = proxy.down, proxy.up
+            seconds = []
+            for round in range(10):
+                bodies = {name: os.urandom(size) for name in "abc"}
+                begun = time.monotonic()
+                answers = transport.ask(bodies, round)
+                seconds.append(time.monotonic() - begun)
+                assert answers == {name: body[::-1] for name, body in bodies.items()}
+            down, up = (proxy.down - down) / 30 / size, (proxy.up - up) / 30 / size
+    finally:
+        net.end()
+        proxy.close()
+    middle = sorted(seconds)[5]
+    print(f"\n{size} bytes: wire over body {down:.4f} down, {up:.4f} up; {middle:.2f} s a round")
+    if size >= 1_000_000:
+        assert down < 1.05
+        assert up < 1.05
 
 
 # ---- what is left --------------------------------------------------------------------------------
