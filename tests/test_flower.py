@@ -144,7 +144,7 @@ def test_bytes_arrive_at_a_site_and_its_answer_comes_back_and_nothing_is_left(
     assert answer.asked == asked
     assert link.run.fetched(answer, "token", LIMIT) == body[:size][::-1]
     assert link.left() == (0, 0, 0)
-    assert not agent._once()
+    assert link.left() == (0, 0, 0)
 
 
 def test_what_was_given_up_is_deleted_with_its_run_and_the_site_goes_on(link):
@@ -162,7 +162,7 @@ def test_what_was_given_up_is_deleted_with_its_run_and_the_site_goes_on(link):
     assert link.left() == (0, 0, 0)
     assert agent._presence.node is not None
     link.run = FlowerRun.begin(link.http, SECRET)
-    assert agent._once() is False
+    assert agent._once()
 
 
 def test_an_agent_that_the_link_has_forgotten_comes_back(link):
@@ -404,6 +404,19 @@ def push_response():
 KEY = b"a public key"
 
 
+class Noted:
+    """The mailbox as the door sees it."""
+
+    def __init__(self):
+        self.told = []
+
+    async def mail(self, site, seconds):
+        self.told.append(f"wait for {site}")
+
+    def answered(self):
+        self.told.append("answered")
+
+
 class Behind:
     """A link that takes note of every call."""
 
@@ -419,9 +432,14 @@ class Behind:
 
 def passed(path, *, key=KEY, site="a", method="POST", body=b"", headers=()):
     """The status of a call at the door, and what the link sees of it."""
-    behind = Behind()
+    status, calls, _ = seen_at_the_door(path, key, site, method, body, headers)
+    return status, calls
+
+
+def seen_at_the_door(path, key=KEY, site="a", method="POST", body=b"", headers=()):
+    behind, noted = Behind(), Noted()
     link = httpx.AsyncClient(transport=httpx.ASGITransport(behind), base_url="https://link")
-    door = Door(link, lambda: {"a": KEY, "b": b"another"})
+    door = Door(link, lambda: {"a": KEY, "b": b"another"}, noted)
 
     async def gate(scope, receive, send):
         await door({**scope, "state": {"site": site}}, receive, send)
@@ -432,7 +450,7 @@ def passed(path, *, key=KEY, site="a", method="POST", body=b"", headers=()):
         async with link, front:
             return await front.request(method, path, content=body, headers=given)
 
-    return asyncio.run(call()).status_code, behind.calls
+    return asyncio.run(call()).status_code, behind.calls, noted.told
 
 
 def test_the_door_passes_its_list_of_fleet_calls_and_nothing_else_of_flwr(link):
@@ -487,12 +505,18 @@ def test_the_door_passes_posts_with_the_key_of_the_connection_alone():
     assert b"cookie" not in headers
 
 
+def test_a_pull_waits_for_mail_and_a_push_is_announced():
+    for call in CALLS:
+        told = {"/v1/fleet/pull-messages": ["wait for a"], "/v1/fleet/push-messages": ["answered"]}
+        assert seen_at_the_door(call)[2] == told.get(call, [])
+
+
 def test_a_link_that_is_away_is_told_as_such():
     def refuse(request):
         raise httpx.ConnectError("refused")
 
     link = httpx.AsyncClient(transport=httpx.MockTransport(refuse), base_url="https://link")
-    door = Door(link, lambda: {"a": KEY})
+    door = Door(link, lambda: {"a": KEY}, Noted())
 
     async def call():
         front = httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url="https://door")
@@ -590,8 +614,6 @@ def asked(run, seconds=5.0, silence=5.0, meanwhile=None):
 @pytest.fixture
 def hasty(monkeypatch):
     monkeypatch.setattr(flower_mailbox, "WATCH", 0.05)
-    monkeypatch.setattr(flower_mailbox, "QUICK", 0.01)
-    monkeypatch.setattr(flower_mailbox, "SLOW", 0.01)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -652,6 +674,31 @@ def test_a_link_that_was_started_anew_gets_a_new_run_and_the_message_again():
     run.beat = beat
     assert asked(run, meanwhile=killed) == b"!"
     assert len(run.sent) > 1
+
+
+def test_a_site_waits_for_its_own_mail_and_once_for_each_message(monkeypatch):
+    monkeypatch.setattr(flower_mailbox, "WATCH", 60.0)  # an answer is looked for when announced
+    run = Run([b"!", b"!"])
+
+    async def work():
+        mailbox = FlowerMailbox(5.0, LIMIT)
+        serving = asyncio.create_task(mailbox.serve(lambda: run, lambda: {"a": b"key"}))
+        pulls = [asyncio.create_task(mailbox.mail("a", 60.0)) for _ in range(3)]
+        other = asyncio.create_task(mailbox.mail("b", 60.0))
+        for _ in range(2):
+            asking = asyncio.create_task(mailbox.ask("a", b"?", 5.0))
+            while len(run.sent) == 0 or not mailbox._sent:
+                await asyncio.sleep(0.001)
+            mailbox.answered()
+            assert await asking == b"!"
+        await asyncio.sleep(0)
+        done = [task.done() for task in (*pulls, other)]
+        for task in (*pulls, other, serving):
+            task.cancel()
+        await asyncio.gather(*pulls, other, serving, return_exceptions=True)
+        return done
+
+    assert asyncio.run(work()) == [True, True, False, False]
 
 
 # ---- the link's process --------------------------------------------------------------------------

@@ -45,7 +45,7 @@ from .flower_message import KIND, Parts, UnreadableError, packed, parts, unpacke
 from .site_folder import SiteFolder
 from .small_files import read_private
 
-SOON, SELDOM = 0.2, 2.0  # seconds between polls: after a message, and after none for a while
+SOON, SELDOM = 0.05, 5.0  # seconds between polls, which wait at the door; without a connection
 BEAT = 4.0  # seconds between heartbeats
 GRACE = 20.0  # seconds that a computation may still take when the agent is asked to stop
 EXPIRY = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL  # seconds until a silent node is offline
@@ -143,20 +143,19 @@ class FlowerAgent:
         beating.start()
         wait = SOON
         while not self._stop.wait(wait):
-            wait = SOON if self._once() else min(1.3 * wait, SELDOM)
+            wait = SOON if self._once() else min(2 * wait, SELDOM)
         beating.join(timeout=10.0)
 
     def _once(self) -> bool:
-        """Take and answer a message; False if there is none."""
+        """Take and answer a message if there is one; False if there is no connection."""
         node = self._presence.node
         if node is None:
             return True  # look again soon
         try:
             request = PullMessagesRequest(node=Node(node_id=node))
             found = self._calls("/v1/fleet/pull-messages", request, PullMessagesResponse)
-            if not found.messages_list or not found.message_object_trees:
-                return False
-            self._handle(node, found.messages_list[0], found.message_object_trees[0])
+            if found.messages_list and found.message_object_trees:
+                self._handle(node, found.messages_list[0], found.message_object_trees[0])
         except LinkRefusedError as error:
             if error.unknown:
                 self._presence.forget(node)
@@ -214,7 +213,7 @@ class FlowerAgent:
             except LinkLostError:
                 if self._stop.wait(wait):
                     raise
-                wait = min(2 * wait, 5.0)
+                wait = min(2 * wait, SELDOM)
 
     def _pull(self, node: int, proto: MessageProto) -> Callable[[str], PullObjectResponse]:
         run = proto.metadata.run_id

@@ -45,7 +45,7 @@ async def serve_link(folder: FederationFolder, limits: Limits, stop: threading.E
         async with httpx.AsyncClient(
             base_url=base, verify=trust, trust_env=False, timeout=30.0
         ) as passed:
-            served = Served(Door(passed, admitted), mailbox, registry, limits)
+            served = Served(Door(passed, admitted, mailbox), mailbox, registry, limits)
             await _until_one_ends(
                 serve_sites(folder, served, stop),
                 mailbox.serve(lambda: FlowerRun.begin(http, link.secret), admitted),

@@ -5,11 +5,15 @@ authentication: whoever reaches that port can register keys and start runs. So t
 loopback, and sites reach this door instead, over TLS with the certificate that the coordinator has
 pinned. A call passes if it is one of CALLS and names the public key of that certificate. The door
 sends the path of its own list, never the caller's, and no header that it does not know.
+
+A site that asks for messages waits at the door until one was sent to it: an idle site costs the
+link next to nothing, and a message is fetched at once.
 """
 
 import asyncio
 from base64 import b64encode
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from .flower_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
@@ -41,9 +45,21 @@ CALLS = frozenset(
         "confirm-message-received",
     )
 )
+PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-messages"
+HOLD = 10.0  # seconds that a pull waits for a message; an agent waits 30 for its answer
 _KEY = FLEET_HTTP_PUBLIC_KEY_HEADER
 _PASSED = (_KEY, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
 _PATIENCE = 60.0  # seconds for one call's body
+
+
+class Notices(Protocol):
+    """What the door and the mailbox tell each other, so that nobody asks the link in vain."""
+
+    async def mail(self, site: str, seconds: float) -> None:
+        """Wait until a message was sent to the site, or until this time has passed."""
+
+    def answered(self) -> None:
+        """Note that a site sends an answer."""
 
 
 class Door:
@@ -52,8 +68,10 @@ class Door:
     The request's state holds the name of the site whose certificate the connection has.
     """
 
-    def __init__(self, link: httpx.AsyncClient, keys: Callable[[], Mapping[str, bytes]]) -> None:
-        self._link, self._keys = link, keys
+    def __init__(
+        self, link: httpx.AsyncClient, keys: Callable[[], Mapping[str, bytes]], notices: Notices
+    ) -> None:
+        self._link, self._keys, self._notices = link, keys, notices
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -68,7 +86,16 @@ class Door:
         if not key or request.headers.get(_KEY) != b64encode(key).decode("ascii"):
             return _refusal(403)
         body = await _body(request)
-        return _refusal(413) if body is None else await self._passed(path, request, body)
+        if body is None:
+            return _refusal(413)
+        if path == PULL:
+            await self._notices.mail(request.state.site, HOLD)
+            if await request.is_disconnected():  # a message would be delivered to nobody
+                return _refusal(408)
+        response = await self._passed(path, request, body)
+        if path == PUSH:
+            self._notices.answered()
+        return response
 
     async def _passed(self, path: str, request: Request, body: bytes) -> Response:
         headers = {name: request.headers[name] for name in _PASSED if name in request.headers}

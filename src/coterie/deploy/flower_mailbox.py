@@ -7,10 +7,11 @@ ended, and the link deletes what it still has, whenever a request was given up.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -19,8 +20,7 @@ from .flower_message import UnreadableError
 from .flower_run import Arrived, FlowerRun, NodeState
 from .mailbox import MOST_WAITING, Body, Reason
 
-WATCH = 2.0  # seconds between looks at the nodes
-QUICK, SLOW = 0.1, 1.0  # seconds between looks for answers: to a new request, to an old one
+WATCH = 2.0  # seconds between looks at the nodes, and for answers that nobody announced
 _LOG = logging.getLogger(__name__)
 
 
@@ -31,7 +31,6 @@ class _Sent:
     token: str
     site: str
     node: NodeState
-    time: float
     answer: "asyncio.Future[Body | Reason | None]"  # None: it has to be sent again
 
     @property
@@ -56,7 +55,8 @@ class FlowerMailbox:
         self._run: FlowerRun | None = None
         self._nodes: dict[str, NodeState] = {}
         self._sent: dict[str, _Sent] = {}  # by the message's id
-        self._news = asyncio.Event()  # a request was sent
+        self._mail: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(0))
+        self._answers = asyncio.Event()  # a site has sent an answer
         self._given_up = False  # whether the link may still have a request that nobody waits for
 
     # ---- what the operator's side asks ---------------------------------------------------------
@@ -103,8 +103,8 @@ class FlowerMailbox:
         self, run: FlowerRun, node: NodeState, site: str, body: bytes, seconds: float
     ) -> Body | Reason | None:
         """Send once and wait; None if it has to be sent again."""
-        token, now = secrets.token_hex(16), time.monotonic()
-        sent = _Sent(token, site, node, now, asyncio.get_running_loop().create_future())
+        token, answer = secrets.token_hex(16), asyncio.get_running_loop().create_future()
+        sent = _Sent(token, site, node, answer)
         try:
             key = await asyncio.to_thread(run.send, node.id, body, token, seconds)
         except (LinkLostError, LinkRefusedError) as error:
@@ -113,7 +113,7 @@ class FlowerMailbox:
             await asyncio.sleep(min(seconds, 0.5))
             return None
         self._sent[key] = sent
-        self._news.set()
+        self._mail[site].release()
         try:
             async with asyncio.timeout(seconds):
                 return await sent.answer if self._run is run else None
@@ -122,6 +122,17 @@ class FlowerMailbox:
         finally:
             self._given_up |= not sent.answered
             del self._sent[key]
+
+    # ---- what the door asks and tells ----------------------------------------------------------
+
+    async def mail(self, site: str, seconds: float) -> None:
+        """Wait until a message was sent to the site, or until this time has passed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._mail[site].acquire(), seconds)
+
+    def answered(self) -> None:
+        """Note that a site sends an answer."""
+        self._answers.set()
 
     # ---- the run on the link -------------------------------------------------------------------
 
@@ -179,11 +190,9 @@ class FlowerMailbox:
         """Fetch answers as they arrive; returns when the link does not know the run any more."""
         fetching: dict[str, asyncio.Task[None]] = {}
         while True:
-            if not self._sent:
-                self._news.clear()
-                await self._news.wait()
-            newest = max((each.time for each in self._sent.values()), default=0.0)
-            await asyncio.sleep(min(SLOW, max(QUICK, (time.monotonic() - newest) / 20)))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._answers.wait(), WATCH)
+            self._answers.clear()
             fetching = {key: task for key, task in fetching.items() if key in self._sent}
             waiting = self._sent.keys() - fetching.keys()
             if not waiting:
