@@ -119,11 +119,14 @@ class Loopback:
         with contextlib.closing(DirectTransport(self.folder, deadline)) as transport:
             yield transport
 
-    def end(self) -> None:
+    def end_agents(self) -> None:
         for agent in self.running:
             agent.stop.set()
-        for agent in self.running:
-            agent.end()
+        while self.running:
+            self.running.pop().end()
+
+    def end(self) -> None:
+        self.end_agents()
         if self.coordinator:
             self.stop()
 
@@ -182,11 +185,14 @@ def received(connection: socket.socket) -> bytes:
 
 
 class Proxy:
-    """A TCP proxy that counts bytes, and cuts a connection that has sent too many upwards."""
+    """A TCP proxy that counts bytes, and cuts one connection that has sent too many upwards.
 
-    def __init__(self, target: int, cut_after: int | None = None) -> None:
-        self.up = self.down = self.cuts = 0
-        self._target, self._cut = target, cut_after
+    With ``tunnel`` it expects a CONNECT request first, as the proxies of hospitals do.
+    """
+
+    def __init__(self, target: int, cut_after: int | None = None, tunnel: bool = False) -> None:
+        self.up = self.down = self.cuts = self.dialled = 0
+        self._target, self._cut, self._tunnel = target, cut_after, tunnel
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -195,6 +201,10 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listening.accept()
+                self.dialled += 1
+                if self._tunnel:
+                    assert near.recv(2**16).startswith(b"CONNECT ")
+                    near.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
                 far = socket.create_connection(("127.0.0.1", self._target))
                 for work in (self._upwards, self._downwards):
                     threading.Thread(target=work, args=(near, far), daemon=True).start()

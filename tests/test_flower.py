@@ -38,6 +38,7 @@ from coterie.deploy.flower_link import QUIET, FlowerLink
 from coterie.deploy.flower_mailbox import FlowerMailbox
 from coterie.deploy.flower_message import UnreadableError, packed, parts, request, unpacked
 from coterie.deploy.flower_run import FlowerRun, NodeState
+from coterie.errors import StoreError
 
 SECRET = b"a secret of the link and of the coordinator"
 LIMIT = 2**20
@@ -537,6 +538,7 @@ def test_a_link_that_is_away_is_told_as_such():
     ("status", "content", "error"),
     [
         (503, b"", LinkLostError),
+        (429, b"", LinkLostError),
         (500, b"", LinkLostError),
         (200, bytes(MOST + 1), LinkLostError),
         (200, b"\xff\xff\xff", LinkLostError),
@@ -656,6 +658,21 @@ def test_a_silent_site_is_lost_long_before_the_deadline():
     run.node = run.node._replace(online=False)
     assert asked(run, seconds=1000.0, silence=0.2) == "lost"
     assert run.sent == []
+
+
+@pytest.mark.usefixtures("hasty")
+def test_sites_that_cannot_be_read_for_a_moment_end_nothing(caplog):
+    run, refused = Run([]), [StoreError("the folder is being written")]
+
+    def nodes(admitted):
+        if refused:
+            raise refused.pop()
+        run.answers = [b"!"]
+        return dict.fromkeys(admitted, run.node)
+
+    run.nodes = nodes
+    assert asked(run) == b"!"
+    assert "cannot be read" in caplog.text
 
 
 @pytest.mark.usefixtures("hasty")

@@ -40,14 +40,14 @@ BACK = 120.0  # seconds in which a node is back after any kill
 COORDINATOR = """
 import sys, threading
 from pathlib import Path
-from coterie.deploy.flower_coordinator import coordinate_flower
+from coterie.deploy.flower_coordinator import coordinate
 from coterie.deploy.folders import FederationFolder
-coordinate_flower(FederationFolder.open(Path(sys.argv[1])), threading.Event())
+coordinate(FederationFolder.open(Path(sys.argv[1])), threading.Event())
 """
 SITE = """
 import logging, sys, threading, time
 from pathlib import Path
-from coterie.deploy.flower_agent import serve_flower
+from coterie.deploy.flower_agent import serve
 from coterie.deploy.site_folder import SiteFolder
 logging.basicConfig(level=logging.INFO)
 class Echo:
@@ -56,7 +56,7 @@ class Echo:
             (Path(sys.argv[1]) / "working").touch()
             time.sleep(3)
         return data[::-1]
-serve_flower(SiteFolder.open(Path(sys.argv[1])), Echo(), threading.Event())
+serve(SiteFolder.open(Path(sys.argv[1])), Echo(), threading.Event())
 """
 
 

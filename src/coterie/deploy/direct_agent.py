@@ -28,7 +28,7 @@ except ImportError as error:  # pragma: no cover - the extra is installed where 
     ) from error
 
 HEARTBEAT = 10.0  # seconds between signs of life while an answer is computed
-SILENCE = 40.0  # seconds without a byte from the coordinator, whose polls end after 25
+SILENCE = 40.0  # seconds without a byte from the coordinator, whose polls end after 15
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before the agent tries again
 GRACE = 20.0  # seconds that a computation may still take when the agent is asked to stop
 
@@ -60,9 +60,7 @@ class _Agent:
             timeout=httpx.Timeout(30.0, read=SILENCE),
             limits=httpx.Limits(keepalive_expiry=60.0),
         )
-        self._answer = (
-            _NOTHING  # what was computed last and is not delivered, with its message's id
-        )
+        self._answer = _NOTHING  # the last answer, with its message's id, until it is delivered
         self._busy = False
         self._said = ""
 
@@ -109,6 +107,7 @@ class _Agent:
     async def _poll(self) -> Message | None:
         async with self._client.stream("POST", "/v1/poll") as response:
             if response.status_code == 204:
+                await response.aread()  # else the connection would be closed
                 return None
             if response.status_code != 200:
                 raise await _refused(response)

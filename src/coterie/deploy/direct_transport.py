@@ -42,16 +42,10 @@ class DirectTransport:
 
     def __init__(self, folder: FederationFolder, deadline: float = 600.0) -> None:
         self._folder, self._deadline = folder, deadline
-        every = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx.AsyncClient(
-            base_url="http://coordinator",
-            transport=httpx.AsyncHTTPTransport(uds=str(folder.socket), limits=every),
-            headers={"accept-encoding": "identity"},
-            trust_env=False,
-        )
+        self._clients: dict[str, httpx.AsyncClient] = {}
         self._stack = contextlib.ExitStack()
         self._portal = self._stack.enter_context(start_blocking_portal())  # a thread with a loop
-        self._stack.callback(self._portal.call, self._client.aclose)
+        self._stack.callback(self._call, self._close)
         if self._call(self._known) is None:
             self.close()
             raise EngineError(
@@ -98,7 +92,7 @@ class DirectTransport:
         while (left := end - time.monotonic()) > 0:
             path, limit = f"/ask/{quote(site)}/{left:.3f}", httpx.Timeout(30.0, read=left + _SLACK)
             with contextlib.suppress(httpx.TransportError):
-                reply = await self._client.post(
+                reply = await self._client(site).post(
                     path, content=pieces(body), headers=size, timeout=limit
                 )
                 if reply.status_code == 200:
@@ -111,7 +105,22 @@ class DirectTransport:
     async def _known(self) -> dict[str, tuple[bool, float | None]] | None:
         """What the coordinator knows of its sites; None if no coordinator answers."""
         try:
-            reply = await self._client.get("/sites")
+            reply = await self._client("").get("/sites")
             return dict(reply.raise_for_status().json())
         except httpx.HTTPError:
             return None
+
+    def _client(self, site: str) -> httpx.AsyncClient:
+        """One connection per site: a client looks at all its connections for every request."""
+        if site not in self._clients:
+            self._clients[site] = httpx.AsyncClient(
+                base_url="http://coordinator",
+                transport=httpx.AsyncHTTPTransport(verify=False, uds=str(self._folder.socket)),
+                headers={"accept-encoding": "identity"},
+                trust_env=False,
+            )
+        return self._clients[site]
+
+    async def _close(self) -> None:
+        for client in self._clients.values():
+            await client.aclose()

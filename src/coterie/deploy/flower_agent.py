@@ -58,7 +58,7 @@ class _Answering(Protocol):
     def answer(self, data: bytes) -> bytes: ...
 
 
-def serve_flower(folder: SiteFolder, handler: _Answering, stop: threading.Event) -> None:
+def serve(folder: SiteFolder, handler: _Answering, stop: threading.Event) -> None:
     """Answer the coordinator's messages by the handler until ``stop`` is set."""
     sign, public = as_node(read_private(folder.key))
     limit = folder.limits.message_mib * 2**20

@@ -30,7 +30,7 @@ from .flower_api import (
 )
 
 MOST = 8 * 2**20  # bytes of one call's body, either way; a message travels in smaller pieces
-_PASSING = (500, 502, 503, 504)  # the link or the door is starting, ending or overloaded
+_PASSING = (408, 429, 500, 502, 503, 504)  # starting, ending or overloaded: it will pass
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 Answer = TypeVar("Answer", bound=Proto)

@@ -25,9 +25,7 @@ from .mailbox_server import Served, serve_sites
 SILENCE = 60.0  # a killed agent's node is offline, and can come back, only after 20 seconds
 
 
-def coordinate_flower(
-    folder: FederationFolder, stop: threading.Event, silence: float = SILENCE
-) -> None:
+def coordinate(folder: FederationFolder, stop: threading.Event, silence: float = SILENCE) -> None:
     """Carry messages between the operator and the sites of a folder until ``stop`` is set.
 
     A site without a sign of life for ``silence`` seconds is offline, and what waits for it is lost.
@@ -37,7 +35,7 @@ def coordinate_flower(
 
 
 async def serve_link(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
-    """As :func:`coordinate_flower`, with all limits."""
+    """As :func:`coordinate`, with all limits."""
     link, registry = FlowerLink.create(folder.path / "link"), Registry(folder)
     mailbox, admitted = FlowerMailbox(limits.silence, limits.message), PublicKeys(registry)
     base, trust = f"https://{link.address}", link.trust()

@@ -15,6 +15,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from ..errors import StoreError
 from .flower_api import (
     FLEET_HTTP_PUBLIC_KEY_HEADER,
     FLEET_HTTP_SIGNATURE_HEADER,
@@ -82,7 +83,10 @@ class Door:
         path = next((call for call in CALLS if call == request.url.path), None)
         if path is None or request.method != "POST" or request.url.query:
             return _refusal(404)
-        key = self._keys().get(request.state.site, b"")
+        try:
+            key = self._keys().get(request.state.site, b"")
+        except StoreError:  # the gate has logged it
+            return _refusal(503)
         if not key or request.headers.get(_KEY) != b64encode(key).decode("ascii"):
             return _refusal(403)
         body = await _body(request)

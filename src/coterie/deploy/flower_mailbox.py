@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ..errors import StoreError
 from .flower_calls import LinkLostError, LinkRefusedError
 from .flower_message import UnreadableError
 from .flower_run import Arrived, FlowerRun, NodeState
@@ -170,6 +171,8 @@ class FlowerMailbox:
                         return await asyncio.to_thread(run.end)
                 except LinkLostError as error:
                     _LOG.debug("the link does not answer: %s", error)
+                except StoreError as error:
+                    _LOG.error("the sites' keys cannot be read: %s", error)
                 except LinkRefusedError as error:
                     return _LOG.info("the link was started anew: %s", error)
                 await asyncio.wait([collecting], timeout=WATCH)

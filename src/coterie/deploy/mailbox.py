@@ -42,7 +42,7 @@ class Asking(Protocol):
         """Seconds since the site's last sign of life; None if there was none."""
 
     def online(self, site: str) -> bool:
-        """Whether the site can be asked now."""
+        """Whether the site gave a sign of life not long ago."""
 
 
 class ReplacedError(Exception):

@@ -4,15 +4,17 @@ import hashlib
 import logging
 import os
 import ssl
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..errors import CoterieError
+from ..errors import StoreError
 
 if TYPE_CHECKING:
     from .folders import FederationFolder
 
 _LOG = logging.getLogger(__name__)
+_TICK = 50_000_000  # nanoseconds within which two changes of a folder may bear the same time
 
 
 class Registry:
@@ -24,10 +26,11 @@ class Registry:
 
     def __init__(self, folder: "FederationFolder") -> None:
         self._folder = folder
-        self._version: object = None
+        self._version: list[tuple[int, int]] | None = None
         self._names: dict[str, str] = {}
         self._certificates: dict[str, bytes] = {}
         self._context = self._new_context([])
+        self._refresh()
 
     def site(self, sha256: str) -> str | None:
         """The name of the site whose certificate has this hash; None if it is not admitted."""
@@ -55,29 +58,30 @@ class Registry:
     ) -> ssl.AlertDescription | None:
         try:
             self._refresh()
-        except (CoterieError, OSError) as error:
+        except StoreError as error:
             _LOG.error("no connection is taken: %s", error)
             return ssl.AlertDescription.ALERT_DESCRIPTION_INTERNAL_ERROR
         connection.context = self._context
         return None
 
     def _refresh(self) -> None:
-        version = self._versions()
-        if version == self._version:
-            return
+        """Read the folder again if a file in it was added, replaced or removed."""
+        places = [self._folder.path / "sites", self._folder.server]
+        try:
+            version = [(found.st_ino, found.st_mtime_ns) for found in map(os.stat, places)]
+            if version != self._version:
+                self._read()
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self._folder.path}: cannot be read ({error})") from None
+        settled = time.time_ns() - max(changed for _, changed in version) > _TICK
+        self._version = version if settled else None
+
+    def _read(self) -> None:
         admitted = [site for site in self._folder.sites() if site.revoked is None]
         found = {site.name: ssl.PEM_cert_to_DER_cert(site.certificate) for site in admitted}
         self._context = self._new_context(list(found.values()))
         self._certificates = found
         self._names = {hashlib.sha256(der).hexdigest(): name for name, der in found.items()}
-        self._version = version
-
-    def _versions(self) -> object:
-        """Differs whenever a site's file or the coordinator's certificate was replaced."""
-        with os.scandir(self._folder.path / "sites") as entries:
-            found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries]
-        found.append(("", self._folder.server.stat()))
-        return sorted((name, s.st_ino, s.st_mtime_ns, s.st_size) for name, s in found)
 
     def _new_context(self, certificates: list[bytes]) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

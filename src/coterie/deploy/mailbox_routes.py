@@ -10,20 +10,20 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-from ..errors import ConfigError, CoterieError
+from ..errors import ConfigError, StoreError
 from .mailbox import Asking, Body, Mailbox, ReplacedError, pieces
 from .mailbox_registry import Registry
 
 try:
+    from starlette import types
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect, Request
     from starlette.responses import JSONResponse, PlainTextResponse, Response
     from starlette.routing import Route
-    from starlette.types import ASGIApp, Receive, Scope, Send
 except ImportError as error:  # pragma: no cover - the extra is installed where tests run
     raise ConfigError(
         f"the package starlette cannot be imported ({error}); expected it where a coordinator of "
@@ -32,7 +32,6 @@ except ImportError as error:  # pragma: no cover - the extra is installed where 
 
 _LOG = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
-_CLOSE = {"connection": "close"}  # the rest of a refused request is not read
 _STATUS = {"lost": 504, "unreadable": 502}
 
 
@@ -41,10 +40,10 @@ class Limits(NamedTuple):
 
     message: int  # bytes of a message or an answer
     silence: float = 30.0  # without a sign of life, after which a site is offline
-    poll: float = 25.0  # the longest wait of one poll
+    poll: float = 15.0  # the longest wait of one poll
     patience: float = 30.0  # with a connection without a request, a slow body, a slow reader
     rate: float = 16 * 1024.0  # bytes per second by which a body is allowed more time
-    requests: int = 8  # that one site has open at once
+    requests: int = 4  # that one site has open at once; each may hold one message in memory
     connections: int = 16  # that one site has open at once
 
 
@@ -56,34 +55,52 @@ class Peer(NamedTuple):
 
 
 class Gate:
-    """Lets requests of admitted sites through; their state then holds the site's name."""
+    """Lets requests of admitted sites through; the state of a request then holds the site's name.
 
-    def __init__(self, app: ASGIApp, registry: Registry, mailbox: Asking, limits: Limits) -> None:
-        self._app, self._registry, self._mailbox, self._limits = app, registry, mailbox, limits
+    Everything that a site sends or takes is a sign of its life.
+    """
+
+    def __init__(
+        self, app: types.ASGIApp, registry: Registry, mailbox: Asking, limits: Limits
+    ) -> None:
+        self._app, self._most = app, limits.requests
+        self._registry, self._mailbox = registry, mailbox
         self._open: Counter[str] = Counter()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
         """Handle one request, or refuse it."""
-        peer: Peer = scope["state"]["peer"]
         try:
-            site = self._registry.site(peer.sha256)
-        except (CoterieError, OSError) as error:
-            _LOG.error("no request is taken: %s", error)
-            return await _refusal(503, "the coordinator cannot read its sites")(
-                scope, receive, send
-            )
-        if site is None or time.time() > peer.expires:
-            return await _refusal(403, "this certificate is not admitted")(scope, receive, send)
-        if self._open[site] >= self._limits.requests:
-            return await _refusal(429, "too many open requests")(scope, receive, send)
-        if not self._mailbox.online(site):
-            _LOG.info("site %s is online", site)
-        self._mailbox.sign(site)
+            site = self._admitted(scope["state"]["peer"])
+        except HTTPException as error:
+            refusal = PlainTextResponse(error.detail, error.status_code, error.headers)
+            return await refusal(scope, receive, send)
+
+        async def received() -> types.Message:
+            self._mailbox.sign(site)
+            return await receive()
+
+        async def sent(message: types.Message) -> None:
+            await send(message)
+            self._mailbox.sign(site)
+
         self._open[site] += 1
         try:
-            await self._app({**scope, "state": {"site": site}}, receive, send)
+            await self._app({**scope, "state": {"site": site}}, received, sent)
         finally:
             self._open[site] -= 1
+
+    def _admitted(self, peer: Peer) -> str:
+        try:
+            site = self._registry.site(peer.sha256)
+        except StoreError as error:
+            raise _unreadable(error) from None
+        if site is None or time.time() > peer.expires:
+            raise _refusal(403, "this certificate is not admitted")
+        if self._open[site] >= self._most:
+            raise _refusal(429, "too many open requests")
+        if not self._mailbox.online(site):
+            _LOG.info("site %s is online", site)
+        return site
 
 
 class SiteRoutes:
@@ -91,53 +108,40 @@ class SiteRoutes:
 
     def __init__(self, mailbox: Mailbox, limits: Limits) -> None:
         self._mailbox, self._limits = mailbox, limits
-        self._reading: set[str] = set()  # ids of the messages whose answers are on their way
 
-    def all(self) -> list[Route]:
-        """The routes on the TLS port."""
-        return [
-            Route("/v1/poll", self._poll, methods=["POST"]),
-            Route("/v1/alive", self._alive, methods=["POST"]),
-            Route("/v1/answer/{key}", self._answer, methods=["POST"]),
-        ]
+    def app(self) -> types.ASGIApp:
+        """The paths on the TLS port; others get 404, other methods 405."""
+        paths = {"poll": self._poll, "alive": self._alive, "answer/{key}": self._answer}
+        return _app([Route(f"/v1/{path}", end, methods=["POST"]) for path, end in paths.items()])
 
-    async def _poll(self, request: Request) -> ASGIApp:
-        site = request.state.site
+    async def _poll(self, request: Request) -> types.ASGIApp:
         await _body(request, self._limits, 0)
+        polled = self._mailbox.poll(request.state.site, self._limits.poll)
         try:
-            polled = self._mailbox.poll(site, self._limits.poll)
             message = await _unless_gone(request, polled)
         except ReplacedError:
-            _LOG.warning("site %s polls twice; the newer poll is answered", site)
-            return _refusal(409, "another process polls with this site's key")
+            _LOG.warning("site %s polls twice; the newer poll is answered", request.state.site)
+            raise _refusal(409, "another process polls with this site's key") from None
         if message is None:
             return Response(status_code=204)
-        return _in_pieces(message.body, {"message": message.id}, self._limits, self._signs(site))
+        return _in_pieces(message.body, self._limits, {"message": message.id})
 
-    async def _alive(self, request: Request) -> ASGIApp:
+    async def _alive(self, request: Request) -> types.ASGIApp:
         await _body(request, self._limits, 0)
         return Response(status_code=204)
 
-    async def _answer(self, request: Request) -> ASGIApp:
+    async def _answer(self, request: Request) -> types.ASGIApp:
         site, key = request.state.site, request.path_params["key"]
         if not self._mailbox.expects(site, key):
-            return _refusal(410, "no message of this id waits for an answer")
-        if key in self._reading:
-            return _refusal(409, "an answer to this message is being read")
-        self._reading.add(key)
+            raise _refusal(410, "no message of this id waits for an answer")
         try:
-            body = await _body(request, self._limits, self._limits.message, self._signs(site))
+            body = await _body(request, self._limits, self._limits.message)
         except HTTPException as error:
             if error.status_code == 413:
                 self._mailbox.answer(site, key, "unreadable")
             raise
-        finally:
-            self._reading.discard(key)
         self._mailbox.answer(site, key, body)
         return Response(status_code=204)
-
-    def _signs(self, site: str) -> Callable[[], None]:
-        return lambda: self._mailbox.sign(site)
 
 
 class OperatorRoutes:
@@ -146,75 +150,86 @@ class OperatorRoutes:
     def __init__(self, mailbox: Asking, registry: Registry, limits: Limits) -> None:
         self._mailbox, self._registry, self._limits = mailbox, registry, limits
 
-    def all(self) -> list[Route]:
-        """The routes on the unix socket."""
-        return [
-            Route("/ask/{site}/{seconds:float}", self._ask, methods=["POST"]),
-            Route("/sites", self._sites, methods=["GET"]),
-        ]
+    def app(self) -> types.ASGIApp:
+        """The paths on the unix socket."""
+        ask = Route("/ask/{site}/{seconds:float}", self._ask, methods=["POST"])
+        return _app([ask, Route("/sites", self._sites, methods=["GET"])])
 
-    async def _ask(self, request: Request) -> ASGIApp:
+    async def _ask(self, request: Request) -> types.ASGIApp:
         site, seconds = request.path_params["site"], request.path_params["seconds"]
-        if site not in self._registry.names():
-            return _refusal(404, "no such site is admitted")
+        if site not in self._names():
+            raise _refusal(404, "no such site is admitted")
         if self._mailbox.full(site):
-            return _refusal(503, "too many messages wait for this site")
+            raise _refusal(503, "too many messages wait for this site")
         body = await _body(request, self._limits, self._limits.message)
         answer = await _unless_gone(request, self._mailbox.ask(site, body, seconds))
         if isinstance(answer, str):
             _LOG.warning("site %s: a message is %s", site, answer)
-            return _refusal(_STATUS[answer], answer)
-        return _in_pieces(answer, {}, self._limits, lambda: None)
+            raise _refusal(_STATUS[answer], answer)
+        return _in_pieces(answer, self._limits, {})
 
-    async def _sites(self, request: Request) -> ASGIApp:
-        box, names = self._mailbox, self._registry.names()
-        return JSONResponse({name: [box.online(name), box.seen(name)] for name in names})
+    async def _sites(self, request: Request) -> types.ASGIApp:
+        box = self._mailbox
+        return JSONResponse({name: [box.online(name), box.seen(name)] for name in self._names()})
+
+    def _names(self) -> list[str]:
+        try:
+            return self._registry.names()
+        except StoreError as error:
+            raise _unreadable(error) from None
 
 
-def _refusal(status: int, text: str) -> ASGIApp:
-    return PlainTextResponse(text, status, _CLOSE)
+def _app(routes: list[Route]) -> types.ASGIApp:
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False
+    return app
 
 
-async def _body(
-    request: Request, limits: Limits, most: int, progress: Callable[[], None] = lambda: None
-) -> bytearray:
+def _refusal(status: int, text: str) -> HTTPException:
+    """A refusal after which the connection is closed: the rest of the request is not read."""
+    return HTTPException(status, text, {"connection": "close"})
+
+
+def _unreadable(error: StoreError) -> HTTPException:
+    _LOG.error("no request is taken: %s", error)
+    return _refusal(503, "the coordinator cannot read its folder")
+
+
+async def _body(request: Request, limits: Limits, most: int) -> bytearray:
     """The request's body; refused if it is too large, comes too slowly or is cut short."""
     body, begun = bytearray(), asyncio.get_running_loop().time()
+    too_large = _refusal(413, f"the body has more than {most:,} bytes")
     if int(request.headers.get("content-length", "0")) > most:
-        raise HTTPException(413, f"the body has more than {most:,} bytes", _CLOSE)
+        raise too_large
     try:
         async with asyncio.timeout(limits.patience) as limit:
             async for piece in request.stream():
                 body += piece
                 if len(body) > most:
-                    raise HTTPException(413, f"the body has more than {most:,} bytes", _CLOSE)
+                    raise too_large
                 limit.reschedule(begun + limits.patience + len(body) / limits.rate)
-                progress()
     except TimeoutError:
-        raise HTTPException(408, "the body came too slowly", _CLOSE) from None
+        raise _refusal(408, "the body came too slowly") from None
     except ClientDisconnect:
-        raise HTTPException(400, "the body was cut short", _CLOSE) from None
+        raise _refusal(400, "the body was cut short") from None
     return body
 
 
-def _in_pieces(
-    body: Body, headers: dict[str, str], limits: Limits, progress: Callable[[], None]
-) -> ASGIApp:
+def _in_pieces(body: Body, limits: Limits, headers: dict[str, str]) -> types.ASGIApp:
     """A response that is sent piece by piece; a reader that is too slow is cut off."""
-    start = Response(headers={**headers, "content-length": str(len(body))})
+    begin = Response(headers={**headers, "content-length": str(len(body))})
 
-    async def send_all(scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": start.raw_headers})
+    async def respond(scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": begin.raw_headers})
         try:
             async for piece in pieces(body):
                 async with asyncio.timeout(limits.patience):
                     await send({"type": "http.response.body", "body": piece, "more_body": True})
-                progress()
         except TimeoutError:
             return  # the server closes a connection whose response is not complete
         await send({"type": "http.response.body", "body": b""})
 
-    return send_all
+    return respond
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> _Result:
@@ -228,16 +243,9 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, _Result]) -> 
     try:
         await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise HTTPException(400, "the connection was closed", _CLOSE)
+            raise _refusal(400, "the connection was closed")
         return task.result()
     finally:
         task.cancel()
         gone.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-def app_of(routes: list[Route]) -> ASGIApp:
-    """An application with exactly these paths and methods; others get 404 and 405."""
-    app = Starlette(routes=routes)
-    app.router.redirect_slashes = False
-    return app

@@ -20,7 +20,7 @@ from .documents import host_and_port
 from .folders import FederationFolder
 from .mailbox import Asking, Mailbox
 from .mailbox_registry import Registry
-from .mailbox_routes import Gate, Limits, OperatorRoutes, Peer, SiteRoutes, app_of
+from .mailbox_routes import Gate, Limits, OperatorRoutes, Peer, SiteRoutes
 
 try:
     from starlette.types import ASGIApp
@@ -40,16 +40,17 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def coordinate(folder: FederationFolder, stop: threading.Event, silence: float = 30.0) -> None:
     """Carry messages between the operator and the sites of a folder until ``stop`` is set.
 
-    A site without a sign of life for ``silence`` seconds is offline, and what waits for it is lost.
+    A site without a sign of life for ``silence`` seconds is offline, and what waits for it is lost;
+    agents give a sign every 15 seconds or more often.
     """
-    limits = Limits(folder.limits.message_mib * 2**20, silence, min(25.0, silence / 2))
+    limits = Limits(folder.limits.message_mib * 2**20, silence, min(15.0, silence / 2))
     asyncio.run(serve_mailbox(folder, limits, stop))
 
 
 async def serve_mailbox(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
     """As :func:`coordinate`, with all limits."""
     mailbox, registry = Mailbox(limits.silence), Registry(folder)
-    app = app_of(SiteRoutes(mailbox, limits).all())
+    app = SiteRoutes(mailbox, limits).app()
     await serve_sites(folder, Served(app, mailbox, registry, limits), stop)
 
 
@@ -64,40 +65,33 @@ class Served(NamedTuple):
 
 async def serve_sites(folder: FederationFolder, served: Served, stop: threading.Event) -> None:
     """Serve admitted sites on the public port, and the operator on the unix socket."""
-    with _public_socket(folder.address) as public, _private_socket(folder.socket) as private:
-        try:
-            _LOG.info("sites can dial %s; the operator uses %s", folder.address, folder.socket)
-            await _serve(served, stop, public, private)
-        finally:
-            folder.socket.unlink(missing_ok=True)
-    _LOG.info("the coordinator has stopped")
-
-
-async def _serve(
-    served: Served, stop: threading.Event, public: socket.socket, private: socket.socket
-) -> None:
     app, mailbox, registry, limits = served
     sites = _config(Gate(app, registry, mailbox, limits))
-    operator = _config(app_of(OperatorRoutes(mailbox, registry, limits).all()))
-    state = ServerState()
-    loop = asyncio.get_running_loop()
-    servers = [
-        await loop.create_server(
-            lambda: _SiteConnection(sites, state, {"limits": limits}),
-            sock=public,
-            ssl=registry.context(),
-            ssl_handshake_timeout=limits.patience / 3,
-        ),
-        await loop.create_server(lambda: H11Protocol(operator, state, {}), sock=private),
-    ]
-    while not stop.is_set():
-        await asyncio.sleep(0.1)
-    for server in servers:
-        server.close()
-    for connection in list(state.connections):
-        connection.transport.abort()  # sites and operator dial again
+    operator = _config(OperatorRoutes(mailbox, registry, limits).app())
+    state, loop = ServerState(), asyncio.get_running_loop()
+    with _public_socket(folder.address) as public, _private_socket(folder.socket) as private:
+        servers = [
+            await loop.create_server(
+                lambda: _SiteConnection(sites, state, {"limits": limits}),
+                sock=public,
+                ssl=registry.context(),
+                ssl_handshake_timeout=limits.patience / 3,
+            ),
+            await loop.create_server(lambda: H11Protocol(operator, state, {}), sock=private),
+        ]
+        _LOG.info("sites can dial %s; the operator uses %s", folder.address, folder.socket)
+        try:
+            while not stop.is_set():
+                await asyncio.sleep(0.1)
+        finally:
+            folder.socket.unlink(missing_ok=True)
+            for server in servers:
+                server.close()
+            for connection in list(state.connections):
+                connection.transport.abort()  # sites and operator dial again
     if state.tasks:
         await asyncio.wait(state.tasks, timeout=5)
+    _LOG.info("the coordinator has stopped")
 
 
 class _SiteConnection(H11Protocol):
@@ -122,18 +116,9 @@ class _SiteConnection(H11Protocol):
 
 
 def _config(app: ASGIApp) -> Config:
-    config = Config(
-        app,
-        log_config=None,
-        access_log=False,
-        ws="none",
-        lifespan="off",
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=75,
-        h11_max_incomplete_event_size=16 * 1024,
-    )
+    """How uvicorn serves an application: no log of requests, no websockets, no proxy headers."""
+    config = Config(app, log_config=None, access_log=False, ws="none", proxy_headers=False)
+    config.timeout_keep_alive = 75  # seconds; agents close unused connections before
     config.load()
     return config
 
