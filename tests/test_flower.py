@@ -38,7 +38,7 @@ from coterie.deploy.flower_link import QUIET, FlowerLink
 from coterie.deploy.flower_mailbox import FlowerMailbox
 from coterie.deploy.flower_message import UnreadableError, packed, parts, request, unpacked
 from coterie.deploy.flower_run import FlowerRun, NodeState
-from coterie.errors import StoreError
+from coterie.errors import EngineError, StoreError
 
 SECRET = b"a secret of the link and of the coordinator"
 LIMIT = 2**20
@@ -166,6 +166,19 @@ def test_what_was_given_up_is_deleted_with_its_run_and_the_site_goes_on(link):
     assert agent._once()
 
 
+def test_an_answer_after_the_deadline_is_dropped_and_the_site_goes_on(link):
+    class Slow(Echo):
+        def answer(self, data):
+            time.sleep(0.3)
+            return data
+
+    agent = link.online("a", Slow())
+    link.run.send(link.node("a").id, b"?", "token", 0.2)
+    assert agent._once()
+    assert link.left()[0] == 0
+    assert agent._presence.node is not None
+
+
 def test_an_agent_that_the_link_has_forgotten_comes_back(link):
     agent = link.online("a")
     agent._calls = agent._presence._calls = Calls(Link().http, as_node(keys.make_site("x")[1])[0])
@@ -226,6 +239,39 @@ def test_a_handler_that_fails_gives_an_empty_answer(link, caplog):
     (answer,) = link.run.arrived([asked])
     assert link.run.fetched(answer, "token", LIMIT) == b""
     assert "a message could not be answered" in caplog.text
+
+
+def test_an_agent_answers_until_it_is_stopped_and_leaves(link):
+    agent = link.agent("a")
+    running = threading.Thread(target=agent.run)
+    running.start()
+    try:
+        wait_for(lambda: link.node("a").online)
+        asked = link.run.send(link.node("a").id, b"?", "token", 60.0)
+        (answer,) = wait_for(lambda: link.run.arrived([asked]))
+        assert link.run.fetched(answer, "token", LIMIT) == b"?"
+    finally:
+        agent._stop.set()
+        running.join(20.0)
+    assert not running.is_alive()
+    assert not link.node("a").online
+
+
+def test_an_agent_that_fails_says_so(link, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    agent = link.agent("a")
+    agent._once = lambda: 1 / 0
+    with pytest.raises(EngineError, match="log"):
+        agent.run()
+    agent._stop.set()
+
+
+def wait_for(found):
+    end = time.monotonic() + 20.0
+    while not (value := found()):
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.01)
+    return value
 
 
 # ---- who is admitted -----------------------------------------------------------------------------

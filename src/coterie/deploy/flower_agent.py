@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
+from ..errors import EngineError
 from .direct_agent import trust
 from .flower_api import (
     HEARTBEAT_MIN_INTERVAL,
@@ -136,15 +137,27 @@ class FlowerAgent:
     ) -> None:
         self._calls, self._handler, self._limit, self._stop = calls, handler, limit, stop
         self._presence = Presence(calls, public, stop)
+        self._busy = False  # whether a message is at hand
 
     def run(self) -> None:
-        """Take one message after another; returns when stopped, after the message at hand."""
-        beating = threading.Thread(target=self._presence.run, name="heartbeats", daemon=True)
-        beating.start()
+        """Take one message after another; when stopped, a short computation is finished."""
+        threads = [
+            threading.Thread(target=work, name=f"coterie-{name}", daemon=True)
+            for name, work in (("heartbeats", self._presence.run), ("site", self._work))
+        ]
+        for thread in threads:
+            thread.start()
+        while all(thread.is_alive() for thread in threads) and not self._stop.wait(0.1):
+            pass
+        if not self._stop.is_set():
+            raise EngineError("the agent failed; its log says why; start it again")
+        threads[0].join(timeout=5.0)
+        threads[1].join(timeout=GRACE if self._busy else 0.0)
+
+    def _work(self) -> None:
         wait = SOON
         while not self._stop.wait(wait):
             wait = SOON if self._once() else min(2 * wait, SELDOM)
-        beating.join(timeout=10.0)
 
     def _once(self) -> bool:
         """Take and answer a message if there is one; False if there is no connection."""
@@ -155,6 +168,7 @@ class FlowerAgent:
             request = PullMessagesRequest(node=Node(node_id=node))
             found = self._calls("/v1/fleet/pull-messages", request, PullMessagesResponse)
             if found.messages_list and found.message_object_trees:
+                self._busy = True
                 self._handle(node, found.messages_list[0], found.message_object_trees[0])
         except LinkRefusedError as error:
             if error.unknown:
@@ -163,6 +177,8 @@ class FlowerAgent:
                 _LOG.info("an answer is not wanted any more: %s", error)
         except LinkLostError:
             return False
+        finally:
+            self._busy = False
         return True
 
     def _handle(self, node: int, proto: MessageProto, tree: ObjectTree) -> None:
@@ -186,23 +202,11 @@ class FlowerAgent:
 
     def _computed(self, body: bytes) -> bytes:
         """The handler's answer; empty if the handler failed, which the operator sees."""
-        found: list[bytes] = []
-
-        def work() -> None:
-            try:
-                found.append(self._handler.answer(body))
-            except Exception:
-                _LOG.exception("a message could not be answered")
-                found.append(b"")
-
-        working = threading.Thread(target=work, name="coterie-site", daemon=True)
-        working.start()
-        while working.is_alive() and not self._stop.is_set():
-            working.join(timeout=0.1)
-        working.join(timeout=GRACE)  # when asked to stop, a short computation is finished
-        if not found:
-            raise LinkLostError("the agent has stopped; a message is not answered")
-        return found[0]
+        try:
+            return self._handler.answer(body)
+        except Exception:
+            _LOG.exception("a message could not be answered")
+            return b""
 
     def _insist(self, call: Callable[[], _Found]) -> _Found:
         """Call until there is a connection; a message that was fetched is not fetched again."""
