@@ -14,15 +14,9 @@ from typing import Protocol, TypeVar
 from ..errors import EngineError
 from .direct_agent import trust
 from .flower_api import (
-    HEARTBEAT_MIN_INTERVAL,
-    HEARTBEAT_PATIENCE,
     SUPERLINK_NODE_ID,
-    ActivateNodeRequest,
-    ActivateNodeResponse,
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
     Error,
     FlowerMessage,
     MessageProto,
@@ -37,29 +31,26 @@ from .flower_api import (
     PushObjectRequest,
     PushObjectResponse,
     RecordDict,
-    SendNodeHeartbeatRequest,
-    SendNodeHeartbeatResponse,
     message_from_proto,
 )
 from .flower_calls import Calls, LinkLostError, LinkRefusedError, as_node, over_tls
-from .flower_message import KIND, Parts, UnreadableError, packed, parts, unpacked
+from .flower_message import KIND, FlowerParts, UnreadableError, packed, parts, unpacked
+from .flower_presence import Presence
 from .site_folder import SiteFolder
 from .small_files import read_private
 
 SOON, SELDOM = 0.05, 5.0  # seconds between polls, which wait at the door; without a connection
-BEAT = 4.0  # seconds between heartbeats
 GRACE = 20.0  # seconds that a computation may still take when the agent is asked to stop
-EXPIRY = HEARTBEAT_PATIENCE * HEARTBEAT_MIN_INTERVAL  # seconds until a silent node is offline
 UNREADABLE = 900  # the error code of an answer to a message that could not be read
 _LOG = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 
-class _Answering(Protocol):
+class _Handles(Protocol):
     def answer(self, data: bytes) -> bytes: ...
 
 
-def serve(folder: SiteFolder, handler: _Answering, stop: threading.Event) -> None:
+def serve(folder: SiteFolder, handler: _Handles, stop: threading.Event) -> None:
     """Answer the coordinator's messages by the handler until ``stop`` is set."""
     sign, public = as_node(read_private(folder.key))
     limit = folder.limits.message_mib * 2**20
@@ -67,73 +58,11 @@ def serve(folder: SiteFolder, handler: _Answering, stop: threading.Event) -> Non
         FlowerAgent(Calls(http, sign), public, handler, limit, stop).run()
 
 
-class Presence:
-    """Keeps a site's node online, in a thread of its own, also while a message is worked on."""
-
-    def __init__(self, calls: Calls, public: bytes, stop: threading.Event) -> None:
-        self._calls, self._public, self._stop = calls, public, stop
-        self._told = ""
-        self.node: int | None = None  # None: not online
-
-    def run(self) -> None:
-        """Activate the node, send its heartbeats, and activate it again if the link forgot it."""
-        while not self._stop.is_set():
-            node = self.node
-            try:
-                if node is None:
-                    self.node = self._activated()
-                    self._tell("connected")
-                elif not self._beat(node):
-                    self.forget(node)
-            except LinkRefusedError as error:
-                self.forget(node)
-                self._tell(
-                    f"not accepted ({error}); either this site is not admitted, or its last "
-                    f"connection has not expired, which takes {EXPIRY} seconds; trying again"
-                )
-            except LinkLostError as error:
-                self._tell(f"no connection to the coordinator ({error}); trying again")
-            self._stop.wait(1.0 if self.node is None else BEAT)
-        self._leave()
-
-    def forget(self, node: int | None) -> None:
-        """Note that the link does not know this node any more."""
-        if self.node == node:
-            self.node = None
-
-    def _activated(self) -> int:
-        request = ActivateNodeRequest(
-            public_key=self._public, heartbeat_interval=HEARTBEAT_MIN_INTERVAL
-        )
-        return int(self._calls("/v1/fleet/activate-node", request, ActivateNodeResponse).node_id)
-
-    def _beat(self, node: int) -> bool:
-        request = SendNodeHeartbeatRequest(
-            node=Node(node_id=node), heartbeat_interval=HEARTBEAT_MIN_INTERVAL
-        )
-        path = "/v1/fleet/send-node-heartbeat"
-        return bool(self._calls(path, request, SendNodeHeartbeatResponse, 5.0).success)
-
-    def _leave(self) -> None:
-        if self.node is not None:
-            request = DeactivateNodeRequest(node_id=self.node)
-            try:
-                path = "/v1/fleet/deactivate-node"
-                self._calls(path, request, DeactivateNodeResponse, 2.0)
-            except (LinkLostError, LinkRefusedError):
-                pass  # the link notices by the heartbeats that do not come
-
-    def _tell(self, text: str) -> None:
-        if text != self._told:
-            _LOG.info(text)
-            self._told = text
-
-
 class FlowerAgent:
     """Answers the messages of one site until it is stopped."""
 
     def __init__(
-        self, calls: Calls, public: bytes, handler: _Answering, limit: int, stop: threading.Event
+        self, calls: Calls, public: bytes, handler: _Handles, limit: int, stop: threading.Event
     ) -> None:
         self._calls, self._handler, self._limit, self._stop = calls, handler, limit, stop
         self._presence = Presence(calls, public, stop)
@@ -238,7 +167,7 @@ class FlowerAgent:
         path = "/v1/fleet/confirm-message-received"
         self._calls(path, request, ConfirmMessageReceivedResponse)
 
-    def _push(self, node: int, run: int, answer: Parts) -> None:
+    def _push(self, node: int, run: int, answer: FlowerParts) -> None:
         sender = Node(node_id=node)
         request = PushMessagesRequest(
             node=sender, messages_list=[answer.proto], message_object_trees=[answer.tree]

@@ -43,7 +43,7 @@ class UnreadableError(CoterieError):
     """A message that is not as coterie sends it, or is too large."""
 
 
-class Parts(NamedTuple):
+class FlowerParts(NamedTuple):
     """A message as Flower transfers it: its metadata, the tree of its objects, their contents."""
 
     proto: MessageProto
@@ -98,13 +98,13 @@ def request(body: bytes, run: int, node: int, token: str, seconds: float) -> Flo
     return make_message(metadata=metadata, content=packed(body, token))
 
 
-def parts(message: FlowerMessage) -> Parts:
+def parts(message: FlowerMessage) -> FlowerParts:
     """What has to be sent of a message; each object is encoded once."""
     with no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id
         objects = {key: each.deflate() for key, each in get_all_nested_objects(message).items()}
         tree = get_object_tree(message)
-    return Parts(message_to_proto(remove_content_from_message(message)), tree, objects)
+    return FlowerParts(message_to_proto(remove_content_from_message(message)), tree, objects)
 
 
 def unpacked(tree: ObjectTree, token: str, pull: Pull, limit: int) -> bytes:

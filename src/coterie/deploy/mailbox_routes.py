@@ -63,8 +63,8 @@ class Gate:
     def __init__(
         self, app: types.ASGIApp, registry: Registry, mailbox: Asking, limits: Limits
     ) -> None:
-        self._app, self._most = app, limits.requests
-        self._registry, self._mailbox = registry, mailbox
+        self._app, self._registry, self._mailbox = app, registry, mailbox
+        self._most = limits.requests
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
