@@ -178,7 +178,10 @@ def read_response(connection: socket.socket) -> tuple[int, dict[str, str], bytes
 
 
 def received(connection: socket.socket) -> bytes:
-    piece = connection.recv(2**16)
+    try:
+        piece = connection.recv(2**16)
+    except TimeoutError:
+        raise AssertionError("neither an answer nor an end of the connection came") from None
     if not piece:
         raise EOFError("the connection was closed")
     return piece

@@ -27,6 +27,8 @@ from coterie.storage.files import write_text
 from loopback import LIMITS, PATIENT, Background, Echo, Loopback, Proxy, read_response, until
 
 REFUSED = (OSError, EOFError)  # a TLS alert, a closed connection
+STOPPED = threading.Event()  # of a coordinator that should not even start
+STOPPED.set()
 
 
 @pytest.fixture(autouse=True)
@@ -477,15 +479,16 @@ def test_bodies_that_are_too_large_are_refused(idle, declared):
     assert idle.request(idle.sites["a"], "/v1/poll", b"x")[0] == 413  # a poll has no body
 
 
-def test_a_body_that_comes_too_slowly_is_cut_off(idle):
+@pytest.mark.parametrize("number", [0, 8])
+def test_a_body_that_comes_too_slowly_is_cut_off(idle, number):
     idle.start(LIMITS._replace(patience=0.4))
     asked = Asked(idle, "a")
     message, _ = polled(idle)
     with idle.dial(idle.context(idle.sites["a"])) as connection:
         head = f"POST /v1/answer/{message} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
         connection.sendall(head.encode())
-        with contextlib.suppress(ssl.SSLError, OSError):
-            for _ in range(8):  # a byte at a time is no progress
+        with contextlib.suppress(OSError):
+            for _ in range(number):  # a byte at a time is no progress
                 connection.sendall(b"x")
                 time.sleep(0.1)
         assert read_response(connection)[0] == 408
@@ -596,12 +599,12 @@ def test_the_operators_socket_is_this_users_alone(own):
     assert not own.folder.socket.exists()
     own.folder.path.chmod(0o750)
     with pytest.raises(StoreError, match=r"mode 750.*chmod 700"):
-        coordinate(own.folder, threading.Event())
+        coordinate(own.folder, STOPPED)
 
 
 def test_a_second_coordinator_is_refused_and_the_first_goes_on(net):
     with pytest.raises(ConfigError, match="cannot be opened"):
-        coordinate(net.folder, threading.Event())
+        coordinate(net.folder, STOPPED)
     net.agent("a")
     with net.operator() as operator:
         assert operator.ask({"a": b"?"}, 0) == {"a": b"a?"}
@@ -618,7 +621,7 @@ def test_a_socket_that_a_killed_coordinator_left_is_replaced(idle):
 def test_what_lies_at_the_sockets_place_is_not_removed(idle):
     idle.folder.socket.write_text("a file")
     with pytest.raises(StoreError, match="cannot be opened"):
-        coordinate(idle.folder, threading.Event())
+        coordinate(idle.folder, STOPPED)
     assert idle.folder.socket.read_text() == "a file"
 
 
@@ -775,7 +778,8 @@ def test_many_sites_and_rounds_leave_memory_and_open_files_as_they_were(tmp_path
     early, late = found[2], found[22]
     assert late[0] <= early[0] + 2
     assert late[2] <= early[2] + 2
-    assert late[1] <= early[1] + 8
+    # The allocator keeps what the fullest moment needed: in 20 rounds less than one round's messages.
+    assert late[1] <= early[1] + 2 + number * size / 2**20
 
 
 PROCESS = """

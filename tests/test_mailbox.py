@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from coterie.deploy.mailbox import MOST_WAITING, PIECE, Mailbox, Message, ReplacedError, pieces
+from coterie.deploy.mailbox import MOST_WAITING, PIECE, Mailbox, ReplacedError, SiteMessage, pieces
 
 LONG = 60.0  # seconds that no test waits for
 
@@ -241,7 +241,7 @@ def test_nothing_of_a_message_stays_when_it_is_over(end):
         question, answer = Bytes(b"question"), Bytes(b"answer")
         traces = [weakref.ref(question), weakref.ref(answer)]
         asked = asyncio.create_task(box.ask("a", question, 0.02 if end == "given up" else LONG))
-        message: Message | None = await box.poll("a", LONG)
+        message: SiteMessage | None = await box.poll("a", LONG)
         if end == "answered":
             box.answer("a", message.id, answer)
         elif end == "asker gone":

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import ConfigError, printable
-from .mailbox import Message, pieces
+from .mailbox import SiteMessage, pieces
 from .site_folder import SiteFolder
 
 try:
@@ -33,7 +33,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds before the agent tries again
 GRACE = 20.0  # seconds that a computation may still take when the agent is asked to stop
 
 _LOG = logging.getLogger(__name__)
-_NOTHING = Message("", b"")
+_NOTHING = SiteMessage("", b"")
 
 
 class _Answering(Protocol):
@@ -98,13 +98,13 @@ class _Agent:
         self._busy = True
         try:
             if message.id != self._answer.id:  # else it comes again: its answer did not arrive
-                self._answer = Message(message.id, await self._computed(bytes(message.body)))
+                self._answer = SiteMessage(message.id, await self._computed(bytes(message.body)))
             await self._deliver(self._answer)
             self._answer = _NOTHING
         finally:
             self._busy = False
 
-    async def _poll(self) -> Message | None:
+    async def _poll(self) -> SiteMessage | None:
         async with self._client.stream("POST", "/v1/poll") as response:
             if response.status_code == 204:
                 await response.aread()  # else the connection would be closed
@@ -115,10 +115,10 @@ class _Agent:
             async for piece in response.aiter_raw():
                 body += piece
                 if len(body) > self._most:
-                    self._answer = Message(key, b"")  # the coordinator is told at once
+                    self._answer = SiteMessage(key, b"")  # the coordinator is told at once
                     _LOG.warning("a message has more than %s bytes and is not read", self._most)
                     break
-            return Message(key, body)
+            return SiteMessage(key, body)
 
     async def _computed(self, data: bytes) -> bytes:
         """The handler's answer; empty if the handler failed, which the operator sees."""
@@ -136,7 +136,7 @@ class _Agent:
         finally:
             answer.cancel()
 
-    async def _deliver(self, answer: Message) -> None:
+    async def _deliver(self, answer: SiteMessage) -> None:
         path, size = f"/v1/answer/{answer.id}", {"content-length": str(len(answer.body))}
         response = await self._client.post(path, content=pieces(answer.body), headers=size)
         if response.status_code in (410, 413):

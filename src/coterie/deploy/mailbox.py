@@ -19,7 +19,7 @@ PIECE = 256 * 1024  # bytes that are handed to the network at once
 MOST_WAITING = 8  # messages that wait for one site
 
 
-class Message(NamedTuple):
+class SiteMessage(NamedTuple):
     """A message on its way to a site. Only the site that gets it learns its id."""
 
     id: str
@@ -101,7 +101,7 @@ class Mailbox:
         finally:
             box.waiting.pop(key, None)
 
-    async def poll(self, site: str, seconds: float) -> Message | None:
+    async def poll(self, site: str, seconds: float) -> SiteMessage | None:
         """The oldest message that the site has not answered; None if none came in that time.
 
         A site that polls again without an answer gets the same message again: it was started anew,
@@ -122,7 +122,7 @@ class Mailbox:
             self.sign(site)
             if box.poll is poll:
                 box.poll = None  # it timed out, or its connection is gone
-        return next((Message(key, each.body) for key, each in box.waiting.items()), None)
+        return next((SiteMessage(key, each.body) for key, each in box.waiting.items()), None)
 
     def expects(self, site: str, key: str) -> bool:
         """Whether this site has a message of this id to answer."""
