@@ -60,11 +60,8 @@ class Gate:
     Everything that a site sends or takes is a sign of its life.
     """
 
-    def __init__(
-        self, app: types.ASGIApp, registry: Registry, mailbox: Asking, limits: Limits
-    ) -> None:
-        self._app, self._registry, self._mailbox = app, registry, mailbox
-        self._most = limits.requests
+    def __init__(self, app: types.ASGIApp, registry: Registry, box: Asking, most: int) -> None:
+        self._app, self._registry, self._mailbox, self._most = app, registry, box, most
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:

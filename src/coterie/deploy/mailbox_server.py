@@ -66,7 +66,7 @@ class Served(NamedTuple):
 async def serve_sites(folder: FederationFolder, served: Served, stop: threading.Event) -> None:
     """Serve admitted sites on the public port, and the operator on the unix socket."""
     app, mailbox, registry, limits = served
-    sites = _config(Gate(app, registry, mailbox, limits))
+    sites = _config(Gate(app, registry, mailbox, limits.requests))
     operator = _config(OperatorRoutes(mailbox, registry, limits).app())
     state, loop = ServerState(), asyncio.get_running_loop()
     with _public_socket(folder.address) as public, _private_socket(folder.socket) as private:
