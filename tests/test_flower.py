@@ -614,6 +614,7 @@ class Run:
     def __init__(self, answers):
         self.answers, self.sent, self.ended = list(answers), [], 0
         self.node = NodeState(7, True, "first")
+        self.unanswered = set()  # messages without an answer for ever
 
     def beat(self):
         pass
@@ -626,7 +627,8 @@ class Run:
         return str(len(self.sent))
 
     def arrived(self, asked):
-        return [SimpleNamespace(asked=key) for key in asked if len(self.answers) >= int(key)]
+        there = (key for key in asked if len(self.answers) >= int(key))
+        return [SimpleNamespace(asked=key) for key in there if key not in self.unanswered]
 
     def fetched(self, answer, token, limit):
         found = self.answers[int(answer.asked) - 1]
@@ -675,6 +677,20 @@ def test_an_answer_comes_back_and_a_lost_one_is_asked_for_again():
 
 
 @pytest.mark.usefixtures("hasty")
+def test_an_answer_that_is_being_fetched_is_not_asked_for_again():
+    run, fetches = Run([b"!"]), []
+
+    def slowly(answer, token, limit):
+        fetches.append(answer.asked)
+        time.sleep(0.3)
+        return b"!" if len(fetches) == 1 else None
+
+    run.fetched = slowly
+    assert asked(run) == b"!"
+    assert fetches == ["1"]
+
+
+@pytest.mark.usefixtures("hasty")
 def test_an_unreadable_answer_is_said_to_be_one():
     assert asked(Run([UnreadableError("too large")])) == "unreadable"
 
@@ -685,7 +701,7 @@ def test_a_message_to_a_former_process_of_a_site_is_sent_again():
 
     def restarted():
         run.node = run.node._replace(activated="second")
-        run.answers = [None, *[b"!"] * 9]
+        run.unanswered, run.answers = {"1"}, [b"!"] * 9
 
     assert asked(run, meanwhile=restarted) == b"!"
     assert len(run.sent) > 1
@@ -732,7 +748,7 @@ def test_a_link_that_was_started_anew_gets_a_new_run_and_the_message_again():
 
     def killed():
         refused.append(1)
-        run.answers = [None, *[b"!"] * 9]
+        run.unanswered, run.answers = {"1"}, [b"!"] * 9
 
     run.beat = beat
     assert asked(run, meanwhile=killed) == b"!"
