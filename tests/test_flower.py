@@ -603,6 +603,7 @@ def test_what_is_no_answer_is_an_error_and_ends_no_process(status, content, erro
     with pytest.raises(error) as raised:
         calls("/v1/fleet/pull-messages", pull_response()(), pull_response())
     assert getattr(raised.value, "unknown", False) == (status == 401)
+    assert ("more than" in str(raised.value)) == (len(content) > MOST)
 
 
 # ---- the mailbox ---------------------------------------------------------------------------------
