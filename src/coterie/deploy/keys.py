@@ -106,6 +106,12 @@ def ssh_public(key_or_cert_pem: bytes) -> str:
     return _public(found).public_bytes(serialization.Encoding.OpenSSH, form).decode()
 
 
+def public_pem(cert_pem: bytes) -> bytes:
+    """The public key of a certificate as PEM, as flwr's nodes are known by it."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return _certificate(cert_pem).public_key().public_bytes(_PEM, form)
+
+
 def check_key(key_pem: bytes, cert_pem: bytes) -> None:
     """Refuse a private key that does not belong to a certificate."""
     if _private_key(key_pem).public_key() != _certificate(cert_pem).public_key():

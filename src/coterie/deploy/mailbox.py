@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 Body = bytes | bytearray
 Reason = Literal["lost", "unreadable"]  # why there is no answer, as in Transport.ask
@@ -24,6 +24,25 @@ class SiteMessage(NamedTuple):
 
     id: str
     body: Body
+
+
+class Asking(Protocol):
+    """A mailbox as the operator's side and the gate use it."""
+
+    async def ask(self, site: str, body: Body, seconds: float) -> Body | Reason:
+        """The site's answer, or a reason why there is none."""
+
+    def full(self, site: str) -> bool:
+        """Whether as many messages wait for the site as may."""
+
+    def sign(self, site: str) -> None:
+        """Note a sign of life of a site."""
+
+    def seen(self, site: str) -> float | None:
+        """Seconds since the site's last sign of life; None if there was none."""
+
+    def online(self, site: str) -> bool:
+        """Whether the site gave a sign of life not long ago."""
 
 
 class ReplacedError(Exception):

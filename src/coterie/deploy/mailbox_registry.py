@@ -5,6 +5,7 @@ import logging
 import os
 import ssl
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import StoreError
@@ -27,6 +28,7 @@ class Registry:
         self._folder = folder
         self._version: list[tuple[int, int]] | None = None
         self._names: dict[str, str] = {}
+        self._certificates: dict[str, bytes] = {}
         self._context = self._new_context([])
         self._refresh()
 
@@ -39,6 +41,11 @@ class Registry:
         """The names of all admitted sites that are not revoked."""
         self._refresh()
         return sorted(self._names.values())
+
+    def certificates(self) -> Mapping[str, bytes]:
+        """The certificates (DER) of all admitted sites that are not revoked, by name."""
+        self._refresh()
+        return self._certificates
 
     def context(self) -> ssl.SSLContext:
         """TLS settings for a listening socket: every handshake uses those of its moment."""
@@ -73,6 +80,7 @@ class Registry:
         admitted = [site for site in self._folder.sites() if site.revoked is None]
         found = {site.name: ssl.PEM_cert_to_DER_cert(site.certificate) for site in admitted}
         self._context = self._new_context(list(found.values()))
+        self._certificates = found
         self._names = {hashlib.sha256(der).hexdigest(): name for name, der in found.items()}
 
     def _new_context(self, certificates: list[bytes]) -> ssl.SSLContext:

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import ConfigError, StoreError
-from .mailbox import Body, Mailbox, ReplacedError, pieces
+from .mailbox import Asking, Body, Mailbox, ReplacedError, pieces
 from .mailbox_registry import Registry
 
 try:
@@ -60,9 +60,8 @@ class Gate:
     Everything that a site sends or takes is a sign of its life.
     """
 
-    def __init__(self, routes: "Routes", registry: Registry, mailbox: Mailbox) -> None:
-        self._app, self._most = routes.for_sites(), routes.limits.requests
-        self._registry, self._mailbox = registry, mailbox
+    def __init__(self, app: types.ASGIApp, registry: Registry, box: Asking, most: int) -> None:
+        self._app, self._registry, self._mailbox, self._most = app, registry, box, most
         self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: types.Scope, receive: types.Receive, send: types.Send) -> None:
@@ -101,29 +100,21 @@ class Gate:
         return site
 
 
-class Routes:
-    """What sites and the operator may ask for; ``more`` are further routes for sites."""
+class SiteRoutes:
+    """What sites may ask for; ``more`` are further routes."""
 
-    def __init__(
-        self, mailbox: Mailbox, registry: Registry, limits: Limits, more: Sequence[Route] = ()
-    ) -> None:
-        self.limits, self._more = limits, more
-        self._mailbox, self._registry = mailbox, registry
+    def __init__(self, mailbox: Mailbox, limits: Limits, more: Sequence[Route] = ()) -> None:
+        self._mailbox, self._limits, self._more = mailbox, limits, more
 
-    def for_sites(self) -> types.ASGIApp:
+    def app(self) -> types.ASGIApp:
         """The paths on the TLS port; others get 404, other methods 405."""
         paths = {"poll": self._poll, "alive": self._alive, "answer/{key}": self._answer}
         own = [Route(f"/v1/{path}", end, methods=["POST"]) for path, end in paths.items()]
         return _app([*own, *self._more])
 
-    def for_operator(self) -> types.ASGIApp:
-        """The paths on the unix socket."""
-        ask = Route("/ask/{site}/{seconds:float}", self._ask, methods=["POST"])
-        return _app([ask, Route("/sites", self._sites, methods=["GET"])])
-
     async def _poll(self, request: Request) -> types.ASGIApp:
-        await _body(request, self.limits, 0)
-        polled = self._mailbox.poll(request.state.site, self.limits.poll)
+        await _body(request, self._limits, 0)
+        polled = self._mailbox.poll(request.state.site, self._limits.poll)
         try:
             message = await _unless_gone(request, polled)
         except ReplacedError:
@@ -131,10 +122,10 @@ class Routes:
             raise _refusal(409, "another process polls with this site's key") from None
         if message is None:
             return Response(status_code=204)
-        return _in_pieces(message.body, self.limits, {"message": message.id})
+        return _in_pieces(message.body, self._limits, {"message": message.id})
 
     async def _alive(self, request: Request) -> types.ASGIApp:
-        await _body(request, self.limits, 0)
+        await _body(request, self._limits, 0)
         return Response(status_code=204)
 
     async def _answer(self, request: Request) -> types.ASGIApp:
@@ -142,7 +133,7 @@ class Routes:
         if not self._mailbox.expects(site, key):
             raise _refusal(410, "no message of this id waits for an answer")
         try:
-            body = await _body(request, self.limits, self.limits.message)
+            body = await _body(request, self._limits, self._limits.message)
         except HTTPException as error:
             if error.status_code == 413:
                 self._mailbox.answer(site, key, "unreadable")
@@ -150,18 +141,30 @@ class Routes:
         self._mailbox.answer(site, key, body)
         return Response(status_code=204)
 
+
+class OperatorRoutes:
+    """What the operator may ask for, of whichever mailbox."""
+
+    def __init__(self, mailbox: Asking, registry: Registry, limits: Limits) -> None:
+        self._mailbox, self._registry, self._limits = mailbox, registry, limits
+
+    def app(self) -> types.ASGIApp:
+        """The paths on the unix socket."""
+        ask = Route("/ask/{site}/{seconds:float}", self._ask, methods=["POST"])
+        return _app([ask, Route("/sites", self._sites, methods=["GET"])])
+
     async def _ask(self, request: Request) -> types.ASGIApp:
         site, seconds = request.path_params["site"], request.path_params["seconds"]
         if site not in self._names():
             raise _refusal(404, "no such site is admitted")
         if self._mailbox.full(site):
             raise _refusal(503, "too many messages wait for this site")
-        body = await _body(request, self.limits, self.limits.message)
+        body = await _body(request, self._limits, self._limits.message)
         answer = await _unless_gone(request, self._mailbox.ask(site, body, seconds))
         if isinstance(answer, str):
             _LOG.warning("site %s: a message is %s", site, answer)
             raise _refusal(_STATUS[answer], answer)
-        return _in_pieces(answer, self.limits, {})
+        return _in_pieces(answer, self._limits, {})
 
     async def _sites(self, request: Request) -> types.ASGIApp:
         box = self._mailbox

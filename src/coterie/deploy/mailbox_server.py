@@ -13,13 +13,14 @@ import ssl
 import stat
 import threading
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import ConfigError, StoreError
 from .documents import host_and_port
 from .folders import FederationFolder
-from .mailbox import Mailbox
+from .mailbox import Asking, Mailbox
 from .mailbox_registry import Registry
-from .mailbox_routes import Gate, Limits, Peer, Routes
+from .mailbox_routes import Gate, Limits, OperatorRoutes, Peer, SiteRoutes
 from .relay import Relay, RelayLimits
 from .relay_routes import relay_routes
 
@@ -50,10 +51,27 @@ def coordinate(folder: FederationFolder, stop: threading.Event, silence: float =
 
 async def serve_mailbox(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
     """As :func:`coordinate`, with all limits."""
-    mailbox, registry, state = Mailbox(limits.silence), Registry(folder), ServerState()
+    mailbox, registry = Mailbox(limits.silence), Registry(folder)
     relay = relay_routes(Relay(RelayLimits(each=limits.message)), registry.names)
-    routes, loop = Routes(mailbox, registry, limits, relay), asyncio.get_running_loop()
-    sites, operator = _config(Gate(routes, registry, mailbox)), _config(routes.for_operator())
+    app = SiteRoutes(mailbox, limits, relay).app()
+    await serve_sites(folder, Served(app, mailbox, registry, limits), stop)
+
+
+class Served(NamedTuple):
+    """What a coordinator serves: an application for the sites, a mailbox for the operator."""
+
+    app: ASGIApp
+    mailbox: Asking
+    registry: Registry
+    limits: Limits
+
+
+async def serve_sites(folder: FederationFolder, served: Served, stop: threading.Event) -> None:
+    """Serve admitted sites on the public port, and the operator on the unix socket."""
+    app, mailbox, registry, limits = served
+    sites = _config(Gate(app, registry, mailbox, limits.requests))
+    operator = _config(OperatorRoutes(mailbox, registry, limits).app())
+    state, loop = ServerState(), asyncio.get_running_loop()
     with _public_socket(folder.address) as public, _private_socket(folder.socket) as private:
         servers = [
             await loop.create_server(

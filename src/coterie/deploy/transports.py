@@ -29,7 +29,10 @@ TRANSPORTS = {
         "direct",
     ),
     "flower": TransportEntry(
-        "flower_transport:connect", "flower_link:coordinate", "flower_agent:serve", "flower"
+        "direct_transport:DirectTransport",
+        "flower_coordinator:coordinate",
+        "flower_agent:serve",
+        "flower",
     ),
 }
 
