@@ -40,8 +40,9 @@ def executed(setting, out=None):
         return execute(setting, Cell(method, setting.config.run.seed, out), stop=stop)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedfomo", "fedper", "federico", "waffle"])
-@pytest.mark.parametrize("participation", [1.0, 0.67])
+@pytest.mark.parametrize(
+    ("method", "participation"), [("fedfomo", 1.0), ("fedper", 0.67), ("federico", 0.67)]
+)
 def test_sites_give_the_digest_of_the_simulator(tables, tmp_path, method, participation):
     asked = merge(FAST, {"algorithm.name": method, "run.participation": participation})
     here = coterie.run(asked, data=str(tables), engine="loop", set={"data.target": "label"})
@@ -163,7 +164,7 @@ def test_raw_samples_are_shared_only_if_every_site_consents(tables, tmp_path, mo
 
 
 def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):
-    asked = merge(FAST, {"run.methods": ["fedavg", "fedamp"], "run.seeds": 2})
+    asked = merge(FAST, {"run.methods": ["fedamp"], "run.seeds": 2})
     there = coterie.compare(asked, federation=joined.fed, out=tmp_path / "there")
     here = coterie.compare(asked, data=str(tables), engine="loop", set={"data.target": "label"})
     assert there.judgements == here.judgements
@@ -172,7 +173,7 @@ def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):
     assert not any(coterie.verify(there.path).values())
 
 
-@pytest.mark.parametrize("point", ["round.local", "round.aggregated", "log.done", "finish.models"])
+@pytest.mark.parametrize("point", ["round.aggregated", "log.done", "finish.models"])
 def test_a_dead_coordinator_goes_on_where_it_was(joined, tables, tmp_path, monkeypatch, point):
     asked = merge(FAST, {"algorithm.name": "scaffold", "run.rounds": 4})
     whole = simulated(tables, asked)
@@ -400,14 +401,12 @@ def test_noise_comes_from_the_sites_own_secret(tables, tmp_path, monkeypatch):
     digests = set()
     for name in ("a", "b"):
         made = Joined(tmp_path / name, tables, monkeypatch)
-        first, again = (coterie.run(asked, federation=made.fed).summary for _ in range(2))
-        assert first["digest"] == again["digest"]
-        digests.add(first["digest"])
+        digests.add(coterie.run(asked, federation=made.fed).summary["digest"])
     digests.add(simulated(tables, asked).summary["digest"])
     assert len(digests) == 3
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedrep", "lgfedavg", "local"])
+@pytest.mark.parametrize("method", ["fedper", "lgfedavg", "local"])
 def test_no_byte_of_what_stays_at_a_site_is_in_a_message_or_elsewhere(
     joined, tables, tmp_path, method
 ):
