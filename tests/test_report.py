@@ -1,4 +1,6 @@
+import base64
 import dataclasses
+import hashlib
 import html.parser
 import io
 import json
@@ -294,11 +296,23 @@ def read_page(text):
     return reader
 
 
+def scripts_of(text):
+    return re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
+
+
+def test_the_page_allows_one_script_by_its_hash_and_no_other(comparison):
+    text = page.page(comparison)
+    (script,) = scripts_of(text)
+    named = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{named}'" in text
+    assert "default-src 'none'" in text
+
+
 def test_the_page_stands_alone_and_is_well_formed(comparison):
     text = page.page(comparison)
     reader = read_page(text)
     assert {"table", "svg", "details", "h1"} <= reader.seen
-    assert reader.seen.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert reader.seen.isdisjoint({"link", "img", "iframe", "object"})
     assert all(address.startswith("data:") for address in reader.addresses)
     assert not re.search(r"https?://|@import|url\(", text)
     assert comparison.verdict[:20] in text
@@ -321,7 +335,8 @@ def test_names_from_users_are_text_and_nothing_else(comparison):
     dressed = collect(_copied(method), predictors(), config, environment)
     whole = Comparison.of([evil.runs[0], method, RunResult(dressed)])
     for text in (page.page(whole), whole._repr_html_(), whole.runs[2]._repr_html_()):
-        assert "<script" not in text
+        assert EVIL not in text
+        assert set(scripts_of(text)) <= {pieces._script()[0]}
         read_page(text)
     assert "&lt;script&gt;" in page.page(whole)
     assert "coterie compare &#39;&lt;script" in page.page(whole)
@@ -332,7 +347,8 @@ def test_the_page_of_a_run_stands_alone_and_tells_everything():
     text = run_page(made.data)
     reader = read_page(text)
     assert {"table", "svg", "details", "h1"} <= reader.seen
-    assert reader.seen.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert reader.seen.isdisjoint({"link", "img", "iframe", "object"})
+    assert scripts_of(text) == [pieces._script()[0]]
     assert not re.search(r"https?://|@import|url\(", text)
     assert text.count('class="client"') == CLIENTS  # one line per client
     for name in made.history.roster.clients:
@@ -404,7 +420,7 @@ def test_names_on_the_page_of_a_run_are_text_and_nothing_else():
         data, config={EVIL: EVIL}, environment={"argv": ["coterie", "run", EVIL]}
     )
     text = run_page(data)
-    assert read_page(text).seen.isdisjoint({"script"})
+    assert scripts_of(text) == [pieces._script()[0]]
     assert EVIL not in text
 
 

@@ -1,4 +1,7 @@
-"""The HTML page of a comparison, in one file that needs no network, no script and no other file."""
+"""The HTML page of a comparison, in one file that needs no network and no other file.
+
+A script makes choosing a site easier; without it the page shows everything.
+"""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +36,7 @@ def page(comparison: "Comparison") -> str:
             "eyebrow": "coterie comparison",
             "title": "Is joining worth it?",
             "verdict": pieces.unbroken(comparison.verdict),
+            "answers": comparison.answers,
             "facts": _facts(comparison),
             "alarms": [alarm for row in comparison.rows for alarm in row.alarms],
             "rejected": _rejected(comparison),

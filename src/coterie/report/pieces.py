@@ -1,10 +1,13 @@
 """What the page of a comparison and the page of a run have in common."""
 
+import base64
+import hashlib
 import json
 import re
 import shlex
 from collections.abc import Mapping
 from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,8 +41,24 @@ def _templates() -> Environment:
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """A page as HTML text, from a template; everything that comes from users is escaped."""
-    return _templates().get_template(template).render(values)
+    """A page as HTML text, from a template; everything that comes from users is escaped.
+
+    The page's policy allows the one script of ours by its hash, and no other.
+    """
+    script, named = _script()
+    return (
+        _templates()
+        .get_template(template)
+        .render({**values, "script": script, "script_hash": named})
+    )
+
+
+@cache
+def _script() -> tuple[Markup, Markup]:
+    """The script of the pages, and its hash as a content security policy names it."""
+    text = resources.files(__package__).joinpath("templates/report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Markup(text), Markup(f"sha256-{digest}")
 
 
 def unbroken(text: str) -> str:

@@ -18,6 +18,7 @@ from . import judgement, statistics
 from .alarms import Alarm, raise_alarms
 from .history import History
 from .judgement import LOCAL, Choice, ClientGain, Judgement
+from .reliance import Reliance, reliance
 from .statistics import OverSeeds, Paired
 from .summary import BY_VALIDATION, last_score, score_field, summarise
 
@@ -137,7 +138,13 @@ class Compared(ABC, Generic[AnyRun]):
         """The tests of every method; None if the clients' answers are not known."""
         return judgement.judge(self)
 
-    def client(self, name: str) -> tuple[ClientGain, ...]:
+    @cached_property
+    def reliances(self) -> dict[str, Reliance]:
+        """How much clients relied on each other, by method; only methods that have a matrix."""
+        found = {m: reliance([run.history for run in self.of_method(m)]) for m in self.methods}
+        return {method: one for method, one in found.items() if one is not None}
+
+    def client_gains(self, name: str) -> tuple[ClientGain, ...]:
         """The gain of one client over its own local model, by each method."""
         names = self.runs[0].history.roster.clients
         if name not in names:

@@ -1,0 +1,59 @@
+"""The pages in a real browser: no error, every control by keyboard, nothing overlaps."""
+
+import pytest
+
+from browser import CHROMIUM, Browser
+from coterie.report.page import page
+from synthetic import comparison_of
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+SEVEN = ("North General", "Lakeside", "County", "Hilltop", "Southgate", "Riverside", "Harbour")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    made = Browser(tmp_path_factory.mktemp("chromium"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def seven(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "seven.html"
+    made = comparison_of(("local", "fedavg", "fedfomo"), clients=7, names=SEVEN)
+    path.write_text(page(made))
+    return path
+
+
+def visible_answers(browser):
+    return browser.value(
+        "[...document.querySelectorAll('.answers li')]"
+        ".filter((li) => li.offsetParent).map((li) => li.textContent)"
+    )
+
+
+def test_a_site_is_chosen_by_keyboard_and_kept_in_the_fragment(browser, seven):
+    browser.scripts(True)
+    browser.size(800)
+    browser.open(seven)
+    assert len(visible_answers(browser)) == 7
+    browser.value("document.getElementById('site').focus()")
+    browser.press("ArrowDown")
+    browser.press("ArrowDown")
+    assert [text.partition(":")[0] for text in visible_answers(browser)] == ["Lakeside"]
+    assert browser.value("location.hash") == "#site=Lakeside"
+    assert browser.value("document.querySelectorAll('tr.mine th')[0].textContent") == "Lakeside"
+    browser.open(seven, "#site=North%20General")
+    assert [text.partition(":")[0] for text in visible_answers(browser)] == ["North General"]
+    browser.open(seven, "#site=%3Cb%3Enobody")
+    assert len(visible_answers(browser)) == 7
+    assert browser.problems == []
+
+
+def test_without_a_script_every_answer_is_there(browser, seven):
+    browser.scripts(False)
+    browser.open(seven, "#site=County")
+    browser.scripts(True)  # for our own questions; the page is loaded
+    assert len(visible_answers(browser)) == 7
+    assert browser.value("document.getElementById('site').offsetParent") is None
