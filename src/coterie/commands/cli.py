@@ -18,7 +18,7 @@ from ..errors import (
     printable,
     printable_lines,
 )
-from . import deploy_commands, federation_commands, site_commands
+from . import deploy_commands, federation_commands, page_command, site_commands
 from .arguments import CODE, configured, flags
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ app.add_typer(deploy_commands.app, name="deploy")
 app.add_typer(site_commands.app, name="site")
 app.command()(federation_commands.coordinator)
 app.command()(federation_commands.federate)
+app.command()(page_command.report)
 
 
 def main(arguments: list[str] | None = None) -> None:

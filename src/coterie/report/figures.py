@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +17,7 @@ from . import words
 from .svg import Scale, apart, figure, polyline, tag, ticks
 
 if TYPE_CHECKING:
-    from .outcomes import Comparison
+    from .outcomes import Comparison, RunResult
 
 WIDTH = 440.0
 LARGEST_SCORE = 1e100  # larger scores are drawn as infinite
@@ -25,9 +25,9 @@ RADII = (4.2, 3.2, 2.4, 1.7)  # radii of dots; the largest at which no dot hides
 COLOURS = 7  # --c1 … --c7 of the page's style; with more methods, colours repeat
 
 
-def colour(comparison: "Comparison", method: str) -> str:
-    """A method's colour, the same in every figure; Local is grey."""
-    others = [name for name in comparison.methods if name != LOCAL]
+def colour(methods: Iterable[str], method: str) -> str:
+    """A method's colour among all methods, the same in every figure; Local is grey."""
+    others = [name for name in methods if name != LOCAL]
     if method == LOCAL:
         return "var(--alone)"
     return f"var(--c{others.index(method) % COLOURS + 1})"
@@ -48,6 +48,22 @@ def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
 def learning_curves(comparison: "Comparison") -> Markup:
     """The mean test score after every evaluated round: one line per method, the mean over seeds."""
     drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
+    return _method_curves(drawn, comparison.metric, "Mean ")
+
+
+def site_curves(runs: "Sequence[RunResult]", i: int) -> Markup:
+    """The test score of one client after every evaluated round: one line per method."""
+    histories: dict[str, list[History]] = {}
+    for run in runs:
+        histories.setdefault(run.method, []).append(run.history)
+    drawn = {method: _curve(some, i) for method, some in histories.items()}
+    return _method_curves(drawn, runs[0].history.metric, "")
+
+
+Curve = tuple[NDArray[np.int64], Floats]  # the evaluated rounds, and a score in each
+
+
+def _method_curves(drawn: Mapping[str, Curve], metric: str, kind: str) -> Markup:
     height, left, top, bottom = 320.0, 38.0, 12.0, 36.0
     right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
     grid = ticks(*_extent([means for _, means in drawn.values()]))
@@ -55,17 +71,17 @@ def learning_curves(comparison: "Comparison") -> Markup:
     first = min(int(rounds[0]) for rounds, _ in drawn.values()) + 1
     x = Scale(first, max(last, first + 1), left, WIDTH - right)
     y = Scale(grid[0], grid[-1], height - bottom, top)
-    content = [*_level_lines(grid, y, left, WIDTH - right, comparison.metric)]
+    content = [*_level_lines(grid, y, left, WIDTH - right, metric)]
     content += _round_axis(first, last, x, height - bottom)
     ends = []
     for method, (rounds, means) in drawn.items():
         points = [(x(r + 1), y(v)) for r, v in zip(rounds, means, strict=True)]
         ends.append(next((p[1] for p in reversed(points) if math.isfinite(p[1])), y(grid[0])))
         alone = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
-        content.append(polyline(points, class_="line", stroke=colour(comparison, method), **alone))
-    content += _end_labels(comparison, list(drawn), ends, WIDTH - right, (top, height - bottom))
-    what = METRICS[comparison.metric].title
-    return figure(WIDTH, height, f"Mean {what} over rounds, one line per method", *content)
+        content.append(polyline(points, class_="line", stroke=colour(drawn, method), **alone))
+    content += _end_labels(list(drawn), ends, WIDTH - right, (top, height - bottom))
+    what = METRICS[metric].title
+    return figure(WIDTH, height, f"{kind}{what} over rounds, one line per method", *content)
 
 
 MOST_LINES = 60  # at most so many clients have a line; of more clients, only every n-th has one
@@ -97,8 +113,14 @@ def client_curves(history: History) -> Markup:
     )
 
 
-def _curve(histories: Sequence[History]) -> tuple[NDArray[np.int64], Floats]:
-    means = np.array([metrics.mean_known(history.test) for history in histories])
+def _curve(histories: Sequence[History], client: int | None = None) -> Curve:
+    """The mean over clients, or the score of one client, averaged over runs."""
+    means = np.array(
+        [
+            metrics.mean_known(history.test) if client is None else history.test[:, client]
+            for history in histories
+        ]
+    )
     return histories[0].rounds, _drawable(metrics.mean_known(means.T))
 
 
@@ -123,7 +145,6 @@ def _round_axis(first: int, last: int, x: Scale, base: float) -> list[Markup]:
 
 
 def _end_labels(
-    comparison: "Comparison",
     methods: Sequence[str],
     ends: Sequence[float],
     x: float,
@@ -138,7 +159,7 @@ def _end_labels(
             x=x + 8,
             y=place + 4.5,
             class_="name",
-            fill=colour(comparison, m),
+            fill=colour(methods, m),
         )
         for m, place in zip(methods, places, strict=True)
     ]
@@ -179,7 +200,7 @@ def _gain_row(
     comparison: "Comparison", method: str, found: Floats, x: Scale, top: float, row: float
 ) -> list[Markup]:
     better, worse = int((found > 0).sum()), int((found < 0).sum())
-    names, ink = comparison.runs[0].history.roster.clients, colour(comparison, method)
+    names, ink = comparison.runs[0].history.roster.clients, colour(comparison.methods, method)
     every = zip(found.ravel().tolist(), itertools.cycle(names), strict=False)
     shown = [(value, client) for value, client in every if not math.isnan(value)]
     edge = {math.inf: x.end, -math.inf: x.start}  # where clients that diverged are drawn

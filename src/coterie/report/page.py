@@ -113,7 +113,7 @@ def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
 def _cards(comparison: "Comparison") -> list[pieces.Card]:
     first = comparison.of_seed(comparison.seeds[0])
     found = [
-        pieces.card(first[method], figures.colour(comparison, method))
+        pieces.card(first[method], figures.colour(comparison.methods, method))
         for method in comparison.methods
         if method in first
     ]

@@ -15,6 +15,7 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..errors import ConfigError, did_you_mean
 from ..results.history import History, Matrix, Roster
 from ..storage import files
 from . import matrices, words
@@ -90,6 +91,14 @@ def card(history: History, stroke: str) -> Card | None:
         f"{most:.2g}",
         matrices.inside_curve(history, stroke),
     )
+
+
+def client_index(roster: Roster, name: str) -> int:
+    """The place of a client in its federation; an unknown name is refused."""
+    if name not in roster.clients:
+        known = did_you_mean(name, roster.clients)
+        raise ConfigError(f"there is no client '{name}'; {known}")
+    return roster.clients.index(name)
 
 
 def groups_of(roster: Roster) -> int:
