@@ -20,6 +20,7 @@ KEYS = {
     "ArrowRight": 39,
     "Tab": 9,
     "Home": 36,
+    " ": 32,
     "End": 35,
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.metrics import METRICS
 from ..results.judgement import LOCAL, Claim
-from . import figures, pieces, words
+from . import figures, helping, pieces, words
 from .table import Table, notes, table, to_html
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def page(comparison: "Comparison") -> str:
             "tests": _tests(comparison),
             "curves": figures.learning_curves(comparison),
             "gains": figures.gains(comparison) if len(comparison.methods) > 1 else None,
-            "cards": _cards(comparison),
+            "helping": _helping(comparison, best),
             "seed": comparison.seeds[0],
             "heads": [words.label(method) for method in comparison.methods],
             "clients": _clients(comparison, best),
@@ -110,14 +110,13 @@ def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     return lines
 
 
-def _cards(comparison: "Comparison") -> list[pieces.Card]:
-    first = comparison.of_seed(comparison.seeds[0])
-    found = [
-        pieces.card(first[method], figures.colour(comparison.methods, method))
-        for method in comparison.methods
-        if method in first
-    ]
-    return [card for card in found if card is not None]
+def _helping(comparison: "Comparison", best: str) -> helping.Helping | None:
+    """Who helps whom, by method; the recommended method first."""
+    relied = comparison.reliances
+    order = sorted(relied, key=lambda method: method != best)
+    strokes = {method: figures.colour(comparison.methods, method) for method in order}
+    first = {method: comparison.of_method(method)[0].history for method in order}
+    return helping.helping({method: relied[method] for method in order}, first, strokes)
 
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:

@@ -9,30 +9,14 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..errors import ConfigError, did_you_mean
-from ..results.history import History, Matrix, Roster
+from ..results.history import Roster
 from ..storage import files
-from . import matrices, words
-
-MOST_DRAWN = 1000  # clients; a larger matrix would take minutes and gigabytes to draw
-
-LARGEST_WEIGHT = 1e6  # products of larger weights may exceed float32
-
-
-class Card(NamedTuple):
-    """One method's collaboration matrix at the end of one run."""
-
-    method: str
-    weights: Markup
-    shared: Markup
-    most: str  # the largest weight on another client
-    inside: Markup | None
 
 
 @cache
@@ -65,32 +49,6 @@ def _script() -> tuple[Markup, Markup]:
 def unbroken(text: str) -> str:
     """The text with no-break spaces, so that numbers stay on one line with their units."""
     return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
-
-
-def drawn_weights(history: History) -> Matrix | None:
-    """The collaboration matrix to draw; None if there is none, or if there are too many clients.
-
-    NaN, infinite and huge entries, which a diverged run has, are drawn as zero.
-    """
-    A = history.weights if len(history.roster) <= MOST_DRAWN else None
-    return None if A is None else np.where(np.abs(A) < LARGEST_WEIGHT, A, np.float32(0))
-
-
-def card(history: History, stroke: str) -> Card | None:
-    """The figures of a run's collaboration matrix; None if the matrix is not drawn."""
-    A, name = drawn_weights(history), words.label(history.method)
-    if A is None:
-        return None
-    most = float((A - np.diag(A.diagonal())).max())
-    weights = f"{name}: weight of each row's client on each column's"
-    shared = f"{name}: how much two clients give weight to the same models"
-    return Card(
-        name,
-        matrices.heatmap(A, history, weights),
-        matrices.heatmap(A @ A.T, history, shared),
-        f"{most:.2g}",
-        matrices.inside_curve(history, stroke),
-    )
 
 
 def client_index(roster: Roster, name: str) -> int:

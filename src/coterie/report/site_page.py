@@ -13,7 +13,7 @@ from .. import __version__
 from ..core import metrics
 from ..core.metrics import METRICS
 from ..results.judgement import LOCAL
-from ..results.reliance import Reliance, on_others, reliance
+from ..results.reliance import MOST_CLIENTS, Reliance, on_others, reliance
 from . import figures, pieces, words
 from .outcomes import Comparison, RunResult
 from .site_answer import site_answer, size_of
@@ -85,7 +85,7 @@ def _peer_order(runs: tuple[RunResult, ...], i: int) -> list[int]:
     weights = [
         on_others(packed, run.history.swaps)[i]
         for run in runs
-        for packed in (run.history.matrices if len(run.history.roster) <= pieces.MOST_DRAWN else ())
+        for packed in (run.history.matrices if len(run.history.roster) <= MOST_CLIENTS else ())
     ]
     if not weights:
         return []

@@ -1,0 +1,100 @@
+"""The section on who helps whom: groups are found, numbers are those of the runs, it is small."""
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+
+from coterie.report import graph, helping, share_matrix
+from coterie.report.grouping import discovered
+from coterie.report.page import page
+from coterie.results.reliance import Reliance, reliance
+from synthetic import CLIENTS, GROUPS, comparison_of, grouped, roster, run_of
+
+
+def shares(A):
+    others = np.where(np.eye(len(A), dtype=bool), 0.0, A)
+    return others / np.maximum(others.sum(1, keepdims=True), 1e-12)
+
+
+def test_planted_groups_are_found_and_stand_together():
+    found = discovered(shares(grouped(0.8)))
+    pairs = found.groups[:, None] == found.groups
+    assert (pairs == (GROUPS[:, None] == GROUPS)).all()
+    assert (np.diff(found.groups[found.order]) >= 0).all()
+    assert sorted(found.order.tolist()) == list(range(CLIENTS))
+
+
+@pytest.mark.parametrize("A", [np.ones((5, 5)), np.eye(4), np.ones((2, 2)), np.ones((1, 1))])
+def test_weights_that_tell_nothing_give_one_group(A):
+    found = discovered(shares(A))
+    assert set(found.groups.tolist()) == {0}
+    assert sorted(found.order.tolist()) == list(range(len(A)))
+
+
+def test_noise_gives_no_crowd_of_groups():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        assert len(set(discovered(shares(rng.dirichlet(np.ones(20), 20))).groups)) <= 10
+
+
+def test_a_link_is_as_wide_as_its_weight_and_dashed_where_it_is_not_clear():
+    share = np.array([[0, 0.8, 0.2], [0.6, 0, 0.4], [0.55, 0.45, 0]])
+    clear = np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=bool)
+    relied = Reliance(share, clear, np.full(3, 5))
+    drawn = str(graph.graph(relied, roster(3), discovered(share), "graph"))
+    links = re.findall(r'<path d="M([\d.]+) ([\d.]+)Q.*? ([\d.]+) ([\d.]+)Z" class="(.*?)"', drawn)
+    ends = re.findall(r'data-to="(\d)" data-from="(\d)"', drawn)
+    assert ends == [("0", "1"), ("1", "0"), ("2", "0")]  # 0.2, 0.4 and 0.45 are below uniform
+    width = [np.hypot(float(a) - float(c), float(b) - float(d)) for a, b, c, d, _ in links]
+    assert width == pytest.approx([11.0, 11.0 * 0.75, 11.0 * 0.6875], abs=0.2)
+    assert [link[4] for link in links] == ["link", "link unsure", "link unsure"]
+
+
+def test_the_matrix_has_names_true_groups_and_cuts_between_found_ones():
+    history = run_of("fedfomo").history
+    relied = reliance([history])
+    found = discovered(relied.share)
+    drawn = str(share_matrix.matrix(relied, history.roster, found, "matrix"))
+    names = re.findall(r'data-site="(\d+)"><title>(site-\d+)', drawn)
+    assert [int(i) for i, _ in names] == found.order.tolist()
+    assert drawn.count('class="cut"') == 4  # two cuts, each across and down
+    assert drawn.count("true group") == 6
+
+
+def test_the_frames_are_the_shares_of_the_rounds():
+    history = run_of("fedfomo", rounds=5).history
+    relied = reliance([history])
+    made = helping.helping({"fedfomo": relied}, {"fedfomo": history}, {"fedfomo": "red"})
+    (card,) = made.cards
+    assert json.loads(made.rounds) == [1, 2, 3, 4, 5]
+    order = json.loads(card.order)
+    packed = np.frombuffer(base64.b64decode(card.frames), np.uint8).reshape(7, CLIENTS, CLIENTS)
+    step = card.largest / 255
+    here = np.ix_(order, order)
+    assert (packed[0] > 0).tolist() == relied.clear[here].tolist()
+    assert np.abs(packed[1] * step - relied.share[here]).max() <= step
+    last = shares(history.matrices[4])
+    assert np.abs(packed[6] * step - last[here]).max() <= step
+    third = np.abs(packed[4] * step - shares(history.matrices[2])[here]).max(1)
+    assert third[order.index(1)] > step  # its upload was rejected in round 3
+    assert np.delete(third, order.index(1)).max() <= step
+
+
+@pytest.mark.parametrize(("clients", "methods", "most"), [(12, 6, 20), (100, 9, 20), (100, 30, 6)])
+def test_rounds_are_stored_as_far_as_there_is_room(clients, methods, most):
+    rounds = helping._rounds(range(200), clients, methods)
+    assert len(rounds) <= most
+    assert len(rounds) >= min(most, 5)
+    assert (rounds[0], rounds[-1]) == (0, 199)
+    assert methods * clients**2 * (len(rounds) + 2) * 4 / 3 <= helping.BYTES
+
+
+def test_pages_keep_to_their_sizes():
+    text = page(comparison_of(("local", "fedavg", "fedfomo", "fedamp"), clients=100))
+    assert len(text.encode()) < 1_500_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(helping, "MOST_ROUNDS", 0)
+        assert len(page(comparison_of(clients=7)).encode()) < 300_000
