@@ -108,6 +108,13 @@ class Browser:
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
+    def until(self, expression: str, wanted: Any) -> None:
+        """Wait until an expression has a value: some events of a page come a little later."""
+        end = time.monotonic() + PATIENCE / 6
+        while (found := self.value(expression)) != wanted:
+            assert time.monotonic() < end, f"{expression} is {found!r}; expected {wanted!r}"
+            time.sleep(0.02)
+
     def press(self, key: str) -> None:
         """Press and release a key of :data:`KEYS`, or a letter."""
         code = KEYS.get(key, ord(key[0].upper()))

@@ -26,28 +26,28 @@ def seven(tmp_path_factory):
     return path
 
 
-def visible_answers(browser):
-    return browser.value(
-        "[...document.querySelectorAll('.answers li')]"
-        ".filter((li) => li.offsetParent).map((li) => li.textContent)"
-    )
+ANSWERED = (
+    "[...document.querySelectorAll('.answers li')].filter((li) => li.offsetParent)"
+    ".map((li) => li.textContent.split(':')[0])"
+)
 
 
 def test_a_site_is_chosen_by_keyboard_and_kept_in_the_fragment(browser, seven):
     browser.scripts(True)
     browser.size(800)
     browser.open(seven)
-    assert len(visible_answers(browser)) == 7
+    browser.until(ANSWERED, list(SEVEN))
     browser.value("document.getElementById('site').focus()")
     browser.press("ArrowDown")
+    browser.until(ANSWERED, ["North General"])
     browser.press("ArrowDown")
-    assert [text.partition(":")[0] for text in visible_answers(browser)] == ["Lakeside"]
+    browser.until(ANSWERED, ["Lakeside"])
     assert browser.value("location.hash") == "#site=Lakeside"
     assert browser.value("document.querySelectorAll('tr.mine th')[0].textContent") == "Lakeside"
     browser.open(seven, "#site=North%20General")
-    assert [text.partition(":")[0] for text in visible_answers(browser)] == ["North General"]
+    browser.until(ANSWERED, ["North General"])
     browser.open(seven, "#site=%3Cb%3Enobody")
-    assert len(visible_answers(browser)) == 7
+    browser.until(ANSWERED, list(SEVEN))
     assert browser.problems == []
 
 
@@ -55,7 +55,7 @@ def test_without_a_script_every_answer_is_there(browser, seven):
     browser.scripts(False)
     browser.open(seven, "#site=County")
     browser.scripts(True)  # for our own questions; the page is loaded
-    assert len(visible_answers(browser)) == 7
+    browser.until(ANSWERED, list(SEVEN))
     assert browser.value("document.getElementById('site').offsetParent") is None
 
 

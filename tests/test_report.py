@@ -316,7 +316,8 @@ def test_the_page_stands_alone_and_is_well_formed(comparison):
     assert all(address.startswith("data:") for address in reader.addresses)
     assert not re.search(r"https?://|@import|url\(", text)
     assert comparison.verdict[:20] in text
-    assert text.count("<circle") == 5 * 3 * CLIENTS
+    assert text.count('class="dot') == 5 * 3 * CLIENTS
+    assert text.count('class="node"') == 3 * CLIENTS
 
 
 def test_a_large_federation_has_images_for_matrices():
