@@ -27,6 +27,14 @@ def test_planted_groups_are_found_and_stand_together():
     assert sorted(found.order.tolist()) == list(range(CLIENTS))
 
 
+def test_pairs_inside_a_group_do_not_hide_the_group():
+    A = grouped(0.95)
+    for i in range(0, CLIENTS, 6):  # i and i + 3 are of one group
+        A[i, i + 3] = A[i + 3, i] = 0.5
+    found = discovered(shares(A))
+    assert ((found.groups[:, None] == found.groups) == (GROUPS[:, None] == GROUPS)).all()
+
+
 @pytest.mark.parametrize("A", [np.ones((5, 5)), np.eye(4), np.ones((2, 2)), np.ones((1, 1))])
 def test_weights_that_tell_nothing_give_one_group(A):
     found = discovered(shares(A))
@@ -34,10 +42,11 @@ def test_weights_that_tell_nothing_give_one_group(A):
     assert sorted(found.order.tolist()) == list(range(len(A)))
 
 
-def test_noise_gives_no_crowd_of_groups():
+def test_noise_gives_one_group():
     rng = np.random.default_rng(0)
     for _ in range(20):
-        assert len(set(discovered(shares(rng.dirichlet(np.ones(20), 20))).groups)) <= 10
+        noise = rng.dirichlet(np.ones(20), (5, 20)).mean(0)  # of five rounds
+        assert set(discovered(shares(noise)).groups.tolist()) == {0}
 
 
 def test_a_link_is_as_wide_as_its_weight_and_dashed_where_it_is_not_clear():

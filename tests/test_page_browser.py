@@ -3,8 +3,10 @@
 import pytest
 
 from browser import CHROMIUM, Browser
+from coterie.algorithms import ALGORITHMS, ALIASES
+from coterie.report.outcomes import Comparison
 from coterie.report.page import page
-from synthetic import comparison_of
+from synthetic import comparison_of, roster, run_of, scores
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -104,3 +106,54 @@ def test_a_cell_a_row_and_a_node_are_linked_by_focus_and_by_pointer(browser, sev
     browser.point(*box)
     assert browser.value(said).startswith(f"{SEVEN[order[3]]} is helped on average by ")
     assert browser.problems == []
+
+
+MATRICES = ("fedfomo", "fedamp", "heurfedamp")
+# Texts of one figure that overlap, figures that do, and texts outside the window.
+COLLISIONS = """(() => {
+  const found = [], boxes = (list) => [...list].map((one) => [one, one.getBoundingClientRect()]);
+  const cross = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
+  const check = (list) => {
+    for (let i = 0; i < list.length; i += 1) for (let j = 0; j < i; j += 1)
+      if (list[i][1].width && list[j][1].width && cross(list[i][1], list[j][1]))
+        found.push([j, i].map((k) => list[k][0].textContent.slice(0, 30)).join(" | "));
+  };
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  document.querySelectorAll("svg").forEach((one) => {
+    const texts = boxes(one.querySelectorAll("text"));
+    check(texts);
+    for (const [text, box] of texts) if (box.left < 0 || box.right > innerWidth)
+      found.push(`outside: ${text.textContent}`);
+  });
+  check(boxes(document.querySelectorAll("main > section, main > div > section, header")));
+  check(boxes(document.querySelectorAll(".panels figure, .maps figure, .rounds > *")));
+  if (document.documentElement.scrollWidth > innerWidth) found.push("wider than the window");
+  return found.slice(0, 10);
+})()"""
+
+
+def crowd(methods, clients):
+    """A comparison of many methods and clients with long names."""
+    who = roster(clients, names=tuple(f"Saint Somebody Clinic {i}" for i in range(clients)))
+    names = list(dict.fromkeys(("local", *MATRICES, "fedavg", *ALGORITHMS, *ALIASES)))[:methods]
+    runs = []
+    for i, method in enumerate(names):
+        like = method if method in MATRICES or method == "local" else "fedavg"
+        test = scores(like, i, 6, clients)
+        runs.append(run_of(method, who=who, test=test, rounds=6, samples=40))
+    assert len(runs) == methods
+    return Comparison.of(runs)
+
+
+@pytest.mark.parametrize(("methods", "clients"), [(6, 7), (30, 7), (6, 100), (30, 100)])
+def test_nothing_overlaps_at_any_width(browser, tmp_path, methods, clients):
+    path = tmp_path / "crowd.html"
+    text = page(crowd(methods, clients))
+    path.write_text(text)
+    assert len(text.encode()) < (5_000_000 if methods == 30 else 1_000_000)
+    for width in (380, 800, 1600):
+        browser.size(width, dark=width == 800)
+        browser.open(path)
+        assert browser.value(COLLISIONS) == [], width
+        assert browser.problems == []

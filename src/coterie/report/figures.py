@@ -1,6 +1,5 @@
-"""Figures of a comparison: learning curves, and the gain of each client over its local model."""
+"""Learning curves: of the methods of a comparison, of one site, and of the clients of one run."""
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 WIDTH = 440.0
 LARGEST_SCORE = 1e100  # larger scores are drawn as infinite
-RADII = (4.2, 3.2, 2.4, 1.7)  # radii of dots; the largest at which no dot hides another is used
 COLOURS = 7  # --c1 … --c7 of the page's style; with more methods, colours repeat
 
 
@@ -64,7 +62,8 @@ Curve = tuple[NDArray[np.int64], Floats]  # the evaluated rounds, and a score in
 
 
 def _method_curves(drawn: Mapping[str, Curve], metric: str, kind: str) -> Markup:
-    height, left, top, bottom = 320.0, 38.0, 12.0, 36.0
+    left, top, bottom = 38.0, 12.0, 36.0
+    height = max(320.0, top + bottom + 15 * (len(drawn) + 1))  # room for all names
     right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
     grid = ticks(*_extent([means for _, means in drawn.values()]))
     last = max(int(rounds[-1]) for rounds, _ in drawn.values()) + 1
@@ -163,82 +162,3 @@ def _end_labels(
         )
         for m, place in zip(methods, places, strict=True)
     ]
-
-
-def gains(comparison: "Comparison") -> Markup:
-    """Each client's gain over its local model: one dot per client and seed, one row per method."""
-    methods = [method for method in comparison.methods if method != LOCAL]
-    found = {method: _drawable(comparison.gains(method)) for method in methods}
-    grid = ticks(*_extent([*found.values(), np.zeros(1)]), about=6)
-    row, top, bottom = 66.0, 4.0, 44.0
-    height = top + row * max(1, len(methods)) + bottom
-    x = Scale(grid[0], grid[-1], 14, WIDTH - 14)
-    base = height - bottom
-    content = [
-        tag("rect", x=x.start, y=top, width=x(0) - x.start, height=base - top, class_="worse-side"),
-        *_gain_axis(grid, x, base, comparison.metric),
-    ]
-    for i, method in enumerate(methods):
-        content += _gain_row(comparison, method, found[method], x, top + row * i, row)
-    return figure(
-        WIDTH, height, "Each client's gain over training alone, one row per method", *content
-    )
-
-
-def _gain_axis(grid: Sequence[float], x: Scale, base: float, metric: str) -> list[Markup]:
-    drawn = []
-    for value in grid:
-        drawn.append(tag("line", x1=x(value), x2=x(value), y1=base, y2=base + 4, class_="grid"))
-        text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
-        drawn.append(tag("text", text, x=x(value), y=base + 19, class_="tick middle"))
-    unit = "points" if METRICS[metric].percent else METRICS[metric].title
-    what = f"gain over training alone, {unit}"
-    return [*drawn, tag("text", what, x=WIDTH / 2, y=base + 38, class_="tick middle")]
-
-
-def _gain_row(
-    comparison: "Comparison", method: str, found: Floats, x: Scale, top: float, row: float
-) -> list[Markup]:
-    better, worse = int((found > 0).sum()), int((found < 0).sum())
-    names, ink = comparison.runs[0].history.roster.clients, colour(comparison.methods, method)
-    every = zip(found.ravel().tolist(), itertools.cycle(names), strict=False)
-    shown = [(value, client) for value, client in every if not math.isnan(value)]
-    edge = {math.inf: x.end, -math.inf: x.start}  # where clients that diverged are drawn
-    places = [edge[value] if math.isinf(value) else x(value) for value, _ in shown]
-    radius, lifts = _swarm(places, room=17)
-    name = tag("text", words.label(method), x=x.start, y=top + 17, class_="name", fill=ink)
-    counts = tag("text", f"{better} better, {worse} worse", x=x.end, y=top + 17, class_="tick end")
-    rule = tag("line", x1=x.start, x2=x.end, y1=top, y2=top, class_="grid")
-    zero = tag("line", x1=x(0), x2=x(0), y1=top + 25, y2=top + row, class_="zero")
-    dots = [
-        tag(
-            "circle",
-            tag("title", f"{client}: {words.number(value, comparison.metric, sign=True)}"),
-            cx=place,
-            cy=top + row - 22 + lift,
-            r=radius,
-            class_="dot worse" if value < 0 else "dot",
-            fill=ink,
-        )
-        for (value, client), place, lift in zip(shown, places, lifts, strict=True)
-    ]
-    return [rule, zero, name, counts, *dots]
-
-
-def _swarm(places: Sequence[float], room: float) -> tuple[float, list[float]]:
-    """The radius of the dots, and the vertical offset of each dot so that none hides another."""
-    for radius in RADII:
-        step, lifts, crowded = 1.8 * radius, [0.0] * len(places), False
-        free = [s * k * step for k in range(int(room / step) + 1) for s in (-1, 1)]
-        placed: list[tuple[float, float]] = []
-        for i in sorted(range(len(places)), key=lambda i: places[i]):
-            near = [dot for dot in placed[-60:] if places[i] - dot[0] < step]
-            hidden = [
-                sum(math.dist((places[i], y), dot) < 0.99 * step for dot in near) for y in free
-            ]
-            lifts[i] = free[hidden.index(min(hidden))]
-            crowded |= min(hidden) > 0
-            placed.append((places[i], lifts[i]))
-        if not crowded:
-            break
-    return radius, lifts

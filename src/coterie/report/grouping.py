@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from ..core.metrics import Floats
 
-LEAST_GAP = 0.1  # of the largest distance; a smaller step between merges separates no groups
+LEAST = 0.25  # modularity below which groups are hardly told from chance
+MOST_GROUPS = 40
 BEST_ORDER_UP_TO = 200  # clients; scipy's optimal order of leaves takes long for more
 
 
@@ -21,8 +22,8 @@ class Grouping(NamedTuple):
 def discovered(share: Floats) -> Grouping:
     """Cluster clients by their shares of each other's weight (average linkage).
 
-    The tree is cut at the largest step between two merges. Without a clear step, or if the step
-    would leave more than half as many groups as clients, all clients are one group.
+    The tree is cut where the modularity is largest: the weight inside groups, beyond what as many
+    groups would hold if weight fell on clients at random. Below ``LEAST`` all are one group.
     """
     from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
     from scipy.spatial.distance import squareform
@@ -34,11 +35,16 @@ def discovered(share: Floats) -> Grouping:
     apart = 1 - alike / alike.max()
     np.fill_diagonal(apart, 0.0)
     tree = linkage(squareform(apart, checks=False), "average", K <= BEST_ORDER_UP_TO)
-    order, heights = leaves_list(tree).astype(np.int64), tree[:, 2]
-    steps = np.diff(heights)
-    cut = int(steps.argmax())
-    if steps[cut] < LEAST_GAP or K - 1 - cut > K / 2:
+    order = leaves_list(tree).astype(np.int64)
+    cuts = [fcluster(tree, k, "maxclust") for k in range(2, min(K // 2, MOST_GROUPS) + 1)]
+    found = max(cuts, key=lambda groups: _modularity(alike, groups), default=one.groups)
+    if _modularity(alike, found) < LEAST:
         return one._replace(order=order)
-    found = fcluster(tree, (heights[cut] + heights[cut + 1]) / 2, "distance")
     ranks = {group: rank for rank, group in enumerate(dict.fromkeys(found[order].tolist()))}
     return Grouping(order, np.array([ranks[group] for group in found.tolist()]))
+
+
+def _modularity(alike: Floats, groups: NDArray[np.int64]) -> float:
+    total, degree = alike.sum(), alike.sum(1)
+    same = groups[:, None] == groups
+    return float((alike[same].sum() - (np.outer(degree, degree)[same] / total).sum()) / total)

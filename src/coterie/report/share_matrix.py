@@ -91,7 +91,7 @@ def _bars(groups: NDArray[Any], cell: float, left: float) -> list[Markup]:
     marks = []
     for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
         group, size = int(groups[start]), (end - start) * cell - 1
-        facts = {"class_": "group", "fill": group_colour(group)}
+        facts = {"class_": "truth", "fill": group_colour(group)}
         label = tag("title", f"true group {group}")
         along = start * cell + 0.5
         marks.append(tag("rect", label, x=left - 9, y=EDGE + along, width=5, height=size, **facts))
