@@ -50,7 +50,7 @@ def test_one_terrible_method_does_not_squash_the_others():
         run_of("fedavg", who=who, test=alone - 70),
         run_of("fedfomo", who=who, test=alone + np.array([1.0, 2.0, 3.0])),
     ]
-    bad, good = (str(one.drawn) for one in gain_panels.panels(Comparison.of(runs)))
+    bad, good = (str(one.drawn) for one in gain_panels.panels(Comparison.of(runs), "local"))
     places = [float(place) for place in re.findall(r'cx="([\d.]+)"', good)]
     assert max(places) - min(places) > gain_panels.PLOT / 10
     assert scale_of(bad).low <= -70
@@ -84,5 +84,5 @@ def test_sites_are_ordered_by_size_and_show_it():
     who = roster(3)
     who.n_train[:] = [5, 50, 20]
     runs = [run_of(m, who=who, test=np.full((1, 3), 50.0)) for m in ("local", "fedavg")]
-    (panel,) = gain_panels.panels(Comparison.of(runs))
+    (panel,) = gain_panels.panels(Comparison.of(runs), "local")
     assert re.findall(r'data-site="(\d)"', str(panel.drawn)) == ["1", "2", "0"]

@@ -16,7 +16,7 @@ from . import words
 from .svg import Scale, apart, figure, polyline, tag, ticks
 
 if TYPE_CHECKING:
-    from .outcomes import Comparison, RunResult
+    from .outcomes import Comparison
 
 WIDTH = 440.0
 LARGEST_SCORE = 1e100  # larger scores are drawn as infinite
@@ -49,13 +49,10 @@ def learning_curves(comparison: "Comparison") -> Markup:
     return _method_curves(drawn, comparison.metric, "Mean ")
 
 
-def site_curves(runs: "Sequence[RunResult]", i: int) -> Markup:
+def site_curves(histories: Mapping[str, Sequence[History]], i: int) -> Markup:
     """The test score of one client after every evaluated round: one line per method."""
-    histories: dict[str, list[History]] = {}
-    for run in runs:
-        histories.setdefault(run.method, []).append(run.history)
     drawn = {method: _curve(some, i) for method, some in histories.items()}
-    return _method_curves(drawn, runs[0].history.metric, "")
+    return _method_curves(drawn, next(iter(histories.values()))[0].metric, "")
 
 
 Curve = tuple[NDArray[np.int64], Floats]  # the evaluated rounds, and a score in each

@@ -45,9 +45,10 @@ class Panel(NamedTuple):
     drawn: Markup
 
 
-def panels(comparison: "Comparison") -> list[Panel]:
-    """One panel per method beside Local."""
+def panels(comparison: "Comparison", best: str) -> list[Panel]:
+    """One panel per method beside Local; that of the recommended method first."""
     methods = [method for method in comparison.methods if method != LOCAL]
+    methods.sort(key=lambda method: method != best)
     return [_panel(comparison, method) for method in methods]
 
 

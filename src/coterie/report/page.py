@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.metrics import METRICS
 from ..results.judgement import LOCAL, Claim
-from . import figures, gain_panels, helping, pieces, words
+from . import exposed, figures, gain_panels, helping, pieces, words
 from .table import Table, notes, table, to_html
 
 if TYPE_CHECKING:
@@ -45,8 +45,12 @@ def page(comparison: "Comparison") -> str:
             "notes": notes(comparison),
             "tests": _tests(comparison),
             "curves": figures.learning_curves(comparison),
+            "own": False,
+            "exposed": exposed.exposed(
+                {m: [run.history for run in comparison.of_method(m)] for m in comparison.methods}
+            ),
             "unit": ", in points," if METRICS[comparison.metric].percent else "",
-            "panels": gain_panels.panels(comparison),
+            "panels": gain_panels.panels(comparison, best),
             "helping": _helping(comparison, best),
             "seed": comparison.seeds[0],
             "heads": [words.label(method) for method in comparison.methods],

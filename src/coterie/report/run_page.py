@@ -8,7 +8,7 @@ from ..experiment.run_folder import RunData
 from ..results.history import History, Line
 from ..results.reliance import Reliance, reliance
 from ..results.summary import last_score
-from . import figures, helping, pieces, words
+from . import exposed, figures, helping, pieces, words
 from .outcomes import RunResult
 from .table import run_facts
 
@@ -60,6 +60,8 @@ def run_page(data: RunData) -> str:
             "numbers": [fact for fact in run_facts(RunResult(data)) if fact[0] != "alarm"],
             "helping": _helping(history, relied),
             "best": words.label(history.method),
+            "own": False,
+            "exposed": exposed.exposed({history.method: [history]}),
             "costs": _costs(summary),
             "rounds": [_round_line(line, history.metric) for line in history.lines],
             "clients": _client_lines(history, relied),

@@ -12,9 +12,10 @@ import numpy as np
 from .. import __version__
 from ..core import metrics
 from ..core.metrics import METRICS
+from ..results.history import History
 from ..results.judgement import LOCAL
 from ..results.reliance import MOST_CLIENTS, Reliance, on_others, reliance
-from . import figures, pieces, words
+from . import exposed, figures, pieces, words
 from .outcomes import Comparison, RunResult
 from .site_answer import site_answer, size_of
 
@@ -57,11 +58,13 @@ def site_page(found: Comparison | RunResult, name: str) -> str:
             "facts": _facts(runs, i),
             "alarms": [],
             "rejected": _rejected(runs, name),
-            "curves": figures.site_curves(runs, i),
+            "curves": figures.site_curves(_by_method(runs), i),
             "metric": METRICS[runs[0].history.metric].title,
             "lines": _method_lines(found, i),
             "peers": [] if relied is None else _peer_lines(relied, i, order),
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
+            "own": True,
+            "exposed": exposed.exposed(_by_method(runs), i),
             "warned": _warned(found),
             "methods": list(dict.fromkeys(words.label(run.method) for run in runs)),
             "version": __version__,
@@ -92,6 +95,13 @@ def _peer_order(runs: tuple[RunResult, ...], i: int) -> list[int]:
     rows = np.array(weights)
     others = [j for j in range(rows.shape[1]) if j != i]
     return sorted(others, key=lambda j: (-rows[:, j].sum(), *(-rows[:, j])))
+
+
+def _by_method(runs: tuple[RunResult, ...]) -> dict[str, list[History]]:
+    found: dict[str, list[History]] = {}
+    for run in runs:
+        found.setdefault(run.method, []).append(run.history)
+    return found
 
 
 def _alone(run: RunResult) -> str:
