@@ -7,11 +7,13 @@ import re
 import numpy as np
 import pytest
 
+from coterie.experiment.run_folder import collect
 from coterie.report import graph, helping, share_matrix
 from coterie.report.grouping import discovered
-from coterie.report.page import page
+from coterie.report.run_page import run_page
+from coterie.results.history import Log
 from coterie.results.reliance import Reliance, reliance
-from synthetic import CLIENTS, GROUPS, comparison_of, grouped, roster, run_of
+from synthetic import CLIENTS, GROUPS, grouped, predictors, record, roster, run_of
 
 
 def shares(A):
@@ -76,7 +78,7 @@ def test_the_matrix_has_names_true_groups_and_cuts_between_found_ones():
 def test_the_frames_are_the_shares_of_the_rounds():
     history = run_of("fedfomo", rounds=5).history
     relied = reliance([history])
-    made = helping.helping({"fedfomo": relied}, {"fedfomo": history}, {"fedfomo": "red"})
+    made = helping.helping({"fedfomo": relied}, {"fedfomo": history}, {"fedfomo": "red"}, 10**6)
     (card,) = made.cards
     assert json.loads(made.rounds) == [1, 2, 3, 4, 5]
     order = json.loads(card.order)
@@ -92,18 +94,24 @@ def test_the_frames_are_the_shares_of_the_rounds():
     assert np.delete(third, order.index(1)).max() <= step
 
 
-@pytest.mark.parametrize(("clients", "methods", "most"), [(12, 6, 20), (100, 9, 20), (100, 30, 6)])
-def test_rounds_are_stored_as_far_as_there_is_room(clients, methods, most):
-    rounds = helping._rounds(range(200), clients, methods)
-    assert len(rounds) <= most
-    assert len(rounds) >= min(most, 5)
-    assert (rounds[0], rounds[-1]) == (0, 199)
-    assert methods * clients**2 * (len(rounds) + 2) * 4 / 3 <= helping.BYTES
+@pytest.mark.parametrize(("most", "kept"), [(10**6, 20), (5_000, 4), (1_200, 1), (1_000, 0)])
+def test_rounds_are_stored_as_far_as_there_is_room(most, kept):
+    history = run_of("fedfomo", rounds=25).history
+    relied = dict.fromkeys("ab", reliance([history]))
+    runs, strokes = dict.fromkeys(relied, history), dict.fromkeys(relied, "red")
+    made = helping.helping(relied, runs, strokes, most)
+    rounds = json.loads(made.rounds)
+    assert len(rounds) == kept
+    assert kept < 2 or (rounds[0], rounds[-1]) == (1, 25)
+    assert sum(len(card.frames) for card in made.cards) <= most
 
 
-def test_pages_keep_to_their_sizes():
-    text = page(comparison_of(("local", "fedavg", "fedfomo", "fedamp"), clients=100))
-    assert len(text.encode()) < 1_500_000
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(helping, "MOST_ROUNDS", 0)
-        assert len(page(comparison_of(clients=7)).encode()) < 300_000
+def test_the_page_of_a_run_of_many_clients_is_small():
+    rng, K = np.random.default_rng(0), 450
+    log = Log("fedamp", 0, "accuracy", roster(K))
+    for index in range(3):
+        log.append(record(index, np.full(K, 50.0), rng.dirichlet(np.ones(K), K)))
+    text = run_page(collect(log, predictors(K), {}, {}))
+    assert "Who helps whom" in text
+    assert 'data-frames=""' in text
+    assert len(text.encode()) < 1_000_000

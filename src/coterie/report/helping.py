@@ -17,7 +17,8 @@ from . import graph, matrices, share_matrix, words
 from .grouping import discovered
 
 MOST_ROUNDS = 20  # rounds whose matrices a page holds
-BYTES = 3_000_000  # of all matrices on a page, at most; with many methods it holds fewer rounds
+# Bytes of the matrices of all rounds on a page, at most; with many methods it holds fewer rounds.
+OF_RUN, OF_COMPARISON = 500_000, 3_000_000
 
 
 class HelpCard(NamedTuple):
@@ -30,7 +31,7 @@ class HelpCard(NamedTuple):
     order: str  # JSON list of clients in the order of the matrix
     largest: float  # the share that the number 255 stands for
     top: float  # the share that is drawn darkest
-    frames: str  # base64 of uint8 [2 + rounds, K, K]: clear or not, the mean, the rounds
+    frames: str  # base64 of uint8 [2 + rounds, K, K]: clear, mean, rounds; empty for many clients
 
 
 class Helping(NamedTuple):
@@ -42,29 +43,38 @@ class Helping(NamedTuple):
 
 
 def helping(
-    relied: Mapping[str, Reliance], first: Mapping[str, History], strokes: Mapping[str, str]
+    relied: Mapping[str, Reliance],
+    first: Mapping[str, History],
+    strokes: Mapping[str, str],
+    most: int,
 ) -> Helping | None:
-    """The section for methods with these mean weights; rounds are those of the first seed."""
+    """The section for methods with these mean weights; rounds are those of the first seed.
+
+    ``most`` limits the bytes of the matrices; without room for any, the page has only the mean as a
+    picture.
+    """
     if not relied:
         return None
     some = first[next(iter(relied))]
-    rounds = _rounds(some.matrix_rounds, len(some.roster), len(relied))
+    room = int(most / (len(relied) * len(some.roster) ** 2 * 4 / 3)) - 2
+    rounds = None if room < 0 else _rounds(some.matrix_rounds, room)
     cards = tuple(_card(relied[m], first[m], rounds, strokes[m]) for m in relied)
     names = json.dumps(some.roster.clients, ensure_ascii=False)
-    return Helping(cards, names, json.dumps([index + 1 for index in rounds]))
+    return Helping(cards, names, json.dumps([index + 1 for index in rounds or []]))
 
 
-def _rounds(known: Sequence[int], clients: int, methods: int) -> list[int]:
+def _rounds(known: Sequence[int], room: int) -> list[int]:
     """Rounds to show, evenly spaced, as many as there is room for."""
-    room = int(BYTES / (methods * clients**2 * 4 / 3)) - 2
-    most = max(0, min(MOST_ROUNDS, room, len(known)))
+    most = min(MOST_ROUNDS, room, len(known))
     places = np.linspace(0, len(known) - 1, most).round().astype(int)
     return [known[place] for place in dict.fromkeys(places.tolist())]
 
 
-def _card(relied: Reliance, history: History, rounds: Sequence[int], stroke: str) -> HelpCard:
+def _card(
+    relied: Reliance, history: History, rounds: Sequence[int] | None, stroke: str
+) -> HelpCard:
     name, roster, found = words.label(history.method), history.roster, discovered(relied.share)
-    frames = np.stack([relied.share, *(_frame(history, index) for index in rounds)])
+    frames = np.stack([relied.share, *(_frame(history, index) for index in rounds or ())])
     largest = float(frames.max()) or 1.0
     numbers = np.round(255 * frames / largest)
     packed = np.concatenate([255 * relied.clear[None], numbers]).astype(np.uint8)
@@ -77,7 +87,7 @@ def _card(relied: Reliance, history: History, rounds: Sequence[int], stroke: str
         json.dumps(found.order.tolist()),
         largest,
         float(relied.share.max()) or 1.0,
-        base64.b64encode(packed.tobytes()).decode("ascii"),
+        "" if rounds is None else base64.b64encode(packed.tobytes()).decode("ascii"),
     )
 
 

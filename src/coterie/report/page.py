@@ -121,7 +121,8 @@ def _helping(comparison: "Comparison", best: str) -> helping.Helping | None:
     order = sorted(relied, key=lambda method: method != best)
     strokes = {method: figures.colour(comparison.methods, method) for method in order}
     first = {method: comparison.of_method(method)[0].history for method in order}
-    return helping.helping({method: relied[method] for method in order}, first, strokes)
+    ordered = {method: relied[method] for method in order}
+    return helping.helping(ordered, first, strokes, helping.OF_COMPARISON)
 
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:

@@ -182,4 +182,5 @@ def _helping(history: History, relied: Reliance | None) -> helping.Helping | Non
     if relied is None:
         return None
     method = history.method
-    return helping.helping({method: relied}, {method: history}, {method: "var(--accent)"})
+    stroke = {method: "var(--accent)"}
+    return helping.helping({method: relied}, {method: history}, stroke, helping.OF_RUN)

@@ -16,6 +16,7 @@ NAMED_UP_TO = 24  # clients; in a larger matrix names would overlap
 SIDE, EDGE, NAMES = 260.0, 12.0, 112.0
 CLEAR, UNSURE = (0, 114, 178), (128, 128, 128)  # an image cannot take the page's colours
 GROUP_COLOURS = 7  # --c1 … --c7 of the page's style
+FINE_UP_TO = 300  # clients; a larger matrix has fewer levels of colour
 LONGEST = 14  # characters of a name in a figure
 
 
@@ -49,7 +50,8 @@ def _image(relied: Reliance, order: NDArray[np.int64]) -> str:
     share, clear = relied.share[here], relied.clear[here]
     pixels = np.zeros((*share.shape, 4), dtype=np.uint8)
     pixels[..., :3] = np.where(clear[..., None], CLEAR, UNSURE)
-    pixels[..., 3] = np.round(255 * strength(share))
+    levels = 255 if len(share) <= FINE_UP_TO else 15  # fewer levels make a smaller file
+    pixels[..., 3] = np.round(levels * strength(share)) * (255 // levels)
     return png(pixels)
 
 

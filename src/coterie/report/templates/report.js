@@ -141,7 +141,7 @@
   };
 
   if (section) {
-    const draw = all(".help", section).map(drawing);
+    const draw = all(".help", section).filter((card) => card.dataset.frames).map(drawing);
     const controls = section.querySelector(".rounds");
     const slider = controls.querySelector("input"), button = controls.querySelector("button");
     const told = controls.querySelector("output");
