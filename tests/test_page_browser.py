@@ -146,7 +146,7 @@ def crowd(methods, clients):
     return Comparison.of(runs)
 
 
-@pytest.mark.parametrize(("methods", "clients"), [(6, 7), (30, 7), (6, 100), (30, 100)])
+@pytest.mark.parametrize(("methods", "clients"), [(6, 7), (30, 7), (4, 24), (6, 100), (30, 100)])
 def test_nothing_overlaps_at_any_width(browser, tmp_path, methods, clients):
     path = tmp_path / "crowd.html"
     text = page(crowd(methods, clients))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NAMES, SIZES, PLOT = 112.0, 46.0, 200.0
 ROW, THIN = 18.0, 5.0  # height of a row with a name, and without
+MOST_ROWS = 300  # sites in a panel; of more sites, only every n-th is drawn
 LARGEST = 1e100  # larger gains are drawn at the edge
 
 
@@ -54,11 +55,13 @@ def panels(comparison: "Comparison", best: str) -> list[Panel]:
 
 def _panel(comparison: "Comparison", method: str) -> Panel:
     rows = _rows(comparison, method)
+    step = -(-len(rows) // MOST_ROWS)
     better, worse = (sum(row.claim == claim for row in rows) for claim in ("better", "worse"))
     ink = figures.colour(comparison.methods, method)
     title = f"{words.label(method)}: each site's gain over training alone"
-    drawn = draw(rows, comparison.metric, title, ink)
+    drawn = draw(rows[::step], comparison.metric, title, ink)
     counts = f"shown: {better} better, {worse} worse"
+    counts += f"; one of {step} sites is drawn" if step > 1 else ""
     return Panel(words.label(method), ink, counts, drawn)
 
 

@@ -92,7 +92,7 @@ def _names(roster: Roster, places: dict[int, Point], middle: Point) -> list[Mark
     drawn = []
     for side in (-1, 1):
         here = [i for i, place in places.items() if (place[0] > middle[0]) == (side > 0)]
-        levels = apart([places[i][1] for i in here], 15, 8, 2 * middle[1] - 8)
+        levels = apart([places[i][1] for i in here], 17, 8, 2 * middle[1] - 8)
         edge = middle[0] + side * (RADIUS + 12)
         for i, y in zip(here, levels, strict=True):
             x0, y0 = places[i]

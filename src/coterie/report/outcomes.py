@@ -116,9 +116,9 @@ class Comparison(Compared[RunResult]):
     @cached_property
     def answers(self) -> tuple["SiteAnswer", ...]:
         """The answers to all clients; none if there is no method beside Local."""
-        if self.choice is None:
-            return ()
-        return tuple(map(self.client, self.runs[0].history.roster.clients))
+        from .site_answer import answers
+
+        return answers(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of ``comparison.json``."""

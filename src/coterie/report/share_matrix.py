@@ -13,7 +13,7 @@ from .grouping import Grouping
 from .svg import figure, png, tag
 
 NAMED_UP_TO = 24  # clients; in a larger matrix names would overlap
-SIDE, EDGE, NAMES = 260.0, 12.0, 112.0
+SIDE, EDGE, NAMES = 300.0, 12.0, 112.0
 CLEAR, UNSURE = (0, 114, 178), (128, 128, 128)  # an image cannot take the page's colours
 GROUP_COLOURS = 7  # --c1 … --c7 of the page's style
 FINE_UP_TO = 300  # clients; a larger matrix has fewer levels of colour

@@ -15,6 +15,7 @@ from ..errors import printable_lines
 from ..results.judgement import Claim, ClientGain
 from ..results.mean_gain import more_samples
 from . import words
+from .pieces import client_index
 
 if TYPE_CHECKING:
     from .outcomes import Comparison
@@ -50,9 +51,22 @@ class SiteAnswer:
 
 def site_answer(comparison: "Comparison", name: str, called: Sequence[str] = ()) -> SiteAnswer:
     """The answer to one client; ``called`` are names to use for the clients instead of theirs."""
-    gains = comparison.client_gains(name)
     roster = comparison.runs[0].history.roster
-    i, called = roster.clients.index(name), called or roster.clients
+    return _answer(comparison, client_index(roster, name), called or roster.clients)
+
+
+def answers(comparison: "Comparison") -> tuple[SiteAnswer, ...]:
+    """The answers to all clients; none if there is no method beside Local."""
+    if comparison.choice is None:
+        return ()
+    names = comparison.runs[0].history.roster.clients
+    return tuple(_answer(comparison, i, names) for i in range(len(names)))
+
+
+def _answer(comparison: "Comparison", i: int, called: Sequence[str]) -> SiteAnswer:
+    roster = comparison.runs[0].history.roster
+    name = roster.clients[i]
+    gains = comparison.client_gains(name)
     method = None if comparison.choice is None else comparison.choice.method
     one = next((gain for gain in gains if gain.method == method), None)
     relied = comparison.reliances.get(method) if method is not None else None
