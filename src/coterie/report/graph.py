@@ -83,7 +83,8 @@ def _link(relied: Reliance, i: int, j: int, places: dict[int, Point], middle: Po
         f"Q{x + half / 2 * u:.1f} {y + half / 2 * v:.1f} {x1:.1f} {y1:.1f}"
         f"Q{x - half / 2 * u:.1f} {y - half / 2 * v:.1f} {x0 - half * u:.1f} {y0 - half * v:.1f}Z"
     )
-    kind = "link" if relied.clear[i, j] else "link unsure"
+    many = " many" if len(places) > NAMED_UP_TO else ""
+    kind = "link" if relied.clear[i, j] else f"link unsure{many}"
     return tag("path", d=path, class_=kind, data_to=i, data_from=j)
 
 

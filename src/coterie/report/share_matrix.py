@@ -69,7 +69,7 @@ def _names(roster: Roster, order: NDArray[np.int64], cell: float, left: float) -
             short(roster.clients[i]),
             x=left - EDGE,
             y=EDGE + (row + 0.5) * cell + 4,
-            class_="tick end row",
+            class_="tick end row" if cell < 16 else "tick end",
             data_site=int(i),
         )
         for row, i in enumerate(order)
