@@ -13,7 +13,7 @@ import pytest
 
 from coterie.errors import StoreError
 from coterie.experiment.run_folder import RunFolder, collect
-from coterie.report import matrices, page, pieces, svg, table, words
+from coterie.report import figures, matrices, page, pieces, svg, table, words
 from coterie.report.outcomes import Comparison, RunResult
 from coterie.report.run_page import run_page
 from coterie.results import reliance, statistics
@@ -443,6 +443,35 @@ def test_the_heatmap_orders_clients_by_group_and_leaves_oneself_out():
     opaque = re.findall(r'fill-opacity="1"><title>site-(\d+) ← site-(\d+)', drawn)
     assert len(opaque) == CLIENTS * 3
     assert all(int(a) % 3 == int(b) % 3 for a, b in opaque)
+
+
+def lines_of(drawn):
+    """The points of each line of a figure."""
+    paths = re.findall(r'<path d="([^"]*)"[^>]*class="line"', drawn)
+    return [[tuple(map(float, p.split())) for p in re.findall(r"[\d.]+ [\d.]+", d)] for d in paths]
+
+
+def test_curves_over_bytes_end_where_their_traffic_ends():
+    methods = ("local", "fedavg", "fedfomo")  # of 0, 2,000 and 10,000 bytes per round and client
+    drawn = str(figures.byte_curves(comparison_of(methods)))
+    alone, cheap, dear = lines_of(drawn)
+    start, end = dear[0][0], dear[-1][0]  # after one and after twenty rounds
+    per_byte = (end - start) / (19 * 10_000)
+    zero = start - 10_000 * per_byte
+    assert cheap[-1][0] == pytest.approx(zero + 40_000 * per_byte, abs=0.2)
+    assert alone[0] == (pytest.approx(zero, abs=0.2), alone[1][1])
+    assert alone[1][0] == end
+    assert figures.byte_curves(comparison_of(("local",))) is None
+
+
+def test_a_band_shows_the_range_over_seeds(comparison):
+    drawn = str(figures.learning_curves(comparison))
+    assert drawn.count('class="band-seeds"') == len(comparison.methods)
+    assert 'class="band-seeds"' not in str(figures.learning_curves(comparison_of()))
+    band = re.search(r'<polygon points="([^"]*)"', drawn)[1].split()
+    heights = [float(point.split(",")[1]) for point in band]
+    for place, (_, y) in enumerate(lines_of(drawn)[0]):  # between the least and the largest
+        assert heights[-1 - place] - 0.1 <= y <= heights[place] + 0.1
 
 
 def test_labels_are_moved_apart_and_stay_inside():

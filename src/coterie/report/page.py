@@ -45,6 +45,7 @@ def page(comparison: "Comparison") -> str:
             "notes": notes(comparison),
             "tests": _tests(comparison),
             "curves": figures.learning_curves(comparison),
+            "by_bytes": figures.byte_curves(comparison),
             "own": False,
             "exposed": exposed.exposed(
                 {m: [run.history for run in comparison.of_method(m)] for m in comparison.methods}
@@ -53,6 +54,7 @@ def page(comparison: "Comparison") -> str:
             "panels": gain_panels.panels(comparison, best),
             "helping": _helping(comparison, best),
             "seed": comparison.seeds[0],
+            "seeds": len(comparison.seeds),
             "heads": [words.label(method) for method in comparison.methods],
             "clients": _clients(comparison, best),
             "best": words.label(best),
