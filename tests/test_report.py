@@ -1,4 +1,6 @@
+import base64
 import dataclasses
+import hashlib
 import html.parser
 import io
 import json
@@ -14,9 +16,9 @@ from coterie.experiment.run_folder import RunFolder, collect
 from coterie.report import figures, matrices, page, pieces, svg, table, words
 from coterie.report.outcomes import Comparison, RunResult
 from coterie.report.run_page import run_page
-from coterie.results import statistics
+from coterie.results import reliance, statistics
 from coterie.results.alarms import raise_alarms, same_run
-from coterie.results.history import History, Log
+from coterie.results.history import Log
 from synthetic import (
     CLIENTS,
     GROUPS,
@@ -280,7 +282,7 @@ class Reader(html.parser.HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.seen.add(tag)
         self.addresses += [v for k, v in attrs if k in ("href", "src")]
-        if tag not in ("meta", "br"):
+        if tag not in ("meta", "br", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -294,21 +296,34 @@ def read_page(text):
     return reader
 
 
+def scripts_of(text):
+    return re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
+
+
+def test_the_page_allows_one_script_by_its_hash_and_no_other(comparison):
+    text = page.page(comparison)
+    (script,) = scripts_of(text)
+    named = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{named}'" in text
+    assert "default-src 'none'" in text
+
+
 def test_the_page_stands_alone_and_is_well_formed(comparison):
     text = page.page(comparison)
     reader = read_page(text)
     assert {"table", "svg", "details", "h1"} <= reader.seen
-    assert reader.seen.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert reader.seen.isdisjoint({"link", "img", "iframe", "object"})
     assert all(address.startswith("data:") for address in reader.addresses)
     assert not re.search(r"https?://|@import|url\(", text)
     assert comparison.verdict[:20] in text
-    assert text.count("<circle") == 5 * 3 * CLIENTS
+    assert text.count('class="dot') == 5 * CLIENTS
+    assert text.count('class="node"') == 3 * CLIENTS
 
 
 def test_a_large_federation_has_images_for_matrices():
     text = page.page(comparison_of(("local", "fedfomo"), clients=60))
     addresses = read_page(text).addresses
-    assert len(addresses) == 2
+    assert len(addresses) == 1
     assert all(address.startswith("data:image/png;base64,") for address in addresses)
 
 
@@ -321,7 +336,8 @@ def test_names_from_users_are_text_and_nothing_else(comparison):
     dressed = collect(_copied(method), predictors(), config, environment)
     whole = Comparison.of([evil.runs[0], method, RunResult(dressed)])
     for text in (page.page(whole), whole._repr_html_(), whole.runs[2]._repr_html_()):
-        assert "<script" not in text
+        assert EVIL not in text
+        assert set(scripts_of(text)) <= {pieces._script()[0]}
         read_page(text)
     assert "&lt;script&gt;" in page.page(whole)
     assert "coterie compare &#39;&lt;script" in page.page(whole)
@@ -332,13 +348,14 @@ def test_the_page_of_a_run_stands_alone_and_tells_everything():
     text = run_page(made.data)
     reader = read_page(text)
     assert {"table", "svg", "details", "h1"} <= reader.seen
-    assert reader.seen.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert reader.seen.isdisjoint({"link", "img", "iframe", "object"})
+    assert scripts_of(text) == [pieces._script()[0]]
     assert not re.search(r"https?://|@import|url\(", text)
     assert text.count('class="client"') == CLIENTS  # one line per client
     for name in made.history.roster.clients:
         assert f'<th scope="row">{name}</th>' in text
     assert [f'<th scope="row">{r + 1}</th>' in text for r in range(20)] == [True] * 20
-    assert "Who learns from whom" in text
+    assert "Who helps whom" in text
     assert "site-1 (not finite)" in text  # round 3 left it out
     assert "Uploads were left out as not finite: 1." in text
     assert made.summary["digest"] in text
@@ -350,7 +367,7 @@ def test_the_page_of_a_run_has_its_alarms_and_its_gain():
     text = run_page(copy.data)
     assert "Read this first" in text
     assert "equals_local" in text
-    assert "Who learns from whom" not in text
+    assert "Who helps whom" not in text
     assert "0.0 compared with each client’s own local model" in text
     assert "Read this first" not in run_page(
         run_of("fedamp", test=np.full((2, CLIENTS), 50.0)).data
@@ -358,13 +375,13 @@ def test_the_page_of_a_run_has_its_alarms_and_its_gain():
 
 
 def test_the_page_of_a_run_says_whom_a_client_learns_most_from():
-    """By the largest entry of its row beside its own; nobody where it gives no weight."""
+    """By the largest part of its weight on others; nobody where it gives no weight."""
     log = Log("fedamp", 0, "accuracy", roster(3))
     A = np.array([[0.9, 0.0, 0.1], [0.0, 1.0, 0.0], [0.3, 0.2, 0.5]])
     log.append(record(0, np.array([50.0, 60.0, 70.0]), A))
-    text = run_page(collect(log, predictors(3), {}, {}))
+    text = run_page(collect(log, predictors(3), {}, {})).partition("Every client")[2]
     cells = re.findall(r'<th scope="row">(site-\d)</th>.*?<td>([^<]*)</td><td>—</td></tr>', text)
-    assert cells == [("site-0", "site-2 (0.1)"), ("site-1", "—"), ("site-2", "site-0 (0.3)")]
+    assert cells == [("site-0", "site-2 (100 %)"), ("site-1", "—"), ("site-2", "site-0 (60 %)")]
 
 
 @pytest.mark.parametrize("clients", [1, 60, 130])
@@ -375,11 +392,12 @@ def test_the_page_of_a_run_draws_at_most_sixty_lines(clients):
 
 def test_a_page_draws_no_matrix_of_very_many_clients(monkeypatch, comparison):
     """A run of 10,000 clients must not need gigabytes for its page."""
-    assert "Who learns from whom" in page.page(comparison)
-    monkeypatch.setattr(pieces, "MOST_DRAWN", CLIENTS - 1)
-    monkeypatch.setattr(History, "weights", property(lambda _: pytest.fail("made dense")))
-    for text in (page.page(comparison), run_page(run_of("fedamp").data)):
-        assert "Who learns from whom" not in text
+    assert "Who helps whom" in page.page(comparison)
+    monkeypatch.setattr(reliance, "MOST_CLIENTS", CLIENTS - 1)
+    monkeypatch.setattr(reliance, "dense", lambda _: pytest.fail("made dense"))
+    again = Comparison.of(comparison.runs)
+    for text in (page.page(again), run_page(run_of("fedamp").data)):
+        assert "Who helps whom" not in text
 
 
 @pytest.mark.parametrize("weight", [None, 0.0, 1.0, -1.0, math.nan, math.inf, 1e38])
@@ -404,7 +422,7 @@ def test_names_on_the_page_of_a_run_are_text_and_nothing_else():
         data, config={EVIL: EVIL}, environment={"argv": ["coterie", "run", EVIL]}
     )
     text = run_page(data)
-    assert read_page(text).seen.isdisjoint({"script"})
+    assert scripts_of(text) == [pieces._script()[0]]
     assert EVIL not in text
 
 
@@ -427,27 +445,33 @@ def test_the_heatmap_orders_clients_by_group_and_leaves_oneself_out():
     assert all(int(a) % 3 == int(b) % 3 for a, b in opaque)
 
 
-def test_dots_stand_where_the_gains_are():
-    who = roster(3)
-    ends = np.array([[40.0, 50.0, 60.0]])
-    runs = [
-        run_of("local", who=who, test=np.full((1, 3), 50.0)),
-        run_of("fedavg", who=who, test=ends),
-    ]
-    drawn = str(figures.gains(Comparison.of(runs)))
-    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', drawn)]
-    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.05)
-    assert "site-0: \N{MINUS SIGN}10.0" in drawn
-    assert drawn.count('class="dot worse"') == 1
+def lines_of(drawn):
+    """The points of each line of a figure."""
+    paths = re.findall(r'<path d="([^"]*)"[^>]*class="line"', drawn)
+    return [[tuple(map(float, p.split())) for p in re.findall(r"[\d.]+ [\d.]+", d)] for d in paths]
 
 
-def test_dots_do_not_hide_one_another():
-    who, alone = roster(9), np.full((1, 9), 50.0)
-    runs = [run_of("local", who=who, test=alone), run_of("fedavg", who=who, test=alone + 1)]
-    drawn = str(figures.gains(Comparison.of(runs)))
-    places = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)
-    assert len({x for x, _ in places}) == 1
-    assert len(set(places)) == 9
+def test_curves_over_bytes_end_where_their_traffic_ends():
+    methods = ("local", "fedavg", "fedfomo")  # of 0, 2,000 and 10,000 bytes per round and client
+    drawn = str(figures.byte_curves(comparison_of(methods)))
+    alone, cheap, dear = lines_of(drawn)
+    start, end = dear[0][0], dear[-1][0]  # after one and after twenty rounds
+    per_byte = (end - start) / (19 * 10_000)
+    zero = start - 10_000 * per_byte
+    assert cheap[-1][0] == pytest.approx(zero + 40_000 * per_byte, abs=0.2)
+    assert alone[0] == (pytest.approx(zero, abs=0.2), alone[1][1])
+    assert alone[1][0] == end
+    assert figures.byte_curves(comparison_of(("local",))) is None
+
+
+def test_a_band_shows_the_range_over_seeds(comparison):
+    drawn = str(figures.learning_curves(comparison))
+    assert drawn.count('class="band-seeds"') == len(comparison.methods)
+    assert 'class="band-seeds"' not in str(figures.learning_curves(comparison_of()))
+    band = re.search(r'<polygon points="([^"]*)"', drawn)[1].split()
+    heights = [float(point.split(",")[1]) for point in band]
+    for place, (_, y) in enumerate(lines_of(drawn)[0]):  # between the least and the largest
+        assert heights[-1 - place] - 0.1 <= y <= heights[place] + 0.1
 
 
 def test_labels_are_moved_apart_and_stay_inside():

@@ -241,7 +241,7 @@ def test_a_seed_that_repeats_another_shows_no_more_of_a_client():
         )
     ]
     once, twice = Comparison.of(runs[:2]), Comparison.of(runs)
-    for a, b in zip(once.client("site-0"), twice.client("site-0"), strict=True):
+    for a, b in zip(once.client_gains("site-0"), twice.client_gains("site-0"), strict=True):
         assert a.gain.p == pytest.approx(b.gain.p)
 
 
@@ -300,7 +300,7 @@ def test_runs_without_their_answers_are_read_and_not_judged():
     old = [run_of(m, who=who, test=test, samples=None) for m in ("local", "fedavg")]
     comparison = Comparison.of(old)
     assert comparison.judgements is None
-    assert comparison.client("site-1") == ()
+    assert comparison.client("site-1").gains == ()
     assert comparison.to_dict()["clients"] == []
     assert "Nothing is tested" in page.page(comparison)
 
@@ -318,7 +318,7 @@ def test_every_client_gets_an_interval_and_a_sentence():
     claims = {one.client: one for one in found.judgements["fedfomo"].clients}
     assert [claims[f"site-{i}"].claim for i in range(3)] == ["better", "worse", "unclear"]
     for name, one in claims.items():
-        assert found.client(name) == (one,)
+        assert found.client(name).gains == (one,)
         assert one.gain.low < one.gain.gain < one.gain.high
     said = {row["client"]: row for row in found.to_dict()["clients"]}
     assert said["site-0"]["sentence"].startswith(
@@ -340,7 +340,7 @@ def test_a_gain_that_counts_alone_but_not_among_many_says_so():
         run_of("local", who=who, test=alone),
         run_of("fedfomo", who=who, test=alone + np.array([3.5] + [0.0] * 11)),
     ]
-    one = Comparison.of(runs).client("site-0")[0]
+    one = Comparison.of(runs).client("site-0").gains[0]
     assert one.gain.low > 0
     assert one.claim == "unclear"
     sentence = client_sentence(Comparison.of(runs), one)
@@ -427,7 +427,7 @@ def test_a_diverged_client_is_named():
         runs.append(RunResult(collect(log, predictors(4), {}, {})))
     found = Comparison.of(runs)
     assert found.verdict.startswith("Joining is not worth it as it is: FedAvg diverged for site-1.")
-    assert found.client("site-1")[0].claim == "worse"
+    assert found.client("site-1").gains[0].claim == "worse"
     row = found.rows[1]
     assert row.mean.mean == math.inf
     assert row.relative_to_local.mean == -math.inf

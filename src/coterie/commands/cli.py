@@ -18,7 +18,13 @@ from ..errors import (
     printable,
     printable_lines,
 )
-from . import deploy_commands, export_commands, federation_commands, site_commands
+from . import (
+    deploy_commands,
+    export_commands,
+    federation_commands,
+    page_command,
+    site_commands,
+)
 from .arguments import CODE, configured, flags
 
 app = typer.Typer(
@@ -34,6 +40,7 @@ app.command()(federation_commands.coordinator)
 app.command()(federation_commands.federate)
 app.command()(export_commands.export)
 app.command()(export_commands.predict)
+app.command()(page_command.report)
 
 
 def main(arguments: list[str] | None = None) -> None:

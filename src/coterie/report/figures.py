@@ -1,13 +1,11 @@
-"""Figures of a comparison: learning curves, and the gain of each client over its local model."""
+"""Learning curves: of the methods of a comparison, of one site, and of the clients of one run."""
 
-import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
 from ..core import metrics
 from ..core.metrics import METRICS, Floats
@@ -21,13 +19,12 @@ if TYPE_CHECKING:
 
 WIDTH = 440.0
 LARGEST_SCORE = 1e100  # larger scores are drawn as infinite
-RADII = (4.2, 3.2, 2.4, 1.7)  # radii of dots; the largest at which no dot hides another is used
 COLOURS = 7  # --c1 … --c7 of the page's style; with more methods, colours repeat
 
 
-def colour(comparison: "Comparison", method: str) -> str:
-    """A method's colour, the same in every figure; Local is grey."""
-    others = [name for name in comparison.methods if name != LOCAL]
+def colour(methods: Iterable[str], method: str) -> str:
+    """A method's colour among all methods, the same in every figure; Local is grey."""
+    others = [name for name in methods if name != LOCAL]
     if method == LOCAL:
         return "var(--alone)"
     return f"var(--c{others.index(method) % COLOURS + 1})"
@@ -45,27 +42,94 @@ def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
     return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
 
 
+Axis = Callable[[float, float, Scale, float], list[Markup]]  # first, last, scale, base
+
+
+class Curve(NamedTuple):
+    """A line of a figure: places on its axis, and the mean, least and largest score over seeds."""
+
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
 def learning_curves(comparison: "Comparison") -> Markup:
-    """The mean test score after every evaluated round: one line per method, the mean over seeds."""
+    """The mean test score after every evaluated round: one line per method, a band over seeds."""
     drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
-    height, left, top, bottom = 320.0, 38.0, 12.0, 36.0
+    return _method_curves(drawn, comparison.metric, "Mean ")
+
+
+def byte_curves(comparison: "Comparison") -> Markup | None:
+    """The mean test score against the bytes that one client has sent and received for training.
+
+    Local, which sends nothing, is a level line at its last score. None if no method sends anything.
+    """
+    drawn = {}
+    for method in comparison.methods:
+        runs = [run.history for run in comparison.of_method(method)]
+        drawn[method] = _curve(runs)._replace(
+            x=metrics.mean_known(np.array([*map(_bytes, runs)]).T)
+        )
+    most = max(float(curve.x[-1]) for curve in drawn.values())
+    if most == 0:
+        return None
+    for method, curve in drawn.items():
+        if curve.x[-1] == 0:
+            level = [np.repeat(scores[-1], 2) for scores in curve[1:]]
+            drawn[method] = Curve(np.array([0.0, most]), *level)
+    return _method_curves(drawn, comparison.metric, "Mean ", _byte_axis)
+
+
+def _bytes(history: History) -> Floats:
+    """Bytes sent and received by one client up to each evaluated round."""
+    each = np.cumsum([line["bytes_up"] + line["bytes_down"] for line in history.lines])
+    here = np.isin([line["round"] for line in history.lines], history.rounds)
+    total: Floats = each[here] / len(history.roster)
+    return total
+
+
+def site_curves(histories: Mapping[str, Sequence[History]], i: int) -> Markup:
+    """The test score of one client after every evaluated round: one line per method."""
+    drawn = {method: _curve(some, i) for method, some in histories.items()}
+    return _method_curves(drawn, next(iter(histories.values()))[0].metric, "")
+
+
+def _method_curves(
+    drawn: Mapping[str, Curve], metric: str, kind: str, axis: Axis | None = None
+) -> Markup:
+    left, top, bottom = 38.0, 12.0, 36.0
+    height = max(320.0, top + bottom + 15 * (len(drawn) + 2))  # room for all names
     right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
-    grid = ticks(*_extent([means for _, means in drawn.values()]))
-    last = max(int(rounds[-1]) for rounds, _ in drawn.values()) + 1
-    first = min(int(rounds[0]) for rounds, _ in drawn.values()) + 1
-    x = Scale(first, max(last, first + 1), left, WIDTH - right)
+    grid = ticks(*_extent([scores for curve in drawn.values() for scores in curve[1:]]))
+    first, last = (
+        f(float(curve.x[k]) for curve in drawn.values()) for f, k in ((min, 0), (max, -1))
+    )
+    x = Scale(first, last if last > first else first + 1, left, WIDTH - right)
     y = Scale(grid[0], grid[-1], height - bottom, top)
-    content = [*_level_lines(grid, y, left, WIDTH - right, comparison.metric)]
-    content += _round_axis(first, last, x, height - bottom)
+    content = [*_level_lines(grid, y, left, WIDTH - right, metric)]
+    content += (axis or _round_axis)(first, last, x, height - bottom)
     ends = []
-    for method, (rounds, means) in drawn.items():
-        points = [(x(r + 1), y(v)) for r, v in zip(rounds, means, strict=True)]
+    for method, curve in drawn.items():
+        points = [(x(place), y(v)) for place, v in zip(curve.x, curve.mean, strict=True)]
         ends.append(next((p[1] for p in reversed(points) if math.isfinite(p[1])), y(grid[0])))
         alone = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
-        content.append(polyline(points, class_="line", stroke=colour(comparison, method), **alone))
-    content += _end_labels(comparison, list(drawn), ends, WIDTH - right, (top, height - bottom))
-    what = METRICS[comparison.metric].title
-    return figure(WIDTH, height, f"Mean {what} over rounds, one line per method", *content)
+        ink = colour(drawn, method)
+        content += [_band(curve, x, y, ink), polyline(points, class_="line", stroke=ink, **alone)]
+    content += _end_labels(list(drawn), ends, WIDTH - right, (top, height - bottom - 8))
+    what = f"{kind}{METRICS[metric].title} over {'rounds' if axis is None else 'bytes'}"
+    return figure(WIDTH, height, f"{what}, one line per method", *content)
+
+
+def _band(curve: Curve, x: Scale, y: Scale, ink: str) -> Markup:
+    """The range over seeds; nothing for one seed."""
+    known = np.isfinite(curve.low) & np.isfinite(curve.high)
+    if not (curve.high > curve.low)[known].any():
+        return Markup("")
+    there = [(x(a), y(b)) for a, b in zip(curve.x[known], curve.low[known], strict=True)]
+    back = [(x(a), y(b)) for a, b in zip(curve.x[known], curve.high[known], strict=True)]
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*there, *reversed(back)])
+    return tag("polygon", points=points, class_="band-seeds", fill=ink)
 
 
 MOST_LINES = 60  # at most so many clients have a line; of more clients, only every n-th has one
@@ -75,14 +139,14 @@ def client_curves(history: History) -> Markup:
     """The test score of each client after every evaluated round of one run, and their mean."""
     height, left, top, bottom, right = 320.0, 38.0, 12.0, 36.0, 54.0
     shown = _drawable(history.test)[:, :: -(-len(history.roster) // MOST_LINES)]
-    rounds, means = _curve([history])
+    places, means = _curve([history])[:2]
     grid = ticks(*_extent([shown, means]))
-    first, last = int(rounds[0]) + 1, int(rounds[-1]) + 1
+    first, last = float(places[0]), float(places[-1])
     x = Scale(first, max(last, first + 1), left, WIDTH - right)
     y = Scale(grid[0], grid[-1], height - bottom, top)
 
     def points(scores: Floats) -> list[tuple[float, float]]:
-        return [(x(r + 1), y(v)) for r, v in zip(rounds, scores, strict=True)]
+        return [(x(place), y(v)) for place, v in zip(places, scores, strict=True)]
 
     end = next((p[1] for p in reversed(points(means)) if math.isfinite(p[1])), y(grid[0]))
     return figure(
@@ -97,9 +161,20 @@ def client_curves(history: History) -> Markup:
     )
 
 
-def _curve(histories: Sequence[History]) -> tuple[NDArray[np.int64], Floats]:
-    means = np.array([metrics.mean_known(history.test) for history in histories])
-    return histories[0].rounds, _drawable(metrics.mean_known(means.T))
+def _curve(histories: Sequence[History], client: int | None = None) -> Curve:
+    """The mean over clients, or the score of one client, averaged over runs."""
+    means = np.array(
+        [
+            metrics.mean_known(history.test) if client is None else history.test[:, client]
+            for history in histories
+        ]
+    )
+    seeds = np.where(np.isfinite(_drawable(means)), means, np.nan)
+    known = np.asarray(~np.isnan(seeds).all(0))
+    low, high = (np.full(len(known), np.nan) for _ in range(2))
+    low[known], high[known] = np.nanmin(seeds[:, known], 0), np.nanmax(seeds[:, known], 0)
+    rounds = (histories[0].rounds + 1).astype(np.float64)
+    return Curve(rounds, _drawable(metrics.mean_known(means.T)), low, high)
 
 
 def _level_lines(
@@ -114,7 +189,8 @@ def _level_lines(
     return drawn
 
 
-def _round_axis(first: int, last: int, x: Scale, base: float) -> list[Markup]:
+def _round_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
+    first, last = int(low), int(high)
     shown = sorted({first, last, *(int(t) for t in ticks(first, last, 4) if first < t < last)})
     kept = [r for r in shown if r in (first, last) or min(r - first, last - r) * 12 >= last - first]
     marks = [tag("text", r, x=x(r), y=base + 17, class_="tick middle") for r in kept]
@@ -122,8 +198,14 @@ def _round_axis(first: int, last: int, x: Scale, base: float) -> list[Markup]:
     return [*marks, tag("text", "round", x=middle, y=base + 33, class_="tick middle")]
 
 
+def _byte_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
+    kept = [value for value in ticks(low, high, 3) if low <= value <= high]
+    marks = [tag("text", words.size(v), x=x(v), y=base + 17, class_="tick middle") for v in kept]
+    what, middle = "sent and received per client", (x.start + x.end) / 2
+    return [*marks, tag("text", what, x=middle, y=base + 33, class_="tick middle")]
+
+
 def _end_labels(
-    comparison: "Comparison",
     methods: Sequence[str],
     ends: Sequence[float],
     x: float,
@@ -138,86 +220,7 @@ def _end_labels(
             x=x + 8,
             y=place + 4.5,
             class_="name",
-            fill=colour(comparison, m),
+            fill=colour(methods, m),
         )
         for m, place in zip(methods, places, strict=True)
     ]
-
-
-def gains(comparison: "Comparison") -> Markup:
-    """Each client's gain over its local model: one dot per client and seed, one row per method."""
-    methods = [method for method in comparison.methods if method != LOCAL]
-    found = {method: _drawable(comparison.gains(method)) for method in methods}
-    grid = ticks(*_extent([*found.values(), np.zeros(1)]), about=6)
-    row, top, bottom = 66.0, 4.0, 44.0
-    height = top + row * max(1, len(methods)) + bottom
-    x = Scale(grid[0], grid[-1], 14, WIDTH - 14)
-    base = height - bottom
-    content = [
-        tag("rect", x=x.start, y=top, width=x(0) - x.start, height=base - top, class_="worse-side"),
-        *_gain_axis(grid, x, base, comparison.metric),
-    ]
-    for i, method in enumerate(methods):
-        content += _gain_row(comparison, method, found[method], x, top + row * i, row)
-    return figure(
-        WIDTH, height, "Each client's gain over training alone, one row per method", *content
-    )
-
-
-def _gain_axis(grid: Sequence[float], x: Scale, base: float, metric: str) -> list[Markup]:
-    drawn = []
-    for value in grid:
-        drawn.append(tag("line", x1=x(value), x2=x(value), y1=base, y2=base + 4, class_="grid"))
-        text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
-        drawn.append(tag("text", text, x=x(value), y=base + 19, class_="tick middle"))
-    unit = "points" if METRICS[metric].percent else METRICS[metric].title
-    what = f"gain over training alone, {unit}"
-    return [*drawn, tag("text", what, x=WIDTH / 2, y=base + 38, class_="tick middle")]
-
-
-def _gain_row(
-    comparison: "Comparison", method: str, found: Floats, x: Scale, top: float, row: float
-) -> list[Markup]:
-    better, worse = int((found > 0).sum()), int((found < 0).sum())
-    names, ink = comparison.runs[0].history.roster.clients, colour(comparison, method)
-    every = zip(found.ravel().tolist(), itertools.cycle(names), strict=False)
-    shown = [(value, client) for value, client in every if not math.isnan(value)]
-    edge = {math.inf: x.end, -math.inf: x.start}  # where clients that diverged are drawn
-    places = [edge[value] if math.isinf(value) else x(value) for value, _ in shown]
-    radius, lifts = _swarm(places, room=17)
-    name = tag("text", words.label(method), x=x.start, y=top + 17, class_="name", fill=ink)
-    counts = tag("text", f"{better} better, {worse} worse", x=x.end, y=top + 17, class_="tick end")
-    rule = tag("line", x1=x.start, x2=x.end, y1=top, y2=top, class_="grid")
-    zero = tag("line", x1=x(0), x2=x(0), y1=top + 25, y2=top + row, class_="zero")
-    dots = [
-        tag(
-            "circle",
-            tag("title", f"{client}: {words.number(value, comparison.metric, sign=True)}"),
-            cx=place,
-            cy=top + row - 22 + lift,
-            r=radius,
-            class_="dot worse" if value < 0 else "dot",
-            fill=ink,
-        )
-        for (value, client), place, lift in zip(shown, places, lifts, strict=True)
-    ]
-    return [rule, zero, name, counts, *dots]
-
-
-def _swarm(places: Sequence[float], room: float) -> tuple[float, list[float]]:
-    """The radius of the dots, and the vertical offset of each dot so that none hides another."""
-    for radius in RADII:
-        step, lifts, crowded = 1.8 * radius, [0.0] * len(places), False
-        free = [s * k * step for k in range(int(room / step) + 1) for s in (-1, 1)]
-        placed: list[tuple[float, float]] = []
-        for i in sorted(range(len(places)), key=lambda i: places[i]):
-            near = [dot for dot in placed[-60:] if places[i] - dot[0] < step]
-            hidden = [
-                sum(math.dist((places[i], y), dot) < 0.99 * step for dot in near) for y in free
-            ]
-            lifts[i] = free[hidden.index(min(hidden))]
-            crowded |= min(hidden) > 0
-            placed.append((places[i], lifts[i]))
-        if not crowded:
-            break
-    return radius, lifts

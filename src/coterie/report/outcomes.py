@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from ..core.site_gain import SiteGain
 from ..errors import printable_lines
@@ -19,6 +19,9 @@ from ..experiment.run_folder import RunData
 from ..results.comparison import Compared, ComparedRun, refuse_unlike
 from ..results.history import History
 from ..storage import files
+
+if TYPE_CHECKING:
+    from .site_answer import SiteAnswer
 
 
 @final
@@ -104,6 +107,19 @@ class Comparison(Compared[RunResult]):
 
         return printable_lines(verdict(self))
 
+    def client(self, name: str) -> "SiteAnswer":
+        """What the comparison says to one client, in a sentence and in numbers."""
+        from .site_answer import site_answer
+
+        return site_answer(self, name)
+
+    @cached_property
+    def answers(self) -> tuple["SiteAnswer", ...]:
+        """The answers to all clients; none if there is no method beside Local."""
+        from .site_answer import answers
+
+        return answers(self)
+
     def to_dict(self) -> dict[str, Any]:
         """The contents of ``comparison.json``."""
         from .table import notes
@@ -118,6 +134,7 @@ class Comparison(Compared[RunResult]):
             "metric": self.metric,
             "seeds": list(self.seeds),
             "methods": [{**row._asdict(), "gain": overall.get(row.method)} for row in self.rows],
+            "sites": [answer.to_dict() for answer in self.answers],
             "clients": [
                 {
                     **{"client": one.client, "method": one.method},

@@ -1,10 +1,13 @@
-"""The HTML page of a comparison, in one file that needs no network, no script and no other file."""
+"""The HTML page of a comparison, in one file that needs no network and no other file.
+
+A script makes choosing a site easier; without it the page shows everything.
+"""
 
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.metrics import METRICS
 from ..results.judgement import LOCAL, Claim
-from . import figures, pieces, words
+from . import exposed, figures, gain_panels, helping, pieces, words
 from .table import Table, notes, table, to_html
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ def page(comparison: "Comparison") -> str:
             "eyebrow": "coterie comparison",
             "title": "Is joining worth it?",
             "verdict": pieces.unbroken(comparison.verdict),
+            "answers": comparison.answers,
             "facts": _facts(comparison),
             "alarms": [alarm for row in comparison.rows for alarm in row.alarms],
             "rejected": _rejected(comparison),
@@ -41,9 +45,16 @@ def page(comparison: "Comparison") -> str:
             "notes": notes(comparison),
             "tests": _tests(comparison),
             "curves": figures.learning_curves(comparison),
-            "gains": figures.gains(comparison) if len(comparison.methods) > 1 else None,
-            "cards": _cards(comparison),
+            "by_bytes": figures.byte_curves(comparison),
+            "own": False,
+            "exposed": exposed.exposed(
+                {m: [run.history for run in comparison.of_method(m)] for m in comparison.methods}
+            ),
+            "unit": ", in points," if METRICS[comparison.metric].percent else "",
+            "panels": gain_panels.panels(comparison, best),
+            "helping": _helping(comparison, best),
             "seed": comparison.seeds[0],
+            "seeds": len(comparison.seeds),
             "heads": [words.label(method) for method in comparison.methods],
             "clients": _clients(comparison, best),
             "best": words.label(best),
@@ -106,14 +117,14 @@ def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     return lines
 
 
-def _cards(comparison: "Comparison") -> list[pieces.Card]:
-    first = comparison.of_seed(comparison.seeds[0])
-    found = [
-        pieces.card(first[method], figures.colour(comparison, method))
-        for method in comparison.methods
-        if method in first
-    ]
-    return [card for card in found if card is not None]
+def _helping(comparison: "Comparison", best: str) -> helping.Helping | None:
+    """Who helps whom, by method; the recommended method first."""
+    relied = comparison.reliances
+    order = sorted(relied, key=lambda method: method != best)
+    strokes = {method: figures.colour(comparison.methods, method) for method in order}
+    first = {method: comparison.of_method(method)[0].history for method in order}
+    ordered = {method: relied[method] for method in order}
+    return helping.helping(ordered, first, strokes, helping.OF_COMPARISON)
 
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:

@@ -1,34 +1,22 @@
 """What the page of a comparison and the page of a run have in common."""
 
+import base64
+import hashlib
 import json
 import re
 import shlex
 from collections.abc import Mapping
 from functools import cache
+from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..results.history import History, Matrix, Roster
+from ..errors import ConfigError, did_you_mean
+from ..results.history import Roster
 from ..storage import files
-from . import matrices, words
-
-MOST_DRAWN = 1000  # clients; a larger matrix would take minutes and gigabytes to draw
-
-LARGEST_WEIGHT = 1e6  # products of larger weights may exceed float32
-
-
-class Card(NamedTuple):
-    """One method's collaboration matrix at the end of one run."""
-
-    method: str
-    weights: Markup
-    shared: Markup
-    most: str  # the largest weight on another client
-    inside: Markup | None
 
 
 @cache
@@ -38,8 +26,24 @@ def _templates() -> Environment:
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
-    """A page as HTML text, from a template; everything that comes from users is escaped."""
-    return _templates().get_template(template).render(values)
+    """A page as HTML text, from a template; everything that comes from users is escaped.
+
+    The page's policy allows the one script of ours by its hash, and no other.
+    """
+    script, named = _script()
+    return (
+        _templates()
+        .get_template(template)
+        .render({**values, "script": script, "script_hash": named})
+    )
+
+
+@cache
+def _script() -> tuple[Markup, Markup]:
+    """The script of the pages, and its hash as a content security policy names it."""
+    text = resources.files(__package__).joinpath("templates/report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Markup(text), Markup(f"sha256-{digest}")
 
 
 def unbroken(text: str) -> str:
@@ -47,30 +51,12 @@ def unbroken(text: str) -> str:
     return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
 
 
-def drawn_weights(history: History) -> Matrix | None:
-    """The collaboration matrix to draw; None if there is none, or if there are too many clients.
-
-    NaN, infinite and huge entries, which a diverged run has, are drawn as zero.
-    """
-    A = history.weights if len(history.roster) <= MOST_DRAWN else None
-    return None if A is None else np.where(np.abs(A) < LARGEST_WEIGHT, A, np.float32(0))
-
-
-def card(history: History, stroke: str) -> Card | None:
-    """The figures of a run's collaboration matrix; None if the matrix is not drawn."""
-    A, name = drawn_weights(history), words.label(history.method)
-    if A is None:
-        return None
-    most = float((A - np.diag(A.diagonal())).max())
-    weights = f"{name}: weight of each row's client on each column's"
-    shared = f"{name}: how much two clients give weight to the same models"
-    return Card(
-        name,
-        matrices.heatmap(A, history, weights),
-        matrices.heatmap(A @ A.T, history, shared),
-        f"{most:.2g}",
-        matrices.inside_curve(history, stroke),
-    )
+def client_index(roster: Roster, name: str) -> int:
+    """The place of a client in its federation; an unknown name is refused."""
+    if name not in roster.clients:
+        known = did_you_mean(name, roster.clients)
+        raise ConfigError(f"there is no client '{name}'; {known}")
+    return roster.clients.index(name)
 
 
 def groups_of(roster: Roster) -> int:

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..core.metrics import METRICS, Floats
 from ..experiment.run_folder import RunData
 from ..results.history import History, Line
+from ..results.reliance import Reliance, reliance
 from ..results.summary import last_score
-from . import figures, pieces, words
+from . import exposed, figures, helping, pieces, words
 from .outcomes import RunResult
 from .table import run_facts
 
@@ -40,14 +39,14 @@ class ClientFacts(NamedTuple):
     test: int
     first: str
     last: str
-    source: str  # the client with the largest weight in its row of the last matrix
+    source: str  # the client with the largest part of its weight on others
     lack: str
 
 
 def run_page(data: RunData) -> str:
     """The page of one run as HTML text; everything that comes from users is escaped."""
     history, summary = data.history, data.summary
-    card = pieces.card(history, "var(--accent)")
+    relied = reliance([history])
     return pieces.rendered(
         "run.html",
         {
@@ -59,10 +58,13 @@ def run_page(data: RunData) -> str:
             "rejected": _rejected(summary["rejected"]),
             "curves": figures.client_curves(history),
             "numbers": [fact for fact in run_facts(RunResult(data)) if fact[0] != "alarm"],
-            "cards": [] if card is None else [card],
+            "helping": _helping(history, relied),
+            "best": words.label(history.method),
+            "own": False,
+            "exposed": exposed.exposed({history.method: [history]}),
             "costs": _costs(summary),
             "rounds": [_round_line(line, history.metric) for line in history.lines],
-            "clients": _client_lines(history),
+            "clients": _client_lines(history, relied),
             "seed": history.seed,
             "metric": METRICS[history.metric].title,
             "command": pieces.command_of(data.environment),
@@ -143,8 +145,8 @@ def _round_line(line: Line, metric: str) -> RoundFacts:
     )
 
 
-def _client_lines(history: History) -> list[ClientFacts]:
-    roster, sources = history.roster, _sources(history)
+def _client_lines(history: History, relied: Reliance | None) -> list[ClientFacts]:
+    roster, sources = history.roster, _sources(history, relied)
 
     def score(scores: Floats, i: int) -> str:
         return words.number(float(scores[i]), history.metric)
@@ -164,14 +166,21 @@ def _client_lines(history: History) -> list[ClientFacts]:
     ]
 
 
-def _sources(history: History) -> list[str]:
-    """For each client, the other client that has its largest weight in the last matrix."""
-    A, names = pieces.drawn_weights(history), history.roster.clients
-    if A is None:
+def _sources(history: History, relied: Reliance | None) -> list[str]:
+    """For each client, the other client on which it has the largest part of its weight."""
+    names = history.roster.clients
+    if relied is None:
         return [words.NONE] * len(names)
-    others = np.where(np.eye(len(A), dtype=bool), -np.inf, A)
-    best = others.argmax(1)
+    best = relied.share.argmax(1).tolist()
     return [
-        f"{names[j]} ({others[i, j]:.2g})" if others[i, j] > 0 else words.NONE
-        for i, j in enumerate(best.tolist())
+        f"{names[j]} ({100 * relied.share[i, j]:.0f} %)" if relied.share[i, j] > 0 else words.NONE
+        for i, j in enumerate(best)
     ]
+
+
+def _helping(history: History, relied: Reliance | None) -> helping.Helping | None:
+    if relied is None:
+        return None
+    method = history.method
+    stroke = {method: "var(--accent)"}
+    return helping.helping({method: relied}, {method: history}, stroke, helping.OF_RUN)

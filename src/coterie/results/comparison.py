@@ -18,6 +18,7 @@ from . import judgement, statistics
 from .alarms import Alarm, raise_alarms
 from .history import History
 from .judgement import LOCAL, Choice, ClientGain, Judgement
+from .reliance import Reliance, reliance
 from .statistics import OverSeeds, Paired
 from .summary import BY_VALIDATION, last_score, score_field, summarise
 
@@ -137,17 +138,27 @@ class Compared(ABC, Generic[AnyRun]):
         """The tests of every method; None if the clients' answers are not known."""
         return judgement.judge(self)
 
-    def client(self, name: str) -> tuple[ClientGain, ...]:
+    @cached_property
+    def reliances(self) -> dict[str, Reliance]:
+        """How much clients relied on each other, by method; only methods that have a matrix."""
+        found = {m: reliance([run.history for run in self.of_method(m)]) for m in self.methods}
+        return {method: one for method, one in found.items() if one is not None}
+
+    @cached_property
+    def gains_by_client(self) -> dict[str, tuple[ClientGain, ...]]:
+        """The gain of each client over its own local model, by each method that was tested."""
+        found: dict[str, list[ClientGain]] = {c: [] for c in self.runs[0].history.roster.clients}
+        for judged in (self.judgements or {}).values():
+            for one in judged.clients:
+                found[one.client].append(one)
+        return {client: tuple(gains) for client, gains in found.items()}
+
+    def client_gains(self, name: str) -> tuple[ClientGain, ...]:
         """The gain of one client over its own local model, by each method."""
-        names = self.runs[0].history.roster.clients
-        if name not in names:
-            raise ConfigError(f"there is no client '{name}'; {did_you_mean(name, names)}")
-        return tuple(
-            client
-            for found in (self.judgements or {}).values()
-            for client in found.clients
-            if client.client == name
-        )
+        if name not in self.gains_by_client:
+            known = did_you_mean(name, self.gains_by_client)
+            raise ConfigError(f"there is no client '{name}'; {known}")
+        return self.gains_by_client[name]
 
 
 def _scores(history: History, at: str) -> Floats:
