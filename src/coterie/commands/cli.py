@@ -3,6 +3,7 @@
 Heavy modules are imported only by the command that needs them, so that ``coterie --help`` is quick.
 """
 
+import shlex
 import sys
 import warnings
 from typing import Annotated, Any
@@ -69,6 +70,23 @@ def _root(
     ] = False,
 ) -> None:
     """Personalised federated learning in which every client finds its right collaborators."""
+
+
+@app.command()
+def new(
+    name: Annotated[
+        str, typer.Argument(help="name of the new files, with or without a folder", metavar="NAME")
+    ],
+) -> None:
+    """Write NAME.toml, a commented config, and NAME.csv, a small table that shows the layout."""
+    from .starter import write_example
+
+    config, table = write_example(name)
+    at = shlex.quote(str(config))
+    print(f"wrote {config} and {table}\n\nNext:")
+    print(f"  coterie doctor {at}     # check the data before training")
+    print(f"  coterie compare {at}    # is joining worth it?")
+    print(f"Then put your own table in the place of {table}, and its columns into {config}.")
 
 
 @app.command()
