@@ -154,7 +154,7 @@ def verify(
 @app.command()
 @configured
 def doctor(config: str | None, given: dict[str, Any]) -> None:
-    """Check a config and its data before training: counts, duplicates, memory, time."""
+    """Check a config and its data before training: sites, columns, exposure, memory, time."""
     from .console import show
     from .doctor import doctor as diagnose
 
