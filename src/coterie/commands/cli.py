@@ -3,7 +3,6 @@
 Heavy modules are imported only by the command that needs them, so that ``coterie --help`` is quick.
 """
 
-import shlex
 import sys
 import warnings
 from typing import Annotated, Any
@@ -19,8 +18,8 @@ from ..errors import (
     printable,
     printable_lines,
 )
-from . import deploy_commands, federation_commands, site_commands
-from .arguments import CODE, configured, flags
+from . import deploy_commands, federation_commands, site_commands, start_commands
+from .arguments import CODE, JSON, configured
 
 app = typer.Typer(
     add_completion=False,
@@ -31,6 +30,9 @@ app = typer.Typer(
 )
 app.add_typer(deploy_commands.app, name="deploy")
 app.add_typer(site_commands.app, name="site")
+app.command()(start_commands.new)
+app.command(name="list")(start_commands.list_names)
+app.command()(start_commands.show)
 app.command()(federation_commands.coordinator)
 app.command()(federation_commands.federate)
 
@@ -73,32 +75,27 @@ def _root(
 
 
 @app.command()
-def new(
-    name: Annotated[
-        str, typer.Argument(help="name of the new files, with or without a folder", metavar="NAME")
-    ],
-) -> None:
-    """Write NAME.toml, a commented config, and NAME.csv, a small table that shows the layout."""
-    from .starter import write_example
-
-    config, table = write_example(name)
-    at = shlex.quote(str(config))
-    print(f"wrote {config} and {table}\n\nNext:")
-    print(f"  coterie doctor {at}     # check the data before training")
-    print(f"  coterie compare {at}    # is joining worth it?")
-    print(f"Then put your own table in the place of {table}, and its columns into {config}.")
-
-
-@app.command()
 @configured
-def compare(config: str | None, given: dict[str, Any]) -> None:
+def compare(
+    config: str | None, given: dict[str, Any], as_json: Annotated[bool, JSON] = False
+) -> None:
     """Compare several methods with training alone, on the same clients: is joining worth it?"""
     from .. import api
-    from .console import default_out, progress_on_stderr, show_comparison
+    from .console import (
+        comparison_value,
+        default_out,
+        progress_on_stderr,
+        show_comparison,
+        show_json,
+    )
 
     asked = default_out(api.configure(config, **given))
     with progress_on_stderr(len(asked.methods()) * len(asked.seeds), asked.run.rounds) as watch:
-        show_comparison(api.compare_config(asked, watch))
+        found = api.compare_config(asked, watch)
+    if as_json:
+        show_json(comparison_value(found))
+    else:
+        show_comparison(found)
 
 
 @app.command()
@@ -139,60 +136,37 @@ def resume(
 @app.command()
 def verify(
     folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Check that the files of a run are as they were written and its models give the digest."""
     from .. import api
+    from .console import show, show_json
 
     report = api.verify(folder)
-    for place, wrong in report.items():
-        for line in (f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong):
-            print(printable(line))
+    if as_json:
+        show_json({"ok": not any(report.values()), "folders": report})
+    else:
+        for place, wrong in report.items():
+            for line in (f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong):
+                show(printable(line))
     if any(report.values()):
         raise typer.Exit(1)
 
 
 @app.command()
 @configured
-def doctor(config: str | None, given: dict[str, Any]) -> None:
+def doctor(
+    config: str | None, given: dict[str, Any], as_json: Annotated[bool, JSON] = False
+) -> None:
     """Check a config and its data before training: sites, columns, exposure, memory, time."""
-    from .console import show
+    from .console import show, show_json
     from .doctor import doctor as diagnose
 
-    show(diagnose(config, **given))
-
-
-@app.command(name="list")
-def list_names(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="methods, datasets, partitions, models, adaptations, engines or metrics"
-        ),
-    ],
-) -> None:
-    """List the names that a config can use."""
-    from .catalog import listing
-
-    print(listing(what))
-
-
-@app.command()
-def show(
-    names: Annotated[
-        list[str], typer.Argument(help="a name, or a kind and a name", metavar="[KIND] NAME")
-    ],
-    data: Annotated[str | None, typer.Option(help="draw a partition of this dataset")] = None,
-    clients: Annotated[int | None, typer.Option(help="number of clients to draw")] = None,
-    seed: Annotated[int, typer.Option(help="seed of the partition to draw")] = 0,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
-) -> None:
-    """Explain a name that can be listed: what it does, its fields, its paper."""
-    from .catalog import drawing, explanation
-
-    print(explanation(names))
-    if data is not None:
-        given = {"data": data, "partition": names[-1], "clients": clients, "seed": seed}
-        print("\n" + printable_lines(drawing({**flags({"set": settings}), **given})))
+    found = diagnose(config, **given)
+    if as_json:
+        show_json(found.to_dict())
+    else:
+        show(found)
 
 
 @app.command()

@@ -1,9 +1,11 @@
 """The output of the commands: progress on stderr, results on stdout; plain text if piped."""
 
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -15,6 +17,7 @@ from ..experiment.config.schema import Config
 from ..experiment.runner import Progress as Step
 from ..experiment.runner import Watch
 from ..report.outcomes import Comparison, RunResult
+from ..storage import files
 
 
 def default_out(config: Config) -> Config:
@@ -90,6 +93,18 @@ def show_comparison(comparison: Comparison) -> None:
     show(comparison.verdict)
     if comparison.path is not None:
         show(f"\nfolder: {comparison.path}\npage:   {comparison.path / REPORT}")
+
+
+def comparison_value(comparison: Comparison) -> dict[str, Any]:
+    """The comparison for JSON: ``comparison.json``, and where its folder and its page are."""
+    at = comparison.path
+    places = {"folder": at and str(at), "page": at and str(at / REPORT)}
+    return {**comparison.to_dict(), **places}
+
+
+def show_json(value: object) -> None:
+    """Print one JSON value; all characters beyond ASCII are escaped, control codes among them."""
+    print(json.dumps(files.plain(value), indent=2, allow_nan=False))
 
 
 def show_run(result: RunResult) -> None:

@@ -24,7 +24,7 @@ class Timing(NamedTuple):
     """The seconds of one method's first rounds, including evaluation where it is due."""
 
     method: str
-    first: float  # with tracing and other work that is done once
+    first: float  # with the engine's start, tracing and other work that is done once
     later: float  # a round after the first, on average
     seconds: float  # of the whole run, extrapolated
 
@@ -53,6 +53,7 @@ def _rounds(setting: Setting) -> int:
 
 def timed(setting: Setting, method: Method) -> Timing:
     """Train the first rounds of a run in memory, as the run itself would."""
+    began = time.perf_counter()
     seed, run = setting.config.seeds[0], setting.config.run
     asked, algorithm = setting.config.single(method, seed), method.build()
     on = setting.prepare(algorithm, seed)
@@ -62,7 +63,6 @@ def timed(setting: Setting, method: Method) -> Timing:
         engine = setting.engine(Cell(method, seed, None), on, None)
         scope.callback(engine.close)
         scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
-        began = time.perf_counter()
         rounds = train(
             algorithm,
             on.problem,
