@@ -21,6 +21,10 @@ CODE = typer.Option(
 
 JSON = typer.Option("--json", help="print one JSON value (docs/json.md), and progress on stderr")
 
+TENSORBOARD = typer.Option(
+    "--tensorboard", metavar="DIR", help="also write scores and bytes for TensorBoard"
+)
+
 
 def configured(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command so that it takes a config file and the options that override it.

@@ -19,7 +19,7 @@ from ..errors import (
     printable_lines,
 )
 from . import deploy_commands, federation_commands, site_commands, start_commands
-from .arguments import CODE, JSON, configured
+from .arguments import CODE, JSON, TENSORBOARD, configured
 
 app = typer.Typer(
     add_completion=False,
@@ -77,20 +77,18 @@ def _root(
 @app.command()
 @configured
 def compare(
-    config: str | None, given: dict[str, Any], as_json: Annotated[bool, JSON] = False
+    config: str | None,
+    given: dict[str, Any],
+    tensorboard: Annotated[str | None, TENSORBOARD] = None,
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Compare several methods with training alone, on the same clients: is joining worth it?"""
     from .. import api
-    from .console import (
-        comparison_value,
-        default_out,
-        progress_on_stderr,
-        show_comparison,
-        show_json,
-    )
+    from .console import comparison_value, default_out, show_comparison, show_json
+    from .live import watching
 
     asked = default_out(api.configure(config, **given))
-    with progress_on_stderr(len(asked.methods()) * len(asked.seeds), asked.run.rounds) as watch:
+    with watching(asked, len(asked.methods()) * len(asked.seeds), tensorboard) as watch:
         found = api.compare_config(asked, watch)
     if as_json:
         show_json(comparison_value(found))
@@ -100,14 +98,20 @@ def compare(
 
 @app.command()
 @configured
-def run(config: str | None, given: dict[str, Any]) -> None:
+def run(
+    config: str | None,
+    given: dict[str, Any],
+    tensorboard: Annotated[str | None, TENSORBOARD] = None,
+) -> None:
     """Run one method with one seed, and write its folder with a page (report.html)."""
     from .. import api
-    from .console import default_out, progress_on_stderr, show_run
+    from .console import default_out, show_run
+    from .live import watching
 
     asked = default_out(api.configure(config, **given))
-    with progress_on_stderr(1, asked.run.rounds) as watch:
-        show_run(api.run_config(asked, watch))
+    with watching(asked, 1, tensorboard) as watch:
+        found = api.run_config(asked, watch)
+    show_run(found)
 
 
 @app.command()
@@ -122,7 +126,8 @@ def resume(
     """
     from .. import api
     from ..report.outcomes import Comparison
-    from .console import progress_on_stderr, show_comparison, show_run
+    from .console import show_comparison, show_run
+    from .live import progress_on_stderr
 
     runs, rounds = api.expected(folder, code)
     with progress_on_stderr(runs, rounds) as watch:
@@ -161,8 +166,10 @@ def doctor(
     """Check a config and its data before training: sites, columns, exposure, memory, time."""
     from .console import show, show_json
     from .doctor import doctor as diagnose
+    from .live import progress_on_stderr
 
-    found = diagnose(config, **given)
+    with progress_on_stderr(1, 1):
+        found = diagnose(config, **given)
     if as_json:
         show_json(found.to_dict())
     else:

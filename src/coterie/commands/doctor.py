@@ -30,6 +30,7 @@ from ..results.history import Roster
 from ..results.mean_gain import smallest_gain
 from .data_warnings import data_warnings, repeated_warnings, score_warnings, weak_warnings
 from .diagnosis import Diagnosis, SiteRow
+from .live import duration
 
 
 def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
@@ -166,7 +167,7 @@ def _estimates(
     gpu = "" if on_gpu is None else f", and {on_gpu:,.0f} MiB on the GPU"
     facts = [
         ("memory", f"about {mib:,.0f} MiB {of}{gpu}"),
-        ("training time", f"about {_duration(seconds)}, {how if timed else rough}"),
+        ("training time", f"about {duration(seconds)}, {how if timed else rough}"),
     ]
     return facts, (("seconds", seconds), ("mib", mib), ("gpu_mib", on_gpu))
 
@@ -186,9 +187,3 @@ def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> li
     made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
     slow = [form for form in made.forms if form.why]
     return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

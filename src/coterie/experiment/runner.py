@@ -38,6 +38,9 @@ class Progress(NamedTuple):
     more: int = 1  # rounds since the last call
     rejected: tuple[tuple[str, str], ...] = ()  # (client, reason) pairs that were not told before
     slow: tuple[str, ...] = ()  # calls that took much of the run and why they were not faster
+    sent: int = 0  # bytes to and from all clients for training in this round
+    answered: tuple[str, ...] = ()  # clients whose answer entered this round
+    silent: tuple[str, ...] = ()  # clients that were asked and whose answer did not
 
 
 Watch = Callable[[Progress], None]
@@ -193,8 +196,18 @@ class _Watcher:
         score = None if found is None else float(mean_known(found.test))
         done = record.index + 1
         slow = slowly(engine, self.seconds) if done == self.rounds else ()
-        step = Progress(self.method, self.seed, done, self.rounds, score, rejected=new, slow=slow)
-        self.tell(step)
+        out = {self.clients.get(r.client, f"#{r.client}") for r in record.rejected}
+        asked = [self.clients[client] for client in record.clients]
+        self.tell(
+            Progress(
+                *(self.method, self.seed, done, self.rounds, score),
+                rejected=new,
+                slow=slow,
+                sent=record.traffic.down + record.traffic.up,
+                answered=tuple(name for name in asked if name not in out),
+                silent=tuple(name for name in asked if name in out),
+            )
+        )
 
 
 def slowly(engine: Engine, seconds: float) -> tuple[str, ...]:
