@@ -1,6 +1,6 @@
 """Executes one run, new or resumed: trains it, writes its folder, and writes checkpoints."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.buffers import governed
+from ..core.locations import located
 from ..core.metrics import mean_known
 from ..core.problem import Problem
 from ..engines import Engine, process
@@ -68,7 +69,8 @@ def execute(
         run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
     on = setting.prepare(algorithm, cell.seed)
     algorithm = governed(algorithm, on.problem)
-    check_run(algorithm, on.problem, asked.run.rounds)
+    with located(algorithm):
+        check_run(algorithm, on.problem, asked.run.rounds)
     with ExitStack() as scope:
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
         engine = setting.engine(cell, on, left)
@@ -130,17 +132,7 @@ class _Run:
         keeper = None
         if self.cell.out is not None:
             keeper = Keeper(self.cell.out, run.checkpoint_every, before=newest)
-        for record in train(
-            self.algorithm,
-            self.problem,
-            self.engine,
-            run.rounds,
-            participation=run.participation,
-            evaluate_every=run.evaluate_every,
-            metric=run.metric,
-            guard=Guard(**self.asked.guard.model_dump()),
-            begin=begin,
-        ):
+        for record in self._trained(begin):
             faults.at("round.done")
             if folder is not None:
                 folder.note_ran(self.engine.forms)
@@ -154,6 +146,22 @@ class _Run:
                     keeper.write(record, folder)
                 self.stop.here()
         raise AssertionError("the last round of a run is always evaluated")
+
+    def _trained(self, begin: Begin | None) -> Iterator[Record]:
+        """The rounds of the run; an error in a user's method or network names its line."""
+        run = self.asked.run
+        with located(self.algorithm, self.problem.model.module):
+            yield from train(
+                self.algorithm,
+                self.problem,
+                self.engine,
+                run.rounds,
+                participation=run.participation,
+                evaluate_every=run.evaluate_every,
+                metric=run.metric,
+                guard=Guard(**self.asked.guard.model_dump()),
+                begin=begin,
+            )
 
 
 def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
