@@ -134,7 +134,12 @@ WRONG = [
     ("serve", "return server.w", "expected one row per client: [3, ...]"),
     ("predictor", "return served", "expected a Mixture(weights [r], models [r, P])"),
     ("predictor", "return Mixture(served.new_ones(2), served[None])", "weights [2] and models [1,"),
-    ("collaboration", "return torch.ones(2, 2)", "expected None, or weights [3, 3]"),
+    (
+        "collaboration",
+        "return torch.ones(2, 2)",
+        "weights [2, 2]; expected weights [3, 3], or None",
+    ),
+    ("collaboration", "return [1.0]", "returned a list; expected None, or weights [K, K]"),
 ]
 
 

@@ -115,12 +115,15 @@ def checked_server(algorithm: AnyAlgorithm, made: Any, server: Tree) -> Tree:
     return made
 
 
-def checked_matrix(algorithm: AnyAlgorithm, made: Any, clients: int) -> Tensor | None:
-    """What ``collaboration`` returned: None, or a matrix ``[K, K]``."""
-    if made is not None and not (
-        isinstance(made, Tensor) and list(made.shape) == [clients, clients]
-    ):
-        raise _wrong(
-            algorithm, "collaboration", kind(made), f"None, or weights [{clients}, {clients}]"
-        )
+def checked_matrix(algorithm: AnyAlgorithm, made: Any) -> Tensor | None:
+    """What ``collaboration`` returned: None, or a tensor."""
+    if made is not None and not isinstance(made, Tensor):
+        raise _wrong(algorithm, "collaboration", kind(made), "None, or weights [K, K]")
     return made
+
+
+def check_square(algorithm: AnyAlgorithm, shape: tuple[int, ...], clients: int) -> None:
+    """Refuse a collaboration matrix without one row and one column per client."""
+    if tuple(shape) != (clients, clients):
+        found, expected = f"weights {list(shape)}", f"weights [{clients}, {clients}], or None"
+        raise _wrong(algorithm, "collaboration", found, expected)

@@ -11,6 +11,7 @@ from ..core.buffers import governed
 from ..core.locations import located
 from ..core.metrics import mean_known
 from ..core.problem import Problem
+from ..core.returned import check_square
 from ..engines import Engine, process
 from ..results.history import History, Log
 from ..storage import faults
@@ -151,7 +152,7 @@ class _Run:
         """The rounds of the run; an error in a user's method or network names its line."""
         run = self.asked.run
         with located(self.algorithm, self.problem.model.module):
-            yield from train(
+            for record in train(
                 self.algorithm,
                 self.problem,
                 self.engine,
@@ -161,7 +162,11 @@ class _Run:
                 metric=run.metric,
                 guard=Guard(**self.asked.guard.model_dump()),
                 begin=begin,
-            )
+            ):
+                if record.collaboration is not None:
+                    shape = record.collaboration.shape
+                    check_square(self.algorithm, shape, self.problem.population)
+                yield record
 
 
 def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:

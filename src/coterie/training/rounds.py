@@ -95,9 +95,7 @@ def train(
     """
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
-    if begin is None:
-        begin = Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
-    done, server, states, accepted = begin
+    done, server, states, accepted = begin or _start(algorithm, problem)
     if accepted is None:
         accepted = torch.zeros(problem.population, dtype=torch.float64)
     engine.begin(problem, algorithm, states)
@@ -113,8 +111,8 @@ def train(
         evaluated = last or (index + 1) % evaluate_every == 0
         if evaluated or problem.population <= MATRIX_EVERY_ROUND:
             shown = engine.shown(algorithm)
-            found_weights = algorithm.collaboration(server, shown, round)
-            collaboration = _matrix(checked_matrix(algorithm, found_weights, problem.population))
+            weights = algorithm.collaboration(server, shown, round)
+            collaboration = _matrix(checked_matrix(algorithm, weights))
         if evaluated:
             found, served = _evaluate(algorithm, engine, server, round, metric, keep=last)
             traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
@@ -134,6 +132,11 @@ def train(
             None if found is None else found.outcomes,
             None if found is None else found.digests,
         )
+
+
+def _start(algorithm: AnyAlgorithm, problem: Problem) -> Begin:
+    """The server and every client's state before round 0."""
+    return Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
 
 
 def participants(
