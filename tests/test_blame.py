@@ -18,6 +18,10 @@ from coterie import Algorithm, Mixture
 from coterie.core.algorithm import rows, single
 
 
+def add(a, b):
+    return a + b  # add
+
+
 class Pool(NamedTuple):
     w: torch.Tensor
 
@@ -106,12 +110,18 @@ FUNCTIONS = (
 
 @pytest.mark.parametrize("mark", FUNCTIONS)
 def test_an_exception_names_the_users_file_and_line(mine, mark):
-    """Also where it is raised deeper, by torch: the last line of the user's file counts."""
+    """Also where it is raised deeper, by torch."""
     with pytest.raises(coterie.EngineError) as found:
         mine(mark, "return torch.zeros(2) + torch.zeros(3)")
     told = str(found.value)
     assert f"mine.py, line {line_of(mark)}, in {mark}: return torch.zeros(2)" in told
     assert "must match the size" in told
+
+
+def test_the_last_line_of_the_users_file_counts(mine):
+    """Not the one that called it."""
+    with pytest.raises(coterie.EngineError, match=f"mine.py, line {line_of('add')}, in add:"):
+        mine("aggregate", "return add(torch.zeros(2), torch.zeros(3))")
 
 
 @pytest.mark.parametrize("mark", ["local", "predictor"])

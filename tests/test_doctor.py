@@ -93,6 +93,16 @@ def test_a_beginning_that_one_site_uses_beside_the_whole_is_another_category(tmp
     assert inspection.alike(sites) == []
 
 
+def test_spellings_at_one_site_are_named_too(tmp_path):
+    """Case alone makes no category, even where one site uses both."""
+    turns = iter(range(1000))
+    made = federation(
+        tmp_path, only_at("a", sex=lambda cell: cell.title() if next(turns) % 4 < 2 else cell)
+    )
+    found = {(one.one, one.at, one.other_at) for one in inspection.alike(made)}
+    assert found == {("Female", ("a",), SITES), ("Male", ("a",), SITES)}
+
+
 def test_a_site_with_categories_of_its_own_is_named(tmp_path):
     made = federation(tmp_path, only_at("b", sex=lambda cell: {"female": "w", "male": "x"}[cell]))
     (odd,) = inspection.codings(made)
@@ -118,11 +128,18 @@ def test_another_unit_is_named_and_medians_around_zero_are_not(tmp_path, factor)
 
 @pytest.mark.parametrize("column", ["height", "sex"])
 def test_a_column_that_is_empty_at_one_site_is_named(tmp_path, column):
-    made = federation(tmp_path, only_at("a", **{column: lambda _: ""}))
+    cells = iter(range(1000))
+
+    def change(site, row):
+        """Empty at site a, and one cell at site b."""
+        gone = site == "a" or (site == "b" and next(cells) == 0)
+        return {**row, column: ""} if gone else row
+
+    made = federation(tmp_path, change)
     assert inspection.empty_columns(made) == {column: ["a"]}
     assert any(f"column '{column}' is empty in all rows of a;" in t for t in data_warnings(made))
     parts = inspection.parts(made)
-    assert [part.missing for part in parts] == [pytest.approx(1 / 3), 0, 0, 0]
+    assert [part.missing for part in parts] == pytest.approx([1 / 3, 1 / 90, 0, 0])
 
 
 def test_parts_hold_counts_balance_and_the_commonest_class(tmp_path):
