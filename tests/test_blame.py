@@ -168,6 +168,13 @@ def test_what_a_function_returns_is_checked_where_it_returns(mine, engine, mark,
     assert "\n" not in told
 
 
+def test_clients_in_other_processes_name_it_too(mine):
+    with pytest.raises(coterie.EngineError) as found:
+        mine("local", "return 1 / 0", "wire")
+    assert f"mine.py, line {line_of('local')}, in local: return 1 / 0" in str(found.value)
+    assert "Traceback" not in str(found.value)
+
+
 def test_a_network_of_ones_own_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     code = '''

@@ -210,6 +210,8 @@ def test_the_estimate_counts_evaluated_rounds_as_often_as_they_come():
     assert _extrapolated("x", [10.0, 4.0], 11, 1).seconds == pytest.approx(10 + 10 * 4)
     assert _extrapolated("x", [10.0, 4.0, 1.0], 11, 5).seconds == pytest.approx(10 + 10 * 1.6)
     assert _extrapolated("x", [10.0], 1, 1).seconds == 10.0
+    slow = [10.0, 4.0, 1.0, 90.0, 1.0, 4.0, 1.0]  # one round was disturbed
+    assert _extrapolated("x", slow, 11, 5).seconds == pytest.approx(10 + 10 * 1.6)
 
 
 def test_doctor_shows_sites_exposure_time_and_memory(tmp_path):

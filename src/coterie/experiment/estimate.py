@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import islice
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from .config.methods import Method
 from .setting import Cell, Setting
 
 BUDGET = 20.0  # seconds that timing all methods may take, as far as that is known before
+ENOUGH, MOST = 1.0, 7  # seconds, or rounds, after which the rounds of one method suffice
 ENGINES = ("auto", "loop", "vmap")  # others start processes or a cluster
 
 
@@ -46,7 +47,7 @@ def timings(setting: Setting, methods: Sequence[Method], expected: float) -> lis
 
 
 def _rounds(setting: Setting) -> int:
-    """How many rounds are timed: one to warm up, and one or two (without, with evaluation)."""
+    """The fewest rounds to be timed: one to warm up, one with and one without evaluation."""
     run = setting.config.run
     return min(run.rounds, 2 if run.evaluate_every == 1 else 3)
 
@@ -74,15 +75,18 @@ def timed(setting: Setting, method: Method) -> Timing:
             guard=Guard(**asked.guard.model_dump()),
         )
         seconds = list[float]()
-        for _ in islice(rounds, _rounds(setting)):
+        for count, _ in enumerate(rounds, 1):
             seconds.append(time.perf_counter() - began - sum(seconds))
+            if count >= _rounds(setting) and (count >= MOST or sum(seconds) > ENOUGH):
+                break
     return _extrapolated(method.label, seconds, run.rounds, run.evaluate_every)
 
 
 def _extrapolated(label: str, seconds: list[float], rounds: int, every: int) -> Timing:
-    """The time of all rounds: evaluated ones take as long as the second, others as the third."""
+    """The time of all rounds; every second round was evaluated, or all if ``every`` is 1."""
     first, rest = seconds[0], seconds[1:] or seconds[:1]
-    later = rest[0] / every + rest[-1] * (1 - 1 / every)
+    evaluated = median(rest if every == 1 else rest[0::2])
+    later = evaluated / every + median(rest[1::2] or rest) * (1 - 1 / every)
     return Timing(label, first, later, first + later * (rounds - 1))
 
 
