@@ -10,8 +10,8 @@ from torch import nn
 
 import coterie
 from coterie.algorithms.fedavg import FedAvg
-from coterie.commands.console import _lines
 from coterie.commands.doctor import doctor
+from coterie.commands.live import events
 from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import native
 from coterie.compiled.trace import InDouble, doubled, native_loop, replay, rewrite
@@ -452,7 +452,7 @@ def test_what_is_not_compiled_and_why_is_told(monkeypatch):
     assert slowly(Took(1.0), 6.0) == ()
     (line,) = slowly(Took(1.0), 3.0)
     assert line == "FedAvg.local took 33% of the time: it is replayed, not faster: unknown"
-    assert _lines(told[-1]._replace(slow=(line,)))[0] == f"fedavg, seed 0: {line}"
+    assert events(told[-1]._replace(slow=(line,)))[0] == f"fedavg, seed 0: {line}"
     assert any("FedAvg.local is replayed, which is slower" in w for w in doctor(RUN).warnings)
 
 

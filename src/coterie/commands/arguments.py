@@ -19,11 +19,19 @@ CODE = typer.Option(
 )
 
 
-Command = Callable[[str | None, dict[str, Any]], None]
+JSON = typer.Option("--json", help="print one JSON value (docs/json.md), and progress on stderr")
+
+TENSORBOARD = typer.Option(
+    "--tensorboard", metavar="DIR", help="also write scores and bytes for TensorBoard"
+)
 
 
-def configured(command: Command) -> Callable[..., None]:
-    """Wrap a command so that it takes a config file and the options that override it."""
+def configured(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command so that it takes a config file and the options that override it.
+
+    The command receives the config and the given options; its further parameters are its own
+    options.
+    """
     argument = typer.Argument(
         help="TOML file; without it, a small built-in example", metavar="CONFIG"
     )
@@ -43,11 +51,16 @@ def configured(command: Command) -> Callable[..., None]:
     for name, repeated in (("set", setting), ("code", CODE)):
         hint = Annotated[list[str] | None, repeated]
         parameters.append(inspect.Parameter(name, keyword, default=None, annotation=hint))
+    own = list(inspect.signature(command).parameters.values())[2:]
+    parameters += [option.replace(kind=keyword) for option in own]
 
     def wrapped(**given: Any) -> None:
-        config = given.pop("config")
+        config, further = (
+            given.pop("config"),
+            {option.name: given.pop(option.name) for option in own},
+        )
         try:
-            command(config, flags(given))
+            command(config, flags(given), **further)
         except KeyboardInterrupt:
             print("coterie: interrupted; finished runs are kept", file=sys.stderr)
             raise SystemExit(130) from None

@@ -84,9 +84,15 @@ TABLES: dict[str, tuple[Iterable[str], Callable[[str], Entry]]] = {
 
 def listing(kind: str) -> str:
     """The names of a kind, one line each with a short description."""
+    rows = listed(kind)
+    width = max(len(row["name"]) for row in rows)
+    return "\n".join(f"{row['name']:<{width}}  {row['about']}" for row in rows)
+
+
+def listed(kind: str) -> list[dict[str, str]]:
+    """The names of a kind with their short descriptions, for JSON."""
     names, entry = _table(kind)
-    width = max(map(len, names))
-    return "\n".join(f"{name:<{width}}  {entry(name).about}" for name in names)
+    return [{"name": name, "about": entry(name).about} for name in names]
 
 
 def _table(kind: str) -> tuple[list[str], Callable[[str], Entry]]:

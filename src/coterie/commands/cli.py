@@ -24,8 +24,9 @@ from . import (
     federation_commands,
     page_command,
     site_commands,
+    start_commands,
 )
-from .arguments import CODE, configured, flags
+from .arguments import CODE, JSON, TENSORBOARD, configured
 
 app = typer.Typer(
     add_completion=False,
@@ -36,6 +37,9 @@ app = typer.Typer(
 )
 app.add_typer(deploy_commands.app, name="deploy")
 app.add_typer(site_commands.app, name="site")
+app.command()(start_commands.new)
+app.command(name="list")(start_commands.list_names)
+app.command()(start_commands.show)
 app.command()(federation_commands.coordinator)
 app.command()(federation_commands.federate)
 app.command()(export_commands.export)
@@ -82,26 +86,42 @@ def _root(
 
 @app.command()
 @configured
-def compare(config: str | None, given: dict[str, Any]) -> None:
+def compare(
+    config: str | None,
+    given: dict[str, Any],
+    tensorboard: Annotated[str | None, TENSORBOARD] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
     """Compare several methods with training alone, on the same clients: is joining worth it?"""
     from .. import api
-    from .console import default_out, progress_on_stderr, show_comparison
+    from .console import comparison_value, default_out, show_comparison, show_json
+    from .live import watching
 
     asked = default_out(api.configure(config, **given))
-    with progress_on_stderr(len(asked.methods()) * len(asked.seeds), asked.run.rounds) as watch:
-        show_comparison(api.compare_config(asked, watch))
+    with watching(asked, len(asked.methods()) * len(asked.seeds), tensorboard) as watch:
+        found = api.compare_config(asked, watch)
+    if as_json:
+        show_json(comparison_value(found))
+    else:
+        show_comparison(found)
 
 
 @app.command()
 @configured
-def run(config: str | None, given: dict[str, Any]) -> None:
+def run(
+    config: str | None,
+    given: dict[str, Any],
+    tensorboard: Annotated[str | None, TENSORBOARD] = None,
+) -> None:
     """Run one method with one seed, and write its folder with a page (report.html)."""
     from .. import api
-    from .console import default_out, progress_on_stderr, show_run
+    from .console import default_out, show_run
+    from .live import watching
 
     asked = default_out(api.configure(config, **given))
-    with progress_on_stderr(1, asked.run.rounds) as watch:
-        show_run(api.run_config(asked, watch))
+    with watching(asked, 1, tensorboard) as watch:
+        found = api.run_config(asked, watch)
+    show_run(found)
 
 
 @app.command()
@@ -116,7 +136,8 @@ def resume(
     """
     from .. import api
     from ..report.outcomes import Comparison
-    from .console import progress_on_stderr, show_comparison, show_run
+    from .console import show_comparison, show_run
+    from .live import progress_on_stderr
 
     runs, rounds = api.expected(folder, code)
     with progress_on_stderr(runs, rounds) as watch:
@@ -130,60 +151,39 @@ def resume(
 @app.command()
 def verify(
     folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+    as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """Check that the files of a run are as they were written and its models give the digest."""
     from .. import api
+    from .console import show, show_json
 
     report = api.verify(folder)
-    for place, wrong in report.items():
-        for line in (f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong):
-            print(printable(line))
+    if as_json:
+        show_json({"ok": not any(report.values()), "folders": report})
+    else:
+        for place, wrong in report.items():
+            for line in (f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong):
+                show(printable(line))
     if any(report.values()):
         raise typer.Exit(1)
 
 
 @app.command()
 @configured
-def doctor(config: str | None, given: dict[str, Any]) -> None:
-    """Check a config and its data before training: counts, duplicates, memory, time."""
-    from .console import show
+def doctor(
+    config: str | None, given: dict[str, Any], as_json: Annotated[bool, JSON] = False
+) -> None:
+    """Check a config and its data before training: sites, columns, exposure, memory, time."""
+    from .console import show, show_json
     from .doctor import doctor as diagnose
+    from .live import progress_on_stderr
 
-    show(diagnose(config, **given))
-
-
-@app.command(name="list")
-def list_names(
-    what: Annotated[
-        str,
-        typer.Argument(
-            help="methods, datasets, partitions, models, adaptations, engines or metrics"
-        ),
-    ],
-) -> None:
-    """List the names that a config can use."""
-    from .catalog import listing
-
-    print(listing(what))
-
-
-@app.command()
-def show(
-    names: Annotated[
-        list[str], typer.Argument(help="a name, or a kind and a name", metavar="[KIND] NAME")
-    ],
-    data: Annotated[str | None, typer.Option(help="draw a partition of this dataset")] = None,
-    clients: Annotated[int | None, typer.Option(help="number of clients to draw")] = None,
-    seed: Annotated[int, typer.Option(help="seed of the partition to draw")] = 0,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
-) -> None:
-    """Explain a name that can be listed: what it does, its fields, its paper."""
-    from .catalog import drawing, explanation
-
-    print(explanation(names))
-    if data is not None:
-        given = {"data": data, "partition": names[-1], "clients": clients, "seed": seed}
-        print("\n" + printable_lines(drawing({**flags({"set": settings}), **given})))
+    with progress_on_stderr(1, 1):
+        found = diagnose(config, **given)
+    if as_json:
+        show_json(found.to_dict())
+    else:
+        show(found)
 
 
 @app.command()

@@ -1,64 +1,80 @@
-"""Checks an experiment before it is run: data, clients, memory, time."""
+"""Checks an experiment before it is run: data, clients, what leaves a site, memory, time."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..algorithms.exposure import EXPOSURES, leaves
 from ..api import Options, Source, configure
 from ..core import tree
 from ..core.algorithm import round_of
 from ..core.buffers import governed
-from ..data.duplicates import Duplicates, duplicates, shared_units
-from ..data.extremes import extremes
-from ..data.federation import Federation
+from ..data import inspection
+from ..data.duplicates import duplicates
 from ..data.simulation import Simulation
 from ..engines import auto, ray_tasks
 from ..engines.base import Work
 from ..engines.candidates import PROBE_STEPS
 from ..engines.settings import Asked, Length
 from ..engines.vmap import VmapBackend, compiler_version
-from ..errors import printable
 from ..experiment.assemble import assemble
 from ..experiment.config.methods import Method
+from ..experiment.estimate import peak_mib, timings
 from ..experiment.simulated import Assembly, simulation_of
 from ..results.history import Roster
-
-MANY = 8  # at most so many clients are named in a warning
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Facts about an experiment before it is run, and warnings."""
-
-    facts: tuple[tuple[str, str], ...]
-    warnings: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        width = max(len(name) for name, _ in self.facts)
-        lines = [f"{name:<{width}}  {text}" for name, text in self.facts]
-        return "\n".join(map(printable, [*lines, *(f"warning: {w}" for w in self.warnings)]))
+from ..results.mean_gain import smallest_gain
+from .data_warnings import data_warnings, repeated_warnings, score_warnings, weak_warnings
+from .diagnosis import Diagnosis, SiteRow
+from .live import duration
 
 
 def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
-    """Check a config and its data before training; a few steps are timed to estimate the time."""
+    """Check a config and its data before training.
+
+    The first rounds of each method are trained in memory to estimate time and memory.
+    """
     config = configure(source, **options)
-    methods, assembly = config.methods(), assemble(config)
-    seed = config.seeds[0]
-    on = simulation_of(assembly, methods[-1].build(), seed)
-    roster = Roster.of(on.federation)
-    costs, engine = _cost_facts(assembly, on, methods)
-    repeated = duplicates(on.federation)
+    methods = config.methods()
+    with contextlib.closing(assemble(config)) as assembly:
+        seed = config.seeds[0]
+        on = simulation_of(assembly, methods[-1].build(), seed)
+        costs, engine, estimate = _cost_facts(assembly, on, methods)
+        slow = [line for method in methods for line in _slower(assembly, method, engine)]
+    made, roster, metric = on.federation, Roster.of(on.federation), assembly.config.run.metric
+    tests = len(made) * (2.0 if len(methods) > 2 else 1.0)
+    sites = tuple(
+        SiteRow(part, smallest_gain(part.test_units, tests)) for part in inspection.parts(made)
+    )
+    repeated = duplicates(made)
     inside, across = sum(repeated.across_splits.values()), repeated.across_clients
     counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
-    facts = [*_data_facts(assembly, on, roster), counts, *costs]
-    slow = [line for method in methods for line in _slower(assembly, method, engine)]
-    made = on.federation
-    warnings = (*_warnings(assembly, roster), *_repeated(made, repeated), *_out_of_scale(made))
-    return Diagnosis(tuple(facts), (*warnings, *slow))
+    facts = (*_data_facts(assembly, on, roster), *_commonest(sites), counts, *costs)
+    warnings = (
+        *weak_warnings(roster, config.run.participation),
+        *score_warnings(sites, metric, tests),
+        *data_warnings(made),
+        *repeated_warnings(made, repeated),
+        *slow,
+    )
+    return Diagnosis(facts, warnings, sites, tuple(map(_leaving, methods)), estimate)
+
+
+def _leaving(method: Method) -> tuple[str, str]:
+    """A method's label, and what leaves a site under it."""
+    known = method.label if method.label in EXPOSURES else method.name
+    return method.label, leaves(known, type(method.build()))
+
+
+def _commonest(sites: Sequence[SiteRow]) -> list[tuple[str, str]]:
+    """The accuracy of always answering each client's commonest class."""
+    known = [site.part.commonest for site in sites if site.part.commonest is not None]
+    said = "accuracy of always answering it, mean over clients"
+    return [("commonest class", f"{sum(known) / len(known):.1f} % {said}")] if known else []
 
 
 def _data_facts(assembly: Assembly, on: Simulation, roster: Roster) -> list[tuple[str, str]]:
@@ -96,41 +112,64 @@ def _range(sizes: NDArray[np.int64]) -> str:
     return f"{most} per client" if least == most else f"{least} to {most} per client"
 
 
+Cost = tuple[tuple[str, float | None], ...]
+
+
 def _cost_facts(
     assembly: Assembly, on: Simulation, methods: tuple[Method, ...]
-) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Facts about the cost of the experiment, and the engine that would run it."""
+) -> tuple[list[tuple[str, str]], dict[str, Any], Cost]:
+    """Facts about the cost of the experiment, the engine that would run it, and both estimates."""
     run, engine = assembly.config.run, assembly.config.engine
     asked = Asked(engine.chunk, engine.memory_mib, engine.threads, engine.play, engine.compiled)
-    runs, work = len(methods) * len(assembly.config.seeds), Work(on.problem, on.shards)
-    length = Length(run.rounds, run.participation, runs)
+    seeds, work = len(assembly.config.seeds), Work(on.problem, on.shards)
+    length = Length(run.rounds, run.participation, len(methods) * seeds)
     found = auto.resolve(work, length, asked)
     together = found.get("chunk", 1)
-    held = on.problem.population * on.problem.start.nbytes * 4
-    mib = (auto.footprint(work) * together + held) / 2**20
-    seconds = found["seconds"] / PROBE_STEPS * length.steps(work) * runs
-    names = ", ".join(method.label for method in methods)
+    said, estimate = _estimates(assembly, on, methods, found, length)
+    compiler = compiler_version() or "none: training loops run in torch, which is slower"
     facts = [
-        ("methods", names),
-        (
-            "runs",
-            f"{len(methods)} methods x {len(assembly.config.seeds)} seeds, {run.rounds} rounds",
-        ),
+        ("methods", ", ".join(method.label for method in methods)),
+        ("runs", f"{len(methods)} methods x {seeds} seeds, {run.rounds} rounds"),
         ("fastest engine", f"{found['engine']}, {together} clients at a time"),
-        (
-            "C++ compiler",
-            compiler_version() or "none: training loops run in torch, which is slower",
-        ),
-        ("memory", f"about {mib:,.0f} MiB beside the data"),
-        ("training time", f"about {_duration(seconds)}, without evaluation"),
+        ("C++ compiler", compiler),
+        *said,
     ]
     if "ray" in (engine.name, run.spread):
         facts.append(("Ray", ray_tasks.described()))
     if engine.name == "vmap":  # as it was asked for, fastest or not
         how = auto.repaid(work, run.rounds, play=engine.play, compiled=engine.compiled)
         chunk = auto.fitting(work, engine.chunk, engine.memory_mib)
-        return facts, {"engine": "vmap", "chunk": chunk, **how._asdict()}
-    return facts, found
+        return facts, {"engine": "vmap", "chunk": chunk, **how._asdict()}, estimate
+    return facts, found, estimate
+
+
+def _estimates(
+    assembly: Assembly,
+    on: Simulation,
+    methods: tuple[Method, ...],
+    found: Mapping[str, Any],
+    length: Length,
+) -> tuple[list[tuple[str, str]], Cost]:
+    """Time and memory of all runs: from timed rounds, or else from timed steps."""
+    work, seeds = Work(on.problem, on.shards), len(assembly.config.seeds)
+    stepped = found["seconds"] / PROBE_STEPS * length.steps(work)  # of one run, training alone
+    timed = timings(assembly, methods, stepped / length.rounds)
+    mean = sum(one.seconds for one in timed) / len(timed) if timed else stepped
+    seconds = seeds * (sum(one.seconds for one in timed) + mean * (len(methods) - len(timed)))
+    used, on_gpu = peak_mib(on.problem.device)
+    held = on.problem.population * on.problem.start.nbytes * 4
+    mib = (auto.footprint(work) * found.get("chunk", 1) + held) / 2**20
+    if used is not None:
+        mib = used if timed else used + mib
+    how = f"from the first rounds of {len(timed)} of {len(methods)} methods"
+    rough = "from a few steps of training; evaluation and larger methods take longer"
+    of = "in this process" if used is not None else "beside the data"
+    gpu = "" if on_gpu is None else f", and {on_gpu:,.0f} MiB on the GPU"
+    facts = [
+        ("memory", f"about {mib:,.0f} MiB {of}{gpu}"),
+        ("training time", f"about {duration(seconds)}, {how if timed else rough}"),
+    ]
+    return facts, (("seconds", seconds), ("mib", mib), ("gpu_mib", on_gpu))
 
 
 def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
@@ -148,62 +187,3 @@ def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> li
     made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
     slow = [form for form in made.forms if form.why]
     return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _repeated(federation: Federation, repeated: Duplicates) -> list[str]:
-    """Warnings about samples and units that occur twice and would make scores too good."""
-    found = []
-    if repeated.across_splits:
-        number, who = sum(repeated.across_splits.values()), list(repeated.across_splits)
-        found.append(
-            f"{number} samples are in more than one of train, validation and test data of a "
-            f"client: {_some(who)}"
-        )
-    if repeated.across_clients:
-        found.append(
-            f"{repeated.across_clients} samples are held by more than one client: "
-            f"{_some(list(repeated.holders))}"
-        )
-    units = shared_units(federation)
-    if units:
-        found.append(
-            f"{len(units)} units are named at more than one client and taken for different ones "
-            f"there: {_some(units)}; if they are the same, one client may train on what tests "
-            "another"
-        )
-    return found
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:MANY]) + (" …" if len(names) > MANY else "")
-
-
-def _out_of_scale(federation: Federation) -> list[str]:
-    """Warnings about columns in which a client's numbers are far out of the others' scale."""
-    found = extremes(federation)
-    said = [
-        f"client '{one.client}': column '{one.column}' holds {one.value:g}, where all clients "
-        f"together are around {one.middle:g} (typically {one.usual:g} away); check its unit and "
-        "its digits"
-        for one in found[:MANY]
-    ]
-    more = len(found) - len(said)
-    return [*said, f"{more} more columns of clients are out of scale"] if more else said
-
-
-def _warnings(assembly: Assembly, roster: Roster) -> list[str]:
-    kinds: dict[str, list[str]] = {}
-    for name, lack in roster.weak.items():
-        kinds.setdefault(lack, []).append(name)
-    found = []
-    for lack, names in kinds.items():
-        found.append(f"{len(names)} of {len(roster)} clients have {lack}: {_some(names)}")
-    if assembly.config.run.participation * len(roster) < 1:
-        found.append("participation is below one client per round; one client takes part")
-    return found

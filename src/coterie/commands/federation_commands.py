@@ -44,7 +44,8 @@ def federate(
     from ..deploy.local_federation import make_folders, running
     from ..experiment.assemble import assemble
     from .arguments import flags
-    from .console import default_out, progress_on_stderr, show, show_comparison
+    from .console import default_out, show, show_comparison
+    from .live import watching
 
     given = flags({"methods": methods, "rounds": rounds, "clients": local, "out": out})
     if config is None:  # the example's hidden groups: some sites fit together, others do not
@@ -61,8 +62,9 @@ def federate(
         fed = scope.enter_context(running(home, sites))
         asked = default_out(api.configure(_of_sites(divided), federation=str(fed.path)))
         runs = len(asked.methods()) * len(asked.seeds)
-        with progress_on_stderr(runs, asked.run.rounds) as watch:
-            show_comparison(api.compare_config(asked, watch))
+        with watching(asked, runs) as watch:
+            found = api.compare_config(asked, watch)
+        show_comparison(found)
         if keep is not None:
             print(printable(f"sites: {home}"))
 

@@ -17,6 +17,7 @@ from ..core.client import Client, Clock
 from ..core.messages import Reply, admit
 from ..core.paired import Answers
 from ..core.problem import Problem
+from ..core.returned import checked_stage
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import CoterieError, EngineError
@@ -132,7 +133,8 @@ class LoopBackend:
     ) -> T:
         """Run one client's code; an error names the client, the stage and the round."""
         try:
-            return stage(client, message, state)
+            made = stage(client, message, state)
+            return checked_stage(stage, made, state, self.problem.start.numel())  # type: ignore[no-any-return]
         except CoterieError:
             raise
         except Exception as error:

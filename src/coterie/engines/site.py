@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
 from ..core.digests import client_digest
+from ..core.locations import located
 from ..core.paired import Answers, Outcomes, Pair
 from ..core.problem import Problem
 from ..core.shards import Shards
@@ -121,7 +122,8 @@ class Site:
         answers = {"local": self._local, "predict": self._predict}
         if head["kind"] not in answers:
             raise EngineError(f"a site knows no message '{head['kind']}'; expected local, predict")
-        return answers[head["kind"]](message, *self._at(head), decode(stored, types).body)
+        with located(self.algorithm, self.problem.model.module):
+            return answers[head["kind"]](message, *self._at(head), decode(stored, types).body)
 
     def repeated(self, data: bytes) -> bytes | None:
         """The reply to the same message as last time, if it is stored; None otherwise."""

@@ -29,6 +29,7 @@ from ..core.calls import WRITTEN, Destination, Form
 from ..core.client import Client, Clock
 from ..core.paired import Answers
 from ..core.problem import Problem
+from ..core.returned import checked_stage
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
@@ -247,7 +248,9 @@ class VmapBackend:
         clock = Clock(round.index, round.horizon)
 
         def one(view: View, message: Tree, state: Tree) -> Tree:
-            return stage.code(Client(self.problem, self.shards, view, shape, clock), message, state)
+            client = Client(self.problem, self.shards, view, shape, clock)
+            made = stage.code(client, message, state)
+            return checked_stage(stage.code, made, state, self.problem.start.numel())
 
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
         smallest = (

@@ -19,6 +19,7 @@ import torch
 
 from ..core.algorithm import AnyAlgorithm
 from ..core.problem import Problem
+from ..errors import CoterieError
 from .codec import LENGTH
 from .shard_files import SHARD, read_shard
 from .site import Site, judged
@@ -103,6 +104,8 @@ def _judged(data: bytes) -> bytes:
 def _tried(answer: Callable[[], bytes]) -> bytes:
     try:
         return ANSWERED + answer()
+    except CoterieError as error:
+        return FAILED + str(error).encode()
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         return FAILED + f"{error}\n\n{trace}".encode()

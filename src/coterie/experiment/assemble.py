@@ -11,6 +11,7 @@ from torch import nn
 from ..core.algorithm import Sharing, check_run
 from ..core.fields import AUTO
 from ..core.flat import build
+from ..core.locations import located
 from ..core.metrics import metrics_for
 from ..core.problem import Problem
 from ..data.arrays import AUTO_SCALE
@@ -70,7 +71,8 @@ def check_methods(setting: Setting, methods: Iterable[Method]) -> None:
         needs = traits.uses_validation, traits.sharing  # problems of methods differ in these only
         if needs not in made:
             made[needs] = setting.prepare(algorithm, config.seeds[0]).problem
-        check_run(algorithm, made[needs], config.run.rounds)
+        with located(algorithm):
+            check_run(algorithm, made[needs], config.run.rounds)
 
 
 def settled(config: Config, dataset: Dataset) -> Config:

@@ -1,6 +1,6 @@
 """Executes one run, new or resumed: trains it, writes its folder, and writes checkpoints."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 
 from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.buffers import governed
+from ..core.locations import located
 from ..core.metrics import mean_known
 from ..core.problem import Problem
+from ..core.returned import check_square
 from ..engines import Engine, process
 from ..results.history import History, Log
 from ..storage import faults
@@ -38,6 +40,9 @@ class Progress(NamedTuple):
     more: int = 1  # rounds since the last call
     rejected: tuple[tuple[str, str], ...] = ()  # (client, reason) pairs that were not told before
     slow: tuple[str, ...] = ()  # calls that took much of the run and why they were not faster
+    sent: int = 0  # bytes to and from all clients for training in this round
+    answered: tuple[str, ...] = ()  # clients whose answer entered this round
+    silent: tuple[str, ...] = ()  # clients that were asked and whose answer did not
 
 
 Watch = Callable[[Progress], None]
@@ -65,7 +70,8 @@ def execute(
         run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
     on = setting.prepare(algorithm, cell.seed)
     algorithm = governed(algorithm, on.problem)
-    check_run(algorithm, on.problem, asked.run.rounds)
+    with located(algorithm):
+        check_run(algorithm, on.problem, asked.run.rounds)
     with ExitStack() as scope:
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
         engine = setting.engine(cell, on, left)
@@ -128,17 +134,7 @@ class _Run:
         keeper = None
         if self.cell.out is not None:
             keeper = Keeper(self.cell.out, run.checkpoint_every, before=newest)
-        for record in train(
-            self.algorithm,
-            self.problem,
-            self.engine,
-            run.rounds,
-            participation=run.participation,
-            evaluate_every=run.evaluate_every,
-            metric=run.metric,
-            guard=Guard(**self.asked.guard.model_dump()),
-            begin=begin,
-        ):
+        for record in self._trained(begin):
             faults.at("round.done")
             if folder is not None:
                 folder.note_ran(self.engine.forms)
@@ -152,6 +148,26 @@ class _Run:
                     keeper.write(record, folder)
                 self.stop.here()
         raise AssertionError("the last round of a run is always evaluated")
+
+    def _trained(self, begin: Begin | None) -> Iterator[Record]:
+        """The rounds of the run; an error in a user's method or network names its line."""
+        run = self.asked.run
+        with located(self.algorithm, self.problem.model.module):
+            for record in train(
+                self.algorithm,
+                self.problem,
+                self.engine,
+                run.rounds,
+                participation=run.participation,
+                evaluate_every=run.evaluate_every,
+                metric=run.metric,
+                guard=Guard(**self.asked.guard.model_dump()),
+                begin=begin,
+            ):
+                if record.collaboration is not None:
+                    shape = record.collaboration.shape
+                    check_square(self.algorithm, shape, self.problem.population)
+                yield record
 
 
 def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,8 +210,18 @@ class _Watcher:
         score = None if found is None else float(mean_known(found.test))
         done = record.index + 1
         slow = slowly(engine, self.seconds) if done == self.rounds else ()
-        step = Progress(self.method, self.seed, done, self.rounds, score, rejected=new, slow=slow)
-        self.tell(step)
+        out = {self.clients.get(r.client, f"#{r.client}") for r in record.rejected}
+        asked = [self.clients[client] for client in record.clients]
+        self.tell(
+            Progress(
+                *(self.method, self.seed, done, self.rounds, score),
+                rejected=new,
+                slow=slow,
+                sent=record.traffic.down + record.traffic.up,
+                answered=tuple(name for name in asked if name not in out),
+                silent=tuple(name for name in asked if name in out),
+            )
+        )
 
 
 def slowly(engine: Engine, seconds: float) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 from ..core.metrics import Floats
-from ..core.paired import LEVEL, Gain, two_sided
+from ..core.paired import LEVEL, Gain, mcnemar, two_sided
 
 POWER = 0.8  # probability with which a planned comparison should show the gain that was seen
 AT_MOST = 30.0  # times as much data as there was: more than that is not advised
@@ -127,3 +127,13 @@ def more_samples(gain: Gain, tests: float) -> int | None:
     quantile = float(ndtri(1 - LEVEL / (2 * tests))) + float(ndtri(POWER))
     times = gain.variance * (quantile / gain.gain) ** 2
     return max(gain.samples + 1, math.ceil(times * gain.samples)) if times <= AT_MOST else None
+
+
+def smallest_gain(samples: int, tests: float) -> float | None:
+    """The smallest gain in accuracy that so many test samples can show among ``tests`` tests.
+
+    In percentage points, for a method that is right wherever its reference is right. None if the
+    samples cannot show any gain.
+    """
+    wins = next((w for w in range(1, samples + 1) if mcnemar(w, 0) < LEVEL / tests), None)
+    return None if wins is None else 100.0 * wins / samples

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from ..core.locations import failure
 from ..core.tree import Tree, take
 from .differences import difference, named
 from .harness import ROUNDS, Outcome, Trial, federation
 from .laws import Case, NotApplicableError
-from .locations import failure
 
 TOLERANCE = 1e-9
 ORDER = (3, 0, 4, 2, 1)

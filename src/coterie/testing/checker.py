@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..core.algorithm import Algorithm, AnyAlgorithm
+from ..core.locations import failure
 from ..errors import ConfigError, CoterieError, did_you_mean
 from . import agreement, declared, form, hostility, participation, purity
 from .harness import Network, mlp
 from .laws import Case, Law, NotApplicableError
-from .locations import failure
 
 _RUN = ("init", "messages", "rounds")
 _PURE = (*_RUN, "inputs", "repeatable", "isolation")

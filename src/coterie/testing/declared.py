@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.locations import place_of
 from ..core.tree import Bank, Tree, count_bytes, flatten, row, take, unflatten
 from ..data.federation import Federation
 from .differences import copied, difference, named
 from .harness import PIXELS, Outcome, with_other
 from .laws import Case, NotApplicableError
-from .locations import place_of
 
 HORIZON = 5  # rounds over which chapters are looked at
 OTHER = 0  # the client whose training data are changed

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ..core.algorithm import Mixture, Wrapper
 from ..core.fields import Field, fields
+from ..core.locations import place_of
 from ..core.ranges import fitted
 from ..core.tree import Tree, leaves, row
 from ..errors import CoterieError
 from .differences import kind, misfit, named
 from .laws import Case, NotApplicableError
-from .locations import place_of
 
 TREES = "tensors, and NamedTuples or tuples of them"
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, Wrapper
 from ..core.client import Client
+from ..core.locations import place_of
 from ..core.problem import Problem
 from ..core.tree import Tree, leaves, map_leaves, take
 from .differences import difference
 from .harness import Outcome
 from .laws import Case, NotApplicableError
-from .locations import place_of
 
 BAD = 2  # the client that misbehaves
 

@@ -5,12 +5,12 @@ from math import nan
 
 import torch
 
+from ..core.locations import failure, place_of
 from ..core.tree import leaves, take
 from .differences import difference
 from .form import missing_rows
 from .hostility import Spoilt, WithValue
 from .laws import Case, NotApplicableError
-from .locations import failure, place_of
 
 REPLIED = ([2], [0, 3])  # whose replies arrive in two rounds of all clients
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from ..core.algorithm import AnyAlgorithm
+from ..core.locations import place_of
 from ..core.tree import Tree, row
 from .differences import copied, difference
 from .harness import with_other
 from .laws import Begun, Case
-from .locations import place_of
 
 TWO = (0, 3)  # clients with many samples and with few
 

@@ -18,6 +18,7 @@ from ..core.buffers import governed
 from ..core.messages import Rejection
 from ..core.paired import Outcomes
 from ..core.problem import Problem
+from ..core.returned import check_rows, checked_init, checked_matrix, checked_server
 from ..core.tree import Tree
 from ..engines.base import Engine, Evaluation, Predicted
 from ..storage import faults
@@ -94,7 +95,7 @@ def train(
     """
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
-    done, server, states, accepted = begin or Begin(0, *algorithm.init(problem))
+    done, server, states, accepted = begin or _start(algorithm, problem)
     if accepted is None:
         accepted = torch.zeros(problem.population, dtype=torch.float64)
     engine.begin(problem, algorithm, states)
@@ -110,7 +111,8 @@ def train(
         evaluated = last or (index + 1) % evaluate_every == 0
         if evaluated or problem.population <= MATRIX_EVERY_ROUND:
             shown = engine.shown(algorithm)
-            collaboration = _matrix(algorithm.collaboration(server, shown, round))
+            weights = algorithm.collaboration(server, shown, round)
+            collaboration = _matrix(checked_matrix(algorithm, weights))
         if evaluated:
             found, served = _evaluate(algorithm, engine, server, round, metric, keep=last)
             traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
@@ -130,6 +132,11 @@ def train(
             None if found is None else found.outcomes,
             None if found is None else found.digests,
         )
+
+
+def _start(algorithm: AnyAlgorithm, problem: Problem) -> Begin:
+    """The server and every client's state before round 0."""
+    return Begin(0, *checked_init(algorithm, algorithm.init(problem), problem.population))
 
 
 def participants(
@@ -161,6 +168,7 @@ def _exchange(
     A rejected client keeps its state; if no client is left, nothing changes.
     """
     received = algorithm.download(server, round)
+    check_rows(algorithm, "download", received, len(round.clients))
     replies = engine.exchange(algorithm, received, round)
     uploads, rejected = replies.uploads, replies.rejected
     traffic = Traffic(tree.count_bytes(received), tree.count_bytes(uploads), 0)
@@ -176,7 +184,8 @@ def _exchange(
         uploads = tree.take(uploads, kept)
         round = round._replace(clients=round.clients[kept])
     if len(round.clients):
-        server, inside, spoilers = aggregate(algorithm, server, uploads, round, guard)
+        made, inside, spoilers = aggregate(algorithm, server, uploads, round, guard)
+        server = checked_server(algorithm, made, server)
         faults.at("round.aggregated")
         if spoilers:
             uploads = tree.take(uploads, inside)
@@ -194,6 +203,7 @@ def _evaluate(
     everybody = torch.arange(round.population, device=round.clients.device)
     after = round._replace(index=round.index + 1, clients=everybody)
     served = algorithm.serve(server, after)
+    check_rows(algorithm, "serve", served, round.population)
     found = engine.evaluate(algorithm, served, after, metric, keep=keep)
     return found, tree.count_bytes(served)
 

@@ -1,0 +1,210 @@
+"""Progress on stderr: a live display on a terminal, else a plain line every few seconds.
+
+On a terminal one line is redrawn several times a second, within a round too. In a pipe or a log,
+rounds that are faster than EVERY share a line, and a thread prints a line if nothing was printed
+for SILENCE seconds, so that a long round is no silence.
+"""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from ..errors import printable
+from ..experiment.config.schema import Config
+from ..experiment.runner import Progress, Watch
+from ..report.words import size
+from .tensorboard import also_to_tensorboard
+
+EVERY = 4.0  # seconds between two lines about rounds
+SILENCE = 9.0  # seconds without a line after which one is printed
+MANY = 12  # at most so many sites are named in a line
+
+
+@contextlib.contextmanager
+def watching(config: Config, runs: int, tensorboard: str | None = None) -> Iterator[Watch]:
+    """Show the progress of the runs of a config, and write it for TensorBoard if asked to."""
+    federated, folder = config.run.federation is not None, tensorboard and Path(tensorboard)
+    with (
+        progress_on_stderr(runs, config.run.rounds, sites=federated) as watch,
+        also_to_tensorboard(folder or None, watch) as both,
+    ):
+        yield both
+
+
+@contextlib.contextmanager
+def progress_on_stderr(runs: int, rounds: int, *, sites: bool = False) -> Iterator[Watch]:
+    """Show the progress of all runs; ``sites`` also shows which sites answered in a round."""
+    console, done = Console(stderr=True), Tally(runs * rounds, sites=sites)
+    if console.is_terminal:
+        with _display(console, done) as watch:
+            yield watch
+        return
+    lines, over = Lines(done), threading.Event()
+    thread = threading.Thread(target=_beat, args=(lines, over), daemon=True)
+    thread.start()
+    try:
+        yield lines.tell
+    finally:
+        over.set()
+        thread.join()
+
+
+class Tally:
+    """Counts the rounds, bytes and time of all runs, and describes them in a few words."""
+
+    def __init__(
+        self, rounds: int, *, sites: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rounds, self.sites, self.clock = rounds, sites, clock
+        self.began = self.at = clock()  # of all runs; of the last report
+        self.done = self.trained = self.sent = 0
+        self.step: Progress | None = None
+        self.score: float | None = None
+
+    def add(self, step: Progress) -> None:
+        """Count one report of a run."""
+        new = self.step is None or (self.step.method, self.step.seed) != (step.method, step.seed)
+        if step.score is not None or new:
+            self.score = step.score
+        self.done += step.more
+        self.trained += 1 if step.more == 1 and not step.reused else 0
+        self.sent += step.sent
+        self.step, self.at = step, self.clock()
+
+    @property
+    def left(self) -> float | None:
+        """The seconds that are left if all rounds take as long as those so far; None at first."""
+        if not self.trained:
+            return None
+        spent = (self.at - self.began) / self.trained
+        return max(0.0, (self.rounds - self.done) * spent - (self.clock() - self.at))
+
+    def words(self) -> list[str]:
+        """The last score, the bytes so far, the time left, and the sites that answered."""
+        found = [] if self.score is None else [f"mean {self.score:.4g}"]
+        if self.sent:
+            found.append(f"{size(self.sent)} sent")
+        if self.left is not None and self.done < self.rounds:
+            found.append(f"about {duration(self.left)} left")
+        return found + self._answers()
+
+    def _answers(self) -> list[str]:
+        if not self.sites or self.step is None:
+            return []
+        found = [f"answered: {_named(self.step.answered)}"]
+        return found + [f"no answer: {_named(self.step.silent)}"] * bool(self.step.silent)
+
+
+def _named(names: tuple[str, ...]) -> str:
+    return (", ".join(names[:MANY]) or "none") + f" and {len(names) - MANY} more" * (
+        len(names) > MANY
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time in one unit.
+
+    >>> duration(61), duration(600), duration(7200)
+    ('61 s', '10 min', '2.0 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+class Lines:
+    """Prints plain lines; reports and heartbeats may come from different threads."""
+
+    def __init__(self, tally: Tally, write: Callable[[str], None] = _to_stderr) -> None:
+        self.tally, self.write, self.lock = tally, write, threading.Lock()
+        self.last = tally.clock()  # time of the last line
+
+    def tell(self, step: Progress) -> None:
+        """Report a round: what happened in it at once, its score only every few seconds."""
+        with self.lock:
+            self.tally.add(step)
+            lines = events(step)
+            if not lines and self.tally.clock() - self.last >= EVERY:
+                lines = [", ".join([_round(step), *self.tally.words()])]
+            self._print(lines)
+
+    def beat(self) -> None:
+        """Print a line if there was none for long: a round, or the preparation, takes its time."""
+        with self.lock:
+            now, step = self.tally.clock(), self.tally.step
+            if now - self.last < SILENCE:
+                return
+            waited = f"for {duration(now - self.tally.at)}"
+            if step is None or step.done == step.rounds:
+                self._print([f"preparing {waited}"])
+            else:
+                at = f"{step.method}, seed {step.seed}: in round {step.done + 1} of {step.rounds}"
+                self._print([", ".join([f"{at} {waited}", *self.tally.words()])])
+
+    def _print(self, lines: list[str]) -> None:
+        for line in lines:
+            self.write(printable(line))
+        if lines:
+            self.last = self.tally.clock()
+
+
+def _beat(lines: Lines, over: threading.Event) -> None:
+    while not over.wait(1.0):
+        lines.beat()
+
+
+def _round(step: Progress) -> str:
+    return f"{step.method}, seed {step.seed}: round {step.done} of {step.rounds}"
+
+
+def events(step: Progress) -> list[str]:
+    """Lines to print at once: rejected clients, slow calls, rounds found on disk, a run's end."""
+    run = f"{step.method}, seed {step.seed}"
+    lines = [
+        f"{run}: round {step.done} left out client {client!r} ({reason})"
+        for client, reason in step.rejected
+    ]
+    lines += [f"{run}: {what}" for what in step.slow]
+    if step.done == step.rounds:
+        what = "finished before, read again" if step.reused else f"{step.rounds} rounds"
+        score = "" if step.score is None else f", mean {step.score:.4g}"
+        lines.append(f"{run}: {what}{score}")
+    elif step.more > 1:
+        lines.append(f"{run}: continues after {step.done} rounds")
+    return lines
+
+
+@contextlib.contextmanager
+def _display(console: Console, tally: Tally) -> Iterator[Watch]:
+    """One line that is redrawn: run, bar, rounds, elapsed time, and the tally's words."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed}/{task.total} rounds"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[words]}", markup=False),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=tally.rounds, words="")
+
+        def watch(step: Progress) -> None:
+            tally.add(step)
+            words = printable(", ".join(tally.words()))
+            run = printable(f"{step.method}, seed {step.seed}")
+            bar.update(task, advance=step.more, description=run, words=words)
+            for line in map(printable, events(step)):
+                bar.console.print(line, highlight=False, markup=False)
+
+        yield watch

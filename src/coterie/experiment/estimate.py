@@ -1,0 +1,104 @@
+"""Times the first rounds of each method, for an honest estimate of a run's time and memory."""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from ..core.buffers import governed
+from ..engines import process
+from ..training.guard import Guard
+from ..training.rounds import train
+from .config.methods import Method
+from .setting import Cell, Setting
+
+BUDGET = 20.0  # seconds that timing all methods may take, as far as that is known before
+ENOUGH, MOST = 1.0, 7  # seconds, or rounds, after which the rounds of one method suffice
+ENGINES = ("auto", "loop", "vmap")  # others start processes or a cluster
+
+
+class Timing(NamedTuple):
+    """The seconds of one method's first rounds, including evaluation where it is due."""
+
+    method: str
+    first: float  # with the engine's start, tracing and other work that is done once
+    later: float  # a round after the first, on average
+    seconds: float  # of the whole run, extrapolated
+
+
+def timings(setting: Setting, methods: Sequence[Method], expected: float) -> list[Timing]:
+    """Time the methods as long as the budget lasts; ``expected`` is a guess of a round's seconds.
+
+    The first method of the list is skipped only if it alone would exceed the budget.
+    """
+    if setting.config.engine.name not in ENGINES:
+        return []
+    found, began = list[Timing](), time.perf_counter()
+    for method in methods:
+        spent = time.perf_counter() - began
+        if spent + _rounds(setting) * expected > BUDGET:
+            break
+        found.append(timed(setting, method))
+    return found
+
+
+def _rounds(setting: Setting) -> int:
+    """The fewest rounds to be timed: one to warm up, one with and one without evaluation."""
+    run = setting.config.run
+    return min(run.rounds, 2 if run.evaluate_every == 1 else 3)
+
+
+def timed(setting: Setting, method: Method) -> Timing:
+    """Train the first rounds of a run in memory, as the run itself would."""
+    began = time.perf_counter()
+    seed, run = setting.config.seeds[0], setting.config.run
+    asked, algorithm = setting.config.single(method, seed), method.build()
+    on = setting.prepare(algorithm, seed)
+    algorithm = governed(algorithm, on.problem)
+    with ExitStack() as scope:
+        scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
+        engine = setting.engine(Cell(method, seed, None), on, None)
+        scope.callback(engine.close)
+        scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
+        rounds = train(
+            algorithm,
+            on.problem,
+            engine,
+            run.rounds,
+            participation=run.participation,
+            evaluate_every=min(run.evaluate_every, 2),
+            metric=asked.run.metric,
+            guard=Guard(**asked.guard.model_dump()),
+        )
+        seconds = list[float]()
+        for count, _ in enumerate(rounds, 1):
+            seconds.append(time.perf_counter() - began - sum(seconds))
+            if count >= _rounds(setting) and (count >= MOST or sum(seconds) > ENOUGH):
+                break
+    return _extrapolated(method.label, seconds, run.rounds, run.evaluate_every)
+
+
+def _extrapolated(label: str, seconds: list[float], rounds: int, every: int) -> Timing:
+    """The time of all rounds; every second round was evaluated, or all if ``every`` is 1."""
+    first, rest = seconds[0], seconds[1:] or seconds[:1]
+    evaluated = median(rest if every == 1 else rest[0::2])
+    later = evaluated / every + median(rest[1::2] or rest) * (1 - 1 / every)
+    return Timing(label, first, later, first + later * (rounds - 1))
+
+
+def peak_mib(device: torch.device) -> tuple[float | None, float | None]:
+    """The most memory that this process has used so far, in MiB: in RAM and on the GPU.
+
+    None where it is not known.
+    """
+    gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None, gpu
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (2**20 if sys.platform == "darwin" else 2**10), gpu

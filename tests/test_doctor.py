@@ -1,0 +1,235 @@
+"""What ``coterie doctor`` tells a data team before training."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import coterie
+from coterie.algorithms import ALGORITHMS, ALIASES
+from coterie.algorithms.exposure import EXPOSURES, leaves, table
+from coterie.commands.data_warnings import data_warnings, score_warnings
+from coterie.commands.diagnosis import SiteRow
+from coterie.core.algorithm import Algorithm
+from coterie.data import inspection
+from coterie.data.datasets import load
+from coterie.data.partition import PARTITIONS, federate
+from coterie.experiment.estimate import _extrapolated
+from coterie.results.mean_gain import smallest_gain
+
+ROOT = Path(__file__).parents[1]
+SITES = ("a", "b", "c", "d")
+
+
+def rows(change=lambda site, row: row, per_site=30):
+    """A table of four alike sites; ``change`` writes a site's row in another way."""
+    draw = np.random.default_rng(0)
+    found = []
+    for site in SITES:
+        for i in range(per_site):
+            row = {
+                "site": site,
+                "sex": ("female", "male")[i % 2],
+                "height": f"{draw.normal(170, 8):.1f}",
+                "balance": f"{draw.normal(0, 1):.3f}",  # its median is around zero
+                "ill": "yes" if i % 5 == 0 else "no",
+            }
+            found.append(change(site, row))
+    return found
+
+
+def written(folder: Path, table: list[dict[str, str]]) -> Path:
+    path = folder / "sites.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, table[0])
+        writer.writeheader()
+        writer.writerows(table)
+    return path
+
+
+def federation(folder, change=lambda site, row: row):
+    path = written(folder, rows(change))
+    data = load(str(path), client="site", target="ill")
+    return federate(data, PARTITIONS["natural"](), val=0.2, test=0.3, seed=0)
+
+
+def only_at(site, **cells):
+    """A change of one site's rows."""
+    return lambda at, row: (
+        {**row, **{k: f(row[k]) for k, f in cells.items()}} if at == site else row
+    )
+
+
+def test_alike_sites_give_no_warning(tmp_path):
+    assert data_warnings(federation(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "write", "pair"),
+    [
+        ("sex", lambda cell: cell[0].upper(), ("F", "female")),
+        ("sex", str.upper, ("FEMALE", "female")),
+        ("sex", lambda cell: f"{cell[:2]}- {cell[2:]}", ("fe- male", "female")),
+        ("ill", str.title, ("Yes", "yes")),
+    ],
+    ids=["prefix", "case", "punctuation", "target"],
+)
+def test_two_spellings_of_a_category_are_named_with_their_sites(tmp_path, column, write, pair):
+    made = federation(tmp_path, only_at("c", **{column: write}))
+    found = inspection.alike(made)
+    assert {found_.column for found_ in found} == {column if column != "ill" else "the target"}
+    assert len(found) == 2  # both categories of the column
+    assert {(*one.at, *one.other_at) for one in found} == {("c", "a", "b", "d")}
+    assert any({one.one, one.other} == {*pair} for one in found)
+    assert sum("written in two ways" in text for text in data_warnings(made)) == 2
+
+
+def test_a_beginning_that_one_site_uses_beside_the_whole_is_another_category(tmp_path):
+    """ "mild" and "mildly better" at every site are two categories."""
+    sites = federation(
+        tmp_path, lambda _, row: {**row, "sex": {"female": "mild", "male": "mildly"}[row["sex"]]}
+    )
+    assert inspection.alike(sites) == []
+
+
+def test_spellings_at_one_site_are_named_too(tmp_path):
+    """Case alone makes no category, even where one site uses both."""
+    turns = iter(range(1000))
+    made = federation(
+        tmp_path, only_at("a", sex=lambda cell: cell.title() if next(turns) % 4 < 2 else cell)
+    )
+    found = {(one.one, one.at, one.other_at) for one in inspection.alike(made)}
+    assert found == {("Female", ("a",), SITES), ("Male", ("a",), SITES)}
+
+
+def test_a_site_with_categories_of_its_own_is_named(tmp_path):
+    made = federation(tmp_path, only_at("b", sex=lambda cell: {"female": "w", "male": "x"}[cell]))
+    (odd,) = inspection.codings(made)
+    assert (odd.client, odd.column, {*odd.own}, {*odd.others}) == (
+        "b",
+        "sex",
+        {"w", "x"},
+        {"female", "male"},
+    )
+    assert len([text for text in data_warnings(made) if "'b'" in text]) == 1
+
+
+@pytest.mark.parametrize("factor", [0.01, 100.0])
+def test_another_unit_is_named_and_medians_around_zero_are_not(tmp_path, factor):
+    made = federation(tmp_path, only_at("d", height=lambda cell: f"{factor * float(cell):.4f}"))
+    (odd,) = inspection.scales(made)
+    assert (odd.client, odd.column, odd.what) == ("d", "height", "median")
+    assert odd.own == pytest.approx(factor * odd.others, rel=0.1)
+    wide = federation(tmp_path, only_at("d", balance=lambda cell: f"{20 * float(cell):.4f}"))
+    (odd,) = inspection.scales(wide)
+    assert (odd.client, odd.column, odd.what) == ("d", "balance", "spread")
+
+
+@pytest.mark.parametrize("column", ["height", "sex"])
+def test_a_column_that_is_empty_at_one_site_is_named(tmp_path, column):
+    cells = iter(range(1000))
+
+    def change(site, row):
+        """Empty at site a, and one cell at site b."""
+        gone = site == "a" or (site == "b" and next(cells) == 0)
+        return {**row, column: ""} if gone else row
+
+    made = federation(tmp_path, change)
+    assert inspection.empty_columns(made) == {column: ["a"]}
+    assert any(f"column '{column}' is empty in all rows of a;" in t for t in data_warnings(made))
+    parts = inspection.parts(made)
+    assert [part.missing for part in parts] == pytest.approx([1 / 3, 1 / 90, 0, 0])
+
+
+def test_parts_hold_counts_balance_and_the_commonest_class(tmp_path):
+    made = federation(tmp_path)
+    for part in inspection.parts(made):
+        assert part.rows == 30
+        assert part.classes == {"no": pytest.approx(0.8), "yes": pytest.approx(0.2)}
+        assert part.test == part.test_units == 9
+        assert part.commonest == pytest.approx(100 * 7 / 9)  # 30 % of 24 and of 6, rounded
+
+
+def test_auc_is_suggested_where_one_class_dominates_and_only_there():
+    part = inspection.SitePart("a", 60, 20, 20, 20, None, {"no": 0.9, "yes": 0.1}, 90.0)
+    sites = [SiteRow(part, 10.0)]
+    assert 'metric = "auc"' in score_warnings(sites, "accuracy", 2)[0]
+    assert score_warnings(sites, "auc", 2) == []
+    assert score_warnings([SiteRow(part._replace(commonest=60.0), 10.0)], "accuracy", 2) == []
+
+
+def test_small_test_sets_are_named():
+    part = inspection.SitePart("tiny", 20, 5, 4, 4, None, {"no": 0.5, "yes": 0.5}, 50.0)
+    larger = part._replace(client="mid", test=30, test_units=30)
+    sites = [SiteRow(p, smallest_gain(p.test_units, 4)) for p in (part, larger)]
+    blind, coarse = score_warnings(sites, "accuracy", 4)
+    assert "tiny (4)" in blind
+    assert "mid (30: from 27 points" in coarse
+
+
+@pytest.mark.parametrize("tests", [1, 8])
+def test_the_smallest_gain_is_the_first_that_mcnemar_shows(tests):
+    """By brute force over the numbers of wins without a loss; more samples show smaller gains."""
+    found = [smallest_gain(n, tests) for n in range(1, 200)]
+    for n, gain in enumerate(found, 1):
+        shown = [w for w in range(n + 1) if 2 * 0.5**w < 0.05 / tests]
+        assert gain == (pytest.approx(100 * shown[0] / n) if shown else None)
+    known = [gain for gain in found if gain is not None]
+    assert known == sorted(known, reverse=True)
+
+
+# ---- what leaves a site --------------------------------------------------------------------------
+
+
+def test_the_table_of_the_docs_is_the_codes_and_has_every_method():
+    assert {*EXPOSURES} == {*ALGORITHMS, *ALIASES}
+    assert f"\n{table()}\n" in (ROOT / "docs" / "deploy.md").read_text("utf-8")
+
+
+def test_a_method_of_ones_own_tells_by_its_docstring():
+    class Mine(Algorithm):
+        """A method.
+
+        Travels: my model up,
+        nothing down.
+        """
+
+    class Silent(Algorithm):
+        """A method."""
+
+    assert leaves("mine", Mine) == "my model up, nothing down."
+    assert "no paragraph 'Travels:'" in leaves("mine", Silent)
+
+
+# ---- the whole -----------------------------------------------------------------------------------
+
+
+def test_the_estimate_counts_evaluated_rounds_as_often_as_they_come():
+    """A run whose rounds take 1 s, and 3 s more if evaluated; the first takes 10 s."""
+    assert _extrapolated("x", [10.0, 4.0], 11, 1).seconds == pytest.approx(10 + 10 * 4)
+    assert _extrapolated("x", [10.0, 4.0, 1.0], 11, 5).seconds == pytest.approx(10 + 10 * 1.6)
+    assert _extrapolated("x", [10.0], 1, 1).seconds == 10.0
+    slow = [10.0, 4.0, 1.0, 90.0, 1.0, 4.0, 1.0]  # one round was disturbed
+    assert _extrapolated("x", slow, 11, 5).seconds == pytest.approx(10 + 10 * 1.6)
+
+
+def test_doctor_shows_sites_exposure_time_and_memory(tmp_path):
+    path = written(tmp_path, rows(only_at("c", sex=lambda cell: cell[0].upper())))
+    config = {
+        "data": {"name": str(path), "client": "site", "target": "ill"},
+        "model": {"name": "linear"},
+        "run": {"rounds": 4, "evaluate_every": 2},
+        "engine": {"name": "loop"},
+    }
+    found = coterie.doctor(config, methods=["fedfomo"])
+    text = repr(found)
+    assert "commonest class" in text
+    assert "fedfomo  the server sees: its model, and its ranking" in text
+    assert "'F' (c) and 'female' (a, b, d)" in text
+    assert [row.part.client for row in found.sites] == list(SITES)
+    assert "from the first rounds of 2 of 2 methods" in dict(found.facts)["training time"]
+    told = found.to_dict()
+    assert {*told} == {"facts", "estimate", "sites", "leaves", "warnings"}
+    assert told["estimate"]["mib"] > 50  # a process with torch in it
+    assert [site["smallest_gain"] for site in told["sites"]] == [None] * 4  # 6 test samples

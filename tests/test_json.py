@@ -1,0 +1,79 @@
+"""``--json``: stdout is one JSON value whose keys are those of docs/json.md."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from coterie.commands import cli
+
+PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text("utf-8")
+QUICK = ["--rounds", 1, "--engine", "loop", "--clients", 3, "--methods", "fedavg"]
+
+
+@pytest.fixture
+def command(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder; its exit code, the value on stdout, and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*map(str, arguments), "--json"])
+        printed = capsys.readouterr()
+        value = json.loads(printed.out) if printed.out else None
+        return ended.value.code or 0, value, printed.err
+
+    return call
+
+
+def documented(name: str) -> set[str]:
+    """The keys in the table of a command."""
+    section = PAGE.partition(f"## coterie {name} --json")[2].partition("\n## ")[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+
+
+def told(text: str, key: str) -> set[str]:
+    """The keys in the cell that describes a key."""
+    (cell,) = re.findall(rf"^\| `{key}` \| (.*) \|$", text, re.MULTILINE)
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+def test_compare_and_verify_print_one_value_each(command, tmp_path):
+    code, value, err = command("compare", *QUICK, "--out", "mine")
+    assert code == 0
+    assert {*value} == documented("compare")
+    assert "local, seed 0" in err
+    assert [row["method"] for row in value["methods"]] == ["local", "fedavg"]
+    assert told(PAGE, "clients") <= {*value["clients"][0]}
+    assert told(PAGE, "runs") == {*value["runs"][0]}
+    assert told(PAGE, "recommended") == {*value["recommended"]}
+    assert Path(value["page"]).is_file()
+    code, value, _ = command("verify", "mine")
+    assert (code, value["ok"], {*value}) == (0, True, documented("verify"))
+    (tmp_path / "mine" / "local" / "seed-0" / "summary.json").write_text("{}")
+    code, value, _ = command("verify", "mine")
+    assert (code, value["ok"]) == (1, False)
+    assert any(value["folders"].values())
+
+
+def test_doctor_prints_one_value(command):
+    code, value, _ = command("doctor", *QUICK)
+    assert code == 0
+    assert {*value} == documented("doctor")
+    assert told(PAGE, "sites") == {*value["sites"][0]}
+    assert told(PAGE, "estimate") == {*value["estimate"]}
+    assert value["estimate"]["seconds"] > 0
+
+
+def test_list_prints_one_value(command):
+    code, value, _ = command("list", "methods")
+    assert code == 0
+    assert all({*row} == documented("list") for row in value)
+    assert "fedfomo" in {row["name"] for row in value}
+
+
+def test_an_error_leaves_stdout_empty(command):
+    code, value, err = command("compare", "--rounds", 0)
+    assert (code, value) == (2, None)
+    assert "run.rounds" in err

@@ -1,0 +1,197 @@
+"""Progress: a line now and then, never long silence, which sites answered; callbacks of others."""
+
+import re
+import sys
+import threading
+import types
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import coterie
+from coterie.commands import cli
+from coterie.commands.live import EVERY, SILENCE, Lines, Tally, events, progress_on_stderr
+from coterie.experiment.runner import Progress
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def lines(rounds=10, **options):
+    clock, written = Clock(), []
+    return clock, Lines(Tally(rounds, clock=clock, **options), written.append), written
+
+
+def step(done, rounds=10, score=50.0, **more):
+    return Progress("fedavg", 0, done, rounds, score, **more)
+
+
+def test_fast_rounds_share_a_line_and_every_end_has_one():
+    clock, out, written = lines(rounds=100)
+    for done in range(1, 101):
+        clock.now += EVERY / 8  # exact in floats
+        out.tell(step(done, 100))
+    assert len(written) == 100 // 8 + 1
+    assert written[0].startswith("fedavg, seed 0: round 8 of 100, mean 50")
+    assert written[-1] == "fedavg, seed 0: 100 rounds, mean 50"
+
+
+def test_there_is_never_long_silence():
+    """A beat each second, whatever happens: no two lines are further apart than the bound."""
+    clock, out, written = lines()
+    times = [0.0]
+    for second in range(1, 200):
+        clock.now, before = float(second), len(written)
+        if second in (60, 61, 150):
+            out.tell(step(1 + len(times) % 3))
+        out.beat()
+        times += [clock.now] * (len(written) > before)
+    assert max(b - a for a, b in pairwise(times)) <= SILENCE
+    assert written[0] == f"preparing for {SILENCE:.0f} s"
+    assert any(re.search(r"in round \d of 10 for \d+ s, mean 50", line) for line in written)
+
+
+def test_the_line_has_score_bytes_and_time_left():
+    clock, out, written = lines(rounds=4)
+    for done in (1, 2):
+        clock.now += 10
+        out.tell(step(done, 4, None if done == 2 else 61.0, sent=2000))
+    assert written[-1] == (
+        "fedavg, seed 0: round 2 of 4, mean 61, 4.0 kB sent, about 20 s left"
+    )  # the last score stays until the next evaluation
+
+
+def test_rounds_from_disk_do_not_count_for_the_time_left():
+    clock = Clock()
+    tally = Tally(20, clock=clock)
+    tally.add(step(10, more=10, reused=True))
+    assert tally.left is None
+    clock.now = 3.0
+    tally.add(Progress("other", 0, 1, 10, None))
+    assert tally.left == pytest.approx(9 * 3.0)
+
+
+def test_a_federation_says_who_answered():
+    clock, out, written = lines(sites=True)
+    clock.now += EVERY
+    out.tell(step(1, answered=("a", "b"), silent=("c",)))
+    assert written[-1].endswith("answered: a, b, no answer: c")
+    clock.now += EVERY
+    out.tell(step(2))
+    assert written[-1].endswith("answered: none")
+
+
+def test_names_cannot_write_control_codes():
+    clock, out, written = lines(sites=True)
+    clock.now += EVERY
+    out.tell(step(1, answered=("a\x1b[2J",)))
+    assert "\x1b" not in written[-1]
+
+
+def test_every_event_is_told_at_once():
+    said = events(step(3, rejected=(("a", "lost"),), slow=("local took 90 %",)))
+    assert said == [
+        "fedavg, seed 0: round 3 left out client 'a' (lost)",
+        "fedavg, seed 0: local took 90 %",
+    ]
+
+
+def test_the_thread_ends_with_the_block(capsys):
+    before = threading.active_count()
+    with progress_on_stderr(1, 2) as watch:
+        watch(step(2, 2))
+    assert threading.active_count() == before
+    assert capsys.readouterr().err == "fedavg, seed 0: 2 rounds, mean 50\n"
+
+
+# ---- callbacks -----------------------------------------------------------------------------------
+
+
+def test_progress_tells_bytes_and_answers():
+    seen = []
+    result = coterie.run(method="fedavg", rounds=2, clients=3, engine="loop", progress=seen.append)
+    clients = result.history.roster.clients
+    assert [one.answered for one in seen] == [clients] * 2
+    assert [one.silent for one in seen] == [()] * 2
+    assert [one.sent for one in seen] == [
+        line["bytes_down"] + line["bytes_up"] for line in result.history.lines
+    ]
+
+
+def test_the_example_for_wandb_works(monkeypatch):
+    """The block of the docs, with a stub of wandb that keeps what it is given."""
+    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "progress.md").read_text("utf-8"), re.S)
+    runs = []
+
+    class Run:
+        def __init__(self, **given):
+            self.given, self.logged, self.finished = given, [], False
+            runs.append(self)
+
+        def log(self, values, step):
+            self.logged.append((step, values))
+
+        def finish(self):
+            self.finished = True
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=Run))
+    exec(compile(block, "progress.md", "exec"), {})
+    assert [run.given["name"] for run in runs] == ["local-0", "fedavg-0"]
+    assert all(run.finished and [at for at, _ in run.logged] == [1, 2] for run in runs)
+    assert all({*values} == {"bytes", "clients", "score"} for _, values in runs[1].logged)
+
+
+def test_the_documented_fields_are_all_fields():
+    table = (DOCS / "progress.md").read_text("utf-8").partition("| field |")[2].partition("\n\n")[0]
+    first = re.findall(r"^\| (`.*?`) \|", table, re.M)
+    assert [name for cell in first for name in re.findall(r"`(\w+)`", cell)] == [*Progress._fields]
+
+
+def test_tensorboard_gets_every_round_in_a_folder_per_run(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    writers = {}
+
+    class Writer:
+        def __init__(self, log_dir):
+            self.scalars, self.closed = [], False
+            writers[log_dir] = self
+
+        def add_scalar(self, tag, value, at):
+            self.scalars.append((tag, at, value))
+
+        def close(self):
+            self.closed = True
+
+    stub = types.SimpleNamespace(SummaryWriter=Writer)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", stub)
+    options = "compare --methods fedavg --rounds 2 --clients 3 --engine loop --tensorboard tb"
+    for _ in range(2):  # the second call finds finished runs and writes nothing
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*options.split(), "--out", "mine"])
+        assert not ended.value.code, capsys.readouterr().err
+        assert [*writers] == [str(Path("tb") / m / "seed-0") for m in ("local", "fedavg")]
+    for writer in writers.values():
+        assert writer.closed
+        assert [pair[:2] for pair in writer.scalars] == [
+            (tag, at) for at in (1, 2) for tag in ("bytes", "score")
+        ]
+
+
+def test_without_tensorboard_nothing_is_started(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--rounds", "1", "--tensorboard", "tb"])
+    assert ended.value.code == 2
+    assert "pip install coterie[tensorboard]" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
