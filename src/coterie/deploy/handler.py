@@ -65,10 +65,19 @@ class _ForbiddenError(ConfigError):
 
 
 class SiteHandler:
-    """Answers the coordinator for one site."""
+    """Answers the coordinator for one site.
 
-    def __init__(self, folder: SiteFolder, holdings: Holdings) -> None:
-        self._folder, self._holdings = folder, holdings
+    ``accepts`` raises a ConfigError for an experiment that the site does not agree to, in addition
+    to the site's own rules.
+    """
+
+    def __init__(
+        self,
+        folder: SiteFolder,
+        holdings: Holdings,
+        accepts: Callable[[Experiment], None] | None = None,
+    ) -> None:
+        self._folder, self._holdings, self._accepts = folder, holdings, accepts
         self._open: dict[str, tuple[Experiment, Site]] = {}
         self._code = allowed_code(folder)
 
@@ -154,6 +163,8 @@ class SiteHandler:
 
     def _check(self, experiment: Experiment) -> None:
         """Refuse terms that the site did not consent to, or that are not about its own data."""
+        if self._accepts is not None:
+            self._accepts(experiment)
         consent, traits = self._folder.consent, experiment.algorithm.traits
         if traits.sharing is not None and not consent.samples:
             raise _ForbiddenError("refused", RAW_SAMPLES)
@@ -171,7 +182,7 @@ class SiteHandler:
 
     def _in_round(self, head: Mapping[str, Any], data: bytes) -> bytes:
         """Train or evaluate; a message that comes again is answered as before."""
-        _, site = self._experiment(str(head.get("experiment", "")))
+        _, site = self.experiment(str(head.get("experiment", "")))
         again = site.repeated(data)
         if again is not None:
             return again
@@ -197,7 +208,8 @@ class SiteHandler:
             raise _ForbiddenError("not_agreed", f"no experiment {experiment[:12]} was agreed to")
         return folder
 
-    def _experiment(self, name: str) -> tuple[Experiment, Site]:
+    def experiment(self, name: str) -> tuple[Experiment, Site]:
+        """An experiment that was agreed to, by its hash, and the site's part of it."""
         if name not in self._open:
             path = self._place(name) / AGREEMENT
             agreement = Agreement.from_json(path.read_text(encoding="utf-8"))
