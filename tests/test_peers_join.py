@@ -2,6 +2,10 @@
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +19,8 @@ from safetensors.torch import load_file
 pytest.importorskip("nacl")
 
 import coterie
-from coterie.core.digests import combined_digest
+from coterie.core.algorithm import Mixture
+from coterie.core.digests import client_digest, combined_digest
 from coterie.deploy.peer_join import JoinedResult, JoiningSite
 from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
 from coterie.deploy.peer_link import InProcessLink, Link
@@ -37,7 +42,7 @@ from coterie.engines.site import ANSWERS, MODEL
 from coterie.errors import ConfigError, StoreError
 from coterie.experiment.config.loading import load, merge
 from coterie.experiment.config.schema import Config
-from loopback import until
+from loopback import free_port, until
 from sites import FAST, NAMES, site_folders, write_tables
 from test_peers_faults import Dying, KilledError
 from test_peers_relay import windows
@@ -61,12 +66,12 @@ class Recording(Relay):
 class Federation:
     """Sites as threads of this process, each with its own folder and table, and a relay."""
 
-    def __init__(self, home: Path, tables: Path, nudge: float = 0.3) -> None:
-        self.folders = site_folders(home, tables)
+    def __init__(self, home: Path, tables: Path, address: str = "localhost:9092") -> None:
+        self.folders = site_folders(home, tables, address=address)
         lines = [f'{n} = "{f.public_part().box}"' for n, f in self.folders.items()]
         self.roster = home / "roster.toml"
         self.roster.write_text("\n".join(["[peers]", *lines]))
-        self.relay, self.nudge = Recording(), nudge
+        self.relay = Recording()
         self.notes: Notes = {name: [] for name in NAMES}
         self.links: dict[str, Link] = {name: InProcessLink(self.relay, name) for name in NAMES}
 
@@ -81,7 +86,7 @@ class Federation:
             self.identity(name),
             link or self.links[name],
             self.notes[name].append,
-            self.nudge,
+            nudge=0.3,
         )
 
     def config(self, name: str, asked: dict[str, Any]) -> Config | None:
@@ -367,3 +372,90 @@ def test_the_convener_may_propose_another_experiment(sites: Federation, tables: 
     )
     agreed = [*sites.folders["birch"].experiments.iterdir()]
     assert len(agreed) == 2
+
+
+# ---- real processes over TLS ---------------------------------------------------------------------
+
+
+class Typed:
+    """The commands of an administrator, each a process."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.running = home, dict[str, subprocess.Popen[str]]()
+
+    def start(self, name: str, *command: object) -> None:
+        arguments = [sys.executable, "-P", "-m", "coterie", *map(str, command)]
+        with self.log(name).open("a") as log:
+            self.running[name] = subprocess.Popen(
+                arguments,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                text=True,
+            )
+
+    def log(self, name: str) -> Path:
+        return self.home / f"{name}.log"
+
+    def end(self, name: str, number: int) -> int:
+        """Send a signal, and return the exit code."""
+        self.running[name].send_signal(number)
+        self.running[name].communicate(timeout=60)
+        return self.running[name].returncode
+
+    def output(self, name: str) -> str:
+        said = self.running[name].communicate(timeout=120)[0]
+        assert self.running[name].returncode == 0, self.log(name).read_text()
+        return said
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.slow
+def test_the_commands_of_administrators_with_stops_and_kills(tables: Path, tmp_path: Path) -> None:
+    asked = merge(ASKED, {"run.rounds": 12, "train.epochs": 4})
+    expected = simulated(tables, asked)
+    sites = Federation(tmp_path, tables, address=f"localhost:{free_port()}")
+    (tmp_path / "config.toml").write_text(
+        '[model]\nname = "mlp"\nhidden = [6]\n[train]\nlr = 0.1\nepochs = 4\nbatch = 8\n'
+        '[algorithm]\nname = "federico"\ndownloads = 1\n[run]\nrounds = 12\n'
+    )
+    typed = Typed(tmp_path)
+
+    def join(name: str) -> None:
+        config = ("--config", tmp_path / "config.toml") if name == "ash" else ()
+        typed.start(name, "site", "join", tmp_path / name, "--roster", sites.roster, *config)
+
+    def sent(name: str) -> int:
+        logs = (tmp_path / name / "experiments").glob("*/peers/sent.jsonl")
+        return sum(len(log.read_text().splitlines()) for log in logs)
+
+    try:
+        for name in NAMES:
+            join(name)
+        until(lambda: "cannot be reached" in typed.log("cedar").read_text(), 60)
+        assert typed.end("cedar", signal.SIGTERM) == 128 + signal.SIGTERM  # no relay yet
+        typed.start("coordinator", "coordinator", tmp_path / "fed")
+        join("cedar")
+        for lines, victim, number in (
+            (4, "birch", signal.SIGKILL),
+            (12, "ash", signal.SIGKILL),
+            (20, "ash", signal.SIGTERM),
+            (28, "cedar", signal.SIGTERM),
+        ):
+            until(lambda lines=lines: sent("birch") >= lines, 60)
+            typed.end(victim, number)
+            join(victim)
+        said = {name: typed.output(name) for name in NAMES}
+    finally:
+        typed.close()
+    predictors = []
+    for name, score in zip(NAMES, expected.history.last, strict=True):
+        (model,) = (tmp_path / name / "experiments").glob(f"*/{MODEL}")
+        predictors.append(client_digest(Mixture(**load_file(model))))
+        assert f"accuracy: {score:.4g} on" in said[name]
+        assert str(model) in said[name]
+    assert combined_digest(predictors) == expected.summary["digest"]

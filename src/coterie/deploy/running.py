@@ -109,8 +109,13 @@ def join_peers(
             "'direct': its coordinator has the relay of the peers"
         )
 
+    said = ""
+
     def note(line: str) -> None:
-        logging.getLogger(__name__).info("%s", printable(line))
+        nonlocal said
+        if line != said:  # a relay that is away is told once
+            logging.getLogger(__name__).info("%s", printable(line))
+        said = line
 
     with stopping() as stop, contextlib.closing(HttpLink.dial(folder, note, stop)) as link:
         return JoiningSite(folder, holdings, identity, link, note).run(config)
