@@ -25,9 +25,9 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def until(true: Callable[[], object]) -> None:
+def until(true: Callable[[], object], seconds: float = PATIENT) -> None:
     """Wait until this holds."""
-    end = time.monotonic() + PATIENT
+    end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.01)

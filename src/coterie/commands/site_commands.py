@@ -20,6 +20,12 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(help="folder of the site", metavar="SITE")]
+Data = Annotated[
+    str | None, typer.Option(metavar="FILE", help="this site's data; else as site.toml says")
+]
+Target = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="column to predict; else as site.toml says")
+]
 
 
 @app.command()
@@ -41,12 +47,8 @@ def init(
 @app.command()
 def start(
     folder: Folder,
-    data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="this site's data; else as site.toml says")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="column to predict; else as site.toml says")
-    ] = None,
+    data: Data = None,
+    target: Target = None,
 ) -> None:
     """Check this site's data, then answer the coordinator until the command is stopped."""
     from ..deploy.folders import SiteFolder
@@ -130,6 +132,40 @@ def peers(
     print("every site reads out its own line by telephone; a line that differs is an attack:")
     for name, sha256 in pinned.fingerprints().items():
         print(printable(f"  {name:40} {spoken(sha256)}"))
+
+
+@app.command()
+def join(
+    folder: Folder,
+    roster: Annotated[Path, typer.Option(metavar="FILE", help="the box keys of all sites")],
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="CONFIG", help="the experiment; only at the first site of the roster"),
+    ] = None,
+    data: Data = None,
+    target: Target = None,
+) -> None:
+    """Take part in decentralised FedeRiCo among the sites of a roster, without a trusted server.
+
+    The first site of the roster, in the order of names, proposes the experiment of its --config.
+    Run the command again after a stop or a crash: the site continues where it was.
+    """
+    from .. import api
+    from ..deploy.folders import SiteFolder
+    from ..deploy.peer_keys import PeerIdentity, PeerKeys
+    from ..deploy.running import holdings_of, join_peers
+
+    opened = SiteFolder.open(folder)
+    for line in opened.warnings():
+        warnings.warn(line, CoterieWarning, stacklevel=2)
+    identity = PeerIdentity(opened.name, opened.box_key(), PeerKeys.read(roster))
+    asked = None if config is None else api.configure(str(config), federation=str(folder))
+    found = join_peers(opened, holdings_of(opened, data, target), identity, asked)
+    print(printable(f"experiment: {found.experiment}"))
+    print(printable(f"{found.metric}: {found.score:.4g} on this site's own test samples"))
+    print(
+        printable(f"model: {found.model}; take it home: coterie site export {folder} --out FOLDER")
+    )
 
 
 app.command()(predict)

@@ -90,14 +90,7 @@ class Federated(Setting):
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """An engine behind the transport, after every site has agreed to the experiment."""
-        agreement = self._agreement(cell)
-        pool = self._pool(cell.method.build(), cell.seed)
-        arrays = () if pool is None else (as_array(packed(pool)),)
-        asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
-        consents = ask_all(self.transport, self.clients, asked, Consent)
-        for name, consent in consents.items():
-            if consent.experiment != agreement.hash:
-                raise EngineError(f"site '{name}' agreed to another experiment; run it again")
+        experiment, consents = self.agreed(cell)
         collect = bool(self.config.run.collect)
         label = {
             "engine": "remote",
@@ -109,10 +102,22 @@ class Federated(Setting):
         return RemoteEngine(
             self.transport,
             label=label,
-            experiment=agreement.hash,
+            experiment=experiment,
             starts=starts,
             collect=collect,
         )
+
+    def agreed(self, cell: Cell) -> tuple[str, dict[str, Consent]]:
+        """Have every site agree to an experiment; its hash, and what the sites answered."""
+        agreement = self._agreement(cell)
+        pool = self._pool(cell.method.build(), cell.seed)
+        arrays = () if pool is None else (as_array(packed(pool)),)
+        asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
+        consents = ask_all(self.transport, self.clients, asked, Consent)
+        for name, consent in consents.items():
+            if consent.experiment != agreement.hash:
+                raise EngineError(f"site '{name}' agreed to another experiment; run it again")
+        return agreement.hash, consents
 
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
         """The server, and the hashes of states as a checkpoint stores them."""

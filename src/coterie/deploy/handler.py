@@ -16,14 +16,13 @@ import numpy as np
 
 from .. import __version__
 from ..core.metrics import METRICS
-from ..data.data_schema import Schema
 from ..engines.codec import read_head
 from ..engines.site import Disclosure, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..experiment import source
 from ..storage import files
 from .allowed_code import allowed_code
-from .holdings import Division, Holdings
+from .holdings import Division, Holdings, division_of
 from .protocol import (
     Consent,
     DivisionReport,
@@ -65,10 +64,15 @@ class _ForbiddenError(ConfigError):
 
 
 class SiteHandler:
-    """Answers the coordinator for one site."""
+    """Answers the coordinator for one site; ``accepts`` may refuse an experiment (ConfigError)."""
 
-    def __init__(self, folder: SiteFolder, holdings: Holdings) -> None:
-        self._folder, self._holdings = folder, holdings
+    def __init__(
+        self,
+        folder: SiteFolder,
+        holdings: Holdings,
+        accepts: Callable[[Experiment], None] | None = None,
+    ) -> None:
+        self._folder, self._holdings, self._accepts = folder, holdings, accepts
         self._open: dict[str, tuple[Experiment, Site]] = {}
         self._code = allowed_code(folder)
 
@@ -118,7 +122,7 @@ class SiteHandler:
         return setup_message("who", Introduction(self._folder.name, schema, versions))
 
     def _divide(self, data: bytes) -> bytes:
-        division = _division(payload_of(data, DivisionRequest))
+        division = division_of(payload_of(data, DivisionRequest))
         facts = self._holdings.facts(division, classes=self._folder.consent.counts)
         sums = sums_report(self._holdings.sums(division))
         report = DivisionReport(facts.counts, *facts.seal, facts.weak, facts.classes, sums)
@@ -126,7 +130,7 @@ class SiteHandler:
 
     def _squares(self, data: bytes) -> bytes:
         asked = payload_of(data, DivisionRequest)
-        found = self._holdings.squares(_division(asked), np.array(asked.means))
+        found = self._holdings.squares(division_of(asked), np.array(asked.means))
         return setup_message("squares", sums_report(found))
 
     def _samples(self, data: bytes) -> bytes:
@@ -134,7 +138,7 @@ class SiteHandler:
         asked = payload_of(data, PoolRequest)
         if not self._folder.consent.samples or not 0 <= asked.share <= LARGEST_SHARE:
             raise _ForbiddenError("refused", RAW_SAMPLES)
-        shared = self._holdings.shared(_division(asked.division), asked.share)
+        shared = self._holdings.shared(division_of(asked.division), asked.share)
         return setup_message("samples", Nothing(), *shared)
 
     def _agree(self, data: bytes) -> bytes:
@@ -154,6 +158,8 @@ class SiteHandler:
 
     def _check(self, experiment: Experiment) -> None:
         """Refuse terms that the site did not consent to, or that are not about its own data."""
+        if self._accepts is not None:
+            self._accepts(experiment)
         consent, traits = self._folder.consent, experiment.algorithm.traits
         if traits.sharing is not None and not consent.samples:
             raise _ForbiddenError("refused", RAW_SAMPLES)
@@ -171,7 +177,7 @@ class SiteHandler:
 
     def _in_round(self, head: Mapping[str, Any], data: bytes) -> bytes:
         """Train or evaluate; a message that comes again is answered as before."""
-        _, site = self._experiment(str(head.get("experiment", "")))
+        _, site = self.experiment(str(head.get("experiment", "")))
         again = site.repeated(data)
         if again is not None:
             return again
@@ -197,7 +203,8 @@ class SiteHandler:
             raise _ForbiddenError("not_agreed", f"no experiment {experiment[:12]} was agreed to")
         return folder
 
-    def _experiment(self, name: str) -> tuple[Experiment, Site]:
+    def experiment(self, name: str) -> tuple[Experiment, Site]:
+        """An experiment that was agreed to, by its hash, and the site's part of it."""
         if name not in self._open:
             path = self._place(name) / AGREEMENT
             agreement = Agreement.from_json(path.read_text(encoding="utf-8"))
@@ -241,10 +248,3 @@ class SiteHandler:
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""
         return next(reversed(self._open), "") if head.get("kind") == "agree" else ""
-
-
-def _division(asked: DivisionRequest) -> Division:
-    schema = Schema.from_json(asked.schema)
-    if not (0 <= asked.val < 1 and 0 <= asked.test < 1):
-        raise EngineError("divide: found a share outside of 0 to 1")
-    return Division(schema, asked.scale, asked.val, asked.test, asked.seed)

@@ -15,7 +15,9 @@ from ..data.shared import from_each
 from ..data.simulation import simulate
 from ..data.site_data import local_schema, read_with, site_federation
 from ..data.standard import Floats, Moments, Sums, site_squares, site_sums
+from ..errors import EngineError
 from ..results.history import lack
+from .protocol import DivisionRequest
 from .terms import Experiment, SiteCounts
 
 
@@ -27,6 +29,14 @@ class Division(NamedTuple):
     val: float
     test: float
     seed: int
+
+
+def division_of(asked: DivisionRequest) -> Division:
+    """The division that a message asks for, checked."""
+    schema = Schema.from_json(asked.schema)
+    if not (0 <= asked.val < 1 and 0 <= asked.test < 1):
+        raise EngineError("divide: found a share outside of 0 to 1")
+    return Division(schema, asked.scale, asked.val, asked.test, asked.seed)
 
 
 class SiteFacts(NamedTuple):

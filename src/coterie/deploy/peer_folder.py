@@ -25,6 +25,7 @@ from ..storage import files
 from .roll_call import Decision
 
 STATE, PREPARED, ROLL, SENT = "state.bin", "prepared.bin", "roll.json", "sent.jsonl"
+PEERS = "peers"  # the folder of these files in that of an experiment
 SUM = 32  # bytes of a sha256
 
 

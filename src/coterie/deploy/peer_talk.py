@@ -63,10 +63,13 @@ class Correspondence:
         end = time.monotonic() + seconds
         while (data := self._link.fetch(max(0.0, end - time.monotonic()))) is not None:
             try:
-                found = self._opener.open(data, rounds)
-                message = decode(found.payload, self._types)
+                return self.read(data, rounds)
             except (SealError, EngineError) as error:
                 self._note(str(error))
-                continue
-            return Letter(found.sender, found.round, found.kind, message.head, message.body)
         return None
+
+    def read(self, data: bytes, rounds: Mapping[str, range]) -> Letter:
+        """A message that was fetched; a SealError or an EngineError if it is refused."""
+        found = self._opener.open(data, rounds)
+        message = decode(found.payload, self._types)
+        return Letter(found.sender, found.round, found.kind, message.head, message.body)

@@ -16,13 +16,15 @@ from ..algorithms.federico_forms import Circle, Held, Reply, Returned, Sight
 from ..algorithms.federico_weights import Tracked
 from ..algorithms.serverless import Serverless
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Round, round_of
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
 from ..core.buffers import governed
 from ..core.messages import Rejection
+from ..core.paired import Answers, Outcomes
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Bank, Parcels, Tree
 from ..engines.base import Predicted
+from ..engines.evaluation import outcomes
 from ..engines.loop import LoopBackend
 from ..errors import ConfigError
 from ..training.guard import Guard, remember, screen
@@ -39,6 +41,17 @@ class Mine(NamedTuple):
     ranks: Tensor  # [K] how many clients it prefers to each
     wanted: Tensor  # [K] whose models it predicts with
     accepted: Tensor  # [K] the largest norm of a vector accepted from each client
+
+
+def serverless(method: AnyAlgorithm) -> Serverless:
+    """The method, if it can be run among peers; a ConfigError otherwise."""
+    if not isinstance(method, Serverless) or not method.serverless:
+        raise ConfigError(
+            f"algorithm: {type(method).__name__} as configured needs a server that computes for "
+            "everybody; among peers only federico with form = 'decentralised' and without an "
+            "adaptation can be run"
+        )
+    return method
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,22 +71,15 @@ class OwnPart:
             raise ConfigError(
                 "data.aux: found samples of a server, but peers have no server; use data.aux = 0"
             )
-        if method.predictable_noise:
+        if method.predictable_noise and self.problem.secret is None:
             raise ConfigError(
                 "federico.noise: it is derived from the seed, which all peers know, so that they "
-                "could subtract it; use noise = 0 among peers"
+                "could subtract it; use noise = 0, or a problem with the site's own secret"
             )
 
     @property
     def _method(self) -> Serverless:
-        method = self.algorithm
-        if not isinstance(method, Serverless) or not method.serverless:
-            raise ConfigError(
-                f"algorithm: {type(method).__name__} as configured needs a server that computes "
-                "for everybody; among peers only federico with form = 'decentralised' and without "
-                "an adaptation can be run"
-            )
-        return method
+        return serverless(self.algorithm)
 
     def begin(self) -> Mine:
         """The state before round 0."""
@@ -181,6 +187,12 @@ class OwnPart:
         """The site's predictor after the last round, and its scores on the site's own samples."""
         served, states = self._sight(mine, owners, models), _stacked(mine.tracked)
         return self._backend.predict(self.algorithm, served, states, self._end(rounds), metric)
+
+    def answered(self, predictor: Mixture, rounds: int, metric: str) -> Outcomes | None:
+        """What a predictor answers to the site's own test samples."""
+        said: dict[int, Answers] = {}
+        self._backend.judged(predictor, self.me, metric, said)
+        return outcomes(said, self._end(rounds))
 
     # ---- rows ------------------------------------------------------------------------------
 

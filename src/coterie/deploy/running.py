@@ -1,6 +1,7 @@
 """The long-running programs of a federation: its coordinator, and a site's agent."""
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -13,14 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.site import ANSWERS, REPLY, STATES
-from ..errors import ConfigError, CoterieError
+from ..errors import ConfigError, CoterieError, printable
+from ..experiment.config.schema import Config
 from ..storage import files
 from .folders import FederationFolder
 from .handler import AGREEMENT, WITHDRAWN, SiteHandler
 from .holdings import Division, Holdings
+from .peer_folder import PEERS, PREPARED, STATE
+from .peer_join import JoinedResult, JoiningSite
+from .peer_keys import PeerIdentity
+from .peer_link import HttpLink
+from .sent_log import logs_of
 from .site_folder import SiteFolder
 from .transports import end_of
 
+UPDATES = ("local", "model", "change")  # kinds of messages that hold what a site has learnt
 SHARES = (0.2, 0.2)  # validation and test, as a config has them by default
 
 
@@ -91,6 +99,28 @@ def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
     return facts
 
 
+def join_peers(
+    folder: SiteFolder, holdings: Holdings, identity: PeerIdentity, config: Config | None
+) -> JoinedResult:
+    """Take part in an experiment among peers, until its end or until a signal ends it."""
+    if folder.transport != "direct":
+        raise ConfigError(
+            f"{folder.path / 'site.toml'}: found the transport '{folder.transport}'; expected "
+            "'direct': its coordinator has the relay of the peers"
+        )
+
+    said = ""
+
+    def note(line: str) -> None:
+        nonlocal said
+        if line != said:  # a relay that is away is told once
+            logging.getLogger(__name__).info("%s", printable(line))
+        said = line
+
+    with stopping() as stop, contextlib.closing(HttpLink.dial(folder, note, stop)) as link:
+        return JoiningSite(folder, holdings, identity, link, note).run(config)
+
+
 def run_site(folder: SiteFolder, holdings: Holdings) -> None:
     """Answer the coordinator until a signal ends it."""
     if (folder.path / WITHDRAWN).exists():
@@ -149,17 +179,17 @@ def _forget(folder: Path) -> None:
     """Delete the states of an experiment, and what would be needed to go on with it."""
     for path in (folder / STATES).glob("*.bin"):
         path.unlink(missing_ok=True)
-    for name in (REPLY, ANSWERS):
+    for name in (REPLY, ANSWERS, f"{PEERS}/{STATE}", f"{PEERS}/{PREPARED}"):
         (folder / name).unlink(missing_ok=True)
 
 
 def _rounds_sent(folder: SiteFolder) -> dict[str, int]:
     """The number of rounds of each experiment in which the site sent an update."""
     found: dict[str, set[Any]] = {}
-    lines = folder.sent.read_text(encoding="utf-8").splitlines() if folder.sent.exists() else []
-    for text in lines:
+    logs = (path.read_text(encoding="utf-8") for path in logs_of(folder))
+    for text in itertools.chain.from_iterable(map(str.splitlines, logs)):
         with contextlib.suppress(ValueError, AttributeError):
             line = json.loads(text)
-            if line.get("kind") == "local":
+            if line.get("kind") in UPDATES:
                 found.setdefault(str(line.get("experiment")), set()).add(line.get("round"))
     return {name: len(rounds) for name, rounds in found.items()}

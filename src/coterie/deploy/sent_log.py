@@ -7,6 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.codec import digest
+from .peer_folder import PEERS, SENT
+from .site_folder import SiteFolder
+
+
+def logs_of(site: SiteFolder) -> list[Path]:
+    """The logs of a site: of its answers, and of its messages to peers in each experiment."""
+    found = [site.sent, *sorted(site.experiments.glob(f"*/{PEERS}/{SENT}"))]
+    return [path for path in found if path.exists()]
 
 
 def write_down(log: Path, head: Mapping[str, Any], reply: bytes, experiment: str) -> None:

@@ -9,6 +9,7 @@ from ..errors import CoterieError, printable
 from ..storage import files
 from . import keys
 from .admission import spoken
+from .sent_log import logs_of
 from .site_folder import SiteFolder
 from .small_files import read_plain
 
@@ -40,7 +41,7 @@ def described(site: SiteFolder) -> str:
         "fingerprint of the coordinator's CA, to compare with what the coordinator reads out:",
         f"  {spoken(keys.fingerprint(ca))}",
         *_titled("agreed with the coordinator:", agreements(site.experiments)),
-        *_titled("left this site:", _left_lines(site.sent)),
+        *_titled("left this site:", _left_lines(site)),
     ]
     return "\n".join(map(printable, lines))
 
@@ -93,8 +94,9 @@ def _table(said: Any, name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _left_lines(log: Path) -> Iterator[str]:
-    for (experiment, kind), found in left(log).items():
+def _left_lines(site: SiteFolder) -> Iterator[str]:
+    logs = [left(log) for log in logs_of(site)]
+    for (experiment, kind), found in (item for log in logs for item in log.items()):
         last = f", last in round {found.last}" if found.last >= 0 else ""
         when = experiment[:12] or "before an experiment"
         yield f"{when}: {kind}: {found.answers} answers, {found.size:,} bytes{last}"

@@ -93,13 +93,13 @@ class LoopBackend:
         said: dict[int, Answers] = {}
         for client, message, state in self._clients(served, states, round):
             mixture = self._named(algorithm.predictor, client, message, state)
-            table.append(self._judged(mixture, int(client.id), metric, said if keep else None))
+            table.append(self.judged(mixture, int(client.id), metric, said if keep else None))
             mixtures.append(kept(mixture, keep))
         test, test_loss, val, val_loss = np.array(table).T
         evaluation = Evaluation(test, val, test_loss, val_loss)
         return Predicted(evaluation, tree.stack(mixtures), outcomes(said, round))
 
-    def _judged(
+    def judged(
         self, mixture: Mixture, client: int, metric: str, said: dict[int, Answers] | None
     ) -> list[float]:
         """Scores and losses of one predictor; its answers are added to ``said`` if given."""

@@ -163,13 +163,13 @@ class Site:
         told: dict[str, Any] = {"round": round.index, "client": self.client}
         if last:
             served_at_all = bool((predictor.weights != 0).any())
-            self._keep(predictor, found.outcomes, columns[0] if served_at_all else math.nan)
+            self.keep(predictor, found.outcomes, columns[0] if served_at_all else math.nan)
             told["digest"] = client_digest(predictor)
         sent = self.discloses.models and last and bool(head["collect"])
         models = predictor.models if sent else predictor.models[:, :0]
         return encode(Message(told, (scores, Mixture(predictor.weights, models))))
 
-    def _keep(self, predictor: Mixture, outcomes: Outcomes | None, score: float) -> None:
+    def keep(self, predictor: Mixture, outcomes: Outcomes | None, score: float) -> None:
         """Store the final predictor, and its answers for :func:`judged`."""
         with files.whole(self.folder / MODEL) as temporary:
             save_file({k: v.clone() for k, v in predictor._asdict().items()}, temporary)
