@@ -134,7 +134,7 @@ class LoopBackend:
         """Run one client's code; an error names the client, the stage and the round."""
         try:
             made = stage(client, message, state)
-            return checked_stage(stage, made, state, self.problem.start.numel())  # type: ignore[no-any-return]
+            return checked_stage(stage, made, state, self.problem.model.whole)  # type: ignore[no-any-return]
         except CoterieError:
             raise
         except Exception as error:

@@ -250,7 +250,7 @@ class VmapBackend:
         def one(view: View, message: Tree, state: Tree) -> Tree:
             client = Client(self.problem, self.shards, view, shape, clock)
             made = stage.code(client, message, state)
-            return checked_stage(stage.code, made, state, self.problem.start.numel())
+            return checked_stage(stage.code, made, state, self.problem.model.whole)
 
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
         smallest = (
