@@ -263,11 +263,11 @@ def quick(monkeypatch):
 
 
 def test_json_is_a_list_of_results(quick, capsys):
-    main_ends(["bench", "W1", "W4", "--force", "--json", "--repeats", "1"])
+    main_ends(["bench", "W1", "--force", "--json", "--repeats", "1"])
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert [(r["workload"], r["engine"]) for r in found] == [
-        (work, engine) for work in ("W1", "W4") for engine in ("plain", "auto", "vmap", "loop")
+        ("W1", engine) for engine in ("plain", "auto", "vmap", "loop")
     ]
     for result in found:
         assert set(result) >= FIELDS
@@ -276,8 +276,8 @@ def test_json_is_a_list_of_results(quick, capsys):
         least = max(result["gflop"] / result["gemm_gflops"], result["gbytes"] / result["copy_gbs"])
         share = least / result["seconds_per_round"]
         assert result["share_of_ceiling"] == pytest.approx(share)
-    assert [r["speedup_over_loop"] for r in found if r["engine"] == "plain"] == [1, 1]
-    assert "W4" in err
+    assert [r["speedup_over_loop"] for r in found if r["engine"] == "plain"] == [1]
+    assert "W1" in err
 
 
 def main_ends(arguments: list[str], code: int = 0) -> None:

@@ -95,9 +95,21 @@ def test_played_rounds_of_one_client_and_one_model_at_a_time_agree(name):
     assert not assert_plays(METHODS[name](), chunk=1)
 
 
+# Every compilation takes seconds: all methods with one network, some with the other.
+OF_BOTH_NETWORKS = ("fedavg", "fedamp", "federico", "fedfomo", "fedper", "pafl", "waffle")
+COMPILED = [
+    pytest.param(
+        name,
+        network,
+        marks=() if network == "mlp" or name in OF_BOTH_NETWORKS else pytest.mark.slow,
+    )
+    for name in NAMES
+    for network in NETWORKS
+]
+
+
 @with_a_compiler
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "network"), COMPILED)
 def test_compiled_rounds_agree(name, network):
     assert not assert_plays(METHODS[name](), NETWORKS[network], compiled=True)
 

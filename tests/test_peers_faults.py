@@ -64,6 +64,7 @@ class Hostile(Relay):
         return None if dropped else super().put(to, blob)
 
 
+@pytest.mark.slow  # it waits for messages that the relay drops
 def test_a_relay_that_attacks_changes_nothing(tmp_path: Path) -> None:
     town = Town(tmp_path, METHOD, plan(2, nudge=0.3), relay=Hostile())
     assert town.digests() == town.simulated()
