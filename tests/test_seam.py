@@ -152,6 +152,11 @@ def test_a_killed_process_loses_its_clients_for_the_round_and_no_state():
         worker.close()
 
 
+def test_a_worker_that_was_not_set_up_says_so_and_does_not_wait():
+    with pytest.raises(EngineError, match="before it was set up"):
+        Worker().ask(0, b"")
+
+
 @pytest.mark.parametrize("how", ["rolled back", "flipped", "cut short"])
 def test_another_state_than_the_accepted_one_is_never_used(how):
     engine, method, received, round, _ = begun()

@@ -13,8 +13,8 @@ import random
 import ssl
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
+from ..engines.remote import Answering
 from ..errors import ConfigError, printable
 from .mailbox import SiteMessage, pieces
 from .site_folder import SiteFolder
@@ -36,21 +36,17 @@ _LOG = logging.getLogger(__name__)
 _NOTHING = SiteMessage("", b"")
 
 
-class _Answering(Protocol):
-    def answer(self, data: bytes) -> bytes: ...
-
-
 class _RefusedError(Exception):
     """A request that the coordinator refused, or a message that is not taken."""
 
 
-def serve(folder: SiteFolder, handler: _Answering, stop: threading.Event) -> None:
+def serve(folder: SiteFolder, handler: Answering, stop: threading.Event) -> None:
     """Answer the coordinator's messages by the handler until ``stop`` is set."""
     asyncio.run(_Agent(folder, handler, stop).run())
 
 
 class _Agent:
-    def __init__(self, folder: SiteFolder, handler: _Answering, stop: threading.Event) -> None:
+    def __init__(self, folder: SiteFolder, handler: Answering, stop: threading.Event) -> None:
         self._handler, self._stop = handler, stop
         self._address, self._most = folder.address, folder.limits.message_mib * 2**20
         self._client = httpx.AsyncClient(

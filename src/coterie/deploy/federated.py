@@ -7,7 +7,7 @@ simulation, unless a site adds noise from its own secret.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -49,7 +49,6 @@ from .sharing import checked_share, packed, pool_of
 from .terms import Agreement, Declared, problem_of, shared_config
 
 KEPT = 2  # states at a site beyond those since the coordinator's checkpoint before the last
-Payload = TypeVar("Payload")
 
 
 @final

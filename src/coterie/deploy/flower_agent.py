@@ -9,8 +9,9 @@ its sender are all waited out.
 import logging
 import threading
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
+from ..engines.remote import Answering
 from ..errors import EngineError
 from .direct_agent import trust
 from .flower_api import (
@@ -46,11 +47,7 @@ _LOG = logging.getLogger(__name__)
 _Found = TypeVar("_Found")
 
 
-class _Handles(Protocol):
-    def answer(self, data: bytes) -> bytes: ...
-
-
-def serve(folder: SiteFolder, handler: _Handles, stop: threading.Event) -> None:
+def serve(folder: SiteFolder, handler: Answering, stop: threading.Event) -> None:
     """Answer the coordinator's messages by the handler until ``stop`` is set."""
     sign, public = as_node(read_private(folder.key))
     limit = folder.limits.message_mib * 2**20
@@ -62,7 +59,7 @@ class FlowerAgent:
     """Answers the messages of one site until it is stopped."""
 
     def __init__(
-        self, calls: Calls, public: bytes, handler: _Handles, limit: int, stop: threading.Event
+        self, calls: Calls, public: bytes, handler: Answering, limit: int, stop: threading.Event
     ) -> None:
         self._calls, self._handler, self._limit, self._stop = calls, handler, limit, stop
         self._presence = Presence(calls, public, stop)

@@ -74,6 +74,8 @@ class Worker:
 
     def ask(self, client: int, data: bytes) -> bytes | None:
         """The reply of a client; None if the process ended before it answered."""
+        if self._setup is None:
+            raise EngineError("a worker was asked before it was set up")
         try:
             requests, replies = self._pipes()
             send(requests, str(client).encode())
