@@ -165,7 +165,7 @@ NUMBERS = {
 
 def encoded_test(asked, client, method):
     """The stored test samples of a client, as a simulation of this config has them."""
-    made = simulation_of(assemble(load(asked)), load(asked).method(method).build(), 0)
+    made = simulation_of(assemble(load(asked)), load(asked).method(method).build(), load(asked))
     federation = made.federation
     at = federation.clients.index(client)
     return federation.source.x[federation.test[at]]

@@ -417,7 +417,7 @@ def test_no_byte_of_what_stays_at_a_site_is_in_a_message_or_elsewhere(
     found = coterie.run(asked, federation=joined.fed, out=tmp_path / "out")
     models = simulated(tables, asked).data.mixture().models[:, 0]  # [K, P]: the same bits
     setting = joined.connect(load(asked, {"run.federation": joined.fed}))
-    problem = setting.prepare(METHODS[method](), 0).problem
+    problem = setting.prepare(METHODS[method](), setting.config).problem
     private = private_places(method, problem.model)
     for at, name in enumerate(found.history.roster.clients):
         trained = models[at] != problem.start  # every site knows the numbers it starts from

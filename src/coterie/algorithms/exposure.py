@@ -185,7 +185,7 @@ EXPOSURES: dict[str, Exposure] = {
 
 def leaves(name: str, kind: type) -> str:
     """What leaves a site under a method, in one line; ``kind`` is the class of the method."""
-    row = EXPOSURES.get(name)
+    row = EXPOSURES.get(name.partition("@")[0])  # a variant exposes what its method does
     if row is None:
         return _travels(kind)
     return f"the server sees: {row.server}; a site sees: {row.site}".replace("**", "")

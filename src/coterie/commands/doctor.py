@@ -42,7 +42,8 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
     methods = config.methods()
     with contextlib.closing(assemble(config)) as assembly:
         seed = config.seeds[0]
-        on = simulation_of(assembly, methods[-1].build(), seed)
+        asked = assembly.config.single(methods[-1], seed)
+        on = simulation_of(assembly, methods[-1].build(), asked)
         costs, engine, estimate = _cost_facts(assembly, on, methods)
         slow = [line for method in methods for line in _slower(assembly, method, engine)]
     made, roster, metric = on.federation, Roster.of(on.federation), assembly.config.run.metric

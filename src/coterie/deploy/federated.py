@@ -65,13 +65,13 @@ class Federated(Setting):
     _divided: dict[int, Divided] = field(default_factory=dict)  # by seed
     _pools: dict[tuple[int, Sharing], SharedPool] = field(default_factory=dict)
 
-    def prepare(self, algorithm: AnyAlgorithm, seed: int) -> Prepared:
+    def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         """The problem of one run, from what the sites declare."""
-        found, run = self._division(seed), self.config.run.model_copy(update={"seed": seed})
-        config = self.config.model_copy(update={"run": run})
+        seed = asked.run.seed
+        found = self._division(seed)
         declared = Declared(self.clients, tuple(r.counts for r in found.reports), self.schema)
         pool = self._pool(algorithm, seed)
-        problem = problem_of(config, algorithm, declared, self.factory, pool=pool)
+        problem = problem_of(asked, algorithm, declared, self.factory, pool=pool)
         return Prepared(problem, found.roster(), None)
 
     def identity(self, seed: int) -> Identity:

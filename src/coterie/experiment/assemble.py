@@ -14,6 +14,7 @@ from ..core.flat import build
 from ..core.locations import located
 from ..core.metrics import metrics_for
 from ..core.problem import Problem
+from ..core.recipe import Recipe
 from ..data.arrays import AUTO_SCALE
 from ..data.datasets import load as load_data
 from ..data.federation import Dataset, Federation
@@ -65,12 +66,14 @@ def factory_of(config: Config, dataset: Dataset) -> Callable[[], nn.Module]:
 
 def check_methods(setting: Setting, methods: Iterable[Method]) -> None:
     """Refuse, before anything is trained, a method that could not finish its run."""
-    config, made = setting.config, dict[tuple[bool, Sharing | None], Problem]()
-    for algorithm in (method.build() for method in methods):
+    config, made = setting.config, dict[tuple[bool, Sharing | None, Recipe], Problem]()
+    for method in methods:
+        algorithm, asked = method.build(), config.single(method, config.seeds[0])
         traits = algorithm.traits
-        needs = traits.uses_validation, traits.sharing  # problems of methods differ in these only
+        # the problems of methods differ in these only
+        needs = traits.uses_validation, traits.sharing, asked.train.recipe()
         if needs not in made:
-            made[needs] = setting.prepare(algorithm, config.seeds[0]).problem
+            made[needs] = setting.prepare(algorithm, asked).problem
         with located(algorithm):
             check_run(algorithm, made[needs], config.run.rounds)
 

@@ -17,11 +17,12 @@ from ..core.site_gain import SiteGain
 from ..errors import StoreError
 from ..storage import files, lock
 from . import run_folder
+from .config.methods import TAG
 
 COMPARE, COMPARISON, REPORT = "compare.json", "comparison.json", "report.html"
 GAINS = "gains.json"  # only where the answers on test samples stay with the clients
 FILES = (COMPARE, COMPARISON, REPORT)
-_PLACE = re.compile(r"[^\W\d]\w*/seed-\d+")
+_PLACE = re.compile(rf"[^\W\d]\w*(?:@{TAG.pattern})?/seed-\d+")
 
 
 def place(out: Path, label: str, seed: int) -> Path:

@@ -57,7 +57,7 @@ def timed(setting: Setting, method: Method) -> Timing:
     began = time.perf_counter()
     seed, run = setting.config.seeds[0], setting.config.run
     asked, algorithm = setting.config.single(method, seed), method.build()
-    on = setting.prepare(algorithm, seed)
+    on = setting.prepare(algorithm, asked)
     algorithm = governed(algorithm, on.problem)
     with ExitStack() as scope:
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))

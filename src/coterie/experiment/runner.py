@@ -68,7 +68,7 @@ def execute(
     if left is not None:
         left.refuse_other(config_hash(asked))
         run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
-    on = setting.prepare(algorithm, cell.seed)
+    on = setting.prepare(algorithm, asked)
     algorithm = governed(algorithm, on.problem)
     with located(algorithm):
         check_run(algorithm, on.problem, asked.run.rounds)

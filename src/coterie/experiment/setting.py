@@ -48,8 +48,8 @@ class Setting(ABC):
     config: Config
 
     @abstractmethod
-    def prepare(self, algorithm: AnyAlgorithm, seed: int) -> Prepared:
-        """What a server knows of the clients of one run."""
+    def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
+        """What a server knows of the clients of one run; ``asked`` is the config of that run."""
 
     @abstractmethod
     def identity(self, seed: int) -> Identity:

@@ -35,9 +35,9 @@ class Assembly(Setting):
     factory: Callable[[], nn.Module]
     homes: Homes
 
-    def prepare(self, algorithm: AnyAlgorithm, seed: int) -> Prepared:
+    def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         """The problem and the shards of one run."""
-        on = simulation_of(self, algorithm, seed)
+        on = simulation_of(self, algorithm, asked)
         return Prepared(on.problem, Roster.of(on.federation), on.shards)
 
     def identity(self, seed: int) -> Identity:
@@ -82,12 +82,12 @@ class Assembly(Setting):
         self.homes.close()
 
 
-def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, seed: int) -> Simulation:
-    """The problem and the shards of one run.
+def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, asked: Config) -> Simulation:
+    """The problem and the shards of one run, whose config is ``asked``.
 
     ``merge_val`` has an effect only on methods that never read validation data.
     """
-    train = assembly.config.train
+    train, seed = asked.train, asked.run.seed
     return simulate(
         assembly.federations[seed],
         assembly.factory,

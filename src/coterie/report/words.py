@@ -12,10 +12,14 @@ MINUS = "\N{MINUS SIGN}"
 def label(method: str) -> str:
     """The name of a method as its paper writes it; an unknown name is returned as it is.
 
-    >>> label("fedavg_ft"), label("pfedme"), label("my.package:Method")
-    ('FedAvg-FT', 'pFedMe', 'Method')
+    >>> label("fedavg_ft"), label("pfedme"), label("my.package:Method"), label("fedfomo@5")
+    ('FedAvg-FT', 'pFedMe', 'Method', 'FedFomo (5)')
     """
     from ..algorithms import ALGORITHMS, ALIASES
+
+    method, variant, tag = method.partition("@")
+    if variant:
+        return f"{label(method)} ({tag})"
 
     if method in ALIASES:
         base, adapt = ALIASES[method]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields as recipe_fields
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from pydantic import ValidationError
 from ...core.fields import AUTO, checked, fields
 from ...core.imports import Code
 from ...errors import ConfigError, did_you_mean
-from .methods import NONE, algorithm_class, without_adaptation
-from .schema import METHODS, AlgorithmTable, Config, Fields, Named, Table
+from ...core.recipe import Recipe
+from .methods import NONE, OWN, VARIANT, algorithm_class, without_adaptation
+from .schema import METHODS, AlgorithmTable, Config, Fields, Named, Table, TrainTable
 
 MOST_SHOWN = 500  # characters of a value that a message repeats
 
@@ -113,7 +115,7 @@ def with_methods(config: Config, loose: Fields) -> Config:
     elif config.run.methods is None:
         places = dict.fromkeys(METHODS, "run.methods") | places
     places = dict.fromkeys(config.run.methods or (), "run.methods") | places
-    named = {name: _method_fields(name, told, places[name], config.code) for name in places}
+    named = {name: _method_fields(name, told, places[name], config) for name in places}
     adapt = _adaptation(config.adapt, list(named))
     update = {"algorithm": AlgorithmTable(name=own, named=named), "adapt": adapt}
     config = config.model_copy(update=update)
@@ -139,12 +141,60 @@ def _check_lists(config: Config) -> None:
             )
 
 
-def _method_fields(name: str, told: Mapping[str, Fields], where: str, code: Code) -> Fields:
-    """The checked fields of a method; an alias without a table of its own has its base's fields."""
-    kind = algorithm_class(name, code, "algorithm.name" if where == "algorithm" else where)
-    given = told.get(name, told.get(without_adaptation(name)[0], {}))
+def _method_fields(name: str, told: Mapping[str, Fields], where: str, config: Config) -> Fields:
+    """The checked table of a method.
+
+    An alias without a table of its own has its base's fields. A variant has those of the method
+    that it is a variant of, and its own in their place.
+    """
+    kind = algorithm_class(name, config.code, "algorithm.name" if where == "algorithm" else where)
+    plain = name.partition(VARIANT)[0]
+    given = told.get(plain, told.get(without_adaptation(name)[0], {}))
+    given = {**given, **told[name]} if name in told else given
     table = "algorithm" if where == "algorithm" else f"algorithm.{name}"
-    return checked(given, fields(kind), table, kind.__name__)
+    own = {key: given[key] for key in OWN if key in given}
+    for key, value in own.items():
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{table}.{key}: found {value!r}; expected a table of fields")
+    rest = {key: value for key, value in given.items() if key not in own}
+    found = checked(rest, fields(kind), table, kind.__name__)
+    if "train" in own:
+        found["train"] = _own_recipe(own["train"], config, f"{table}.train")
+    if "adapt" in own:
+        found["adapt"] = _own_adaptation(own["adapt"], f"{table}.adapt")
+    return found
+
+
+def _own_recipe(given: Fields, config: Config, where: str) -> Fields:
+    """The fields of ``[train]`` that one method has for itself, checked."""
+    known = [field.name for field in recipe_fields(Recipe)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(
+                f"{where}.{name}: a method has no such field for itself; {did_you_mean(name, known)}"
+            )
+    try:
+        made = TrainTable.model_validate_json(json.dumps({**config.train.model_dump(), **given}))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        wanted = first["msg"].removeprefix("Input should be ")
+        raise ConfigError(
+            f"{where}.{path}: found {first['input']!r}; expected {wanted}"
+        ) from None
+    return {name: getattr(made, name) for name in given}
+
+
+def _own_adaptation(given: Fields, where: str) -> Fields:
+    """The adaptation that one method has for itself, with every field checked and filled in."""
+    from ...adapt import ADAPTATIONS
+
+    name = given.get("name")
+    if name not in ADAPTATIONS:
+        known = did_you_mean(str(name), ADAPTATIONS)
+        raise ConfigError(f"{where}.name: found {name!r}; expected the name of one; {known}")
+    rest = {key: value for key, value in given.items() if key != "name"}
+    return {"name": name, **checked(rest, fields(ADAPTATIONS[name]), where, str(name))}
 
 
 def _adaptation(adapt: Named, methods: list[str]) -> Named:

@@ -22,6 +22,7 @@ from ...errors import ConfigError, CoterieError
 from ...storage.files import expanded
 from .checks import validated, with_methods, with_names
 from .schema import DEMO, SITES, Config, Fields, Table
+from .sweeps import refuse_shared, with_variants
 
 __all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
 
@@ -137,7 +138,8 @@ def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
 
 def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
     """The config of these tables, checked: first their form, then every name and its fields."""
-    merged = _of_sites(merge(tables, changes))
+    merged = _of_sites(with_variants(merge(tables, changes)))
+    refuse_shared(merged)
     for path, value in _values(merged, ""):
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{path}: found {value}; expected a finite number")

@@ -91,7 +91,11 @@ class TrainTable(_Table, Recipe, frozen=True):
 
 
 class AlgorithmTable(_Table, frozen=True):
-    """The method of a run, and the fields of every method, by the method's name."""
+    """The method of a run, and the fields of every method, by the method's name.
+
+    Beside its fields a method's table may hold ``train`` (fields of ``[train]`` for this method
+    alone) and ``adapt`` (its own adaptation: a name and fields).
+    """
 
     name: str | None = None
     named: dict[str, Fields] = {}
@@ -180,8 +184,12 @@ class Config(_Table, frozen=True):
 
     def single(self, method: Method, seed: int) -> "Config":
         """The config of one run of a comparison."""
-        adapt = self.adapt if method.adaptation else Named(name="none")
-        algorithm = AlgorithmTable(name=method.name, named={method.name: method.fields})
+        shared = method.adaptation is not None and method.own_adaptation is None
         one = {"seed": seed, "seeds": (), "methods": None, "spread": None}
-        run = self.run.model_copy(update=one)
-        return self.model_copy(update={"algorithm": algorithm, "adapt": adapt, "run": run})
+        update = {
+            "algorithm": AlgorithmTable(name=method.name, named={method.name: method.table()}),
+            "adapt": self.adapt if shared else Named(name="none"),
+            "train": self.train.model_copy(update=method.train),
+            "run": self.run.model_copy(update=one),
+        }
+        return self.model_copy(update=update)
