@@ -30,6 +30,7 @@ LAYERS = (
     {"deploy"},
     {"report"},
     {"api", "testing"},
+    {"studies"},
     {"commands"},
     {"__init__", "__main__"},  # the public names, imported when they are first used
 )

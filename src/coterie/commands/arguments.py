@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
@@ -78,8 +78,13 @@ def flags(given: dict[str, Any]) -> dict[str, Any]:
         found["methods"] = [name.strip() for name in found["methods"].split(",") if name.strip()]
     if "seeds" in found:
         found["seeds"] = _seeds(found["seeds"])
-    found["set"] = dict(map(_setting, given.get("set") or []))
+    found["set"] = settings(given.get("set") or [])
     return found
+
+
+def settings(given: Iterable[str]) -> dict[str, Any]:
+    """The values of ``--set FIELD=VALUE``, by field."""
+    return dict(map(_setting, given))
 
 
 def _seeds(text: str) -> int | list[int]:

@@ -25,6 +25,7 @@ from . import (
     page_command,
     site_commands,
     start_commands,
+    study_commands,
 )
 from .arguments import CODE, JSON, TENSORBOARD, configured
 
@@ -45,6 +46,7 @@ app.command()(federation_commands.federate)
 app.command()(export_commands.export)
 app.command()(export_commands.predict)
 app.command()(page_command.report)
+app.command()(study_commands.reproduce)
 
 
 def main(arguments: list[str] | None = None) -> None:

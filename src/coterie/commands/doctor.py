@@ -178,7 +178,9 @@ def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> li
     if engine["engine"] != "vmap" or not (engine["play"] or assembly.config.engine.play):
         return []
     algorithm = method.build()
-    on = simulation_of(assembly, algorithm, assembly.config.seeds[0])
+    on = simulation_of(
+        assembly, algorithm, assembly.config.single(method, assembly.config.seeds[0])
+    )
     algorithm = governed(algorithm, on.problem)
     problem = replace(on.problem, recipe=replace(on.problem.recipe, steps=PROBE_STEPS))
     able = (problem.sizes > 0).nonzero().flatten()[: engine["chunk"]]

@@ -87,7 +87,7 @@ def run_cell(
     stop: Stop,
     known: Mapping[str, History],
     progress: Watch | None,
-    render: Render,
+    render: Render | None,
 ) -> RunData:
     """One run of a comparison."""
     place = None if out is None else comparison_folder.place(out, method.label, seed)

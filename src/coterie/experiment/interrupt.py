@@ -22,27 +22,27 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Stop:
     """Whether a signal has asked the run to stop, and which signal."""
 
-    resume: object = None  # the folder to resume
+    again: str = ""  # the command that continues
     asked: int | None = None
 
     def here(self) -> None:
         """Raise StoppedError if a stop was asked for; called between two rounds or two runs."""
         if self.asked is not None:
             raise StoppedError(
-                "stopped after a whole round, as asked; continue with "
-                f"'coterie resume {self.resume}'",
+                f"stopped after a whole round, as asked; continue with '{self.again}'",
                 self.asked,
             )
 
 
 @contextlib.contextmanager
-def held(resume: object) -> Iterator[Stop]:
+def held(resume: object, again: str | None = None) -> Iterator[Stop]:
     """Handle SIGINT and SIGTERM in this block: the first signal sets ``Stop``, the second stops.
 
-    If nothing is written (``resume`` is None), there is nothing to save and the usual handlers stay
+    ``again`` is the command that continues, if it is not ``coterie resume``. If nothing is written
+    (``resume`` is None), there is nothing to save and the usual handlers stay
     in place. So they do outside the main thread, which alone can handle signals.
     """
-    stop = Stop(resume)
+    stop = Stop(again or f"coterie resume {resume}")
     if resume is None or threading.current_thread() is not threading.main_thread():
         yield stop
         return
@@ -53,7 +53,7 @@ def held(resume: object) -> Iterator[Stop]:
             stop.asked = number
             _say("stopping after this round; once more to stop at once")
             return
-        _say(f"stopped at once; continue with 'coterie resume {resume}'")
+        _say(f"stopped at once; continue with '{stop.again}'")
         for name, handler in usual.items():
             signal.signal(name, handler)
         if number == signal.SIGINT:

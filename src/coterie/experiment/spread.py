@@ -124,7 +124,7 @@ def _run(told: Told, board: Any, label: str, seed: int, *known: RunData | None) 
             f"{out}: is not on this node of the Ray cluster; expected a folder (--out) on a disk "
             "that all nodes share, or no folder"
         )
-    stop = Stop(out, ray.get(board.asked.remote()))
+    stop = Stop(f"coterie resume {out}", ray.get(board.asked.remote()))
 
     def watch(step: Progress) -> None:
         with contextlib.suppress(ray.exceptions.RayError):

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from ...core.fields import AUTO, checked, fields
 from ...core.imports import Code
-from ...errors import ConfigError, did_you_mean
 from ...core.recipe import Recipe
+from ...errors import ConfigError, did_you_mean
 from .methods import NONE, OWN, VARIANT, algorithm_class, without_adaptation
 from .schema import METHODS, AlgorithmTable, Config, Fields, Named, Table, TrainTable
 
@@ -170,18 +170,15 @@ def _own_recipe(given: Fields, config: Config, where: str) -> Fields:
     known = [field.name for field in recipe_fields(Recipe)]
     for name in given:
         if name not in known:
-            raise ConfigError(
-                f"{where}.{name}: a method has no such field for itself; {did_you_mean(name, known)}"
-            )
+            near = did_you_mean(name, known)
+            raise ConfigError(f"{where}.{name}: a method has no such field for itself; {near}")
     try:
         made = TrainTable.model_validate_json(json.dumps({**config.train.model_dump(), **given}))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))
         wanted = first["msg"].removeprefix("Input should be ")
-        raise ConfigError(
-            f"{where}.{path}: found {first['input']!r}; expected {wanted}"
-        ) from None
+        raise ConfigError(f"{where}.{path}: found {first['input']!r}; expected {wanted}") from None
     return {name: getattr(made, name) for name in given}
 
 

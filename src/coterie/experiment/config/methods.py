@@ -26,7 +26,7 @@ class Method(NamedTuple):
     fields: dict[str, Any]
     adaptation: type[Any] | None
     adapt_fields: dict[str, Any]
-    train: dict[str, Any] = {}  # fields of [train] that this method has for itself
+    train: dict[str, Any]  # fields of [train] that this method has for itself
     own_adaptation: str | None = None  # its name, if it comes from the method's own table
 
     def table(self) -> dict[str, Any]:

@@ -1,0 +1,123 @@
+"""The commands ``coterie reproduce`` and ``coterie sweep``: tables of several comparisons."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..errors import ConfigError
+from .arguments import settings
+
+if TYPE_CHECKING:
+    from ..studies.outcome import StudyOutcome
+    from ..studies.reproducing import Reproduction
+
+ALL = "all"
+
+
+def reproduce(
+    cards: Annotated[
+        list[str] | None,
+        typer.Argument(help="ids of cards (P5-T3), files of cards, or 'all'", metavar="CARD..."),
+    ] = None,
+    scale: Annotated[
+        str, typer.Option(help="paper, tuned, small, digits, or another scale of the card")
+    ] = "paper",
+    listed: Annotated[bool, typer.Option("--list", help="show all cards and their state")] = False,
+    methods: Annotated[str | None, typer.Option(help="only these, separated by commas")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="only this column; may be repeated")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="how many seeds", min=1)] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="folder; default: runs/CARD-SCALE")
+    ] = None,
+    publish: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="also read and write published results in this folder"),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="keep the folders of all runs")] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="run nothing: show the card from what was run")
+    ] = False,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="any field, as in train.lr=0.1"),
+    ] = None,
+) -> None:
+    """Run a table of a paper, as far as it is missing, and print it beside the paper's numbers.
+
+    Finished runs are never repeated, and one that was killed is continued. The card says which
+    numbers are inside the paper's deviation or two points, and which claims hold.
+    """
+    from ..studies.reproducing import all_cards, reproduction
+
+    if listed or not cards:
+        _list(None if publish is None else Path(publish))
+        return
+    changes = settings(given or [])
+    if device is not None:
+        changes["engine.device"] = device
+    every = cards == [ALL]
+    names = [name for name, card in all_cards().items() if _can(card, scale)] if every else cards
+    if out is not None and len(names) > 1:
+        raise ConfigError("--out: found several cards; expected one, or leave --out out")
+    for name in names:
+        one = reproduction(
+            name,
+            scale,
+            out=out,
+            publish=publish,
+            columns=tuple(columns or ()),
+            methods=_names(methods),
+            seeds=seeds,
+            changes=changes,
+        )
+        _show(one, one.write() if show else _run(one, keep))
+    if every:
+        _index(publish)
+
+
+def _can(card: object, scale: str) -> bool:
+    from ..studies.card_file import Card
+
+    return isinstance(card, Card) and card.about.waits is None and scale in card.names
+
+
+def _names(methods: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in (methods or "").split(",") if name.strip())
+
+
+def _run(one: "Reproduction", keep: bool) -> "StudyOutcome":
+    from .live import progress_on_stderr
+
+    rounds = max(column.config.run.rounds for column in one.study.columns)
+    with progress_on_stderr(one.missing(), rounds) as watch:
+        return one.run(watch, keep=keep)
+
+
+def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:
+    from ..studies.card_text import markdown
+    from .console import show
+
+    show(markdown(outcome, one.command))
+    show(f"card: {one.out / 'card.md'}")
+
+
+def _list(published: Path | None) -> None:
+    from ..studies.reproducing import states
+    from .console import show
+
+    for card, scale, outcome in states(published):
+        about = card.about
+        state = f"waits: {about.waits}" if about.waits else outcome.state
+        show(f"{about.id:14} {scale:8} {state:40} {about.title}")
+
+
+def _index(publish: str | None) -> None:
+    from ..studies.index_page import write_index
+    from .console import show
+
+    target = write_index(None if publish is None else Path(publish))
+    show(f"page: {target}")

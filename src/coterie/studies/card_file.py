@@ -1,0 +1,245 @@
+"""Reads a card: one table or figure of a paper, as a TOML file in ``experiments/``.
+
+A card is a config with further tables: ``[card]`` (what it is), ``[columns]`` (those of the printed
+table), ``[paper]`` (its numbers), ``[[claims]]``, and ``[scales]`` (the same at other sizes).
+docs/cards.md describes the format. Everything in it is checked before a run begins.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ..core.imports import Code
+from ..errors import ConfigError, did_you_mean
+from ..experiment.config.loading import load, merge
+from ..experiment.config.schema import Table
+from ..experiment.config.sweeps import point_label, points, shared_sweeps
+from ..results.summary import FIELDS, score_field
+from .outcome import RELATIONS
+from .study import RESULT, Claim, Printed, Study, StudyColumn, default_number
+
+PAPER = "paper"  # the scale of the file itself
+FURTHER = ("card", "columns", "paper", "claims", "scales")
+NAMING = ("partition", "model", "adapt")  # tables whose fields belong to what they name
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class CardTable(_Strict):
+    """The table ``[card]``."""
+
+    id: Annotated[str, Field(pattern=r"P[1-5]-[A-Za-z0-9-]{1,30}")]
+    paper: Literal["FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP"]
+    title: str
+    kind: Literal["table", "figure"] = "table"
+    figure: Literal["sweep", "curves", "matrices", "scatter"] | None = None
+    tier: Literal[1, 2] = 2
+    number: str | None = None
+    tolerance: Annotated[float, Field(ge=0)] = 2.0
+    clients: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    stand_in: str | None = None
+    notes: tuple[str, ...] = ()
+    waits: str | None = None
+
+
+class ClaimTable(_Strict):
+    """One entry of ``[[claims]]``; exactly one of its relations is given."""
+
+    text: str
+    columns: tuple[str, ...] = ()
+    number: str | None = None
+    above: tuple[str, ...] | None = None
+    below: tuple[str, ...] | None = None
+    best: str | None = None
+    level: tuple[str, str] | None = None
+    at_least: tuple[str, float] | None = None
+    at_most: tuple[str, float] | None = None
+    cause: str | None = None
+    by: float = 0.0
+    within: float = 2.0
+
+
+@dataclass(frozen=True)
+class Card:
+    """A table or figure of a paper, at any of its scales."""
+
+    path: Path
+    about: CardTable
+    tables: Table  # the config at the paper's scale
+    columns: dict[str, Table]
+    printed: dict[str, dict[str, Printed]]
+    claims: tuple[Claim, ...]
+    scales: dict[str, Table]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all scales."""
+        return (PAPER, *self.scales)
+
+    def study(
+        self,
+        scale: str = PAPER,
+        changes: Mapping[str, Any] | None = None,
+        code: Code | None = None,
+    ) -> Study:
+        """The study of this card at one scale; ``changes`` are fields of the config."""
+        if scale not in self.names:
+            known = did_you_mean(scale, self.names)
+            raise ConfigError(f"{self.path}: there is no scale '{scale}'; {known}")
+        table = dict(self.scales.get(scale, {}))
+        note, narrowed = table.pop("note", None), table.pop("columns", None)
+        base = merged(self.tables, table)
+        columns = self._columns(base, narrowed, dict(changes or {}), code or Code())
+        about = self.about
+        notes = [note, about.stand_in, about.waits, *about.notes]
+        return Study(
+            name=about.id,
+            title=f"{about.paper}: {about.title}",
+            columns=columns,
+            printed=self.printed,
+            claims=self.claims,
+            tolerance=about.tolerance,
+            clients=about.clients,
+            notes=tuple(str(text) for text in notes if text),
+        )
+
+    def _columns(
+        self, base: Table, narrowed: Any, changes: dict[str, Any], code: Code
+    ) -> tuple[StudyColumn, ...]:
+        found: list[StudyColumn] = []
+        for name, overrides in (self.columns or {RESULT: {}}).items():
+            further = {} if narrowed is None else narrowed.get(name)
+            if further is None:
+                continue
+            tables = merged(merged(base, overrides), further)
+            number = tables.pop("number", None) or self.about.number
+            tables = merge(tables, changes)
+            for point in points(shared_sweeps(tables)):
+                config = _loaded(self.path, merge(tables, point), code)
+                shown = ", ".join(filter(None, [name if self.columns else "", point_label(point)]))
+                at = StudyColumn(shown or RESULT, number or default_number(config), config)
+                found.append(at)
+        return tuple(found)
+
+
+def read_card(path: Path) -> Card:
+    """Read and check a card; its scales are checked when they are used."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; expected a card in TOML") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is no card: {error}; expected TOML (docs/cards.md)") from None
+    try:
+        return _card(path, tables)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _card(path: Path, tables: Table) -> Card:
+    about = _checked(CardTable, tables.get("card", {}), "card")
+    columns = _tables_of(tables, "columns")
+    scales = _tables_of(tables, "scales")
+    claims = tables.get("claims", [])
+    if not isinstance(claims, list):
+        raise ConfigError("claims: found a table; expected a list of them, [[claims]]")
+    for number in [about.number, *(table.get("number") for table in columns.values())]:
+        _check_number(number, "number")
+    for scale, table in scales.items():
+        narrowed = table.get("columns")
+        if narrowed is not None and not isinstance(narrowed, Mapping):
+            raise ConfigError(f"scales.{scale}.columns: expected a table of columns")
+        for name in narrowed or ():
+            if name not in columns:
+                raise ConfigError(f"scales.{scale}.columns: {did_you_mean(name, columns)}")
+    return Card(
+        path=path,
+        about=about,
+        tables={name: table for name, table in tables.items() if name not in FURTHER},
+        columns=columns,
+        printed={
+            column: {method: _printed(value, f"paper.{column}.{method}") for method, value in of}
+            for column, of in ((c, t.items()) for c, t in _tables_of(tables, "paper").items())
+        },
+        claims=tuple(_claim(_checked(ClaimTable, one, "claims")) for one in claims),
+        scales=scales,
+    )
+
+
+def _checked(kind: Any, value: Any, where: str) -> Any:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, (where, *first["loc"])))
+        raise ConfigError(f"{path}: {first['msg']} (found {first['input']!r})") from None
+
+
+def _tables_of(tables: Table, name: str) -> dict[str, Table]:
+    found = tables.get(name, {})
+    if not isinstance(found, dict) or not all(isinstance(t, dict) for t in found.values()):
+        raise ConfigError(f'{name}: expected a table of tables, as in [{name}."a name"]')
+    return found
+
+
+def _printed(value: Any, where: str) -> Printed:
+    parts = value if isinstance(value, list) else [value]
+    real = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
+    if not 1 <= len(parts) <= 2 or len(real) != len(parts):
+        raise ConfigError(f"{where}: found {value!r}; expected a number or [mean, deviation]")
+    return Printed(*map(float, parts))
+
+
+def _claim(table: ClaimTable) -> Claim:
+    given = {name: getattr(table, name) for name in RELATIONS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) != 1:
+        raise ConfigError(
+            f"claims: '{table.text}' has {len(given)} relations; expected one of "
+            f"{', '.join(RELATIONS)}"
+        )
+    _check_number(table.number, "claims.number")
+    ((relation, value),) = given.items()
+    if relation in ("at_least", "at_most"):
+        methods, margin = (value[0],), value[1]
+    else:
+        methods = (value,) if isinstance(value, str) else tuple(value)
+        margin = table.within if relation == "level" else table.by
+    columns, number, cause = table.columns, table.number, table.cause
+    return Claim(table.text, relation, methods, margin, columns, number, cause)
+
+
+def _check_number(number: Any, where: str) -> None:
+    known = [score_field(name, "accuracy") for name in FIELDS]
+    known += [score_field(name, "") for name in FIELDS]
+    if number is not None and number not in known:
+        raise ConfigError(f"{where}: there is no number '{number}'; {did_you_mean(number, known)}")
+
+
+def _loaded(path: Path, tables: Table, code: Code) -> Any:
+    try:
+        return load(tables, code=code)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
+    """The tables with those of ``over`` merged into them, table by table.
+
+    A partition, network or adaptation of another name replaces the fields of the one before.
+    """
+    made: Table = dict(tables)
+    for name, value in over.items():
+        before = made.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            other = name in NAMING and value.get("name", before.get("name")) != before.get("name")
+            made[name] = merged({} if other else before, value)
+        else:
+            made[name] = value
+    return made

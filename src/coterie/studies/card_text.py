@@ -1,0 +1,123 @@
+"""A study's outcome as text: one table per column, the claims, the cost, and where it was run."""
+
+import math
+
+from ..report import words
+from ..report.words import NONE
+from .cell_record import environments
+from .outcome import FAILS, HOLDS, StudyNumber, StudyOutcome
+from .study import StudyColumn
+
+MARKS = {HOLDS: "✓", FAILS: "✗"}
+
+
+def markdown(outcome: StudyOutcome, command: str) -> str:
+    """The whole outcome in Markdown; ``command`` is what a reader types to repeat it."""
+    study = outcome.study
+    done, wanted = outcome.counts
+    lines = [f"# {study.name} {study.title}", ""]
+    lines += [f"`{command}`: {done} of {wanted} runs. State: **{outcome.state}**.", ""]
+    lines += [*(f"- {note}" for note in study.notes), ""]
+    for column in study.columns:
+        lines += [f"## {column.name}", "", *_column(outcome, column), ""]
+    claims = claim_lines(outcome)
+    if claims:
+        lines += ["## Claims", "", *(f"- {line}" for line in claims), ""]
+    lines += [_where(outcome)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _column(outcome: StudyOutcome, column: StudyColumn) -> list[str]:
+    rows = column_table(outcome, column)
+    if not rows:
+        return ["Not run."]
+    rule = ["---"] + ["---:"] * (len(rows[0]) - 1)
+    table = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    tested = tests(outcome, column)
+    return [about_column(outcome, column), "", *table, *(["", tested] if tested else [])]
+
+
+def about_column(outcome: StudyOutcome, column: StudyColumn) -> str:
+    """Which number a column shows, and of which experiment."""
+    config, clients = column.config, outcome.study.clients
+    over = f" of client {', '.join(map(str, clients))}" if clients else ""
+    return (
+        f"`{column.number}`{over}; {config.data.name}, {config.partition.name}, "
+        f"{config.model.name}, {config.run.rounds} rounds."
+    )
+
+
+def column_table(outcome: StudyOutcome, column: StudyColumn) -> list[list[str]]:
+    """The heads and rows of a column's table; empty if nothing is known of it."""
+    entries = [entry for entry in outcome.entries if entry.column == column.name]
+    shown = [entry for entry in entries if entry.seeds or entry.printed is not None]
+    if not shown:
+        return []
+    printed = any(entry.printed is not None for entry in entries)
+    paper, beside = (["paper"], ["difference", "inside"]) if printed else ([], [])
+    heads = ["method", *paper, "ours", *beside, "seeds", "s per run", "bytes per client"]
+    return [heads, *(_row(entry, printed) for entry in shown)]
+
+
+def _row(entry: StudyNumber, printed: bool) -> list[str]:
+    ours = spread(entry.ours.mean, entry.ours.deviation) if entry.seeds else "not run"
+    seconds = NONE if math.isnan(entry.seconds) else f"{entry.seconds:.1f}"
+    cost = [f"{entry.seeds}", seconds, words.size(entry.bytes_per_client)]
+    if not printed:
+        return [words.label(entry.method), ours, *cost]
+    gap = entry.difference
+    beside = [
+        NONE if math.isnan(gap) else f"{gap:+.2f}".replace("-", words.MINUS),
+        {None: NONE, True: "yes", False: "no"}[entry.inside],
+    ]
+    paper = entry.printed and spread(entry.printed.mean, entry.printed.deviation)
+    return [words.label(entry.method), paper or NONE, ours, *beside, *cost]
+
+
+def spread(mean: float, deviation: float | None) -> str:
+    """A mean with its deviation, if there is one."""
+    if math.isnan(mean):
+        return NONE
+    text = f"{mean:.2f}"
+    if deviation is not None and not math.isnan(deviation):
+        text += f" ± {deviation:.2f}"
+    return text.replace("-", words.MINUS)
+
+
+def tests(outcome: StudyOutcome, column: StudyColumn) -> str:
+    """Wilcoxon's test of the best method against every other one; empty if there is no other."""
+    entries = [e for e in outcome.entries if e.column == column.name and e.seeds]
+    entries = [e for e in entries if not math.isnan(e.ours.mean)]
+    score = column.number.startswith(("accuracy", "bmta", "best_of_rounds"))
+    if len(entries) < 2 or outcome.study.clients or not score:
+        return ""
+    best = max(entries, key=lambda entry: entry.ours.mean).method
+    found = []
+    for entry in entries:
+        tested = outcome.paired(column, best, entry.method) if entry.method != best else None
+        if tested is not None and tested.n:
+            found.append(f"{words.label(entry.method)} {words.chance(tested.p)} (n = {tested.n})")
+    name = words.label(best)
+    return f"Signed-rank test over clients, {name} against: {'; '.join(found)}." if found else ""
+
+
+def claim_lines(outcome: StudyOutcome) -> list[str]:
+    """One line per claim: whether it holds, the numbers, and the cause of a failure."""
+    lines = []
+    for one in outcome.judged:
+        text = f"{MARKS.get(one.state, '·')} {one.state}: {one.claim.text}"
+        if one.evidence:
+            text += f" ({'; '.join(one.evidence)})"
+        if one.state == FAILS and one.claim.cause:
+            text += f". Cause: {one.claim.cause}"
+        lines.append(text)
+    return lines
+
+
+def _where(outcome: StudyOutcome) -> str:
+    keys = {cell.key for cell in outcome.study.cells()}
+    used = {key: record for key, record in outcome.records.items() if key in keys}
+    if not used:
+        return ""
+    seeds = sorted({record.seed for record in used.values()})
+    return f"Seeds {', '.join(map(str, seeds))}. Run on: {'; '.join(environments(used))}."

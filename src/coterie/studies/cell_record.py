@@ -1,0 +1,193 @@
+"""What stays of a run of a study: its numbers, one small JSON file per run."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core import metrics
+from ..core.metrics import Floats
+from ..errors import StoreError
+from ..experiment.config.methods import TAG
+from ..experiment.run_folder import RunData
+from ..results import kinds, statistics, summary
+from ..results.history import History, dense
+from ..storage import files
+
+FORMAT = 1
+MATRICES = 4  # at most, of different rounds
+MATRIX_CLIENTS = 64  # beyond it no matrix is kept; above FEW only the last one
+FEW = 20
+DIGITS = 5
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """The numbers of one run: its summary, its curve, and each client's scores."""
+
+    key: str  # StudyCell.key
+    method: str
+    seed: int
+    summary: dict[str, Any]
+    rounds: list[int]  # the evaluated rounds
+    curve: list[float | None]  # mean over clients on test data, for each of them
+    last: list[float | None]  # each client's test score in the last round
+    best: list[float | None]  # in the round with the best mean
+    best_of_rounds: list[float | None]  # in its own best round
+    n_test: list[int]
+    groups: list[int] | None
+    matrices: dict[str, list[list[float]]]  # who gave weight to whom, by round
+    environment: dict[str, Any]
+
+    @classmethod
+    def of(cls, key: str, data: RunData, precision: str) -> "CellRecord":
+        """The record of a finished run."""
+        history, roster = data.history, data.history.roster
+        best = statistics.best_round(history.test, history.metric)
+        where = data.environment
+        return cls(
+            key=key,
+            method=history.method,
+            seed=history.seed,
+            summary=files.plain(data.summary),
+            rounds=history.rounds.tolist(),
+            curve=_numbers(metrics.mean_known(history.test)),
+            last=_numbers(history.last),
+            best=_numbers(history.test[-1 if best is None else best]),
+            best_of_rounds=_numbers(statistics.best_of_rounds(history.test, history.metric)),
+            n_test=roster.n_test.tolist(),
+            groups=None if roster.groups is None else roster.groups.tolist(),
+            matrices=_matrices(history),
+            environment={
+                **{name: where.get(name) for name in ("coterie", "git_commit", "device")},
+                **{name: where.get(name) for name in ("device_name", "cores", "python")},
+                "torch": dict(where.get("versions") or {}).get("torch"),
+                "precision": precision,
+                "engine": data.config.get("resolved", {}).get("engine"),
+            },
+        )
+
+    def number(self, name: str, clients: Sequence[int] = ()) -> float:
+        """A number of the run, over all clients or over these; NaN if it does not exist."""
+        per_client = {
+            summary.score_field(summary.LAST, self.metric): self.last,
+            "bmta": self.best,
+            "best_of_rounds": self.best_of_rounds,
+        }
+        if clients and name in per_client:
+            chosen = [per_client[name][i] for i in clients if i < len(self.last)]
+            return float(metrics.mean_known(_array(chosen)))
+        value = self.summary.get(name)
+        return math.nan if value is None or isinstance(value, str | list | dict) else float(value)
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric."""
+        return str(self.summary["metric"])
+
+    def scores(self, name: str) -> Floats:
+        """Each client's score ``last`` or in the round with the ``best`` mean."""
+        return _array(self.best if name == "best" else self.last)
+
+    def relative(self, local: "CellRecord") -> "CellRecord":
+        """The record with the numbers that are relative to the clients' own Local filled in."""
+        gained = metrics.gains(_array(self.last), _array(local.last), self.metric)
+        found = {
+            "relative_to_local": float(metrics.mean_known(gained)),
+            "worse_than_local": statistics.count_worse(gained),
+        }
+        tables = {field.name: getattr(self, field.name) for field in fields(self)}
+        return CellRecord(**{**tables, "summary": self.summary | files.plain(found)})
+
+    def write(self, folder: Path) -> Path:
+        """Write the record into a folder of records."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.key[:16]}.json"
+        files.write_json(path, {"format": FORMAT, **asdict(self)})
+        return path
+
+
+def read_records(folder: Path) -> dict[str, CellRecord]:
+    """All records of a folder, by key."""
+    found = (record_of(files.read_json(path), path) for path in sorted(folder.glob("*.json")))
+    return {record.key: record for record in found}
+
+
+def record_of(found: Any, where: object) -> CellRecord:
+    """The record of a JSON value that came from outside; anything else is refused."""
+    names = [field.name for field in fields(CellRecord)]
+    try:
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(f"found format {_format(found)}; expected {FORMAT}")
+        record = CellRecord(**{name: found[name] for name in names})
+        _check(record)
+        return record
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{where}: is no record of a run ({error}); expected a file that 'coterie reproduce' "
+            "or 'coterie sweep' wrote; remove it to run this again"
+        ) from error
+
+
+def _format(found: Any) -> object:
+    return found.get("format") if isinstance(found, dict) else type(found).__name__
+
+
+def _check(record: CellRecord) -> None:
+    summary.checked(record.summary)
+    method, _, tag = record.method.partition("@")
+    if not method.isidentifier() or (tag and not TAG.fullmatch(tag)):
+        raise ValueError(f"method: found {kinds.shown(record.method)}; expected a label")
+    if not isinstance(record.key, str) or not isinstance(record.seed, int):
+        raise ValueError("key or seed is of another kind")
+    lists: tuple[Any, ...] = record.curve, record.last, record.best, record.best_of_rounds
+    for values in (*lists, record.rounds, record.n_test):
+        if not isinstance(values, list) or not all(v is None or _real(v) for v in values):
+            raise ValueError("found something else; expected lists of numbers")
+    if not isinstance(record.environment, dict) or not isinstance(record.matrices, dict):
+        raise ValueError("environment or matrices is no table")
+    for matrix in record.matrices.values():
+        if np.array(matrix, dtype=np.float64).shape != (len(record.last),) * 2:
+            raise ValueError("a matrix is not square over the clients")
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _numbers(values: Floats) -> list[float | None]:
+    return [round(float(v), DIGITS) if np.isfinite(v) else None for v in values]
+
+
+def _array(values: Sequence[float | None]) -> Floats:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _matrices(history: History) -> dict[str, list[list[float]]]:
+    """Matrices of a few rounds, spread over the run."""
+    count, clients = len(history.matrices), len(history.roster)
+    if not count or clients > MATRIX_CLIENTS:
+        return {}
+    kept = min(MATRICES if clients <= FEW else 1, count)
+    places = sorted({round(i) for i in np.linspace(count - 1, 0, kept)})
+    return {
+        str(history.matrix_rounds[i]): np.round(dense(history.matrices[i]), 4).tolist()
+        for i in places
+    }
+
+
+def environments(records: Mapping[str, CellRecord]) -> list[str]:
+    """Where the runs were computed, one line per different place."""
+    lines = []
+    for record in records.values():
+        where = record.environment
+        name = where.get("device_name") or where.get("device")
+        lines.append(
+            f"{name} ({where.get('device')}, {where.get('precision')}, engine "
+            f"{where.get('engine')}), torch {where.get('torch')}, commit "
+            f"{str(where.get('git_commit'))[:10]}"
+        )
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,105 @@
+"""The index of all cards: one line per card, in Markdown and as one HTML page with every table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..report.pieces import rendered
+from ..storage import files
+from .card_file import Card
+from .card_text import claim_lines, column_table
+from .outcome import FAILS, HOLDS, NOT_RUN, StudyOutcome
+from .reproducing import states
+
+PAGE, INDEX = "cards.html", "README.md"
+
+
+class CardState(NamedTuple):
+    """A card at one scale, with what was run of it."""
+
+    card: Card
+    scale: str
+    outcome: StudyOutcome
+
+
+def write_index(published: Path | None, out: Path = Path("runs")) -> Path:
+    """Write the page of all cards that were run, and the index of published ones."""
+    found = [CardState(*one) for one in states(published, out)]
+    out.mkdir(parents=True, exist_ok=True)
+    files.write_text(out / PAGE, cards_page(found))
+    if published is not None:
+        files.write_text(published / INDEX, index_markdown(found))
+    return out / PAGE
+
+
+def index_markdown(found: Sequence[CardState]) -> str:
+    """One line per card: what it is, and how each scale stands."""
+    lines = [
+        "# Paper cards",
+        "",
+        "Every table and figure of results of the five papers. A card *holds* if every claim of it",
+        "that was run holds. `coterie reproduce all --scale small --publish docs/results/cards`",
+        "writes this page.",
+        "",
+        "| card | what it shows | state |",
+        "| --- | --- | --- |",
+    ]
+    for card in {one.card.about.id: one.card for one in found}.values():
+        mine = [one for one in found if one.card is card]
+        lines.append(
+            f"| {card.about.id} | {card.about.paper}: {card.about.title} | {_says(mine)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _says(mine: Sequence[CardState]) -> str:
+    """How a card stands: each scale that was run, and why claims fail."""
+    about = mine[0].card.about
+    if about.waits:
+        return f"waits: {about.waits}"
+    said = [_state(one) for one in mine if one.outcome.state != NOT_RUN]
+    if not any(one.scale == "paper" and one.outcome.state != NOT_RUN for one in mine):
+        said.insert(0, "not run at paper scale")
+    return "; ".join(said)
+
+
+def _state(one: CardState) -> str:
+    name = f"[{one.scale}]({one.card.about.id}.{one.scale}.md)"
+    failed = [j for j in one.outcome.judged if j.state == FAILS]
+    why = [f"{j.claim.text}{f' ({j.claim.cause})' if j.claim.cause else ''}" for j in failed]
+    return f"{name}: {one.outcome.state}" + (f": {'; '.join(why)}" if why else "")
+
+
+def cards_page(found: Sequence[CardState]) -> str:
+    """One HTML page with the table and the claims of every card that was run."""
+    cards = []
+    for one in found:
+        if one.outcome.state == NOT_RUN:
+            continue
+        study = one.outcome.study
+        tables = [(c.name, column_table(one.outcome, c)) for c in study.columns]
+        cards.append(
+            {
+                "id": f"{study.name} ({one.scale})",
+                "anchor": f"{study.name}-{one.scale}",
+                "figures": [],
+                "title": study.title,
+                "state": one.outcome.state,
+                "notes": study.notes,
+                "tables": [(name, rows[0], rows[1:]) for name, rows in tables if rows],
+                "claims": claim_lines(one.outcome),
+            }
+        )
+    ran = [one.outcome.state for one in found if one.outcome.state != NOT_RUN]
+    held = sum(state.startswith(HOLDS) for state in ran)
+    values = {
+        "cards": cards,
+        "title": "Paper cards",
+        "eyebrow": "coterie reproduce",
+        "verdict": f"All claims hold in {held} of {len(cards)} cards that were run.",
+        "facts": (),
+        "alarms": (),
+        "rejected": (),
+        "command": "coterie reproduce all --scale small",
+    }
+    return rendered("cards.html", values)

@@ -1,0 +1,188 @@
+"""The table of a study: every method's number in every column, beside the paper's, and the claims.
+
+A number over seeds is a mean with its deviation. It is *inside* if it differs from the printed
+number by no more than the printed deviation or the study's tolerance. A claim is judged by the
+means over the seeds that all of its methods have.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ..results import statistics
+from ..results.judgement import LOCAL
+from ..results.statistics import OverSeeds, Paired
+from .cell_record import CellRecord
+from .study import Claim, Printed, Study, StudyCell, StudyColumn
+
+HOLDS, FAILS, NOT_RUN = "holds", "fails", "not run"
+
+
+class StudyNumber(NamedTuple):
+    """One number of the table."""
+
+    column: str
+    method: str
+    ours: OverSeeds  # NaN if no run is there
+    seeds: int  # runs that are there
+    wanted: int
+    printed: Printed | None
+    seconds: float  # of one run, on average
+    bytes_per_client: float
+    inside: bool | None  # None if there is nothing to compare
+
+    @property
+    def difference(self) -> float:
+        """Ours minus the printed number; NaN if one of them is missing."""
+        return self.ours.mean - self.printed.mean if self.printed else math.nan
+
+
+class Judged(NamedTuple):
+    """A claim with its outcome."""
+
+    claim: Claim
+    state: str  # holds, fails, not run
+    evidence: tuple[str, ...]  # one sentence per column
+
+
+@dataclass(frozen=True, eq=False)
+class StudyOutcome:
+    """The table and the claims of a study, from the records of its runs."""
+
+    study: Study
+    records: Mapping[str, CellRecord]  # by key
+
+    @cached_property
+    def entries(self) -> tuple[StudyNumber, ...]:
+        """One entry per column and method that the study runs or the paper prints."""
+        found = []
+        for column in self.study.columns:
+            printed = self.study.printed.get(column.name, {})
+            labels = [method.label for method in column.config.methods()]
+            shown = [m for m in labels if m in printed or m != LOCAL or not printed]
+            for label in dict.fromkeys([*shown, *printed]):
+                found.append(self._entry(column, label, printed.get(label)))
+        return tuple(found)
+
+    @cached_property
+    def judged(self) -> tuple[Judged, ...]:
+        """Every claim with its outcome."""
+        return tuple(self._judge(claim) for claim in self.study.claims)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """The number of runs that are there, and of runs that the table needs."""
+        keys = [cell.key for cell in self.study.cells()]
+        return sum(key in self.records for key in keys), len(keys)
+
+    @property
+    def state(self) -> str:
+        """One word or two for a list of studies."""
+        done, wanted = self.counts
+        if not done:
+            return NOT_RUN
+        partly = "" if done == wanted else f" ({done} of {wanted} runs)"
+        judged = [one for one in self.judged if one.state != NOT_RUN]
+        failed = sum(one.state == FAILS for one in judged)
+        if not judged:
+            return f"run{partly}"
+        if failed:
+            return f"{failed} of {len(judged)} claims {'fail' if failed > 1 else 'fails'}{partly}"
+        return f"{HOLDS}{partly}"
+
+    def of(self, column: StudyColumn, label: str) -> list[CellRecord]:
+        """The records of a method in a column, by seed, relative to the Local of their seed."""
+        methods = {method.label: method for method in column.config.methods()}
+        if label not in methods:
+            return []
+        found = []
+        for seed in column.config.seeds:
+            record = self.records.get(StudyCell(column, methods[label], seed).key)
+            local = self.records.get(StudyCell(column, methods[LOCAL], seed).key)
+            if record is not None:
+                found.append(record if local is None else record.relative(local))
+        return found
+
+    def values(
+        self, column: StudyColumn, label: str, number: str | None = None
+    ) -> dict[int, float]:
+        """A method's number in a column, by seed."""
+        name = number or column.number
+        found = self.of(column, label)
+        return {record.seed: record.number(name, self.study.clients) for record in found}
+
+    def paired(self, column: StudyColumn, first: str, second: str) -> Paired | None:
+        """Wilcoxon's test over clients of two methods at their best rounds (P5); None if unknown.
+
+        A client's differences are averaged over the seeds that both methods have.
+        """
+        one = {record.seed: record.scores("best") for record in self.of(column, first)}
+        two = {record.seed: record.scores("best") for record in self.of(column, second)}
+        seeds = sorted(one.keys() & two.keys())
+        if not seeds:
+            return None
+        return statistics.wilcoxon(np.mean([one[seed] - two[seed] for seed in seeds], axis=0))
+
+    def _entry(self, column: StudyColumn, label: str, printed: Printed | None) -> StudyNumber:
+        found = self.of(column, label)
+        ours = statistics.over_seeds(list(self.values(column, label).values()))
+        inside = None
+        if printed is not None and found and not math.isnan(ours.mean):
+            allowed = max(self.study.tolerance, printed.deviation or 0.0)
+            inside = abs(ours.mean - printed.mean) <= allowed
+        traffic = [
+            (r.number("bytes_up") + r.number("bytes_down")) / max(1, len(r.last)) for r in found
+        ]
+        return StudyNumber(
+            column.name,
+            label,
+            ours,
+            len(found),
+            len(column.config.seeds),
+            printed,
+            statistics.over_seeds([r.number("seconds") for r in found]).mean,
+            statistics.over_seeds(traffic).mean,
+            inside,
+        )
+
+    def _judge(self, claim: Claim) -> Judged:
+        columns = [c for c in self.study.columns if not claim.columns or c.name in claim.columns]
+        found = [one for column in columns if (one := self._holds(claim, column)) is not None]
+        if not found:
+            return Judged(claim, NOT_RUN, ())
+        state = HOLDS if all(holds for holds, _ in found) else FAILS
+        return Judged(claim, state, tuple(text for _, text in found))
+
+    def _holds(self, claim: Claim, column: StudyColumn) -> tuple[bool, str] | None:
+        """Whether a claim holds in a column, with the numbers; None if a run is missing."""
+        methods = claim.methods
+        if claim.relation == "best":
+            others = [m.label for m in column.config.methods() if m.label != methods[0]]
+            methods = (methods[0], *others)
+        values = {m: self.values(column, m, claim.number) for m in methods}
+        if claim.relation == "best":  # among the methods that were run
+            values = {m: found for m, found in values.items() if found}
+        shared = set.intersection(*(set(found) for found in values.values())) if values else set()
+        if not shared or methods[0] not in values or len(values) < min(2, len(methods)):
+            return None
+        means = {m: float(np.mean([found[s] for s in shared])) for m, found in values.items()}
+        if any(math.isnan(mean) for mean in means.values()):
+            return None
+        holds = RELATIONS[claim.relation](list(means.values()), claim.margin)
+        shown = ", ".join(f"{m} {mean:.2f}" for m, mean in means.items())
+        return holds, f"{column.name}: {shown} ({len(shared)} seed{'s' * (len(shared) > 1)})"
+
+
+Relation = Callable[[list[float], float], bool]
+RELATIONS: dict[str, Relation] = {
+    "above": lambda means, margin: all(means[0] - other > margin for other in means[1:]),
+    "best": lambda means, margin: all(means[0] - other > margin for other in means[1:]),
+    "below": lambda means, margin: all(other - means[0] > margin for other in means[1:]),
+    "level": lambda means, margin: all(abs(means[0] - other) <= margin for other in means[1:]),
+    "at_least": lambda means, margin: means[0] >= margin,
+    "at_most": lambda means, margin: means[0] <= margin,
+}

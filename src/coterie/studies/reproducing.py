@@ -1,0 +1,180 @@
+"""Reproduces the tables of the papers: finds cards, runs what is missing, and publishes results."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.imports import Code, Given
+from ..errors import ConfigError, StoreError, did_you_mean
+from ..experiment import interrupt
+from ..experiment.runner import Watch
+from ..storage import files
+from .card_file import PAPER, Card, read_card
+from .card_text import markdown
+from .cell_record import CellRecord, read_records, record_of
+from .outcome import StudyOutcome
+from .study import Study, restricted
+from .study_runs import RECORDS, missing, run_missing
+
+FOLDER = "COTERIE_CARDS"  # environment variable: where the cards are, if not beside the package
+PUBLISHED = "{card}.{scale}.json"
+
+
+def cards_folder() -> Path:
+    """The folder of the cards: in a checkout, in an installed package, or where FOLDER says."""
+    given = os.environ.get(FOLDER)
+    package = Path(__file__).parents[1]
+    places = (
+        [Path(given)] if given else [package / "experiments", package.parents[1] / "experiments"]
+    )
+    for place in places:
+        if any(place.glob("p*/*.toml")):
+            return place
+    raise ConfigError(
+        f"found no cards in {' or '.join(map(str, places))}; expected folders p1 to p5; set "
+        f"{FOLDER} to the folder 'experiments' of the source"
+    )
+
+
+def all_cards() -> dict[str, Card]:
+    """Every card, by its id, in the order of papers, tables and figures."""
+    found: dict[str, Card] = {}
+    for path in sorted(cards_folder().glob("p*/*.toml"), key=_order):
+        card = read_card(path)
+        if found.setdefault(card.about.id, card) is not card:
+            raise ConfigError(f"{path}: another card has the id {card.about.id} too; rename one")
+    return found
+
+
+def _order(path: Path) -> tuple[str, str, int, str]:
+    digits = "".join(c for c in path.stem.partition("_")[0] if c.isdigit())
+    return path.parent.name, "a" if path.stem.startswith("t") else "b", int(digits or 0), path.stem
+
+
+def card_of(name: str) -> Card:
+    """A card by its id, or by the path of its file."""
+    if name.endswith(".toml"):
+        return read_card(Path(name))
+    cards = all_cards()
+    found = {card_id.lower(): card for card_id, card in cards.items()}.get(name.lower())
+    if found is None:
+        raise ConfigError(f"there is no card '{name}'; {did_you_mean(name, cards)}")
+    return found
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A card at one scale, and where its results are."""
+
+    card: Card
+    scale: str
+    study: Study  # what is asked for: perhaps fewer columns, methods or seeds
+    whole: Study  # the card as it is
+    out: Path
+    published: Path | None  # a folder of published results
+
+    @property
+    def command(self) -> str:
+        """The command that repeats this reproduction."""
+        at = "" if self.scale == PAPER else f" --scale {self.scale}"
+        return f"coterie reproduce {self.card.about.id}{at}"
+
+    def known(self) -> dict[str, CellRecord]:
+        """The records of finished runs: published ones, and those of the folder."""
+        found: dict[str, CellRecord] = {}
+        if self.published is not None:
+            found |= read_published(self.published, self.card.about.id, self.scale)
+        return found | read_records(self.out / RECORDS)
+
+    def outcome(self) -> StudyOutcome:
+        """The card from what was run so far."""
+        return StudyOutcome(self.study, self.known())
+
+    def missing(self) -> int:
+        """The number of runs that are missing."""
+        return len(missing(self.study, self.known()))
+
+    def run(self, progress: Watch | None = None, *, keep: bool = False) -> StudyOutcome:
+        """Run what is missing, and write the card."""
+        self.refuse_waiting()
+        self.out.mkdir(parents=True, exist_ok=True)
+        with interrupt.held(self.out, self.command) as stop:
+            for record in run_missing(
+                self.study, self.known(), self.out, stop=stop, progress=progress, keep=keep
+            ):
+                record.write(self.out / RECORDS)
+        return self.write()
+
+    def write(self) -> StudyOutcome:
+        """Write ``card.md``, and publish if asked to; returns the outcome of what was asked for."""
+        outcome = self.outcome()
+        files.write_text(self.out / "card.md", markdown(outcome, self.command))
+        if self.published is not None:
+            self._publish()
+        return outcome
+
+    def _publish(self) -> None:
+        """Write all records that the whole card uses into one file, and the card beside it."""
+        if self.published is None:
+            raise AssertionError("there is no folder to publish to")
+        self.published.mkdir(parents=True, exist_ok=True)
+        known = self.known()
+        keys = [cell.key for cell in self.whole.cells() if cell.key in known]
+        if not keys:
+            return
+        name = PUBLISHED.format(card=self.card.about.id, scale=self.scale)
+        tables = [{"format": 1, **vars(known[key])} for key in keys]
+        files.write_json(self.published / name, {"records": tables})
+        text = markdown(StudyOutcome(self.whole, known), self.command)
+        files.write_text(self.published / name.replace(".json", ".md"), text)
+
+    def refuse_waiting(self) -> None:
+        """Refuse a card that cannot be run yet."""
+        if self.card.about.waits:
+            raise ConfigError(f"{self.card.about.id} cannot be run yet: {self.card.about.waits}")
+
+
+def reproduction(
+    name: str,
+    scale: str = PAPER,
+    *,
+    out: str | Path | None = None,
+    publish: str | Path | None = None,
+    columns: tuple[str, ...] = (),
+    methods: tuple[str, ...] = (),
+    seeds: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    code: Given = None,
+) -> Reproduction:
+    """What reproduces a card at one scale; nothing is run yet."""
+    card = card_of(name)
+    whole = card.study(scale, changes, Code.of(code, installed=True))
+    asked = restricted(whole, columns, methods, seeds)
+    folder = Path(out) if out is not None else Path("runs") / f"{card.about.id}-{scale}"
+    target = None if publish is None else Path(publish)
+    return Reproduction(card, scale, asked, whole, folder, target)
+
+
+def read_published(folder: Path, card: str, scale: str) -> dict[str, CellRecord]:
+    """The published records of a card at one scale, by key; none if nothing was published."""
+    path = folder / PUBLISHED.format(card=card, scale=scale)
+    if not path.exists():
+        return {}
+    found = files.read_json(path)
+    records = found.get("records") if isinstance(found, dict) else None
+    if not isinstance(records, list):
+        raise StoreError(f"{path}: holds no list of records; expected what 'reproduce' wrote")
+    made = (record_of(record, path) for record in records)
+    return {record.key: record for record in made}
+
+
+def states(
+    published: Path | None, out: Path = Path("runs")
+) -> Iterator[tuple[Card, str, StudyOutcome]]:
+    """Every card at every scale with what was run of it, in this folder or published."""
+    for name, card in all_cards().items():
+        for scale in card.names:
+            one = reproduction(name, scale, out=out / f"{name}-{scale}", publish=published)
+            yield card, scale, one.outcome()

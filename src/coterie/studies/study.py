@@ -1,0 +1,178 @@
+"""A study: the columns of a table, each of them a comparison of the same methods."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ..core.imports import Code
+from ..core.metrics import METRICS
+from ..errors import ConfigError, did_you_mean
+from ..experiment.config.loading import config_hash, load, merge
+from ..experiment.config.methods import Method
+from ..experiment.config.schema import Config, Table
+from ..experiment.config.sweeps import point_label, points, shared_sweeps
+from ..results.summary import LAST, score_field
+
+RESULT = "result"  # the only column of a study without columns
+
+
+class StudyColumn(NamedTuple):
+    """One column of a study's table: a config, and the number that is shown of its runs."""
+
+    name: str
+    number: str  # a field of summary.json
+    config: Config
+
+
+class Printed(NamedTuple):
+    """A number as a paper prints it."""
+
+    mean: float
+    deviation: float | None = None
+
+
+class Claim(NamedTuple):
+    """What a table is printed to show, as a relation between the numbers of methods.
+
+    ``relation`` is ``above`` or ``below`` (the first method against each of the others), ``best``,
+    ``level`` (two methods, ``margin`` apart at most), ``at_least`` or ``at_most`` (one method
+    against the value ``margin``).
+    """
+
+    text: str
+    relation: str
+    methods: tuple[str, ...]
+    margin: float = 0.0
+    columns: tuple[str, ...] = ()  # all columns if empty
+    number: str | None = None  # the column's own if None
+    cause: str | None = None  # why it fails, where that was found out
+
+
+@dataclass(frozen=True)
+class Study:
+    """The columns of a table, and what is known of it beforehand."""
+
+    name: str
+    title: str
+    columns: tuple[StudyColumn, ...]
+    printed: Mapping[str, Mapping[str, Printed]] = field(default_factory=dict)  # column, method
+    claims: tuple[Claim, ...] = ()
+    tolerance: float = 2.0
+    clients: tuple[int, ...] = ()  # the numbers are over these clients only; all if empty
+    notes: tuple[str, ...] = ()
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods of all columns, in the order in which they are listed."""
+        found = {m.label: m for column in self.columns for m in column.config.methods()}
+        return tuple(found.values())
+
+    def cells(self) -> Iterator["StudyCell"]:
+        """Every run that the table needs; columns of one config share their runs."""
+        seen: set[str] = set()
+        for column in self.columns:
+            for seed in column.config.seeds:
+                for method in column.config.methods():
+                    cell = StudyCell(column, method, seed)
+                    if cell.key not in seen:
+                        seen.add(cell.key)
+                        yield cell
+
+
+class StudyCell(NamedTuple):
+    """One run of a study."""
+
+    column: StudyColumn
+    method: Method
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The hash of the run's config without what does not make it another experiment.
+
+        That is the engine with its device, and the precision of matrix products on a GPU.
+        """
+        asked = self.column.config.single(self.method, self.seed)
+        train = asked.train
+        if train.precision == "tf32":
+            train = train.model_copy(update={"precision": "float32"})
+        plain = type(asked.engine)()
+        return config_hash(asked.model_copy(update={"engine": plain, "train": train}))
+
+
+def study_of(
+    tables: Table,
+    changes: Mapping[str, Any],
+    code: Code,
+    *,
+    name: str,
+    number: str | None = None,
+) -> Study:
+    """The study of a config: one column per combination of its sweeps of shared fields."""
+    merged = merge(tables, changes)
+    swept = shared_sweeps(merged)
+    columns = [
+        _column(merged, point, point_label(point) or RESULT, number, code)
+        for point in points(swept)
+    ]
+    title = f"{', '.join(swept) or 'one setting'}"
+    return Study(name, title, tuple(columns))
+
+
+def _column(
+    tables: Table, point: Mapping[str, Any], name: str, number: str | None, code: Code
+) -> StudyColumn:
+    config = load(merge(tables, point), code=code)
+    return StudyColumn(name, number or default_number(config), config)
+
+
+def default_number(config: Config) -> str:
+    """The mean over clients in the last round."""
+    metric = config.run.metric if config.run.metric in METRICS else "accuracy"
+    return score_field(LAST, metric)
+
+
+def restricted(
+    study: Study,
+    columns: tuple[str, ...] = (),
+    methods: tuple[str, ...] = (),
+    seeds: int | None = None,
+) -> Study:
+    """The study with some of its columns and methods, and the first of its seeds, alone."""
+    for name in columns:
+        names = [column.name for column in study.columns]
+        if name not in names:
+            raise ConfigError(
+                f"--columns: there is no column '{name}'; {did_you_mean(name, names)}"
+            )
+    labels = [method.label for method in study.methods]
+    for name in methods:
+        if name not in labels:
+            raise ConfigError(f"--methods: there is no '{name}'; {did_you_mean(name, labels)}")
+    kept = [
+        column._replace(config=_fewer(column.config, methods, seeds))
+        for column in study.columns
+        if not columns or column.name in columns
+    ]
+    return Study(
+        study.name,
+        study.title,
+        tuple(kept),
+        study.printed,
+        study.claims,
+        study.tolerance,
+        study.clients,
+        study.notes,
+    )
+
+
+def _fewer(config: Config, methods: tuple[str, ...], seeds: int | None) -> Config:
+    update: dict[str, Any] = {}
+    if methods:
+        named = [m.name for m in config.methods() if m.label in methods]
+        update["methods"] = tuple(named) or ("local",)
+    if seeds is not None:
+        first = config.run.seed
+        more = range(first + len(config.seeds), first + seeds) if len(config.seeds) < seeds else ()
+        update["seeds"] = (*config.seeds[:seeds], *more)
+    return config.model_copy(update={"run": config.run.model_copy(update=update)})
