@@ -61,7 +61,16 @@ class Options(TypedDict, total=False):
 
 def configure(source: Source = None, **options: Unpack[Options]) -> Config:
     """The config of a source, with the options applied to it."""
-    changes, code = dict(options.get("set") or {}), options.get("code")
+    changes, code = changes_of(options), options.get("code")
+    if isinstance(source, Config):
+        allowed = source.code if code is None else code
+        return load(canonical(source), changes, allowed) if changes or code else source
+    return load(source, changes, code)
+
+
+def changes_of(options: Options) -> dict[str, Any]:
+    """The fields that the options set, by their dotted names."""
+    changes = dict(options.get("set") or {})
     for name, value in options.items():
         if name in ("set", "code"):
             continue
@@ -70,10 +79,7 @@ def configure(source: Source = None, **options: Unpack[Options]) -> Config:
             raise ConfigError(f"there is no option '{name}'; {known}")
         if value is not None:
             changes[OPTIONS[name].field] = value
-    if isinstance(source, Config):
-        allowed = source.code if code is None else code
-        return load(canonical(source), changes, allowed) if changes or code else source
-    return load(source, changes, code)
+    return changes
 
 
 def run(

@@ -47,6 +47,7 @@ app.command()(export_commands.export)
 app.command()(export_commands.predict)
 app.command()(page_command.report)
 app.command()(study_commands.reproduce)
+app.command()(study_commands.sweep)
 
 
 def main(arguments: list[str] | None = None) -> None:

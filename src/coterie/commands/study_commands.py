@@ -1,12 +1,12 @@
 """The commands ``coterie reproduce`` and ``coterie sweep``: tables of several comparisons."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError
-from .arguments import settings
+from .arguments import JSON, configured, settings
 
 if TYPE_CHECKING:
     from ..studies.outcome import StudyOutcome
@@ -77,6 +77,36 @@ def reproduce(
         _show(one, one.write() if show else _run(one, keep))
     if every:
         _index(publish)
+
+
+@configured
+def sweep(
+    config: str | None,
+    given: dict[str, Any],
+    number: Annotated[
+        str | None, typer.Option(help="the field of summary.json that is shown; default: the mean")
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Run every combination of the values that a config lists: one table, one page.
+
+    ``epsilon = {sweep = [0, 0.1]}`` in a method's table makes variants of the method; in another
+    table it makes a column. Finished runs are never repeated.
+    """
+    from ..studies.card_text import markdown
+    from ..studies.sweeping import default_folder, sweep_of
+    from .console import show, show_json
+    from .live import progress_on_stderr
+
+    found = default_folder(sweep_of(config, number, **given))
+    rounds = max(column.config.run.rounds for column in found.study.columns)
+    with progress_on_stderr(found.missing(), rounds) as watch:
+        outcome = found.run(watch)
+    if as_json:
+        show_json(outcome.rows())
+        return
+    show(markdown(outcome, found.command))
+    show(f"folder: {found.out}")
 
 
 def _can(card: object, scale: str) -> bool:

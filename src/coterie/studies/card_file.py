@@ -18,9 +18,8 @@ from ..errors import ConfigError, did_you_mean
 from ..experiment.config.loading import load, merge
 from ..experiment.config.schema import Table
 from ..experiment.config.sweeps import point_label, points, shared_sweeps
-from ..results.summary import FIELDS, score_field
 from .outcome import RELATIONS
-from .study import RESULT, Claim, Printed, Study, StudyColumn, default_number
+from .study import RESULT, Claim, Printed, Study, StudyColumn, check_number, default_number
 
 PAPER = "paper"  # the scale of the file itself
 FURTHER = ("card", "columns", "paper", "claims", "scales")
@@ -150,7 +149,7 @@ def _card(path: Path, tables: Table) -> Card:
     if not isinstance(claims, list):
         raise ConfigError("claims: found a table; expected a list of them, [[claims]]")
     for number in [about.number, *(table.get("number") for table in columns.values())]:
-        _check_number(number, "number")
+        check_number(number, "number")
     for scale, table in scales.items():
         narrowed = table.get("columns")
         if narrowed is not None and not isinstance(narrowed, Mapping):
@@ -204,7 +203,7 @@ def _claim(table: ClaimTable) -> Claim:
             f"claims: '{table.text}' has {len(given)} relations; expected one of "
             f"{', '.join(RELATIONS)}"
         )
-    _check_number(table.number, "claims.number")
+    check_number(table.number, "claims.number")
     ((relation, value),) = given.items()
     if relation in ("at_least", "at_most"):
         methods, margin = (value[0],), value[1]
@@ -213,13 +212,6 @@ def _claim(table: ClaimTable) -> Claim:
         margin = table.within if relation == "level" else table.by
     columns, number, cause = table.columns, table.number, table.cause
     return Claim(table.text, relation, methods, margin, columns, number, cause)
-
-
-def _check_number(number: Any, where: str) -> None:
-    known = [score_field(name, "accuracy") for name in FIELDS]
-    known += [score_field(name, "") for name in FIELDS]
-    if number is not None and number not in known:
-        raise ConfigError(f"{where}: there is no number '{number}'; {did_you_mean(number, known)}")
 
 
 def _loaded(path: Path, tables: Table, code: Code) -> Any:

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..report.pieces import rendered
 from ..storage import files
 from .card_file import Card
-from .card_text import claim_lines, column_table
 from .outcome import FAILS, HOLDS, NOT_RUN, StudyOutcome
 from .reproducing import states
+from .study_page import page_of, section
 
 PAGE, INDEX = "cards.html", "README.md"
 
@@ -72,34 +71,12 @@ def _state(one: CardState) -> str:
 
 def cards_page(found: Sequence[CardState]) -> str:
     """One HTML page with the table and the claims of every card that was run."""
-    cards = []
-    for one in found:
-        if one.outcome.state == NOT_RUN:
-            continue
-        study = one.outcome.study
-        tables = [(c.name, column_table(one.outcome, c)) for c in study.columns]
-        cards.append(
-            {
-                "id": f"{study.name} ({one.scale})",
-                "anchor": f"{study.name}-{one.scale}",
-                "figures": [],
-                "title": study.title,
-                "state": one.outcome.state,
-                "notes": study.notes,
-                "tables": [(name, rows[0], rows[1:]) for name, rows in tables if rows],
-                "claims": claim_lines(one.outcome),
-            }
-        )
-    ran = [one.outcome.state for one in found if one.outcome.state != NOT_RUN]
-    held = sum(state.startswith(HOLDS) for state in ran)
-    values = {
-        "cards": cards,
-        "title": "Paper cards",
-        "eyebrow": "coterie reproduce",
-        "verdict": f"All claims hold in {held} of {len(cards)} cards that were run.",
-        "facts": (),
-        "alarms": (),
-        "rejected": (),
-        "command": "coterie reproduce all --scale small",
-    }
-    return rendered("cards.html", values)
+    ran = [one for one in found if one.outcome.state != NOT_RUN]
+    held = sum(one.outcome.state.startswith(HOLDS) for one in ran)
+    return page_of(
+        [section(one.outcome, f"{one.card.about.id} ({one.scale})") for one in ran],
+        title="Paper cards",
+        eyebrow="coterie reproduce",
+        verdict=f"All claims hold in {held} of {len(ran)} cards that were run.",
+        command="coterie reproduce all --scale small",
+    )

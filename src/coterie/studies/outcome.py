@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,22 @@ class StudyOutcome:
             for label in dict.fromkeys([*shown, *printed]):
                 found.append(self._entry(column, label, printed.get(label)))
         return tuple(found)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The numbers of the table, one dictionary per column and method."""
+        return [
+            {
+                "column": number.column,
+                "method": number.method,
+                "mean": number.ours.mean,
+                "deviation": number.ours.deviation,
+                "printed": None if number.printed is None else number.printed.mean,
+                "seeds": number.seeds,
+                "seconds": number.seconds,
+                "bytes_per_client": number.bytes_per_client,
+            }
+            for number in self.entries
+        ]
 
     @cached_property
     def judged(self) -> tuple[Judged, ...]:

@@ -11,7 +11,7 @@ from ..experiment.config.loading import config_hash, load, merge
 from ..experiment.config.methods import Method
 from ..experiment.config.schema import Config, Table
 from ..experiment.config.sweeps import point_label, points, shared_sweeps
-from ..results.summary import LAST, score_field
+from ..results.summary import FIELDS, LAST, score_field
 
 RESULT = "result"  # the only column of a study without columns
 
@@ -100,36 +100,30 @@ class StudyCell(NamedTuple):
         return config_hash(asked.model_copy(update={"engine": plain, "train": train}))
 
 
-def study_of(
-    tables: Table,
-    changes: Mapping[str, Any],
-    code: Code,
-    *,
-    name: str,
-    number: str | None = None,
-) -> Study:
-    """The study of a config: one column per combination of its sweeps of shared fields."""
-    merged = merge(tables, changes)
-    swept = shared_sweeps(merged)
-    columns = [
-        _column(merged, point, point_label(point) or RESULT, number, code)
-        for point in points(swept)
-    ]
-    title = f"{', '.join(swept) or 'one setting'}"
-    return Study(name, title, tuple(columns))
-
-
-def _column(
-    tables: Table, point: Mapping[str, Any], name: str, number: str | None, code: Code
-) -> StudyColumn:
-    config = load(merge(tables, point), code=code)
-    return StudyColumn(name, number or default_number(config), config)
+def study_of(tables: Table, code: Code, *, name: str, number: str | None = None) -> Study:
+    """The study of a config's tables: one column per combination of its shared sweeps."""
+    check_number(number, "--number")
+    swept = shared_sweeps(tables)
+    columns = []
+    for point in points(swept):
+        config = load(merge(tables, point), code=code)
+        label = point_label(point) or RESULT
+        columns.append(StudyColumn(label, number or default_number(config), config))
+    return Study(name, " and ".join(swept) or "one setting", tuple(columns))
 
 
 def default_number(config: Config) -> str:
     """The mean over clients in the last round."""
     metric = config.run.metric if config.run.metric in METRICS else "accuracy"
     return score_field(LAST, metric)
+
+
+def check_number(number: object, where: str) -> None:
+    """Refuse a number that is no field of ``summary.json``."""
+    known = [score_field(name, metric) for name in FIELDS for metric in ("accuracy", "")]
+    if number is not None and number not in known:
+        near = did_you_mean(str(number), dict.fromkeys(known))
+        raise ConfigError(f"{where}: there is no number '{number}'; {near}")
 
 
 def restricted(

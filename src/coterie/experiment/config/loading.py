@@ -24,7 +24,7 @@ from .checks import validated, with_methods, with_names
 from .schema import DEMO, SITES, Config, Fields, Table
 from .sweeps import refuse_shared, with_variants
 
-__all__ = ["Config", "canonical", "config_hash", "load", "merge", "read"]
+__all__ = ["Config", "canonical", "config_hash", "load", "merge", "read", "tables_of"]
 
 ALL = "all"  # run.methods = "all" means every method
 MOST_SEEDS = 10_000  # each seed is a run of every method
@@ -48,16 +48,10 @@ def load(
     3
     """
     changes = dict(overrides or {})
-    tables, prefix = DEMO, ""
+    tables = tables_of(source, changes)
+    prefix = "" if source is None or isinstance(source, Mapping) else f"{source}: "
     if not isinstance(code, Code):
         code = Code.of(code, installed=not str(source).endswith(".json"))
-    if isinstance(source, Mapping):
-        tables = dict(source)
-    elif source is not None:
-        prefix = f"{source}: "
-        tables = _anchored(read(Path(source)), Path(source).resolve().parent)
-    elif changes.keys() & {"data.name", "run.federation"}:  # the built-in partition does not fit
-        tables = {}
     try:
         return _resolved(tables, changes, code)
     except RecursionError:
@@ -67,6 +61,16 @@ def load(
     except CoterieError as error:
         told = str(error).partition(":")[0] in changes  # then the fault is not in the file
         raise type(error)(f"{'' if told else prefix}{error}") from None
+
+
+def tables_of(source: str | Path | Mapping[str, Any] | None, changes: Mapping[str, Any]) -> Table:
+    """The tables of a file, of a mapping, or of the built-in example, before any change."""
+    if isinstance(source, Mapping):
+        return dict(source)
+    if source is not None:
+        return _anchored(read(Path(source)), Path(source).resolve().parent)
+    # the built-in partition does not fit other data
+    return {} if changes.keys() & {"data.name", "run.federation"} else DEMO
 
 
 def read(path: Path) -> Table:

@@ -1,0 +1,58 @@
+"""The HTML page of a study, or of several: tables, claims, figures."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ..report.pieces import rendered
+from .card_text import about_column, claim_lines, column_table, tests
+from .outcome import StudyOutcome
+
+
+def study_page(outcome: StudyOutcome, command: str) -> str:
+    """The page of one study."""
+    done, wanted = outcome.counts
+    return page_of(
+        [section(outcome, outcome.study.name)],
+        title=f"{outcome.study.name}: {outcome.study.title}",
+        eyebrow="coterie sweep",
+        verdict=f"{done} of {wanted} runs are there.",
+        command=command,
+    )
+
+
+def section(outcome: StudyOutcome, name: str) -> dict[str, Any]:
+    """What the page shows of one study."""
+    study = outcome.study
+    tables = [(column, column_table(outcome, column)) for column in study.columns]
+    return {
+        "id": name,
+        "anchor": re.sub(r"\W+", "-", name),
+        "title": study.title,
+        "state": outcome.state,
+        "notes": study.notes,
+        "figures": [],
+        "tables": [
+            (column.name, about_column(outcome, column), rows[0], rows[1:], tests(outcome, column))
+            for column, rows in tables
+            if rows
+        ],
+        "claims": claim_lines(outcome),
+    }
+
+
+def page_of(
+    sections: Sequence[dict[str, Any]], *, title: str, eyebrow: str, verdict: str, command: str
+) -> str:
+    """A page with one section per study."""
+    values = {
+        "cards": sections,
+        "title": title,
+        "eyebrow": eyebrow,
+        "verdict": verdict,
+        "facts": (),
+        "alarms": (),
+        "rejected": (),
+        "command": command,
+    }
+    return rendered("cards.html", values)
