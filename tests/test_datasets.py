@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.data import DATASETS, PARTITIONS, dataset_cache, embedding, federate, load
+from coterie.data import DATASETS, PARTITIONS, dataset_cache, federate, load, small_network
 from coterie.data.arrays import AUTO_SCALE
 from coterie.data.sources import safe_pickle
 from coterie.data.sources.locate import SOURCES
@@ -64,7 +64,7 @@ def test_the_scale_is_part_of_the_fingerprint_and_not_of_an_embedding():
     assert made[0].fingerprint != made[1].fingerprint
     assert all(torch.equal(a, b) for a, b in zip(made[0].train, made[1].train, strict=True))
     rows = torch.arange(5)
-    inputs = [embedding._inputs(data, rows, torch.device("cpu")) for data in (unit, standard)]
+    inputs = [small_network._inputs(data, rows, torch.device("cpu")) for data in (unit, standard)]
     assert torch.equal(*inputs)
 
 

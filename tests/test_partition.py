@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.decomposition import PCA
 
 import coterie
 from coterie.commands import cli
-from coterie.data import PARTITIONS, emd, federate, load, manifest, remarks
+from coterie.data import PARTITIONS, emd, federate, load, manifest, remarks, vgg11
 from coterie.data.assign import even, largest_remainder
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, ranges
@@ -326,15 +327,67 @@ def test_a_wrong_embedding_is_refused(tmp_path, content):
 
 
 def test_an_embedding_is_trained_once_and_named(monkeypatch):
-    monkeypatch.setattr("coterie.data.embedding.FEWEST_STEPS", 10)
+    monkeypatch.setattr("coterie.data.small_network.FEWEST_STEPS", 10)
     digits = load("digits")
     small = replace(digits, x=digits.x[:300], y=digits.y[:300])
     partition = PARTITIONS["latent"](clients=6, distributions=3)
     made = federate(small, partition)
     assert "training accuracy" in made.note
     assert emd(made).l1 > 0.5  # clusters of the network follow the classes
-    monkeypatch.setattr("coterie.data.embedding.train", lambda _: pytest.fail("trained again"))
+    monkeypatch.setattr("coterie.data.embedding.train", lambda *_: pytest.fail("trained again"))
     assert federate(small, partition).fingerprint == made.fingerprint
+
+
+@pytest.fixture
+def brief_vgg11(monkeypatch):
+    """VGG-11 with few channels and few steps."""
+    narrow = tuple(width // 16 for width in vgg11.CHANNELS)
+    shorter = {"CHANNELS": narrow, "WIDTH": 24, "EPOCHS": 1, "FEWEST_STEPS": 40, "BATCH": 32}
+    for name, value in shorter.items():
+        monkeypatch.setattr(vgg11, name, value)
+
+
+def test_vgg11_is_trained_once_and_its_test_accuracy_is_named(brief_vgg11, monkeypatch):
+    digits = load("digits")
+    parts = torch.zeros(400, dtype=torch.int8)
+    parts[300:] = 2
+    data = replace(digits, x=digits.x[:400], y=digits.y[:400], fixed=parts)
+    partition = PARTITIONS["latent"](clients=6, distributions=3, embedding="vgg11")
+    made = federate(data, partition)
+    assert made.note.startswith("embedding: vgg11, test accuracy ")
+    assert sum(map(len, made.test)) == 100  # training and test samples are clustered together
+    assert emd(made).l1 > 0.5  # clusters of the network follow the classes
+    monkeypatch.setattr("coterie.data.embedding.train", lambda *_: pytest.fail("trained again"))
+    assert federate(data, partition).fingerprint == made.fingerprint
+    labels = PARTITIONS["latent"](clients=20, distributions=10, embedding="vgg11")
+    assert federate(data, labels).note == "the distributions are the classes"
+
+
+def test_vgg11_learns_from_the_training_part_alone(brief_vgg11):
+    """Other test labels change which answers are right, and nothing else."""
+    digits, device = load("digits"), torch.device("cpu")
+    data = replace(digits, x=digits.x[:120], y=digits.y[:120])
+    other = replace(data, y=torch.cat([data.y[:100], (data.y[100:] + 1) % 10]))
+    found = []
+    for dataset in (data, other):
+        torch.manual_seed(0)
+        found.append(vgg11.train(dataset, torch.arange(100), device))
+    (points, right), (again, wrong) = found
+    assert np.array_equal(points, again)
+    assert np.array_equal(right[:100], wrong[:100])
+    assert not (right[100:] & wrong[100:]).any()
+
+
+def test_the_kept_components_are_those_of_principal_component_analysis(monkeypatch):
+    monkeypatch.setattr(vgg11, "COMPONENTS", 7)
+    points = np.random.default_rng(0).normal(size=(300, 20)) * np.arange(1, 21) + 5
+    kept = vgg11._principal(torch.from_numpy(points).float()).numpy()
+    assert np.allclose(np.abs(kept), np.abs(PCA(7).fit_transform(points)), atol=1e-3)
+
+
+def test_more_components_than_vgg11_keeps_are_refused():
+    with pytest.raises(ConfigError, match=r"partition\.components: found 257"):
+        PARTITIONS["latent"](embedding="vgg11", components=257)
 
 
 def test_tables_are_their_own_embedding_and_text_has_none():

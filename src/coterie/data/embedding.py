@@ -1,138 +1,68 @@
-"""Embeds images by the last hidden layer of a small network, which is trained here and cached.
+"""Embeds images by a network that is trained here on the dataset; the embedding is cached.
 
-P1 used an ImageNet-pretrained VGG-11, which is not available without a download. Our network is a
-small one of the same structure (convolutions, then two dense layers, of which the second is the
-embedding) and is trained from scratch. Its accuracy on the test part is part of the embedding's
-name.
+P1 used an ImageNet-pretrained VGG-11, which is not available without a download. The networks here
+are trained from scratch: ``vgg11``, and a smaller one of the same structure (convolutions, then two
+dense layers, of which the second is the embedding). A network's accuracy on the test part is part
+of the embedding's name.
 """
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from ..errors import DataError
-from . import dataset_cache
-from .arrays import TEST, Array, normalisation
+from . import dataset_cache, small_network, vgg11
+from .arrays import TEST, Array
 from .federation import Dataset
 
-WIDTH = 512
-COLOUR_EPOCHS, GREY_EPOCHS, FEWEST_STEPS = 12, 3, 300
-BATCH, RATE = 128, 0.05
-_RECIPE = f"vgg-small-{WIDTH}"
-_VERSION = "3"  # of the embedding: increase it with every change below that affects the result
+SMALL = "small"
 
 
-def embed(dataset: Dataset) -> tuple[Array, str]:
-    """The embedding of every sample, one row each, and its name. Tables are used unchanged."""
-    if dataset.x.ndim == 2 and dataset.x.is_floating_point():
+class EmbeddingNetwork(NamedTuple):
+    """How a network is trained, and by which name its embeddings are known and cached."""
+
+    recipe: str
+    version: str  # increase it with every change to the module that affects the result
+    # (dataset, training samples, device) -> points [N, d], and which samples are classified right
+    train: Callable[[Dataset, Tensor, torch.device], tuple[Array, Array]]
+
+
+NETWORKS: dict[str, EmbeddingNetwork] = {
+    SMALL: EmbeddingNetwork(small_network.RECIPE, "3", small_network.train),
+    "vgg11": EmbeddingNetwork(vgg11.RECIPE, "1", vgg11.train),
+}
+
+
+def embed(dataset: Dataset, network: str = SMALL) -> tuple[Array, str]:
+    """The embedding of every sample, one row each, and its name.
+
+    Rows of features are their own embedding unless a network is named.
+    """
+    if network == SMALL and dataset.x.ndim == 2 and dataset.x.is_floating_point():
         return dataset.x.nan_to_num(0.0).numpy(), "the features themselves"
     if dataset.x.dtype != torch.uint8 or dataset.regression:
         raise DataError(
             f"{dataset.name}: only images with classes can be embedded here; give an embedding of "
             "your own with partition.embedding = 'file.npy'"
         )
-    name = dataset_cache.key(_RECIPE, _VERSION, dataset.x.numpy(), dataset.y.numpy())
-    made = dataset_cache.remember(f"embedding-{name}", lambda: train(dataset))
+    recipe, version, _ = NETWORKS[network]
+    name = dataset_cache.key(recipe, version, dataset.x.numpy(), dataset.y.numpy())
+    made = dataset_cache.remember(f"embedding-{name}", lambda: train(dataset, network))
     part = "training" if dataset.fixed is None else "test"
-    return made["embedding"], f"{_RECIPE}, {part} accuracy {100 * float(made['accuracy']):.1f} %"
+    return made["embedding"], f"{recipe}, {part} accuracy {100 * float(made['accuracy']):.1f} %"
 
 
-class Network(nn.Module):
-    """3x3 convolutions with batch norm and pooling, two dense layers, an output layer."""
-
-    def __init__(self, channels: int, side: int, classes: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for width in (64, 128, 256) if channels == 3 else (32, 64, 128):
-            for start in (channels, width):
-                layers += [nn.Conv2d(start, width, 3, padding=1, bias=False)]
-                layers += [nn.BatchNorm2d(width), nn.ReLU()]
-            channels = width
-            if side >= 4:
-                layers.append(nn.MaxPool2d(2))
-                side //= 2
-        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(min(side, 4)), nn.Flatten())
-        self.first = nn.Linear(channels * min(side, 4) ** 2, WIDTH)
-        self.second = nn.Linear(WIDTH, WIDTH)
-        self.out = nn.Linear(WIDTH, classes)
-
-    def embedded(self, x: Tensor) -> Tensor:
-        """The second dense layer, before its ReLU."""
-        hidden: Tensor = self.second(F.relu(self.first(self.body(x))))
-        return hidden
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores of the classes."""
-        scores: Tensor = self.out(F.relu(self.embedded(x)))
-        return scores
-
-
-def train(dataset: Dataset) -> dataset_cache.Arrays:
-    """Train the network on the training part, and embed all samples."""
+def train(dataset: Dataset, network: str) -> dataset_cache.Arrays:
+    """Train a network on the training part, on a GPU if there is one, and embed all samples."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    is_test = torch.zeros(len(dataset.y), dtype=torch.bool)
+    if dataset.fixed is not None:
+        is_test = dataset.fixed == TEST
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        network = Network(dataset.x.shape[1], min(dataset.x.shape[2:]), dataset.classes).to(device)
-        is_test = torch.zeros(len(dataset.y), dtype=torch.bool)
-        if dataset.fixed is not None:
-            is_test = dataset.fixed == TEST
-        _fit(network, dataset, (~is_test).nonzero()[:, 0], device)
-    points, right = _apply(network.eval(), dataset, device)
+        points, right = NETWORKS[network].train(dataset, (~is_test).nonzero()[:, 0], device)
     judged = right[is_test.numpy()] if bool(is_test.any()) else right
     return {"embedding": points, "accuracy": np.array(judged.mean())}
-
-
-def _fit(network: Network, dataset: Dataset, rows: Tensor, device: torch.device) -> None:
-    optimizer = torch.optim.SGD(
-        network.parameters(), RATE, momentum=0.9, weight_decay=5e-4, nesterov=True
-    )
-    epochs = _epochs(dataset, len(rows))
-    steps = epochs * -(-len(rows) // BATCH)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps + 1)
-    for _ in range(epochs):
-        for batch in rows[torch.randperm(len(rows))].split(BATCH):
-            if len(batch) == 1:  # batch norm needs two samples
-                continue
-            x = _augmented(_inputs(dataset, batch, device))
-            optimizer.zero_grad()
-            F.cross_entropy(network(x), dataset.y[batch].to(device)).backward()
-            optimizer.step()
-            schedule.step()
-
-
-def _epochs(dataset: Dataset, samples: int) -> int:
-    """The number of epochs: more for colour images, which are harder, and for few samples."""
-    usual = COLOUR_EPOCHS if dataset.x.shape[1] == 3 else GREY_EPOCHS
-    return max(usual, -(-FEWEST_STEPS * BATCH // samples))
-
-
-def _inputs(dataset: Dataset, rows: Tensor, device: torch.device) -> Tensor:
-    """Standardised pixels; the clients' pixel scale must not change the partition."""
-    x = dataset.x[rows]
-    scale, shift = normalisation(dataset.name, x, "standard")
-    if scale is None or shift is None:
-        return x.to(device).float() / 255
-    return x.to(device).float() * scale.to(device) + shift.to(device)
-
-
-def _augmented(x: Tensor) -> Tensor:
-    """Shift the colour images of a batch by the same few pixels; mirror each image at random."""
-    if x.shape[1] != 3:
-        return x
-    dy, dx = torch.randint(0, 9, (2,)).tolist()
-    x = F.pad(x, (4, 4, 4, 4))[:, :, dy : dy + x.shape[2], dx : dx + x.shape[3]]
-    mirrored = torch.rand(len(x), device=x.device) < 0.5
-    return torch.where(mirrored[:, None, None, None], x.flip(-1), x)
-
-
-@torch.no_grad()
-def _apply(network: Network, dataset: Dataset, device: torch.device) -> tuple[Array, Array]:
-    """The embeddings of all samples, and which samples are classified correctly."""
-    points, right = [], []
-    for rows in torch.arange(len(dataset.y)).split(512):
-        hidden = network.embedded(_inputs(dataset, rows, device))
-        points.append(hidden.cpu())
-        guess = network.out(F.relu(hidden)).argmax(-1).cpu()
-        right.append(guess == dataset.y[rows])
-    return torch.cat(points).numpy(), torch.cat(right).numpy()

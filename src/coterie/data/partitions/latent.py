@@ -8,12 +8,13 @@ import numpy as np
 
 from ...core import random
 from ...core.ranges import Count
-from ...errors import DataError
+from ...errors import ConfigError, DataError
 from ...storage.archives import read_npz
 from ...storage.files import expanded
+from .. import vgg11
 from ..arrays import Array
 from ..assign import Ints, Plan, class_cells, client_names
-from ..embedding import embed
+from ..embedding import NETWORKS, SMALL, embed
 from ..federation import Dataset
 from .base import Partition, one_client_each
 from .groups import even_within
@@ -25,12 +26,17 @@ class Latent(Partition):
 
     clients: Count = 15  # the number of clients
     distributions: Count = 5  # the number of clusters, each divided among some of the clients
-    embedding: str | None = None  # .npy or .npz file, one row per sample; None: train and cache one
+    embedding: str | None = None  # "vgg11", or a .npy or .npz file; None: a small network's
     components: Count = 256  # principal components of the embedding that are clustered
 
     def check_together(self) -> None:
-        """Every distribution needs a client."""
+        """Every distribution needs a client; VGG-11's embedding has 256 components."""
         one_client_each(self.clients, self.distributions, "distributions")
+        if self.embedding == vgg11.RECIPE and self.components > vgg11.COMPONENTS:
+            raise ConfigError(
+                f"partition.components: found {self.components}, but the embedding 'vgg11' keeps "
+                f"{vgg11.COMPONENTS}; expected at most that"
+            )
 
     def plan(self, dataset: Dataset, seed: int) -> Plan:
         """Divide each cluster's samples equally among its clients."""
@@ -46,13 +52,14 @@ class Latent(Partition):
         )
 
     def _clusters(self, dataset: Dataset, seed: int) -> tuple[Ints, str]:
-        if self.embedding is None and self.distributions == dataset.classes:
+        network = self.embedding or SMALL
+        if network in NETWORKS and self.distributions == dataset.classes:
             labels, _ = class_cells(dataset, "latent")
             return labels, "the distributions are the classes"
-        if self.embedding is None:
-            points, note = embed(dataset)
+        if network in NETWORKS:
+            points, note = embed(dataset, network)
         else:
-            points, note = read_embedding(Path(self.embedding), len(dataset.y))
+            points, note = read_embedding(Path(network), len(dataset.y))
         return cluster(points, self.distributions, self.components, seed), f"embedding: {note}"
 
 
