@@ -1,0 +1,320 @@
+"""Studies and cards: what is missing is run, the table and the claims come from records alone."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from coterie.errors import ConfigError, StoreError, StoppedError
+from coterie.experiment.config.loading import load
+from coterie.studies import reproducing
+from coterie.studies.card_file import merged, read_card
+from coterie.studies.card_text import markdown
+from coterie.studies.cell_record import CellRecord, read_records
+from coterie.studies.outcome import FAILS, HOLDS, NOT_RUN, RELATIONS, StudyOutcome
+from coterie.studies.reproducing import all_cards, reproduction
+from coterie.studies.study import Claim, Printed, StudyCell, study_of
+from coterie.studies.study_runs import missing
+from coterie.studies.sweeping import sweep
+
+CARD = """
+[card]
+id = "P1-T9"
+paper = "FedFomo"
+title = "A table of ours"
+number = "accuracy_last"
+[paper.few]
+local = [10.0, 200.0]
+fedavg = 250.0
+[[claims]]
+text = "FedAvg is not far above Local"
+above = ["local", "fedavg"]
+by = -150.0
+[data]
+name = "digits"
+test = 0.5
+[partition]
+name = "concept_shift"
+groups = 2
+[model]
+name = "linear"
+[engine]
+name = "loop"
+[run]
+methods = ["local", "fedavg", "fedprox@mu"]
+rounds = 2
+seeds = 2
+[algorithm."fedprox@mu"]
+mu = 0.5
+[columns.few]
+partition.clients = 3
+[columns.many]
+partition.clients = 5
+[columns."many, worst"]
+partition.clients = 5
+number = "worst_tenth"
+[scales.small]
+note = "one round"
+run.rounds = 1
+[scales.small.columns.few]
+run.seeds = 1
+"""
+
+
+@pytest.fixture
+def cards(tmp_path, monkeypatch):
+    """A folder with one card, in which the test runs."""
+    home = tmp_path / "experiments"
+    (home / "p1").mkdir(parents=True)
+    (home / "p1" / "t9.toml").write_text(CARD)
+    monkeypatch.setenv(reproducing.FOLDER, str(home))
+    monkeypatch.chdir(tmp_path)
+    return home
+
+
+def numbers(outcome):
+    """The table without what differs between two runs of the same thing."""
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in outcome.rows()]
+    return json.dumps(rows)
+
+
+def test_columns_of_one_config_share_their_runs(cards):
+    one = reproduction("P1-T9")
+    assert len(one.study.columns) == 3
+    assert one.missing() == 2 * 3 * 2  # two different configs, three methods, two seeds
+
+
+def test_only_what_is_missing_is_run_and_the_card_is_the_same(cards):
+    one = reproduction("p1-t9", "small")
+    ran = []
+    first = one.run(lambda step: ran.append((step.method, step.seed)))
+    assert [method for method, _ in ran] == ["local", "fedavg", "fedprox@mu"]
+    records = sorted((one.out / "records").glob("*.json"))
+    lost = json.loads(records[1].read_text())["method"]
+    records[1].unlink()
+    ran.clear()
+    again = one.run(lambda step: ran.append((step.method, step.seed)))
+    assert [method for method, _ in ran] == [lost]
+    assert numbers(again) == numbers(first)
+    ran.clear()
+    one.run(lambda step: ran.append(step))
+    assert ran == []
+    assert not list((one.out / "runs").glob("*/*/seed-*"))  # folders of finished runs are removed
+
+
+def test_a_reproduction_that_is_stopped_anywhere_ends_in_the_same_card(cards):
+    whole = reproduction("P1-T9", out="whole").run()
+    one, rounds = reproduction("P1-T9", out="cut"), []
+    for stop in (1, 4, 9):
+
+        def watch(step, stop=stop):
+            rounds.append((step.method, step.seed, step.done))
+            if len(rounds) == stop:
+                raise StoppedError("stopped", 15)
+
+        rounds.clear()
+        with pytest.raises(StoppedError):
+            one.run(watch)
+    assert numbers(one.run()) == numbers(whole)
+
+
+def test_fewer_columns_methods_and_seeds_are_part_of_the_same_card(cards):
+    part = reproduction("P1-T9", columns=("many",), methods=("local", "fedavg"), seeds=1)
+    part.run()
+    known = reproduction("P1-T9")
+    assert known.missing() == 12 - 2
+    more = reproduction("P1-T9", seeds=3)
+    assert more.missing() == 18 - 2
+
+
+def test_published_records_are_taken_as_run(cards):
+    reproduction("P1-T9", "small", publish="pub").run()
+    elsewhere = reproduction("P1-T9", "small", out="elsewhere", publish="pub")
+    assert elsewhere.missing() == 0
+    assert "P1-T9" in (cards.parent / "pub" / "P1-T9.small.md").read_text()
+
+
+def test_the_key_of_a_run_names_the_experiment_and_not_the_machine(cards):
+    def key(**changes):
+        study = reproduction("P1-T9", changes=changes).study
+        column = study.columns[0]
+        return StudyCell(column, column.config.methods()[1], 0).key
+
+    assert key() == key(**{"engine.name": "vmap"}) == key(**{"train.precision": "tf32"})
+    assert len({key(), key(**{"train.lr": 0.3}), key(**{"train.precision": "float64"})}) == 3
+
+
+def test_what_is_relative_to_local_is_the_difference_of_the_means(cards):
+    outcome = reproduction("P1-T9", columns=("few",)).run()
+    (column,) = outcome.study.columns
+    alone = outcome.values(column, "local")
+    for method in ("fedavg", "fedprox@mu"):
+        own = outcome.values(column, method)
+        relative = outcome.values(column, method, "relative_to_local")
+        for seed in own:
+            assert relative[seed] == pytest.approx(own[seed] - alone[seed], abs=1e-4)
+    one, two = (outcome.paired(column, a, b) for a, b in (("local", "fedavg"), ("fedavg", "local")))
+    assert one.p == two.p
+    assert outcome.paired(column, "local", "local").n == 0
+
+
+def fake(study, values, clients=4):
+    """Records with these numbers: ``values[column, method, seed]``."""
+    made = {}
+    for cell in study.cells():
+        value = values.get((cell.column.name, cell.method.label, cell.seed))
+        if value is not None:
+            summary = {"metric": "accuracy", "accuracy_last": value, "seconds": 1.0}
+            scores = [value] * clients
+            made[cell.key] = CellRecord(
+                *(cell.key, cell.method.label, cell.seed, summary, [0], [value]),
+                *(scores, scores, scores, [1] * clients, None, {}, {}),
+            )
+    return made
+
+
+@pytest.fixture(scope="module")
+def study():
+    tables = {
+        "data": {"name": "digits"},
+        "algorithm": {"fedprox": {"mu": {"sweep": [0.1, 1.0]}}},
+        "run": {"methods": ["local", "fedavg", "fedprox"], "seeds": 2},
+    }
+    return study_of(tables, load().code, name="ours")
+
+
+def test_claims_hold_exactly_where_their_relation_holds_for_the_means(study):
+    draw = random.Random(0)
+    methods = [method.label for method in study.methods]
+    for _ in range(200):
+        values = {("result", m, s): float(draw.randrange(5)) for m in methods for s in (0, 1)}
+        mean = {m: (values["result", m, 0] + values["result", m, 1]) / 2 for m in methods}
+        a, b, c, d = draw.sample(methods, 4)
+        margin = draw.choice([0.0, 1.0])
+        truth = {
+            Claim("", "above", (a, b, c), margin): mean[a] > max(mean[b], mean[c]) + margin,
+            Claim("", "below", (a, b), margin): mean[a] < mean[b] - margin,
+            Claim("", "best", (a,)): mean[a] > max(mean[b], mean[c], mean[d]),
+            Claim("", "level", (a, b), margin): abs(mean[a] - mean[b]) <= margin,
+            Claim("", "at_least", (a,), 2.0): mean[a] >= 2,
+            Claim("", "at_most", (a,), 2.0): mean[a] <= 2,
+        }
+        assert {claim.relation for claim in truth} == {*RELATIONS}
+        outcome = StudyOutcome(replace(study, claims=tuple(truth)), fake(study, values))
+        states = [one.state for one in outcome.judged]
+        assert states == [HOLDS if holds else FAILS for holds in truth.values()]
+
+
+def test_a_claim_whose_runs_are_missing_is_not_run(study):
+    claims = (Claim("", "above", ("fedavg", "local")), Claim("", "best", ("fedavg",)))
+    values = {("result", "fedavg", 0): 5.0, ("result", "local", 1): 3.0}
+    outcome = StudyOutcome(replace(study, claims=claims), fake(study, values))
+    assert [one.state for one in outcome.judged] == [NOT_RUN, NOT_RUN]
+    assert outcome.counts == (2, 8)
+    assert len(missing(study, fake(study, values))) == 6
+    assert StudyOutcome(study, {}).state == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("printed", "inside"),
+    [(Printed(81.9), True), (Printed(82.1), False), (Printed(90.0, 10.0), True), (None, None)],
+)
+def test_a_number_is_inside_the_printed_deviation_or_the_tolerance(study, printed, inside):
+    values = {("result", "fedavg", seed): 80.0 for seed in (0, 1)}
+    table = {} if printed is None else {"result": {"fedavg": printed}}
+    outcome = StudyOutcome(replace(study, printed=table), fake(study, values))
+    (entry,) = [entry for entry in outcome.entries if entry.method == "fedavg"]
+    assert entry.inside is inside
+    assert entry.ours.mean == 80.0
+    assert math.isnan(next(e for e in outcome.entries if e.method != "fedavg").ours.mean)
+    assert "FedAvg" in markdown(outcome, "a command")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda found: {**found, "format": 2},
+        lambda found: [found],
+        lambda found: {**found, "method": "../../x"},
+        lambda found: {**found, "last": ["a"]},
+        lambda found: {**found, "matrices": {"0": [[1, 2]]}},
+        lambda found: {**found, "summary": {}},
+        lambda found: {name: value for name, value in found.items() if name != "curve"},
+    ],
+)
+def test_a_spoilt_record_is_refused_with_its_path(cards, spoil):
+    one = reproduction("P1-T9", "small", methods=("local",))
+    one.run()
+    (path,) = (one.out / "records").glob("*.json")
+    (record,) = read_records(one.out / "records").values()
+    assert record.seed == 0
+    path.write_text(json.dumps(spoil(json.loads(path.read_text()))))
+    with pytest.raises(StoreError, match=path.name):
+        one.outcome()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("P1-T9", "Q1"), "card.id"),
+        (('"accuracy_last"', '"acuracy_last"'), "there is no number"),
+        (("above = [", "abov = ["), "claims"),
+        (('above = ["local", "fedavg"]', ""), "0 relations"),
+        (("[10.0, 200.0]", '["x"]'), "expected a number or"),
+        (("[scales.small.columns.few]", "[scales.small.columns.fwe]"), "did you mean 'few'"),
+        (("mu = 0.5", "muu = 0.5"), "did you mean 'mu'"),
+    ],
+)
+def test_a_wrong_card_is_refused_with_its_file_and_place(cards, change, says):
+    path = cards / "p1" / "t9.toml"
+    path.write_text(CARD.replace(*change))
+    with pytest.raises(ConfigError, match=says) as error:
+        read_card(path).study("small")
+    assert "t9.toml" in str(error.value)
+
+
+def test_tables_are_merged_field_by_field_unless_they_name_something_else():
+    base = {"partition": {"name": "iid", "clients": 3}, "data": {"name": "a", "val": 0.1}}
+    over = {"partition": {"name": "latent"}, "data": {"name": "b"}}
+    assert merged(base, over) == {"partition": {"name": "latent"}, "data": {"name": "b", "val": 0.1}}
+    assert merged(base, {"partition": {"clients": 4}})["partition"] == {"name": "iid", "clients": 4}
+
+
+def test_a_sweep_in_memory_gives_one_row_per_column_and_method():
+    found = sweep(
+        {
+            "data": {"name": "digits", "val": {"sweep": [0.1, 0.3]}},
+            "model": {"name": "linear"},
+            "engine": {"name": "loop"},
+            "algorithm": {"fedprox": {"mu": {"sweep": [0.1, 1]}}},
+            "run": {"methods": ["fedprox"], "rounds": 1},
+        },
+        clients=3,
+    )
+    assert [(row["column"], row["method"]) for row in found.rows()] == [
+        (column, method)
+        for column in ("val=0.1", "val=0.3")
+        for method in ("local", "fedprox@mu=0.1", "fedprox@mu=1")
+    ]
+    assert all(math.isfinite(row["mean"]) for row in found.rows())
+
+
+SHIPPED = all_cards()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_card_loads_at_every_scale_and_speaks_of_its_own_methods(name):
+    card = SHIPPED[name]
+    for scale in card.names:
+        study = card.study(scale)
+        assert study.columns, scale
+    study = card.study()
+    labels = {method.label for method in study.methods}
+    for column, printed in study.printed.items():
+        assert column in {c.name for c in study.columns}
+        assert {*printed} <= labels
+    for claim in study.claims:
+        assert {*claim.methods} <= labels, claim.text
+        assert {*claim.columns} <= {c.name for c in study.columns}, claim.text
