@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..core.imports import Code
 from ..errors import ConfigError, did_you_mean
 from ..experiment.config.loading import load, merge
-from ..experiment.config.schema import Table
+from ..experiment.config.schema import DataTable, Table
 from ..experiment.config.sweeps import point_label, points, shared_sweeps
 from .outcome import RELATIONS
 from .study import RESULT, Claim, Printed, Study, StudyColumn, check_number, default_number
 
 PAPER = "paper"  # the scale of the file itself
 FURTHER = ("card", "columns", "paper", "claims", "scales")
-NAMING = ("partition", "model", "adapt")  # tables whose fields belong to what they name
+NAMING = ("data", "partition", "model", "adapt")  # tables whose fields belong to what they name
 
 
 class _Strict(BaseModel):
@@ -224,14 +224,21 @@ def _loaded(path: Path, tables: Table, code: Code) -> Any:
 def merged(tables: Mapping[str, Any], over: Mapping[str, Any]) -> Table:
     """The tables with those of ``over`` merged into them, table by table.
 
-    A partition, network or adaptation of another name replaces the fields of the one before.
+    A partition, network or adaptation of another name replaces the fields of the one before, and
+    another dataset those that only the one before may have (``part``).
     """
     made: Table = dict(tables)
     for name, value in over.items():
         before = made.get(name)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             other = name in NAMING and value.get("name", before.get("name")) != before.get("name")
-            made[name] = merged({} if other else before, value)
+            made[name] = merged(_of_any(name, before) if other else before, value)
         else:
             made[name] = value
     return made
+
+
+def _of_any(table: str, before: Mapping[str, Any]) -> Table:
+    """The fields that stay if a table names something else: shares and scale of ``[data]``."""
+    kept = DataTable.model_fields.keys() if table == "data" else ()
+    return {name: value for name, value in before.items() if name in kept}
