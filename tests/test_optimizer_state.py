@@ -211,15 +211,22 @@ def test_federico_without_peers_is_training_alone():
 
 
 def test_federicos_clients_keep_the_mean_of_their_models_states():
-    """After a round in which a client trains its own model and two others of equal loss."""
-    method = FedeRiCo(downloads=2, start="common", loss_reduction="mean")
+    method = FedeRiCo(downloads=4, loss_reduction="mean")
     (record, on), *_ = rounds_of(method, rounds=1)
+    server, begun = governed(method, on.problem).init(on.problem)
     for i in range(5):
-        mine = OptimizerStates(tree.row(governed(method, on.problem).init(on.problem)[1], i)[1])
-        one_client(on, i).continuing(mine).train(on.problem.start)  # all copies are the start
-        found, expected = tree.row(record.states.optimizers, i), mine.after()
-        for a, b in zip(tree.leaves(found), tree.leaves(expected), strict=True):
-            assert_close(a, b)
+        mine = OptimizerStates(tree.row(begun.optimizers, i))
+        ends = []
+        for w in server.models:
+            copy = mine.again()
+            one_client(on, i).continuing(copy).train(w)
+            ends.append(copy.after())
+        p = record.states.method.weights[i]
+        assert p.max() < 0.9
+        for found, *parts in zip(
+            tree.leaves(tree.row(record.states.optimizers, i)), *map(tree.leaves, ends), strict=True
+        ):
+            assert_close(found, sum(share * part for share, part in zip(p, parts, strict=True)))
 
 
 def test_fedem_keeps_a_state_of_every_component():
