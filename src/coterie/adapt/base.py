@@ -10,12 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ..core.algorithm import AnyAlgorithm, Mixture, Round, Wrapper
+from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.client import Client
 from ..core.fields import Checked
 from ..core.mixing import mix, shares
 from ..core.problem import Problem
 from ..core.tree import Tree
+from ..core.wrapper import Wrapper
 
 
 class Adaptation(Checked, ABC):

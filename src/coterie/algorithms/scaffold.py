@@ -66,7 +66,8 @@ def controlled_steps(client: Client, x: Tensor, correction: Tensor) -> tuple[Ten
         y, state = client.step(y, g + correction, state, batch)
         return y, state, total + g
 
-    y, _, total = client.scan(step, (x, client.begin(x), torch.zeros_like(x)))
+    y, state, total = client.scan(step, (x, client.begin(x), torch.zeros_like(x)))
+    client.end(state)
     return y, total / client.steps.to(x.dtype)
 
 
