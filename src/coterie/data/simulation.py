@@ -49,7 +49,7 @@ def simulate(
     lent = tuple(b if len(b) else a for a, b in zip(train, federation.val, strict=True))
     store = _Samples(federation, device, dtype)
     pooled = None if pool is None else store.as_read(pool.samples, pool.owner)
-    aux = _aux(federation, store)
+    aux, judged = _held(federation.aux, store), _held(_judged_together(federation), store)
     lists = {
         "train": train if pooled is None or pool is None else _with_pool(train, pool, pooled),
         "val": lent,
@@ -72,6 +72,7 @@ def simulate(
         device=device,
         dtype=dtype,
         aux=None if aux is None else _server_shard(shards, aux),
+        federated=None if judged is None else _server_shard(shards, judged),
         pool=None
         if pool is None or pooled is None
         else SharedPool(pool.owner.to(device), shards.x[pooled], shards.y[pooled]),
@@ -141,9 +142,18 @@ def _with_pool(train: Indices, pool: Pool, at: Tensor) -> Indices:
     return tuple(torch.cat([part, at[~o]]) for part, o in zip(train, own, strict=True))
 
 
-def _aux(federation: Federation, store: _Samples) -> Tensor | None:
-    """The indices of the samples that the server holds; None if it holds none."""
-    held = federation.aux
+def _judged_together(federation: Federation) -> Indices | None:
+    """The samples, by owner, that a global model is judged on; None if there are none.
+
+    A test set that all clients have is one, unless they give its classes different names.
+    """
+    if federation.federated is None and federation.common_test and federation.relabel is None:
+        return federation.test[:1]
+    return federation.federated
+
+
+def _held(held: Indices | None, store: _Samples) -> Tensor | None:
+    """The indices of samples that the server holds, given by owner; None if it holds none."""
     if held is None:
         return None
     owner = torch.cat([torch.full((len(part),), i) for i, part in enumerate(held)])

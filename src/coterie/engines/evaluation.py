@@ -58,7 +58,7 @@ def judge(
     inside = torch.arange(y.shape[1], device=y.device) < split.size[:, None]
     losses = _mean(_losses(predicted, y, regression), inside)
     if metric == "accuracy":
-        return 100.0 * _mean(_hits(predicted, y), inside), losses
+        return 100.0 * _mean(hits(predicted, y), inside), losses
     values, targets = predicted.double().cpu().numpy(), y.cpu().numpy()
     sizes = [shards.splits[name].sizes[k] for k in ids]
     scores = [
@@ -110,7 +110,7 @@ def _mean(values: Tensor, inside: Tensor) -> Scores:
     return mean
 
 
-def _hits(predicted: Tensor, y: Tensor) -> Tensor:
+def hits(predicted: Tensor, y: Tensor) -> Tensor:
     """Whether each sample's most likely class is right; a non-finite prediction is wrong."""
     return (predicted.argmax(-1) == y) & predicted.isfinite().all(-1)
 
