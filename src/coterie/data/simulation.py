@@ -1,6 +1,7 @@
 """Prepares a federation for simulation: the problem that the server knows, and all shards."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from ..core.problem import Counts, Problem, SharedPool
 from ..core.recipe import Recipe
 from ..core.shards import Ragged, Scaling, Shards
 from .federation import Federation, Indices
+from .manifest import class_counts
 from .shared import Pool, form_pool
 
 
@@ -32,13 +34,15 @@ def simulate(
     dtype: torch.dtype = torch.float32,
     merge_val: bool = False,
     sharing: Sharing | None = None,
+    shares: bool = False,
 ) -> Simulation:
     """Make the problem and the shards of a federation.
 
     ``merge_val`` adds a client's own validation data to its training data, also if another client's
     data judges it (spec 17). A client without validation data weighs models on its training data
     instead (spec 1.8). The declared training counts are those of a client's own samples: a shared
-    pool is not counted (spec 2.3).
+    pool is not counted (spec 2.3). ``shares`` adds the class shares of each client's own training
+    and validation data, for metrics that weigh samples by them.
     """
     device = torch.device(device)
     pool = None if sharing is None else form_pool(federation, sharing, seed)
@@ -56,6 +60,8 @@ def simulate(
         "test": federation.test,
     }
     shards = store.shards({name: Ragged(part, device) for name, part in lists.items()})
+    if shares:
+        shards = replace(shards, shares=class_shares(federation).to(device))
     problem = Problem(
         clients=federation.clients,
         counts=Counts(
@@ -78,6 +84,14 @@ def simulate(
         else SharedPool(pool.owner.to(device), shards.x[pooled], shards.y[pooled]),
     )
     return Simulation(problem, shards, federation)
+
+
+def class_shares(federation: Federation) -> Tensor:
+    """The shares ``[K, classes]`` of the classes in each client's training and validation data."""
+    counts = torch.from_numpy(class_counts(federation, federation.train, federation.own_val))
+    if federation.relabel is not None:
+        counts = torch.zeros_like(counts).scatter_add(1, federation.relabel, counts)
+    return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
 
 class _Samples:
