@@ -112,6 +112,10 @@ class Adapted(Wrapper[With, With, With, Any]):
 
         return Mixture(weights, client.map(adapted, models))
 
+    def global_model(self, server: With) -> Tensor | None:
+        """As the method: the global model before any client adapts it."""
+        return self.algorithm.global_model(server.method)
+
     def shown(self, state: Tree) -> Tree:
         """As the method."""
         return self.algorithm.shown(state)

@@ -147,6 +147,10 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
         """x, or the client's own y_i."""
         return single(served if self.predict_with == "global" else state.y)
 
+    def global_model(self, server: Shared) -> Tensor | None:
+        """x."""
+        return server.x
+
     def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a control that the optimiser does not allow."""
         self.init(problem)

@@ -186,6 +186,10 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
         """The model, or mixture of models, that one client predicts with."""
 
+    def global_model(self, server: Server) -> Tensor | None:
+        """The one model ``[P]`` that the method trains for all clients; None without one."""
+        return None
+
     def shown(self, state: State) -> Tree:
         """The part of a client's state that :meth:`collaboration` reads; most methods need none.
 
@@ -244,6 +248,10 @@ class GlobalModel(Algorithm[Server, Down, Up, State]):
     @abstractmethod
     def model(self, server: Server) -> Tensor:
         """The global model ``[P]``."""
+
+    def global_model(self, server: Server) -> Tensor | None:
+        """The global model ``[P]``."""
+        return self.model(server)
 
     def serve(self, server: Server, round: Round) -> Tensor:
         """The newest global model."""

@@ -91,6 +91,13 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         weights, models = self.algorithm.predictor(holding, served.method, state.method)
         return Mixture(weights, torch.cat([models, rows(mine.buffers, len(models))], 1))
 
+    def global_model(self, server: Beside) -> Tensor | None:
+        """The method's with the server's statistics; None where each client has its own."""
+        model = self.algorithm.global_model(server.method)
+        if model is None or self.policy == "local":
+            return None
+        return torch.cat([model, server.buffers])
+
     def shown(self, state: Beside) -> Tree:
         """As the method."""
         return self.algorithm.shown(state.method)
