@@ -24,10 +24,10 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import proximal
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
-from coterie.core.client import of_server
 from coterie.core.descent import step_share
 from coterie.core.flat import FlatModel
 from coterie.core.recipe import Recipe
+from coterie.core.server_samples import of_server
 from coterie.data.federation import Dataset, Federation
 from coterie.data.shared import hold_aux
 from coterie.errors import ConfigError

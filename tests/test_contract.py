@@ -15,7 +15,7 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.core import tree
-from coterie.core.buffers import governed
+from coterie.core.policies import governed
 from coterie.core.recipe import Recipe
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
@@ -134,6 +134,7 @@ def group_normed():
 
 RECIPES = {
     "adam": (mlp, replace(PLAIN, optimizer="adam", lr=0.01)),
+    "kept": (mlp, replace(PLAIN, optimizer="adam", lr=0.01, optimizer_state="kept")),
     "steps": (mlp, replace(PLAIN, steps=5)),
     "clip": (mlp, replace(PLAIN, clip=0.5)),
     "balanced": (mlp, replace(PLAIN, class_weights="balanced")),

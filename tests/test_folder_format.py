@@ -170,7 +170,7 @@ def test_a_value_of_another_kind_in_the_summary_is_refused(old, general):
     path = old / "run" / "summary.json"
     whole = json.loads(path.read_text())
     name = score_field(general, "rmse")
-    assert name in whole
+    assert name in whole or FIELDS[general].before is not ...  # younger than the stored folder
     refused = []
     for value in STRANGE:
         path.write_text(json.dumps({**whole, name: value}))

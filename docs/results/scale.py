@@ -23,7 +23,7 @@ from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.fedavg import Update
 from coterie.core import tree
 from coterie.core.algorithm import AnyAlgorithm, round_of
-from coterie.core.buffers import governed
+from coterie.core.policies import governed
 from coterie.core.recipe import Recipe
 from coterie.core.rows import dense
 from coterie.core.tree import Tree

@@ -10,12 +10,13 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from ..core.algorithm import AnyAlgorithm, Mixture, Round, Wrapper
+from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.client import Client
 from ..core.fields import Checked
 from ..core.mixing import mix, shares
 from ..core.problem import Problem
 from ..core.tree import Tree
+from ..core.wrapper import Wrapper
 
 
 class Adaptation(Checked, ABC):
@@ -110,6 +111,10 @@ class Adapted(Wrapper[With, With, With, Any]):
             return self.adaptation.adapt(client, w, served.extra)
 
         return Mixture(weights, client.map(adapted, models))
+
+    def global_model(self, server: With) -> Tensor | None:
+        """As the method: the global model before any client adapts it."""
+        return self.algorithm.global_model(server.method)
 
     def shown(self, state: Tree) -> Tree:
         """As the method."""

@@ -71,7 +71,9 @@ def consolidate(
         near = (client.trainable(w) + hard * G) / (1 + hard)
         return torch.cat([near, w[len(near) :]]), state
 
-    return client.scan(one, (start, client.begin(start)))[0]
+    w, state = client.scan(one, (start, client.begin(start)))
+    client.end(state)
+    return w
 
 
 def require_aux(problem: Problem, where: str) -> None:

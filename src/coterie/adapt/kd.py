@@ -89,7 +89,9 @@ def descent(client: Client, start: Tensor, loss: Loss, step: DistillStep) -> Ten
         w, state = carry
         return client.step(w, bounded_gradient(client, w, batch, client.lr, loss), state, batch)
 
-    return client.scan(one, (start, client.begin(start)))[0]
+    w, state = client.scan(one, (start, client.begin(start)))
+    client.end(state)
+    return w
 
 
 @dataclass(frozen=True)

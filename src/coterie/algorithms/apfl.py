@@ -100,6 +100,10 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
             rows(problem.start, problem.population), rows(alpha, problem.population)
         )
 
+    def optimizers(self, problem: Problem) -> int:
+        """One of w and one of v."""
+        return 2
+
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""
         return rows(server, len(round.clients))
@@ -119,6 +123,8 @@ class APFL(Algorithm[Tensor, Tensor, Update, Own]):
 
         begin = Working(received, *state, client.begin(received), client.begin(received))
         end = client.scan(step, begin)
+        client.end(end.of_w)
+        client.end(end.of_v)
         return Update(end.w, client.size), Own(end.v, end.alpha)
 
     def _slopes(self, client: Client, batch: Batch, alpha: Tensor, v: Tensor, w: Tensor) -> Tree:

@@ -61,6 +61,10 @@ class Ditto(OwnModel[Tensor, Tensor, Update, Own]):
         """The common start."""
         return problem.start, Own(rows(problem.start, problem.population))
 
+    def optimizers(self, problem: Problem) -> int:
+        """One of w_i and one of v_i."""
+        return 2
+
     def download(self, server: Tensor, round: Round) -> Tensor:
         """The global model."""
         return rows(server, len(round.clients))

@@ -164,6 +164,10 @@ class Erosion(Algorithm[Copies, Tensor, Update, tuple[()]]):
         """All agents take part in every round and train several models."""
         return Traits(everybody=True, several_models=True)
 
+    def optimizers(self, problem: Problem) -> int:
+        """One of every requester's model."""
+        return len(requesting(self.requesters, problem.population))
+
     def init(self, problem: Problem) -> tuple[Copies, tuple[()]]:
         """The common start for every requester; all weights 1."""
         asked = len(requesting(self.requesters, problem.population))

@@ -96,6 +96,10 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         """Every client trains all components."""
         return Traits(several_models=True)
 
+    def optimizers(self, problem: Problem) -> int:
+        """One of every component."""
+        return self.components
+
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """Different components, equal shares."""
         M = self.components

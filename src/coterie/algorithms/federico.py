@@ -31,8 +31,10 @@ Notes:
     ``gradient`` the owner's optimiser is the recipe's and its state persists; gradients are taken
     in evaluation mode, so batch-norm statistics stay as they started. Otherwise the statistics are
     averaged with the weights. A model whose users' weights sum to less than 1e-6 is not changed.
-    ``accumulate`` counts the rounds in which the client took part: a peer first seen in the t-th
-    of them starts at t times its loss.
+    With ``optimizer_state = "kept"`` and ``local_epochs`` a client has one optimiser state: all
+    models that it trains in a round begin with it, and the mean of their last states, weighted by
+    w_ib, is kept. Sent with its model, an owner's state would triple the traffic.
+    ``accumulate`` counts own rounds: a peer first seen in the t-th of them starts at t × its loss.
     ``clip`` and ``noise`` are ours, off by default. A client's gradient on a model that another
     client chose can reveal its samples exactly, at any weight, and an owner can be sent any vector.
     With ``clip`` a vector for a peer is clipped to that length before it is weighted, and the owner
@@ -148,6 +150,10 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
 
     # ---- between clients -------------------------------------------------------------------
 
+    def optimizers(self, problem: Problem) -> int:
+        """One for all models that a client trains; with ``gradient`` the owners keep theirs."""
+        return 1 if self.step == "local_epochs" else 0
+
     def init(self, problem: Problem) -> tuple[Circle, Tracked]:
         """One model per client; no client has seen another client's model."""
         K, device = problem.population, problem.device
@@ -157,8 +163,8 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
 
     def begin(self, problem: Problem, clients: Tensor) -> tuple[Held, Tracked]:
         """The models and states with which some clients begin, one row per client."""
-        together = self.start == "common"
-        models = rows(problem.start, len(clients)) if together else problem.fresh(clients)
+        common = rows(problem.start, len(clients))
+        models = common if self.start == "common" else problem.fresh(clients)
         optimizer = vmap(problem.recipe.rule().init)(models[:, : problem.model.parameters])
         alone = (clients[:, None] == torch.arange(problem.population).to(clients)).to(torch.float64)
         zero = torch.zeros_like(alone)
@@ -170,8 +176,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         me, K = round.clients[:, None], round.population
         others = torch.arange(K, device=me.device)
         there = self._exchange.reachable(round)
-        scores = -server.ranks[round.clients].to(torch.float64)
-        scores = scores.masked_fill(~(there & (others != me)), -torch.inf)
+        scores = server.scores(round.clients, there & (others != me))
         count = min(self._exchange.slots(self.downloads, K), int(there.sum()) - 1)
         coins = round.draw("explore", round.clients, count=max(count, 1))
         coins = coins[:, :1].expand(-1, count) if self.explore == "per_round" else coins[:, :count]
@@ -181,8 +186,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     def aggregate(self, server: Circle, uploads: Reply, round: Round) -> Circle:
         """Apply the vectors that the users of each model returned to its owner."""
         returned = uploads.returned(self._exchange.own_travels)
-        held = Held(server.models, server.optimizer)
-        models, optimizer = self.moved(held, returned, server.sizes, round)
+        models, optimizer = self.moved(Held(*server[:2]), returned, server.sizes, round)
         ranks = server.ranks.index_copy(0, round.clients, uploads.ranks)
         wanted = server.wanted.index_copy(0, round.clients, uploads.wanted)
         return Circle(models, optimizer, server.sizes, ranks, wanted)
@@ -228,13 +232,11 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         state = self._track(client, state, torch.where(arrived, losses, 0.0), is_of, arrived)
         weight = torch.where(arrived, is_of.to(torch.float64) @ state.weights, 0.0)
         w = weight.to(models.dtype)[:, None]
-        change = torch.where(w > 0, w * self._change(client, models), 0.0)
+        change = torch.where(w > 0, w * self._change(client, models, weight), 0.0)
         travels = (w > 0).squeeze(1) & (self._exchange.own_travels | (owners != client.id))
-        score = torch.where(state.seen, -state.tracked, torch.inf)  # unseen clients first
-        order = count_larger(score)
+        order = count_larger(torch.where(state.seen, -state.tracked, torch.inf))  # unseen first
         wanted = kept_weights(state.weights, self.predict_min_weight)
-        reply = Reply(Parcels(change, travels), weight, owners, order, wanted)
-        return reply, state
+        return Reply(Parcels(change, travels), weight, owners, order, wanted), state
 
     def _track(
         self, client: Client, state: Tracked, losses: Tensor, is_of: Tensor, arrived: Tensor
@@ -243,8 +245,8 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         here = (is_of & arrived[:, None]).any(0)
         last = torch.where(here, losses @ is_of.to(losses.dtype), state.last)
         seen, rounds = state.seen | here, state.rounds + 1
-        exact = self._exchange.exact or self.tracking == "accumulate"
-        average = None if exact else (self.beta, self.ema_init)
+        summed = self._exchange.exact or self.tracking == "accumulate"
+        average = None if summed else (self.beta, self.ema_init)
         tracked = torch.where(seen, tracked_losses(state, last, rounds, average), 0.0)
         heat = self.temperature * (client.size if self.temperature_per == "sample" else 1)
         weights = posterior(tracked / heat, seen | (self.unseen == "zero_loss"))
@@ -252,13 +254,13 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         weights = torch.where(weights.sum() > 0, weights, alone.to(weights.dtype))
         return Tracked(last, tracked, seen, weights, rounds)
 
-    def _change(self, client: Client, models: Tensor) -> Tensor:
+    def _change(self, client: Client, models: Tensor, weight: Tensor) -> Tensor:
         """The change of every received model, not yet weighted, and its buffers after training."""
         if self.step == "gradient":
             g = client.map(lambda w: client.gradient(w, "train"), models)
             moves, buffers = g * client.size, torch.zeros_like(models)
         else:
-            buffers = client.map(client.train, models)
+            buffers = client.map(client.train, models, shares=weight)
             moves = models - buffers
         moves = client.trainable(moves)
         if self.clip:
@@ -274,8 +276,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         """The newest versions of the models that each client predicts with."""
         me, others = round.clients[:, None], torch.arange(round.population).to(server.sizes.device)
         fetched = server.wanted[round.clients] & (others != me)
-        scores = -server.ranks[round.clients].to(torch.float64)
-        scores = scores.masked_fill(~fetched, -torch.inf)
+        scores = server.scores(round.clients, fetched)
         count = int(fetched.sum(1).max())
         never = torch.zeros(len(me), count, dtype=torch.bool, device=me.device)
         chosen = epsilon_greedy(scores, never, round.draw("ties", me, others), count)
@@ -286,8 +287,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         models, owners = served.models(client.id)
         is_of = owners[:, None] == torch.arange(client.population, device=owners.device)
         wanted = kept_weights(state.weights, self.predict_min_weight)
-        kept = torch.where(wanted, state.weights, 0.0)
-        weights = is_of.to(torch.float64) @ kept
+        weights = is_of.to(torch.float64) @ torch.where(wanted, state.weights, 0.0)
         total = weights.cumsum(0)[-1]  # in the order of slots: empty ones at the end change no bit
         return Mixture((weights / total).to(models.dtype), models)
 

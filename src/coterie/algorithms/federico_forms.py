@@ -26,6 +26,10 @@ class Circle(NamedTuple):
     ranks: Tensor  # [K, K] how many clients each client prefers to this one
     wanted: Tensor  # [K, K] whose models each client predicts with
 
+    def scores(self, clients: Tensor, allowed: Tensor) -> Tensor:
+        """How much the clients prefer each model ``[m, K]``; -inf where it is not ``allowed``."""
+        return (-self.ranks[clients].to(torch.float64)).masked_fill(~allowed, -torch.inf)
+
 
 class Held(NamedTuple):
     """One owner's model and optimiser state."""

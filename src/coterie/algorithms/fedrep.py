@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core.client import Client
+from ..core.problem import Problem
 from ..core.ranges import CountOrZero
 from .fedper import PersonalHead
 from .lgfedavg import Parts
@@ -48,6 +49,10 @@ class FedRep(PersonalHead):
   title={Exploiting Shared Representations for Personalized Federated Learning},
   author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay},
   booktitle={ICML}, year={2021}}"""
+
+    def optimizers(self, problem: Problem) -> int:
+        """One of the head and one of the base."""
+        return 2
 
     def trained(self, client: Client, w: Tensor, at: Parts) -> Tensor:
         """The head, then the base."""

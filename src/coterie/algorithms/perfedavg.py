@@ -110,7 +110,8 @@ class PerFedAvg(Algorithm[Tensor, Tensor, Update, tuple[()]]):
                 g = g - self._correction(client, g, curved)
             return client.step(w, g, optimizer, batch)
 
-        w, _ = client.scan(step, (received, client.begin(received)))
+        w, optimizer = client.scan(step, (received, client.begin(received)))
+        client.end(optimizer)
         return Update(w, client.size), ()
 
     def aggregate(self, server: Tensor, uploads: Update, round: Round) -> Tensor:

@@ -11,7 +11,8 @@ Travels: w down, w_i up. θ_i never leaves the client and predicts.
 
 Notes:
     The number R of iterations is the recipe's number of minibatch steps. The recipe's optimiser
-    takes the inner steps, with a new state for every minibatch; its weight decay corresponds to the
+    takes the inner steps, with a new state for every minibatch, and ``optimizer_state = "kept"`` is
+    refused; its weight decay corresponds to the
     0.001 of the authors' code. θ_i starts each round at the received w (``start = "download"``) or
     where it ended the client's last round (``kept``).
     The authors' η = 0.005 and a = 0.09 belong to their λ = 15: ηλ ≤ 1 and aλ < 2 must hold. Our
@@ -91,6 +92,15 @@ class PFedMe(OwnModel[Tensor, Tensor, Update, Own]):
             raise ConfigError(_too_fast("lr", w, "must not exceed 1"))
         if theta >= 2:
             raise ConfigError(_too_fast("inner_lr", theta, "must be below 2"))
+
+    def check(self, problem: Problem, rounds: int) -> None:
+        """Refuse an optimiser that would live on: every minibatch is a problem of its own."""
+        if problem.recipe.continues:
+            raise ConfigError(
+                "train.optimizer_state: found 'kept', but pfedme solves a new problem with a new "
+                "optimiser for every minibatch; use optimizer_state = 'round', or the optimizer "
+                "'sgd' without momentum"
+            )
 
     def init(self, problem: Problem) -> tuple[Tensor, Own]:
         """The common start."""

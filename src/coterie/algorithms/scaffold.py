@@ -66,7 +66,8 @@ def controlled_steps(client: Client, x: Tensor, correction: Tensor) -> tuple[Ten
         y, state = client.step(y, g + correction, state, batch)
         return y, state, total + g
 
-    y, _, total = client.scan(step, (x, client.begin(x), torch.zeros_like(x)))
+    y, state, total = client.scan(step, (x, client.begin(x), torch.zeros_like(x)))
+    client.end(state)
     return y, total / client.steps.to(x.dtype)
 
 
@@ -145,6 +146,10 @@ class Scaffold(Algorithm[Shared, Shared, Change, Kept]):
     def predictor(self, client: Client, served: Tree, state: Kept) -> Mixture:
         """x, or the client's own y_i."""
         return single(served if self.predict_with == "global" else state.y)
+
+    def global_model(self, server: Shared) -> Tensor | None:
+        """x."""
+        return server.x
 
     def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a control that the optimiser does not allow."""

@@ -22,22 +22,19 @@ Notes:
     An agent of weight 0 is sent its own c_i in place of c, so that its correction is 0. As printed
     it is corrected by c − c_i although x does not follow it, and its control grows until it
     overflows.
-    One upload carries an agent's work for all requesters. Where one copy became NaN or infinite,
-    the agent sets its control for that requester to zero and sends zeros and ``valid = False``; the
-    server leaves the agent out for that requester only. Where the agent is the requester itself,
-    its model and weights stay for this round and c starts again at zero.
+    Several requesters are independent copies, at N times the cost; one upload has an agent's work
+    for all of them. Where one copy became NaN or infinite, the agent sets its control for that
+    requester to zero and sends zeros and ``valid = False``; the server leaves it out for that
+    requester. Where it is the requester itself, its model stays and c starts again at zero.
     ``c_rule = "increment"`` is printed; it leaves a constant bias c − c_{i*} in Alice's last,
     local rounds. ``recompute`` removes it and is our default (spec 8.3).
     The raw weights before the first round are uniform. Eq. 3 divides by dM − d_{i*} and the
     algorithm by dM − min_j d_j; they agree, and we follow the algorithm. With two agents all
-    weights are equal until the last 5 % of the rounds: the run warns.
-    An agent that is missing or rejected is left out before distances are taken. Where the
-    requester itself is missing, its model, control and weights do not change.
+    weights are equal until the last 5 % of the rounds: the run warns. A missing or rejected agent
+    is left out before distances are taken; a missing requester's model and weights do not change.
     ``screen`` is ours (off as printed): one outlier increases dM, gets weight 0 itself and gives
-    weight to agents of the wrong concept. Screening at 3 times the median norm costs nothing where
-    updates are of similar size; it drops an honest agent whose update is much longer than the
-    others'. It tests Δy_i and the vectors whose distances are used.
-    Several requesters, or ``all``, are independent copies: N times the cost of one.
+    weight to agents of the wrong concept. Screening at 3 times the median norm drops no agent whose
+    update is about as long as the others'. It tests Δy_i and the vectors that are compared.
 """
 
 import math
@@ -176,6 +173,10 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         """All agents take part in every round and train several models."""
         return Traits(everybody=True, several_models=True)
 
+    def optimizers(self, problem: Problem) -> int:
+        """One of every requester's model."""
+        return len(requesting(self.requesters, problem.population))
+
     def init(self, problem: Problem) -> tuple[Copies, Kept]:
         """The common start, zero controls and uniform weights for every requester."""
         K, asked = problem.population, len(requesting(self.requesters, problem.population))
@@ -188,8 +189,8 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         uniform = torch.full((asked, K), 1 / K, dtype=torch.float64, device=problem.device)
         zero = rows(torch.zeros_like(problem.start), asked)
         controls = rows(zero, K)
-        x = rows(problem.start, asked)
-        return Copies(x, zero, uniform, uniform, uniform, controls), Kept(controls)
+        kept, x = Kept(controls), rows(problem.start, asked)
+        return Copies(x, zero, uniform, uniform, uniform, controls), kept
 
     def download(self, server: Copies, round: Round) -> Shared:
         """Every requester's model and control; an agent of weight 0 gets its own control."""
@@ -257,8 +258,7 @@ class Waffle(Algorithm[Copies, Shared, Work, Kept]):
         """Ω(r) and Ψ(r)."""
         slope = self.slope if self.psi_slope is None else self.psi_slope
         offset = self.offset if self.psi_offset is None else self.psi_offset
-        omega = schedule(r, horizon, self.slope, self.offset)
-        return omega, schedule(r, horizon, slope, offset)
+        return schedule(r, horizon, self.slope, self.offset), schedule(r, horizon, slope, offset)
 
     def _screened(self, vectors: Tensor, at: int) -> Tensor:
         """Which agents' vectors are short enough to be compared; the requester's always is."""

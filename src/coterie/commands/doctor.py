@@ -13,7 +13,7 @@ from ..algorithms.exposure import EXPOSURES, leaves
 from ..api import Options, Source, configure
 from ..core import tree
 from ..core.algorithm import round_of
-from ..core.buffers import governed
+from ..core.policies import governed
 from ..data import inspection
 from ..data.duplicates import duplicates
 from ..data.simulation import Simulation

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from . import random
-from .client import Client, of_server
+from .client import Client
 from .fields import Checked
 from .problem import Problem
 from .recipe import Recipe
+from .server_samples import of_server
 from .tree import Tree
 
 Server = TypeVar("Server")
@@ -153,6 +154,14 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     def check(self, problem: Problem, rounds: int) -> None:
         """Refuse, before round 0, fields that do not fit this problem or this many rounds."""
 
+    def optimizers(self, problem: Problem) -> int:
+        """How many optimiser states a client keeps where ``train.optimizer_state`` is ``kept``.
+
+        One per model that the client trains in a round and knows again in the next one; 0 where no
+        state of a client's lives on. The n-th training of a round begins with the n-th state.
+        """
+        return 1
+
     @abstractmethod
     def init(self, problem: Problem) -> tuple[Server, State]:
         """The server before round 0, and the clients' states: one row per client ``[K, ...]``."""
@@ -176,6 +185,10 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
     @abstractmethod
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
         """The model, or mixture of models, that one client predicts with."""
+
+    def global_model(self, server: Server) -> Tensor | None:
+        """The one model ``[P]`` that the method trains for all clients; None without one."""
+        return None
 
     def shown(self, state: State) -> Tree:
         """The part of a client's state that :meth:`collaboration` reads; most methods need none.
@@ -236,6 +249,10 @@ class GlobalModel(Algorithm[Server, Down, Up, State]):
     def model(self, server: Server) -> Tensor:
         """The global model ``[P]``."""
 
+    def global_model(self, server: Server) -> Tensor | None:
+        """The global model ``[P]``."""
+        return self.model(server)
+
     def serve(self, server: Server, round: Round) -> Tensor:
         """The newest global model."""
         return self.model(server).expand(len(round.clients), -1)
@@ -259,29 +276,6 @@ class OwnModel(Algorithm[Server, Down, Up, State]):
     def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
         """The client's own model."""
         return single(self.model(state))
-
-
-@dataclass(frozen=True)
-class Wrapper(Algorithm[Server, Down, Up, State]):
-    """Base class of wrappers around a method: checks and traits are the wrapped method's."""
-
-    algorithm: AnyAlgorithm
-
-    def __post_init__(self) -> None:
-        """Check nothing: the wrapped method was checked when it was made."""
-
-    def check(self, problem: Problem, rounds: int) -> None:
-        """As the method."""
-        self.algorithm.check(problem, rounds)
-
-    @property
-    def traits(self) -> Traits:
-        """As the method."""
-        return self.algorithm.traits
-
-    def chapter(self, index: int, horizon: int) -> Hashable | None:
-        """As the method."""
-        return self.algorithm.chapter(index, horizon)
 
 
 def rows(value: Tensor, count: int) -> Tensor:

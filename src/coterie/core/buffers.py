@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .algorithm import AnyAlgorithm, Mixture, Round, Wrapper, rows
-from .client import Client, Statistics
+from .algorithm import AnyAlgorithm, Mixture, Round, rows
+from .client import Client
 from .mixing import mix, shares
 from .problem import Problem
+from .training_state import Statistics
 from .tree import Tree
+from .wrapper import Wrapper
 
 POLICIES = ("average", "local", "server")
 Policy = Literal["local", "server"]
@@ -89,6 +91,13 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         weights, models = self.algorithm.predictor(holding, served.method, state.method)
         return Mixture(weights, torch.cat([models, rows(mine.buffers, len(models))], 1))
 
+    def global_model(self, server: Beside) -> Tensor | None:
+        """The method's with the server's statistics; None where each client has its own."""
+        model = self.algorithm.global_model(server.method)
+        if model is None or self.policy == "local":
+            return None
+        return torch.cat([model, server.buffers])
+
     def shown(self, state: Beside) -> Tree:
         """As the method."""
         return self.algorithm.shown(state.method)
@@ -108,14 +117,14 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         return rows(server.buffers, len(round.clients)) if self.policy == "server" else ()
 
 
-def governed(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
+def apart(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
     """Wrap the method for ``train.buffers``; unchanged where buffers are averaged or absent."""
     policy = problem.recipe.buffers
     if policy not in POLICIES:
         raise ConfigError(
             f"train.buffers: '{policy}' is unknown; expected one of {', '.join(POLICIES)}"
         )
-    if not problem.model.apart or isinstance(algorithm, Apart):
+    if not problem.model.apart:
         return algorithm
     if algorithm.traits.several_models:
         plain = algorithm.algorithm if isinstance(algorithm, Wrapper) else algorithm

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from ..errors import EngineError
 from . import loops, losses, random, tree
 from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
 from .clipping import shortened
@@ -20,6 +19,7 @@ from .losses import mean
 from .problem import Problem
 from .recipe import Recipe
 from .shards import Shards, Split
+from .training_state import OptimizerStates, Statistics
 
 Carry = TypeVar("Carry")
 
@@ -47,24 +47,6 @@ class Clock:
         return self._horizon
 
 
-class Statistics:
-    """A client's batch-norm buffers where models exclude them: one set, updated by training."""
-
-    def __init__(self, buffers: Tensor, *, fixed: bool = False) -> None:
-        self.buffers, self.fixed = buffers, fixed
-        self.crowded = False  # whether several models are being trained side by side
-
-    def move(self, buffers: Tensor) -> None:
-        """Replace the buffers by those after a training pass, unless they are fixed."""
-        if self.crowded:
-            raise EngineError(
-                "train.buffers: this method trains several models side by side on each client, and "
-                "one set of batch-norm statistics cannot serve them all; use buffers = 'average', "
-                "or a network with another norm (norm = 'group')"
-            )
-        self.buffers = self.buffers if self.fixed else buffers
-
-
 class Client:
     """One client: its data, its model function and its random draws.
 
@@ -82,6 +64,7 @@ class Client:
         clock: Clock,
         recipe: Recipe | None = None,
         statistics: Statistics | None = None,
+        optimizers: OptimizerStates | None = None,
     ) -> None:
         self._problem, self._shards, self._clock = problem, shards, clock
         self._view, self._shape = view, shape
@@ -91,6 +74,7 @@ class Client:
         self.id, self.size, self.lr = view.id, view.train.size, view.lr
         self.population = problem.population
         self._statistics = statistics or Statistics(problem.statistics)
+        self._optimizers = optimizers
 
     @property
     def round(self) -> int:
@@ -123,7 +107,7 @@ class Client:
         if epochs is not None:
             recipe = replace(recipe, epochs=epochs, steps=None)
         mine = Statistics(self._statistics.buffers, fixed=True) if still else self._statistics
-        tuned = self._changed(view, self._shape, recipe, mine)
+        tuned = self._changed(view, self._shape, recipe, mine, self._optimizers)
         if batches is not None:
             tuned._batches.prepare()
         return tuned
@@ -132,7 +116,8 @@ class Client:
         """A copy of the client with only every second training sample.
 
         It takes as many steps, each on half as many samples (one step fewer per epoch where the
-        last batch is short), and leaves batch-norm statistics that are kept apart unchanged.
+        last batch is short), and leaves batch-norm statistics that are kept apart and optimiser
+        states unchanged.
         How far its model ends from the client's shows how uncertain the client's data leave it.
         """
         least, recipe, split = self._problem.least, self.recipe, self._view.train
@@ -148,17 +133,27 @@ class Client:
         even = {**self._shape.even, "train": self._shape.even["train"] and smallest > 0}
         shape = self._shape._replace(smallest=smallest, even=even)
         fixed = Statistics(self._statistics.buffers, fixed=True)
-        return self._changed(view, shape, recipe, fixed)
+        again = None if self._optimizers is None else self._optimizers.again()
+        return self._changed(view, shape, recipe, fixed, again)
 
     def holding(self, statistics: Statistics) -> "Client":
         """A copy of the client with these batch-norm statistics, kept apart from its models."""
-        return self._changed(self._view, self._shape, self.recipe, statistics)
+        return self._changed(self._view, self._shape, self.recipe, statistics, self._optimizers)
+
+    def continuing(self, optimizers: OptimizerStates) -> "Client":
+        """A copy of the client whose training begins with these states and hands them back."""
+        return self._changed(self._view, self._shape, self.recipe, self._statistics, optimizers)
 
     def _changed(
-        self, view: View, shape: Shape, recipe: Recipe, statistics: Statistics
+        self,
+        view: View,
+        shape: Shape,
+        recipe: Recipe,
+        statistics: Statistics,
+        optimizers: OptimizerStates | None,
     ) -> "Client":
         problem, shards, clock = self._problem, self._shards, self._clock
-        return Client(problem, shards, view, shape, clock, recipe, statistics)
+        return Client(problem, shards, view, shape, clock, recipe, statistics, optimizers)
 
     @property
     def own(self) -> Tensor:
@@ -249,17 +244,32 @@ class Client:
         result: Tensor = grad(loss or self.loss)(w, on)  # type: ignore[arg-type]
         return result
 
-    def map(self, f: Callable[..., tree.Tree], *rows: Tensor) -> tree.Tree:
-        """Apply ``f`` to every row of the tensors, in one vmap call where the engine uses vmap."""
-        if len(rows[0]) == 1:
+    def map(
+        self, f: Callable[..., tree.Tree], *rows: Tensor, shares: Tensor | None = None
+    ) -> tree.Tree:
+        """Apply ``f`` to every row of the tensors, in one vmap call where the engine uses vmap.
+
+        ``shares [n]`` weighs the rows' models: a client that keeps one optimiser state between
+        rounds keeps the mean of theirs (:class:`~coterie.core.training_state.OptimizerStates`).
+        """
+        count, kept = len(rows[0]), self._optimizers
+        if count == 1:
             return tree.map_leaves(lambda leaf: leaf.unsqueeze(0), f(*(part[0] for part in rows)))
         before, self._statistics.crowded = self._statistics.crowded, True
         try:
-            if self._shape.batched:
-                return vmap(f)(*rows)
-            return tree.stack([f(*parts) for parts in zip(*rows, strict=True)])
+            if kept is None:
+                return self._over(f, rows)
+            made, ends = self._over(kept.within(f), (kept.rows(count), *rows))
+            kept.beside(ends, count, shares)
+            return made
         finally:
             self._statistics.crowded = before
+
+    def _over(self, f: Callable[..., tree.Tree], rows: tuple[tree.Tree, ...]) -> tree.Tree:
+        if self._shape.batched:
+            return vmap(f)(*rows)
+        count = len(next(tree.leaves(rows)))
+        return tree.stack([f(*tree.row(rows, n)) for n in range(count)])
 
     # ---- data ------------------------------------------------------------------------------
 
@@ -324,11 +334,20 @@ class Client:
             new, state = self.step(w, self.gradient(w, batch, objective), state, batch)
             return (new if only is None else torch.where(only, new, w)), state
 
-        return self.scan(step, (w, self.begin(w)))[0]
+        w, state = self.scan(step, (w, self.begin(w)))
+        self.end(state)
+        return w
 
     def begin(self, w: Tensor) -> tree.Tree:
-        """The optimiser's state before the first step."""
+        """The optimiser's state before the first step of a training."""
+        if self._optimizers is not None:
+            return self._optimizers.begin()
         return self._optimizer.init(self.trainable(w))
+
+    def end(self, state: tree.Tree) -> None:
+        """Hand back the optimiser's state after the last step, which the recipe may keep."""
+        if self._optimizers is not None:
+            self._optimizers.end(state)
 
     def step(
         self, w: Tensor, g: Tensor, state: tree.Tree, batch: Batch
@@ -360,22 +379,3 @@ class Client:
         places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
         stream = random.keyed(self._view.stream, self._problem.secret)
         return random.normal(stream, purpose, at, places).view(shape)
-
-
-def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None:
-    """The server's own samples as one more client; None where the server holds none."""
-    if problem.aux is None:
-        return None
-    held = tree.row(problem.aux.splits["train"].rows([0]), 0)
-    view = View(
-        id=torch.tensor(problem.population, device=problem.device),
-        stream=random.bits(problem.seed, round_index, "server").to(problem.device),
-        lr=torch.tensor(
-            problem.recipe.rate(round_index), dtype=problem.dtype, device=problem.device
-        ),
-        train=held,
-        val=held,
-        relabel=problem.aux.relabel[0],
-    )
-    shape = Shape(len(problem.aux.x), {"train": True, "val": True}, batched=True)
-    return Client(problem, problem.aux, view, shape, Clock(round_index, horizon))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import CoterieError, EngineError
-from .algorithm import Wrapper
+from .wrapper import Wrapper
 
 _OURS = Path(__file__).parents[1]
 _TORCH = Path(torch.__file__).parent

@@ -32,6 +32,7 @@ class Metric:
     percent: bool  # scores are percents, and their differences are percentage points
     higher_is_better: bool = True
     probabilities: bool = False  # reads probabilities, not only the most likely class
+    by_share: bool = False  # reads signed weights, see _share_weighted_accuracy
     unit: str = ""  # added where a table names the metric
 
 
@@ -73,6 +74,18 @@ def _ratio(over: Floats, under: Floats) -> Floats:
 
 def _accuracy(outputs: Array, targets: Array, weights: Floats) -> Floats:
     return 100.0 * _ratio(weights @ (classes(outputs) == targets), weights.sum(1))
+
+
+def _share_weighted_accuracy(outputs: Array, targets: Array, weights: Floats) -> Floats:
+    """Σ_c (share of class c in the client's training data) · (accuracy on class c), spec 13.8.
+
+    ``outputs`` are signed weights ``[n]``: a sample's weight is the share of its class over the
+    number of test samples of the class; it is negative where the answer is wrong. Answers without
+    weights count equally.
+    """
+    if outputs.ndim > 1 or outputs.dtype.kind != "f":
+        return _accuracy(outputs, targets, weights)
+    return 100.0 * _ratio(weights @ outputs.clip(min=0.0), weights @ np.abs(outputs))
 
 
 def _balanced_accuracy(outputs: Array, targets: Array, weights: Floats) -> Floats:
@@ -148,6 +161,14 @@ METRICS = {
         Metric("accuracy", "accuracy", _accuracy, "classes", percent=True),
         Metric(
             "balanced_accuracy", "balanced accuracy", _balanced_accuracy, "classes", percent=True
+        ),
+        Metric(
+            "share_weighted_accuracy",
+            "accuracy weighted by class shares",
+            _share_weighted_accuracy,
+            "classes",
+            percent=True,
+            by_share=True,
         ),
         Metric("auc", "AUC", _auc, "classes", percent=True, probabilities=True),
         Metric("f1", "F1", _f1, "classes", percent=True),

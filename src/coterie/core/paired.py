@@ -102,6 +102,8 @@ def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
     samples = round(sum(len(a.targets) for a, _ in pairs) / len(pairs))
     if samples == 0:
         return None
+    if metrics.metric_named(metric).by_share:
+        return _by_weights(pairs, samples)
     return (_by_counts if metric == "accuracy" else _by_bootstrap)(metric, pairs, samples)
 
 
@@ -205,6 +207,28 @@ def tango(wins: float, losses: float, n: float, level: float = LEVEL) -> tuple[f
         return (inside + outside) / 2
 
     return end(found, -1.0, z), end(found, 1.0, -z)
+
+
+def _by_weights(pairs: Sequence[Pair], samples: int) -> Gain | None:
+    """The gain in weighted accuracy from signed weights; the test is Student's over units."""
+    parts = []
+    for a, b in pairs:
+        weights = np.abs(a.values) / max(np.abs(a.values).sum(), 1e-300)
+        signs = (a.values > 0).astype(np.int64) - (b.values > 0)
+        parts.append((weights, signs, a.units))
+    weights, signs, units = (np.concatenate(part) for part in zip(*parts, strict=True))
+    if not weights.any():
+        return None
+    found, place = np.unique(units, return_inverse=True)
+    weights = weights / weights.sum()
+    gain, freedom = float(weights @ signs), len(found) - 1
+    if freedom == 0:
+        return Gain(100.0 * gain, math.inf, -math.inf, math.inf, 1.0, samples)
+    sums = np.bincount(place, weights * (signs - gain))
+    deviation = 100.0 * math.sqrt(float(sums @ sums) * len(found) / freedom)
+    reach, gain = float(stdtrit(freedom, 1 - LEVEL / 2)) * deviation, 100.0 * gain
+    p = 1.0 if gain == 0 else two_sided(gain, deviation, freedom)
+    return Gain(gain, deviation**2, gain - reach, gain + reach, p, samples)
 
 
 # ---- other metrics -------------------------------------------------------------------------------

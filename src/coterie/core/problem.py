@@ -51,6 +51,7 @@ class Problem:
         shape: of one sample as it is stored.
         stored: number type of the samples as they are stored; int64 are tokens.
         aux: the server's own samples, as the shard of one client; None where it has none.
+        federated: samples that no client holds, on which a global model is scored; or None.
         pool: samples that the server sends to clients; None where clients share none.
         secret: a site's own number, which its noise is derived from; None in a simulation.
     """
@@ -66,6 +67,7 @@ class Problem:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     aux: Shards | None = None
+    federated: Shards | None = None
     pool: SharedPool | None = None
     secret: int | None = None
 
@@ -74,9 +76,12 @@ class Problem:
         self._check_randomness()
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickle all but the factory, which may be a closure; the built network is included."""
+        """Pickle all but the factory, which may be a closure; the built network is included.
+
+        Clients elsewhere do not get the federated test set.
+        """
         built = {"_built": self._built}
-        return {**self.__dict__, **built, "factory": _made_elsewhere}
+        return {**self.__dict__, **built, "factory": _made_elsewhere, "federated": None}
 
     @property
     def population(self) -> int:

@@ -13,7 +13,7 @@ class Recipe:
     """How a client trains in one round.
 
     Fields:
-        optimizer: ``sgd`` or ``adam``; its state is reset every round.
+        optimizer: ``sgd`` or ``adam``.
         lr: learning rate of the first round.
         epochs: passes over the client's training data.
         batch: samples per step; the last, shorter batch of an epoch is kept.
@@ -34,6 +34,8 @@ class Recipe:
             n / (C n_c): the client's n training samples, C classes among them, n_c of this one.
             A batch's loss stays the mean over its samples. ``none`` weighs all samples alike.
         dropout: the rate of every ``nn.Dropout`` of the network; None keeps each layer's own rate.
+        optimizer_state: Adam's moments and the momentum of sgd begin anew in every ``round``, or
+            are ``kept``: a client goes on with those of the last round that it took part in.
 
     With batch norm a batch of a single sample is skipped and is not a step (spec 1.3).
     Augmentation, class weights, dropout and clipping apply to training batches only.
@@ -53,10 +55,16 @@ class Recipe:
     augment: Literal["none", "crop_flip"] = "none"
     class_weights: Literal["none", "balanced"] = "none"
     dropout: ShareBelowOne | None = None
+    optimizer_state: Literal["round", "kept"] = "round"
 
     def rate(self, round_index: int) -> float:
         """The learning rate of a round."""
         return max(self.floor, self.lr * self.decay**round_index)
+
+    @property
+    def continues(self) -> bool:
+        """Whether the optimiser has a state that lives on between rounds."""
+        return self.optimizer_state == "kept" and (self.optimizer != "sgd" or self.momentum > 0)
 
     def rule(self) -> Optimizer:
         """The optimiser as pure functions."""

@@ -81,6 +81,7 @@ class Shards:
     dtype: torch.dtype  # of model inputs
     units: Tensor | None = None  # [N] the unit (a patient) of each sample; None: one unit each
     literal: int | None = None
+    shares: Tensor | None = None  # [K, classes] of each client's own training data, if needed
 
     @property
     def device(self) -> torch.device:
@@ -114,7 +115,8 @@ class Shards:
         relabel = self.relabel.new_zeros(population, self.relabel.shape[1])
         relabel[client] = self.relabel[0]
         splits = {name: Ragged(rows, self.device) for name, rows in lists.items()}
-        return replace(self, splits=splits, relabel=relabel)
+        shares = None if self.shares is None else self.shares.expand(population, -1)
+        return replace(self, splits=splits, relabel=relabel, shares=shares)
 
     def with_training(self, client: int, x: Tensor, y: Tensor) -> "Shards":
         """The shards with more training samples of one client; they have no unit (-1)."""

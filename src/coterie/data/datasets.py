@@ -59,8 +59,9 @@ def load(name: str, *, scale: Scale = "auto", **options: Any) -> Dataset:
 
     The format of a path is recognised by its file names; ``format`` overrides that. ``part =
     "train"`` leaves out the source's own test part, so that test data is drawn from each client's
-    samples. ``scale`` is the pixel scale of images: from 0 to 1 (``unit``), or of mean 0 and
-    deviation 1 (``standard``).
+    samples; ``part = "pooled"`` keeps all samples and draws test data from all of them. ``scale``
+    is the pixel scale of images: from 0 to 1 (``unit``), or of mean 0 and deviation 1
+    (``standard``).
     """
     return scaled(_load(name, **options), scale)
 
@@ -130,8 +131,10 @@ def kept_part(dataset: Dataset, part: str) -> Dataset:
     """Like :func:`only`; what the source says of each sample's part stays as it is."""
     if part == "all" or dataset.fixed is None:
         return dataset
+    if part == "pooled":
+        return replace(dataset, fixed=None)
     if part != "train":
-        raise ConfigError(f"data.part: found '{part}', expected 'all' or 'train'")
+        raise ConfigError(f"data.part: found '{part}', expected 'all', 'train' or 'pooled'")
     kept = dataset.fixed != TEST
     return replace(
         dataset,

@@ -72,6 +72,8 @@ class Federation:
     relabel: Tensor | None = None  # [K, classes] client i reads class c as relabel[i, c]
     foreign: Tensor | None = None  # [K] the client whose validation and test data judge client i
     aux: Indices | None = None  # test samples of each client that the server holds instead
+    federated: Indices | None = None  # samples of each client in the federated test set
+    common_test: bool = False  # all clients have the same test samples
     source: Dataset | None = None  # the dataset before it was standardised, if that changed it
     note: str = ""  # other inputs of the partition (an embedding), for display
 

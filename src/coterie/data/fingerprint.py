@@ -27,17 +27,30 @@ class Seal(NamedTuple):
 def seals(federation: "Federation") -> tuple[Seal, ...]:
     """The seal of every client."""
     source = federation.dataset if federation.source is None else federation.source
-    parts = [federation.train, federation.own_val, federation.own_test]
-    if federation.aux is not None:
+    parts = [federation.train, federation.own_val]
+    if not federation.common_test:
+        parts.append(federation.own_test)
+    if federation.aux is not None and not federation.common_test:
         parts.append(federation.of_owners(federation.aux))
+    if federation.federated is not None:
+        parts.append(federation.federated)
+    common = _common(federation, source)
     found = []
     for i, splits in enumerate(zip(*parts, strict=True)):
         held, sizes = torch.cat(splits), torch.tensor([len(split) for split in splits])
         order = held.argsort(stable=True)
         part = torch.arange(len(splits)).repeat_interleave(sizes)[order]
         data = _of_samples(source, held[order])
-        found.append(Seal(data, _sha(_bytes(part), _text(_facts(federation, i)))))
+        found.append(Seal(data, _sha(_bytes(part), _text(_facts(federation, i)), *common)))
     return tuple(found)
+
+
+def _common(federation: "Federation", source: "Dataset") -> list[bytes]:
+    """The sha256 of test data that all clients have, which is computed once; else nothing."""
+    if not federation.common_test:
+        return []
+    aux = () if federation.aux is None else federation.aux[:1]
+    return [_of_samples(source, part).encode() for part in (federation.test[0], *aux)]
 
 
 def _facts(federation: "Federation", i: int) -> dict[str, object]:

@@ -130,7 +130,7 @@ def manifest(federation: Federation) -> dict[str, Any]:
 
 
 def _client(federation: Federation, row: ClientRow, i: int) -> dict[str, Any]:
-    relabel, foreign = federation.relabel, federation.foreign
+    relabel, foreign, apart = federation.relabel, federation.foreign, federation.federated
     return {
         "name": row.client,
         "group": row.group,
@@ -140,6 +140,7 @@ def _client(federation: Federation, row: ClientRow, i: int) -> dict[str, Any]:
         "train": row.train,
         "val": row.val,
         "test": row.test,
+        **({} if apart is None else {"federated": len(apart[i])}),
         **federation.seals[i]._asdict(),
     }
 

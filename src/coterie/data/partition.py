@@ -1,5 +1,6 @@
 """The registry of partitions by name, and :func:`federate`, which divides a dataset by one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -7,7 +8,8 @@ from torch import Tensor
 
 from ..core import random
 from ..errors import ConfigError, DataError
-from .arrays import VALIDATION
+from .arrays import TEST, VALIDATION
+from .assign import Parts
 from .federation import Dataset, Federation
 from .partitions.base import Partition
 from .partitions.dirichlet import Dirichlet, DirichletClusters
@@ -17,7 +19,7 @@ from .partitions.latent import Latent
 from .partitions.practical import PracticalGroups
 from .partitions.simple import IID, Natural, Pathological
 from .shared import hold_aux
-from .splits import three_ways
+from .splits import set_apart, three_ways
 from .standard import standardised
 
 PARTITIONS: dict[str, type[Partition]] = {
@@ -41,30 +43,43 @@ def federate(
     val: float = 0.2,
     test: float = 0.2,
     aux: float = 0.0,
+    federated: float = 0.0,
     seed: int = 0,
     foreign_targets: bool = False,
+    common_test: bool = False,
+    first: int | None = None,
+    above: int | None = None,
 ) -> Federation:
     """Divide a dataset among clients by a partition, and make a federation of them.
 
     ``test`` is the share of a client's samples kept for testing, unless the source has a test part
     of its own; ``val`` is the share of the rest kept for validation. With ``foreign_targets`` each
-    client is judged on another's validation and test data (P1's out-of-distribution study). ``aux``
-    is the share of all test samples that the server is given instead (P3's Fisher data). The
-    missing numbers of a table are filled in and its numbers standardised here, by the training data
-    alone.
+    client is judged on another's validation and test data (P1's out-of-distribution study), with
+    ``common_test`` on all test samples of the source. ``federated`` is the share of a client's
+    samples that goes into the federated test set, which no client holds (spec 13.9). ``aux`` is the
+    share of all test samples, or of the federated test set, that the server is given instead (P3's
+    Fisher data). ``first`` keeps so many clients at most, ``above`` those with more samples than
+    that. The missing numbers of a table are filled in and its numbers standardised here, by
+    the training data alone.
     """
-    for field, share in (("val", val), ("test", test)):
-        if not 0 <= share < 1:
-            raise ConfigError(f"data.{field}: found {share}, expected a share from 0 to below 1")
-    parts = partition.split(dataset, seed)
+    _check_shares(dataset, val, test, federated)
+    parts = _selected(partition.split(dataset, seed), first, above)
     tests = parts.test if parts.test is not None else (None,) * len(parts.clients)
     given = dataset.fixed is not None and bool((dataset.fixed == VALIDATION).any())
-    splits = [
-        three_ways(dataset, name, pool, held, (val, test), seed, given)
-        for name, pool, held in zip(parts.clients, parts.pool, tests, strict=True)
+    apart = [
+        set_apart(dataset, name, pool, federated, seed)
+        for name, pool in zip(parts.clients, parts.pool, strict=True)
     ]
-    _refuse_divided_units(dataset, partition, parts.clients, splits)
+    shares = val, test / (1 - federated)
+    splits = [
+        three_ways(dataset, name, pool, held, shares, seed, given)
+        for name, (pool, _), held in zip(parts.clients, apart, tests, strict=True)
+    ]
+    everything = [(*split, out) for split, (_, out) in zip(splits, apart, strict=True)]
+    _refuse_divided_units(dataset, partition, parts.clients, everything)
     trains, vals, helds = zip(*splits, strict=True)
+    if common_test:
+        helds = (_common_test(dataset),) * len(parts.clients)
     made = Federation(
         dataset=standardised(dataset, trains),
         partition=repr(partition),
@@ -76,16 +91,70 @@ def federate(
         relabel=parts.relabel,
         source=dataset,
         note=parts.note,
+        federated=tuple(out for _, out in apart) if federated else None,
+        common_test=common_test,
     )
     made = shuffle_targets(made, seed) if foreign_targets else made
     return hold_aux(made, aux, seed)
+
+
+def _check_shares(dataset: Dataset, val: float, test: float, federated: float) -> None:
+    """Refuse shares out of range, and a federated test set of a regression."""
+    for field, share in (("val", val), ("test", test), ("federated", federated)):
+        if not 0 <= share < 1:
+            raise ConfigError(f"data.{field}: found {share}, expected a share from 0 to below 1")
+    if federated and test + federated >= 1:
+        raise ConfigError(
+            f"data.federated: found {federated} beside data.test = {test}; expected that some "
+            "samples are left to train on"
+        )
+    if federated and dataset.regression:
+        raise ConfigError(
+            f"data.federated: found {federated}, but {dataset.name} has real-valued targets; the "
+            "federated test set measures accuracy and needs classes; leave it out"
+        )
+
+
+def _selected(parts: Parts, first: int | None, above: int | None) -> Parts:
+    """The first clients of a partition that have more samples than ``above``, in its order."""
+    if first is None and above is None:
+        return parts
+    sizes = torch.tensor([len(own) for own in parts.pool])
+    if parts.test is not None:
+        sizes += torch.tensor([len(own) for own in parts.test])
+    kept = (sizes > (above or 0)).nonzero().flatten()[:first]
+    if len(kept) == 0:
+        raise ConfigError(
+            f"partition.above: found {above}, but the largest client has {int(sizes.max())} "
+            "samples; lower it"
+        )
+    at, note = kept.tolist(), f"{len(kept)} of {len(sizes)} clients"
+    return Parts(
+        clients=tuple(parts.clients[i] for i in at),
+        pool=tuple(parts.pool[i] for i in at),
+        test=None if parts.test is None else tuple(parts.test[i] for i in at),
+        groups=None if parts.groups is None else parts.groups[kept],
+        relabel=None if parts.relabel is None else parts.relabel[kept],
+        note=f"{parts.note}; {note}" if parts.note else note,
+    )
+
+
+def _common_test(dataset: Dataset) -> Tensor:
+    """All test samples of the source; refuses a source without a test part of its own."""
+    if dataset.fixed is None or not bool((dataset.fixed == TEST).any()):
+        raise ConfigError(
+            f"partition.common_test: {dataset.name} has no test part of its own that all clients "
+            "could be tested on; leave it out"
+        )
+    found: Tensor = (dataset.fixed == TEST).nonzero().flatten()
+    return found
 
 
 def _refuse_divided_units(
     dataset: Dataset,
     partition: Partition,
     clients: tuple[str, ...],
-    splits: list[tuple[Tensor, Tensor, Tensor]],
+    splits: Sequence[tuple[Tensor, ...]],
 ) -> None:
     """Refuse a partition that gives samples of the same unit to two clients."""
     if dataset.units is None:

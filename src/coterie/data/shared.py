@@ -27,23 +27,26 @@ class Pool(NamedTuple):
 def hold_aux(federation: Federation, share: float, seed: int) -> Federation:
     """Move a share of the federation's test data to the server (spec 3.3).
 
-    Moved samples are in no client's test data any more. A client that would be left without test
-    data keeps its own.
+    If there is a federated test set, the share is taken from it. Moved samples are in no test data
+    any more. A client that would be left without test data keeps its own.
     """
     if not 0 <= share < 1:
         raise ConfigError(f"data.aux: found {share}, expected a share from 0 to below 1")
-    samples = torch.cat(federation.test).unique()
+    source = federation.test if federation.federated is None else federation.federated
+    samples = torch.cat(source).unique()
     count = int(share * len(samples) + 0.5)
     if count == 0:
         return federation
     taken = samples[random.bits(seed, "aux", samples).argsort(stable=True)[:count]]
-    for mine in federation.test:
+    for mine in source if federation.federated is None else ():
         if bool(torch.isin(mine, taken).all()):
             taken = taken[~torch.isin(taken, mine)]
-    gone = [torch.isin(mine, taken) for mine in federation.test]
-    pairs = list(zip(federation.test, gone, strict=True))
-    test = tuple(mine[~out] for mine, out in pairs)
-    return replace(federation, test=test, aux=tuple(mine[out] for mine, out in pairs))
+    gone = [torch.isin(mine, taken) for mine in source]
+    aux = tuple(mine[out] for mine, out in zip(source, gone, strict=True))
+    left = tuple(mine[~out] for mine, out in zip(source, gone, strict=True))
+    if federation.federated is not None:
+        return replace(federation, federated=left, aux=aux)
+    return replace(federation, test=left, aux=aux)
 
 
 def form_pool(federation: Federation, sharing: Sharing, seed: int) -> Pool:

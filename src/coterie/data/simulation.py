@@ -1,6 +1,7 @@
 """Prepares a federation for simulation: the problem that the server knows, and all shards."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from ..core.problem import Counts, Problem, SharedPool
 from ..core.recipe import Recipe
 from ..core.shards import Ragged, Scaling, Shards
 from .federation import Federation, Indices
+from .manifest import class_counts
 from .shared import Pool, form_pool
 
 
@@ -32,13 +34,15 @@ def simulate(
     dtype: torch.dtype = torch.float32,
     merge_val: bool = False,
     sharing: Sharing | None = None,
+    shares: bool = False,
 ) -> Simulation:
     """Make the problem and the shards of a federation.
 
     ``merge_val`` adds a client's own validation data to its training data, also if another client's
     data judges it (spec 17). A client without validation data weighs models on its training data
     instead (spec 1.8). The declared training counts are those of a client's own samples: a shared
-    pool is not counted (spec 2.3).
+    pool is not counted (spec 2.3). ``shares`` adds the class shares of each client's own training
+    and validation data, for metrics that weigh samples by them.
     """
     device = torch.device(device)
     pool = None if sharing is None else form_pool(federation, sharing, seed)
@@ -49,13 +53,15 @@ def simulate(
     lent = tuple(b if len(b) else a for a, b in zip(train, federation.val, strict=True))
     store = _Samples(federation, device, dtype)
     pooled = None if pool is None else store.as_read(pool.samples, pool.owner)
-    aux = _aux(federation, store)
+    aux, judged = _held(federation.aux, store), _held(_judged_together(federation), store)
     lists = {
         "train": train if pooled is None or pool is None else _with_pool(train, pool, pooled),
         "val": lent,
         "test": federation.test,
     }
     shards = store.shards({name: Ragged(part, device) for name, part in lists.items()})
+    if shares:
+        shards = replace(shards, shares=class_shares(federation).to(device))
     problem = Problem(
         clients=federation.clients,
         counts=Counts(
@@ -72,11 +78,20 @@ def simulate(
         device=device,
         dtype=dtype,
         aux=None if aux is None else _server_shard(shards, aux),
+        federated=None if judged is None else _server_shard(shards, judged),
         pool=None
         if pool is None or pooled is None
         else SharedPool(pool.owner.to(device), shards.x[pooled], shards.y[pooled]),
     )
     return Simulation(problem, shards, federation)
+
+
+def class_shares(federation: Federation) -> Tensor:
+    """The shares ``[K, classes]`` of the classes in each client's training and validation data."""
+    counts = torch.from_numpy(class_counts(federation, federation.train, federation.own_val))
+    if federation.relabel is not None:
+        counts = torch.zeros_like(counts).scatter_add(1, federation.relabel, counts)
+    return counts.double() / counts.sum(1, keepdim=True).clamp(min=1)
 
 
 class _Samples:
@@ -141,9 +156,18 @@ def _with_pool(train: Indices, pool: Pool, at: Tensor) -> Indices:
     return tuple(torch.cat([part, at[~o]]) for part, o in zip(train, own, strict=True))
 
 
-def _aux(federation: Federation, store: _Samples) -> Tensor | None:
-    """The indices of the samples that the server holds; None if it holds none."""
-    held = federation.aux
+def _judged_together(federation: Federation) -> Indices | None:
+    """The samples, by owner, that a global model is judged on; None if there are none.
+
+    A test set that all clients have is one, unless they give its classes different names.
+    """
+    if federation.federated is None and federation.common_test and federation.relabel is None:
+        return federation.test[:1]
+    return federation.federated
+
+
+def _held(held: Indices | None, store: _Samples) -> Tensor | None:
+    """The indices of samples that the server holds, given by owner; None if it holds none."""
     if held is None:
         return None
     owner = torch.cat([torch.full((len(part),), i) for i, part in enumerate(held)])

@@ -101,7 +101,7 @@ def _read(name: str, options: Mapping[str, Any]) -> _SiteSource:
     table = open_table(source.path, TableOptions(**source.options), 1)
     parts = table.fixed
     if parts is not None and source.part != "all":
-        parts = parts[parts != TEST]
+        parts = None if source.part == "pooled" else parts[parts != TEST]
     schema = Schema(
         "table",
         table.target,

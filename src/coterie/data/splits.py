@@ -83,6 +83,20 @@ def _kinds(dataset: Dataset, mine: Tensor, block: Ints, count: int) -> Ints:
     return kinds
 
 
+def set_apart(
+    dataset: Dataset, name: str, pool: Tensor, share: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Draw a share of one client's samples for the federated test set: (what is left, drawn).
+
+    If samples have times, the latest are drawn.
+    """
+    if dataset.times is not None:
+        taken = take_latest(dataset, pool, share)
+    else:
+        taken = take_share(dataset, pool, share, seed, "federated", random.name_key(name))
+    return pool[~taken], pool[taken]
+
+
 def three_ways(
     dataset: Dataset,
     name: str,

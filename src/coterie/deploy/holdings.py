@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..core.metrics import METRICS
 from ..core.shards import Shards
 from ..data.arrays import Scale
 from ..data.data_schema import Schema
@@ -96,6 +97,7 @@ class Holdings:
             seed=problem.seed,
             dtype=problem.dtype,
             merge_val=experiment.merged,
+            shares=METRICS[config.run.metric].by_share,
         )
         at, pool = problem.clients.index(self._client), problem.pool
         own = made.shards.placed(at, problem.population)

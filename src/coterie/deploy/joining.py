@@ -45,7 +45,7 @@ def federated(config: Config, transport: Transport, transport_name: str) -> Fede
 def _refuse_data(config: Config) -> None:
     """Refuse a config that names data or a partition, or that spreads runs over a cluster."""
     data, partition = config.data, config.partition
-    if data.name != SITES or data.options or data.aux:
+    if data.name != SITES or data.options or data.aux or data.federated:
         raise ConfigError(
             "data: the sites of a federation read their own data, as their site.toml says, and the "
             "coordinator has none; expected at most val, test and scale in [data]"
@@ -55,7 +55,8 @@ def _refuse_data(config: Config) -> None:
             f"run.spread: found '{config.run.spread}'; the runs of a federation are executed one "
             "after another, at its sites; leave it out"
         )
-    if partition.name not in ("auto", "natural") or partition.foreign_targets:
+    plain = PartitionTable(name=partition.name, options=partition.options)
+    if partition.name not in ("auto", "natural") or partition != plain:
         raise ConfigError(
             f"partition.name: found '{partition.name}'; the sites of a federation are its clients; "
             "leave [partition] out"

@@ -17,9 +17,9 @@ from ..algorithms.federico_weights import Tracked
 from ..algorithms.serverless import Serverless
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
-from ..core.buffers import governed
 from ..core.messages import Rejection
 from ..core.paired import Answers, Outcomes
+from ..core.policies import governed
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Bank, Parcels, Tree
@@ -66,7 +66,13 @@ class OwnPart:
 
     def __post_init__(self) -> None:
         method = self._method
-        governed(self.algorithm, self.problem)
+        if governed(self.algorithm, self.problem).optimizers(self.problem) and (
+            self.problem.recipe.continues
+        ):
+            raise ConfigError(
+                "train.optimizer_state: found 'kept', but among peers a client's optimiser begins "
+                "anew in every round; use optimizer_state = 'round'"
+            )
         if self.problem.aux is not None:
             raise ConfigError(
                 "data.aux: found samples of a server, but peers have no server; use data.aux = 0"

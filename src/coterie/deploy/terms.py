@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from ..core.algorithm import AnyAlgorithm, check_run
-from ..core.buffers import governed
 from ..core.imports import Code
+from ..core.policies import governed
 from ..core.problem import Counts, Problem, SharedPool
 from ..data.data_schema import Schema
 from ..data.standard import Moments, checked_moments

@@ -58,7 +58,9 @@ def judge(
     inside = torch.arange(y.shape[1], device=y.device) < split.size[:, None]
     losses = _mean(_losses(predicted, y, regression), inside)
     if metric == "accuracy":
-        return 100.0 * _mean(_hits(predicted, y), inside), losses
+        return 100.0 * _mean(hits(predicted, y), inside), losses
+    if metrics.METRICS[metric].by_share:
+        predicted = _signed_weights(shards, ids, predicted, y, inside)
     values, targets = predicted.double().cpu().numpy(), y.cpu().numpy()
     sizes = [shards.splits[name].sizes[k] for k in ids]
     scores = [
@@ -78,7 +80,8 @@ def _targets(shards: Shards, ids: list[int], samples: Tensor) -> Tensor:
 def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> dict[int, Answers]:
     """Each client's answers to its test samples, from padded predictions ``[m, n, ...]``.
 
-    Answers are classes if the metric needs only these, and probabilities for auc.
+    Answers are classes if the metric needs only these, probabilities for auc, and signed weights
+    where samples count by their class.
     """
     split = shards.splits["test"].rows(ids)
     values, targets = predicted, _targets(shards, ids, split.samples)
@@ -86,6 +89,9 @@ def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> d
         values, targets = shards.in_units(values), shards.in_units(targets)
     elif metrics.METRICS[metric].probabilities:
         values = predicted.float()
+    elif metrics.METRICS[metric].by_share:
+        inside = torch.arange(targets.shape[1], device=targets.device) < split.size[:, None]
+        values = _signed_weights(shards, ids, predicted, targets, inside)
     else:
         values = torch.where(predicted.isfinite().all(-1), predicted.argmax(-1), -1)
     given, y = values.cpu().numpy(), targets.cpu().numpy()
@@ -96,6 +102,20 @@ def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> d
         k: Answers(given[i, :size], y[i, :size], whose[i, :size])
         for i, (k, size) in enumerate(zip(ids, sizes, strict=True))
     }
+
+
+def _signed_weights(
+    shards: Shards, ids: list[int], predicted: Tensor, y: Tensor, inside: Tensor
+) -> Tensor:
+    """The weight of each sample ``[m, n]``, negative where the prediction is wrong (metrics.py)."""
+    if shards.shares is None:
+        raise ValueError(
+            "the metric needs the class shares of training data: simulate(shares=True)"
+        )
+    mine = shards.shares[torch.tensor(ids, device=y.device)].double()
+    count = torch.zeros_like(mine).scatter_add(1, y, inside.double())
+    weights = torch.where(inside, mine.gather(1, y) / count.gather(1, y), 0.0)
+    return torch.where(hits(predicted, y), weights, -weights)
 
 
 def outcomes(found: dict[int, Answers], round: Round) -> Outcomes | None:
@@ -110,7 +130,7 @@ def _mean(values: Tensor, inside: Tensor) -> Scores:
     return mean
 
 
-def _hits(predicted: Tensor, y: Tensor) -> Tensor:
+def hits(predicted: Tensor, y: Tensor) -> Tensor:
     """Whether each sample's most likely class is right; a non-finite prediction is wrong."""
     return (predicted.argmax(-1) == y) & predicted.isfinite().all(-1)
 

@@ -20,6 +20,7 @@ def write_shard(path: Path, shards: Shards, client: int) -> None:
     arrays = {"x": own.x, "y": own.y, "relabel": own.relabel[client]}
     arrays |= {name: own.splits[name].of(client) for name in SPLITS}
     optional = {"units": own.units, "scale": own.scaling.scale, "shift": own.scaling.shift}
+    optional["shares"] = None if own.shares is None else own.shares[client]
     arrays |= {name: value for name, value in optional.items() if value is not None}
     facts = {
         "client": client,
@@ -46,6 +47,7 @@ def read_shard(path: Path, problem: Problem) -> Shards:
         lists[name][client] = arrays[name]
     relabel = torch.zeros(problem.population, len(arrays["relabel"]), dtype=torch.int64)
     relabel[client] = arrays["relabel"].cpu()
+    shares = arrays.get("shares")
     return Shards(
         arrays["x"],
         arrays["y"],
@@ -57,4 +59,5 @@ def read_shard(path: Path, problem: Problem) -> Shards:
         problem.dtype,
         arrays.get("units"),
         facts["literal"],
+        None if shares is None else shares.expand(problem.population, -1),
     )

@@ -43,8 +43,12 @@ def assemble(config: Config) -> Assembly:
             val=config.data.val,
             test=config.data.test,
             aux=config.data.aux,
+            federated=config.data.federated or 0.0,
             seed=seed,
             foreign_targets=config.partition.foreign_targets,
+            common_test=bool(config.partition.common_test),
+            first=config.partition.first,
+            above=config.partition.above,
         )
         for seed in config.seeds
     }

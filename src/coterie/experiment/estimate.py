@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..core.buffers import governed
+from ..core.policies import governed
 from ..engines import process
 from ..training.guard import Guard
 from ..training.rounds import train

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.algorithm import AnyAlgorithm, check_run
-from ..core.buffers import governed
 from ..core.locations import located
 from ..core.metrics import mean_known
+from ..core.policies import governed
 from ..core.problem import Problem
 from ..core.returned import check_square
 from ..engines import Engine, process

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..core.algorithm import AnyAlgorithm
+from ..core.metrics import METRICS
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
@@ -97,6 +98,7 @@ def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, asked: Config) ->
         dtype=torch.float64 if train.precision == "float64" else torch.float32,
         merge_val=train.merge_val and not algorithm.traits.uses_validation,
         sharing=algorithm.traits.sharing,
+        shares=METRICS[assembly.config.run.metric].by_share,
     )
 
 

@@ -28,6 +28,7 @@ Matrix = NDArray[np.float32]  # [K, K]
 Packed = Any  # a Matrix, or a scipy.sparse.csr_array of one
 
 SCORES = ("test", "val", "test_loss", "val_loss")
+FEDERATED = "federated"  # the global model's accuracy on the federated test set, in a line
 SPARSE_FROM = 500  # clients; from this number on a matrix is kept as a sparse one
 
 
@@ -226,6 +227,8 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
     if record.evaluation is not None:
         for name in SCORES:
             line[name] = float(metrics.mean_known(getattr(record.evaluation, name)))
+    if record.federated is not None:
+        line[FEDERATED] = record.federated
     if record.collaboration is not None:
         A = record.collaboration
         kin = collaboration.kinship(A, swaps)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from ..core import metrics
 from . import collaboration, kinds, statistics
-from .history import History, dense
+from .history import FEDERATED, History, dense
 
 LAST = "{score}_last"  # {score} is "accuracy" for that metric and "score" for every other
+BYTES = "bytes_up", "bytes_down", "bytes_serve"
 BY_VALIDATION = "{score}_best_by_validation"
 
 
@@ -52,6 +53,7 @@ def summarise(
         ),
         "round_best_on_test": None if by_test is None else int(history.rounds[by_test]),
         "weighted_mean": spread.weighted_mean,
+        "federated_accuracy": next((r[FEDERATED] for r in lines[::-1] if FEDERATED in r), None),
         "worst_tenth": spread.worst_tenth,
         "best_tenth": spread.best_tenth,
         "variance": spread.variance,
@@ -70,9 +72,7 @@ def summarise(
         "clients_without_validation": roster.without_validation,
         "merge_val": history.merge_val,
         "weak_clients": dict(roster.weak),
-        "bytes_up": sum(line["bytes_up"] for line in lines),
-        "bytes_down": sum(line["bytes_down"] for line in lines),
-        "bytes_serve": sum(line["bytes_serve"] for line in lines),
+        **{way: sum(line[way] for line in lines) for way in BYTES},
         "seconds": sum(line["seconds"] for line in lines),
         "digest": digest,
         "partition_fingerprint": roster.fingerprint,
@@ -114,6 +114,11 @@ FIELDS: dict[str, SummaryField] = {
     ),
     "round_best_on_test": SummaryField("a count or null", "the best round on test data, from 0"),
     "weighted_mean": SummaryField("a number or null", "mean weighted by test samples, last round"),
+    "federated_accuracy": SummaryField(
+        "a number or null",
+        "accuracy of the global model on the federated test set, last round; null without either",
+        None,
+    ),
     "worst_tenth": SummaryField(
         "a number or null", "mean of the worst tenth of clients, last round"
     ),

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.algorithm import AnyAlgorithm, Mixture, Round, Wrapper
+from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.client import Client
 from ..core.locations import place_of
 from ..core.problem import Problem
 from ..core.tree import Tree, leaves, map_leaves, take
+from ..core.wrapper import Wrapper
 from .differences import difference
 from .harness import Outcome
 from .laws import Case, NotApplicableError

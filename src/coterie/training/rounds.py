@@ -14,14 +14,15 @@ from torch import Tensor
 
 from ..core import random, tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
-from ..core.buffers import governed
 from ..core.messages import Rejection
 from ..core.paired import Outcomes
+from ..core.policies import governed
 from ..core.problem import Problem
 from ..core.returned import check_rows, checked_init, checked_matrix, checked_server
 from ..core.tree import Tree
 from ..engines.base import Engine, Evaluation, Predicted
 from ..storage import faults
+from .federated_test import federated_accuracy
 from .guard import Guard, aggregate, remember, screen
 
 
@@ -53,6 +54,7 @@ class Record(NamedTuple):
     observed: dict[str, Any] = {}  # noqa: RUF012  # what the method adds to the round's line
     outcomes: Outcomes | None = None  # the answer to every test sample, in the last round
     digests: tuple[str, ...] | None = None  # of every predictor, where models stay at the clients
+    federated: float | None = None  # the global model's accuracy on the federated test set
 
     @property
     def states(self) -> Tree:
@@ -131,6 +133,7 @@ def train(
             algorithm.observed(server),
             None if found is None else found.outcomes,
             None if found is None else found.digests,
+            federated_accuracy(algorithm, problem, server) if evaluated else None,
         )
 
 

@@ -53,24 +53,32 @@ class Named(_Table, frozen=True):
 class PartitionTable(Named, frozen=True):
     """How samples are divided among clients.
 
-    With ``foreign_targets`` each client is judged on another client's data (P1).
+    With ``foreign_targets`` each client is judged on another client's data (P1), with
+    ``common_test`` on all test samples of the source (P3). ``above`` leaves out clients with no
+    more samples than that, ``first`` all but so many of the others (P3).
     """
 
     name: str = "auto"
     foreign_targets: bool = False
+    common_test: bool | None = None
+    above: Count | None = None
+    first: Count | None = None
 
 
 class DataTable(_Table, frozen=True):
     """Where samples come from, and how the samples of a client are split.
 
-    ``aux`` is the share of all test samples that the server holds instead, for EWC. ``scale``
-    concerns images: pixels from 0 to 1, or standardised.
+    ``federated`` is the share of each client's samples that goes into the federated test set, which
+    no client holds and on which a global model is scored. ``aux`` is the share of all test samples,
+    or of the federated test set, that the server holds instead, for EWC. ``scale`` concerns images:
+    pixels from 0 to 1, or standardised.
     """
 
     name: str = "digits"
     val: ShareBelowOne = 0.2
     test: ShareBelowOne = 0.2
     aux: ShareBelowOne = 0.0
+    federated: ShareBelowOne | None = None
     scale: Literal["auto", "unit", "standard"] = "auto"
     options: Fields = {}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...results import kinds
-from ...results.history import SCORES, Line, Roster, Scores
+from ...results.history import FEDERATED, SCORES, Line, Roster, Scores
 from ...storage import files
 from .names import unreadable
 
@@ -30,7 +30,7 @@ LINE = {  # the fields that every line has, and their kinds
     "rejected": "a list of clients and reasons",
 }
 LINE_MAY = {  # the fields that some lines have
-    **dict.fromkeys(SCORES, "a number or null"),
+    **dict.fromkeys((*SCORES, FEDERATED), "a number or null"),
     "in_group_weight": "a finite number or null",
     "off_diagonal": "zero, uniform or varied",
     "distillation": "two numbers",
