@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coterie.errors import ConfigError, StoreError, StoppedError
+from coterie.errors import ConfigError, StoppedError, StoreError
 from coterie.experiment.config.loading import load
 from coterie.studies import reproducing
 from coterie.studies.card_file import merged, read_card
@@ -278,7 +278,10 @@ def test_a_wrong_card_is_refused_with_its_file_and_place(cards, change, says):
 def test_tables_are_merged_field_by_field_unless_they_name_something_else():
     base = {"partition": {"name": "iid", "clients": 3}, "data": {"name": "a", "val": 0.1}}
     over = {"partition": {"name": "latent"}, "data": {"name": "b"}}
-    assert merged(base, over) == {"partition": {"name": "latent"}, "data": {"name": "b", "val": 0.1}}
+    assert merged(base, over) == {
+        "partition": {"name": "latent"},
+        "data": {"name": "b", "val": 0.1},
+    }
     assert merged(base, {"partition": {"clients": 4}})["partition"] == {"name": "iid", "clients": 4}
 
 
