@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from coterie.errors import ConfigError, StoreError, StoppedError
+from coterie.errors import ConfigError, StoppedError, StoreError
 from coterie.experiment.config.loading import load
 from coterie.studies import reproducing
 from coterie.studies.card_file import merged, read_card
