@@ -5,6 +5,7 @@ import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, StoppedError, StoreError
@@ -155,6 +156,14 @@ def test_what_is_relative_to_local_is_the_difference_of_the_means(cards):
         relative = outcome.values(column, method, "relative_to_local")
         for seed in own:
             assert relative[seed] == pytest.approx(own[seed] - alone[seed], abs=1e-4)
+        for record, lone in zip(
+            outcome.of(column, method), outcome.of(column, "local"), strict=True
+        ):
+            gained = [a - b for a, b in zip(record.last, lone.last, strict=True)]
+            assert record.number("relative_best_tenth") == pytest.approx(max(gained))
+            assert record.number("relative_worst_tenth") == pytest.approx(min(gained))
+            assert record.number("relative_variance") == pytest.approx(np.var(gained))
+            assert record.number("relative_variance_worst_tenth") == 0  # of a single client
     one, two = (outcome.paired(column, a, b) for a, b in (("local", "fedavg"), ("fedavg", "local")))
     assert one.p == two.p
     assert outcome.paired(column, "local", "local").n == 0

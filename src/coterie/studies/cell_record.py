@@ -22,6 +22,14 @@ MATRICES = 4  # at most, of different rounds
 MATRIX_CLIENTS = 64  # beyond it no matrix is kept; above FEW only the last one
 FEW = 20
 DIGITS = 5
+# Numbers of a study beside those of summary.json: statistics of the clients' gains over Local (P3).
+RELATIVE = {
+    "relative_best_tenth": "best_tenth",
+    "relative_worst_tenth": "worst_tenth",
+    "relative_variance": "variance",
+    "relative_variance_best_tenth": "variance_best",
+    "relative_variance_worst_tenth": "variance_worst",
+}
 
 
 @dataclass(frozen=True)
@@ -95,9 +103,11 @@ class CellRecord:
     def relative(self, local: "CellRecord") -> "CellRecord":
         """The record with the numbers that are relative to the clients' own Local filled in."""
         gained = metrics.gains(_array(self.last), _array(local.last), self.metric)
+        spread = statistics.over_clients(gained, np.array(self.n_test))._asdict()
         found = {
             "relative_to_local": float(metrics.mean_known(gained)),
             "worse_than_local": statistics.count_worse(gained),
+            **{name: spread[field] for name, field in RELATIVE.items()},
         }
         tables = {field.name: getattr(self, field.name) for field in fields(self)}
         return CellRecord(**{**tables, "summary": self.summary | files.plain(found)})

@@ -12,6 +12,7 @@ from ..experiment.config.methods import Method
 from ..experiment.config.schema import Config, Table
 from ..experiment.config.sweeps import point_label, points, shared_sweeps
 from ..results.summary import FIELDS, LAST, score_field
+from .cell_record import RELATIVE
 
 RESULT = "result"  # the only column of a study without columns
 
@@ -119,8 +120,9 @@ def default_number(config: Config) -> str:
 
 
 def check_number(number: object, where: str) -> None:
-    """Refuse a number that is no field of ``summary.json``."""
+    """Refuse a number that is no field of ``summary.json`` and no other number of a study."""
     known = [score_field(name, metric) for name in FIELDS for metric in ("accuracy", "")]
+    known += RELATIVE
     if number is not None and number not in known:
         near = did_you_mean(str(number), dict.fromkeys(known))
         raise ConfigError(f"{where}: there is no number '{number}'; {near}")
