@@ -47,9 +47,9 @@ PENDING_LOADS: set[str] = set()
 
 # Files of more than LINES lines and functions of more than BODY lines: none may grow.
 LARGE = {
-    "algorithms/attention": 270,
+    "algorithms/attention": 265,
     "algorithms/cfl": 270,
-    "algorithms/fedamp": 320,
+    "algorithms/fedamp": 275,
     "algorithms/federico": 300,
     "algorithms/fedfomo": 260,
     "algorithms/pafl": 320,
