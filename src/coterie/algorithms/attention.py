@@ -31,9 +31,9 @@ Weigh = Callable[[Tensor], Tensor]  # clients [m] that have uploaded -> their we
 class Uploads(NamedTuple):
     """The server: the last upload of every client, and the z of the pairs."""
 
-    models: Rows  # [K, P]; before a client's first upload, the model that it starts with
+    models: Rows  # [K, P]
     seen: Tensor  # [K] whether the client has uploaded
-    start: Tensor  # [P] the common start
+    start: Tensor  # [P] the common start, or [K, P] every client's own
     sigma: Tensor  # [] the width of the first exchange, for ``sigma_freeze``
     applied: Rows  # [K, K] the weights of each client's last round; zeros before its first
     first: Rows  # [K, P] the first uploads, for comparison; [0, P] once all clients have uploaded
@@ -140,7 +140,8 @@ def started(
     apart = start.new_full((1,), -1.0).expand(K if measured else 0, K)
     none = start.new_zeros(K)
     kept = Own(models, none, none) if measured else Own(models)
-    made = Uploads(models, nobody, start, zero[:1].sum(), table, first, zero, apart, *told)
+    begin = start if initial == "common" else models
+    made = Uploads(models, nobody, begin, zero[:1].sum(), table, first, zero, apart, *told)
     return made, kept
 
 
@@ -149,7 +150,8 @@ def mixed(server: Uploads, clients: Tensor, among: Tensor, weigh: Weigh) -> Tens
 
     A client that has not uploaded yet gets the model that it starts with.
     """
-    u = server.models[clients]
+    own = server.start.dim() == 2
+    u = server.start[clients] if own else server.start.repeat(len(clients), 1)
     members = among[server.seen[among]].sort().values
     known = server.seen[clients]
     if len(members) and known.any():
