@@ -50,7 +50,7 @@ PENDING_LOADS: set[str] = set()
 LARGE = {
     "algorithms/attention": 270,
     "algorithms/cfl": 270,
-    "algorithms/fedamp": 320,
+    "algorithms/fedamp": 275,
     "algorithms/federico": 300,
     "algorithms/fedfomo": 260,
     "algorithms/pafl": 320,

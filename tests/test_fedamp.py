@@ -9,17 +9,20 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from coterie.algorithms.attention import Cloud, Own, alike, likeness, unlikeness
-from coterie.algorithms.fedamp import (
-    FedAMP,
+from coterie.algorithms.attention import Cloud, Own, alike
+from coterie.algorithms.fedamp import FedAMP
+from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
+from coterie.algorithms.likeness import likeness, unlikeness
+from coterie.algorithms.local import Local
+from coterie.algorithms.penalties import (
     attention,
     median_width,
+    penalty_of,
     safe,
     slope,
     spread,
     step_size,
 )
-from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
 from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.mixing import mix, squared_distances
@@ -28,12 +31,15 @@ from coterie.core.rows import dense
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.errors import ConfigError
+from coterie.training.rounds import train
 from support import (
     assert_close,
     backend_of,
+    engine_of,
     federation,
     last,
     one_client,
+    predictors,
     task,
     whole_round,
 )
@@ -488,3 +494,92 @@ def test_what_predicts(kind):
         client = one_client(on, i)
         better = u[i] if client.loss(u[i], "val") < client.loss(w[i], "val") else w[i]
         assert_close(found["validation"].mixture.models[i, 0], better)
+
+
+# ---- the objective, the step size of the theorem, independent starts ----------------------------
+
+PRINTED = FedAMP(sigma=2.0, alpha=0.5, lam=0.5, predict_with="own")
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_penalties_are_those_whose_slopes_weigh(penalty):
+    s = torch.linspace(0, 12, 49, dtype=torch.float64)
+    assert_close(penalty_of(s, 2.0, penalty), PENALTIES[penalty](s, 2.0))
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_the_objective_is_that_of_a_double_loop(penalty):
+    method = replace(PRINTED, penalty=penalty, objective=True)
+    on, seen = task(method), set()
+    for record in train(method, on.problem, engine_of("loop", on), 3, participation=0.5):
+        seen |= set(record.clients)
+        W = record.states.w
+        expected = sum(float(one_client(on, i).loss(W[i], "train")) for i in seen)
+        for i in seen:
+            for j in seen:
+                if i < j:
+                    s = ((W[i] - W[j]) ** 2).sum()
+                    expected += method.lam * float(PENALTIES[penalty](s, method.sigma))
+        assert record.observed["objective"] == pytest.approx(expected, rel=1e-9)
+    assert len(seen) > 2
+
+
+def test_the_objective_changes_nothing_and_costs_one_number():
+    on = task(PRINTED)
+    logged, plain = (last(replace(PRINTED, objective=o), on, "loop") for o in (True, False))
+    assert torch.equal(predictors(logged).models, predictors(plain).models)
+    assert logged.traffic.up == plain.traffic.up + 8 * len(plain.clients)
+    assert "objective" not in plain.observed
+
+
+def test_the_step_size_of_the_theorem():
+    on = task(PRINTED, recipe=Recipe(lr=0.1, batch=10))
+    theory, number = (replace(PRINTED, alpha=alpha) for alpha in ("theory", 0.5 / 4**0.5))
+    found, expected = (predictors(last(m, on, rounds=4)).models for m in (theory, number))
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, predictors(last(theory, on, rounds=3)).models)
+    with pytest.raises(ConfigError, match=r"lr \* lam / alpha is 1 in round 0"):
+        last(theory, on, rounds=100)
+
+
+def test_independent_starts_without_attention_are_training_alone():
+    far = FedAMP(sigma=1e-9, prox=0.0, start="self", predict_with="own", initial="independent")
+    alone = Local(start="independent", keep="last")
+    on = task(alone, merge=False)
+    found, expected = (last(m, on, "loop", participation=1.0) for m in (far, alone))
+    assert_close(predictors(found).models, predictors(expected).models)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        replace(PRINTED, initial="independent"),
+        HeurFedAMP(sigma=10.0, cos_on="weights", predict_with="cloud", initial="independent"),
+    ],
+)
+def test_a_client_begins_with_its_own_start_on_every_engine(method):
+    on = task(method)
+    fresh = on.problem.fresh(torch.arange(5))
+    server, own = method.init(on.problem)
+    assert torch.equal(own.w, fresh)
+    assert_close(method.download(server, whole_round(on)).u, fresh)
+    loop, wire, vmap = (predictors(last(method, on, e)).models for e in ("loop", "wire", "vmap"))
+    assert torch.equal(wire, loop)
+    assert_close(vmap, loop)
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "said"),
+    [
+        (FedAMP, {"initial": "independent"}, "sigma = 'auto', which compares"),
+        (HeurFedAMP, {"initial": "independent"}, "sigma = 'auto', which compares"),
+        (HeurFedAMP, {"initial": "independent", "sigma": 1.0}, "cos_on = 'delta', which compares"),
+        (FedAMP, {"alpha": "theory"}, "alpha = 'theory' needs λ"),
+        (FedAMP, {"objective": True, "sigma": 1.0}, "objective = true needs λ"),
+        (FedAMP, {"objective": True, "lam": 1.0, "alpha": 1.0}, "it needs a numeric sigma"),
+        (FedAMP, {"alpha": "theory", "lam": 1.0, "alpha_gamma": 0.5}, "alpha_gamma = 0.5 has no"),
+    ],
+)
+def test_what_lacks_its_condition_is_refused(method, fields, said):
+    with pytest.raises(ConfigError, match=said):
+        method(**fields)

@@ -229,3 +229,22 @@ def test_one_client_alone():
     record = last(method, task(method, federated=federation(sizes=(20,))), participation=1.0)
     assert predictors(record).models.isfinite().all()
     assert record.traffic.down == 0
+
+
+def test_the_matrix_may_be_the_affinity_whose_growth_gives_the_weights():
+    plain, shown = FedFomo(downloads=2), FedFomo(downloads=2, matrix="affinity")
+    on = task(plain)
+    runs = [list(train(m, on.problem, engine_of("loop", on), 4)) for m in (plain, shown)]
+    before, signs = torch.eye(5, dtype=torch.float64), set()
+    for weights, affinity in zip(*runs, strict=True):
+        P = torch.from_numpy(affinity.collaboration)
+        gained = P - before  # raw w_n of those that were weighed
+        assert ((gained != 0).sum(1) <= 3).all()
+        positive = gained.clamp(min=0)
+        applied = torch.from_numpy(weights.collaboration)
+        helped = positive.sum(1) > 0
+        assert_close(applied[helped], (positive / positive.sum(1, keepdim=True))[helped])
+        signs |= set(gained.sign().unique().tolist())
+        before = P
+    assert signs == {-1.0, 0.0, 1.0}
+    assert torch.equal(*(predictors(run[-1]).models for run in runs))

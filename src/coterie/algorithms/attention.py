@@ -1,17 +1,4 @@
-"""Attention between similar clients for FedAMP and HeurFedAMP: similarity and model exchange.
-
-Two models trained from the same point on two samples of the same distribution differ, because the
-samples differ. A client measures this difference on its own data: in every round it trains a second
-model w_i' on every second sample only (as many steps, each on half as many samples), and uploads
-with w_i the mean v_i of ‖w_i − w_i'‖² over its rounds. v_i estimates how far sampling alone moves
-w_i from the model of unlimited data, as w_i is about the mean of w_i' and the other half's model.
-
-    z_ij = ‖w_i − w_j‖² / (v_i + v_j)        1 where i and j hold samples of the same data
-    alike_ij = 1 for z ≤ 1,  2 − z for 1 < z < 2,  0 for z ≥ 2
-
-z − 1 is the squared difference between the ideal models of i and j, relative to their sampling
-noise. As long as z < 2, the mean of the two models is nearer to each client's ideal model than the
-client's own model is. From z = 2 on the other client counts as a stranger and gets weight zero.
+"""Attention between similar clients for FedAMP and HeurFedAMP: model exchange and comparison.
 
 Models can be compared only if they were trained from about the same point. Every client's first
 upload was trained from the common start, so first uploads are compared with each other even if they
@@ -32,13 +19,13 @@ from ..core.mixing import distances_between, last_applied, mix, nobody_yet
 from ..core.problem import Problem
 from ..core.rows import Rows, updated
 from ..core.tree import Tree
+from ..errors import ConfigError
 from .fedprox import proximal
+from .likeness import likeness, unlikeness
 
+Initial = Literal["common", "independent"]
 PredictWith = Literal["own", "cloud", "both", "validation"]
 Weigh = Callable[[Tensor], Tensor]  # clients [m] that have uploaded -> their weights [m, m]
-
-STRANGER = 2.0  # from this z on the mean of two models is worse than either model
-TINY = 1e-300  # the reciprocal of a smaller number may overflow
 
 
 class Uploads(NamedTuple):
@@ -46,12 +33,14 @@ class Uploads(NamedTuple):
 
     models: Rows  # [K, P]
     seen: Tensor  # [K] whether the client has uploaded
-    start: Tensor  # [P] the common start
+    start: Tensor  # [P] the common start, or [K, P] every client's own
     sigma: Tensor  # [] the width of the first exchange, for ``sigma_freeze``
     applied: Rows  # [K, K] the weights of each client's last round; zeros before its first
     first: Rows  # [K, P] the first uploads, for comparison; [0, P] once all clients have uploaded
     noise: Tensor  # [K] v of the first uploads, in the same units
     apart: Rows  # [K, K] z of the pairs, -1 if not compared yet; [0, K] if likeness is not measured
+    losses: Tree = ()  # [K] F_i of the last uploads, or () where clients do not report it
+    objective: Tree = ()  # [] the objective after the round, or () where it is not asked for
 
 
 class Upload(NamedTuple):
@@ -59,6 +48,7 @@ class Upload(NamedTuple):
 
     w: Tensor  # [P]
     noise: Tree  # [] v, or () where likeness is not measured
+    loss: Tree = ()  # [] F_i(w_i) on its training data, where the method asks for it
 
 
 class Cloud(NamedTuple):
@@ -84,25 +74,6 @@ class Seen(NamedTuple):
 
 
 # ---- likeness --------------------------------------------------------------------------------
-
-
-def unlikeness(distances: Tensor, noise: Tensor, others: Tensor) -> Tensor:
-    """z from squared distances ``[m, n]`` and the noise v of the rows and of the columns.
-
-    >>> unlikeness(torch.tensor([[6.0, 0.0]]), torch.tensor([1.0]), torch.tensor([2.0, 0.0]))
-    tensor([[2., 0.]])
-    """
-    expected = noise[:, None] + others
-    return torch.where(distances > 0, distances / expected.clamp(min=TINY), 0.0)
-
-
-def likeness(z: Tensor) -> Tensor:
-    """1 where noise explains the whole distance, 0 where it explains at most half of it.
-
-    >>> likeness(torch.tensor([0.3, 1.0, 1.5, 2.0, 7.0]))
-    tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
-    """
-    return (STRANGER - z).clamp(0, 1)
 
 
 def compared(server: Uploads, found: Seen, round: Round) -> Uploads:
@@ -146,25 +117,41 @@ def alike(server: Uploads, members: Tensor) -> Tensor:
 # ---- the exchange ----------------------------------------------------------------------------
 
 
-def start_together(problem: Problem, measured: bool) -> tuple[Uploads, Own]:
-    """The server and the clients before round 0, all at the common start."""
+def refuse_unrelated(method: str, field: str, value: Any, initial: Initial) -> None:
+    """Refuse independent starts where models are compared as if they had begun at one point."""
+    if initial == "independent" and value in ("auto", "delta"):
+        raise ConfigError(
+            f"{method}: initial = 'independent' and {field} = '{value}', which compares models "
+            f"trained from the same point; expected another {field}, or initial = 'common'"
+        )
+
+
+def started(
+    problem: Problem, measured: bool, initial: Initial, reported: bool = False
+) -> tuple[Uploads, Own]:
+    """The server and the clients before round 0, at the common start or each at its own."""
     K, start = problem.population, problem.start
-    models, zero = rows(start, K), torch.zeros(K, dtype=torch.float64, device=problem.device)
+    models = rows(start, K) if initial == "common" else problem.fresh(torch.arange(K))
+    zero = torch.zeros(K, dtype=torch.float64, device=problem.device)
     nobody = zero > 0
     table = nobody_yet(start, K)
     first = rows(torch.zeros_like(start[: problem.model.parameters]), K if measured else 0)
+    told = (start.new_zeros(K), zero.sum()) if reported else ((), ())
     apart = start.new_full((1,), -1.0).expand(K if measured else 0, K)
     none = start.new_zeros(K)
     kept = Own(models, none, none) if measured else Own(models)
-    return Uploads(models, nobody, start, zero[:1].sum(), table, first, zero, apart), kept
+    begin = start if initial == "common" else models
+    made = Uploads(models, nobody, begin, zero[:1].sum(), table, first, zero, apart, *told)
+    return made, kept
 
 
 def mixed(server: Uploads, clients: Tensor, among: Tensor, weigh: Weigh) -> Tensor:
     """``u_i = Σ_j ξ_ij w_j`` of some clients, over the clients ``among`` that have uploaded.
 
-    A client that has not uploaded yet gets the common start.
+    A client that has not uploaded yet gets the model that it starts with.
     """
-    u = server.start.repeat(len(clients), 1)
+    own = server.start.dim() == 2
+    u = server.start[clients] if own else server.start.repeat(len(clients), 1)
     members = among[server.seen[among]].sort().values
     known = server.seen[clients]
     if len(members) and known.any():
@@ -192,9 +179,12 @@ def remembered(server: Uploads, round: Round, weigh: Weigh) -> Rows:
 
 
 def stored(server: Uploads, uploads: Upload, round: Round) -> Uploads:
-    """The server with the round's models stored."""
-    models = updated(server.models, round.clients, uploads.w)
-    return server._replace(models=models, seen=server.seen.index_fill(0, round.clients, True))
+    """The server with the round's models and losses stored."""
+    at, losses = round.clients, server.losses
+    if isinstance(losses, Tensor):
+        losses = losses.index_copy(0, at, uploads.loss)
+    models, seen = updated(server.models, at, uploads.w), server.seen.index_fill(0, at, True)
+    return server._replace(models=models, seen=seen, losses=losses)
 
 
 # ---- one client ------------------------------------------------------------------------------
@@ -207,17 +197,18 @@ def train_near(client: Client, received: Cloud, state: Own, start: str) -> Tenso
 
 
 def trained(
-    client: Client, received: Cloud, state: Own, start: str, measured: bool
+    client: Client, received: Cloud, state: Own, start: str, measured: bool, reported: bool
 ) -> tuple[Upload, Own]:
-    """A client's round: its trained model and, where likeness is measured, its sampling noise."""
+    """A client's round: its trained model and, where they are asked for, its noise and loss."""
     w = train_near(client, received, state, start)
+    loss = client.loss(w, "train") if reported else ()
     if measured:
         other = train_near(client.half(), received, state, start)
         once = (client.trainable(w - other) ** 2).sum()
         rounds = state.rounds + 1
         noise = state.noise + (once - state.noise) / rounds
-        return Upload(w, noise), Own(w, noise, rounds)
-    return Upload(w, ()), Own(w)
+        return Upload(w, noise, loss), Own(w, noise, rounds)
+    return Upload(w, (), loss), Own(w)
 
 
 def predicted(client: Client, u: Any, w: Tensor, predict_with: PredictWith) -> Mixture:
@@ -246,6 +237,11 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
     start: str
     predict_with: PredictWith
 
+    @property
+    def reports(self) -> bool:
+        """Whether clients upload the loss of their trained model on their training data."""
+        return False
+
     @abstractmethod
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
         """A function that computes the weights ξ between some clients in this round."""
@@ -263,7 +259,8 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
 
     def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
         """Train near u_i."""
-        return trained(client, received, state, self.start, measured=self.sigma == "auto")
+        measured = self.sigma == "auto"
+        return trained(client, received, state, self.start, measured, self.reports)
 
     def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
         """w_i, u_i or both."""

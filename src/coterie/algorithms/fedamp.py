@@ -26,9 +26,12 @@ Notes:
     takes the better of the two on each client's validation data.
     The paper does not say where local training starts; ``start = "cloud"`` (u_i) is our default.
     Clients start at a common point, and the first exchange follows the first local training: P5's
-    independent starts would average unrelated deep networks. In a round, u_i is formed over those
-    participants that have uploaded before; a client in its first round gets the common start. The
-    u_i of a prediction is formed over all clients that have uploaded.
+    independent starts (``initial = "independent"``) average unrelated deep networks. In a round,
+    u_i is formed over those participants that have uploaded before; a client in its first round
+    gets its own start. The u_i of a prediction is formed over all clients that have uploaded.
+    ``alpha = "theory"`` is α_k = λ/√T of the convergence theorem, T the number of rounds; the
+    proximal coefficient is then √T. ``objective`` logs the objective above in every round; it costs
+    a pass over each client's training data, and one more number up.
     Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5.
     ``penalty`` offers the other functions A that the paper names, with the same width σ and their
     customary constants: A'(s) = 1/σ · min(1, (3.7 − s/σ)_+ / 2.7) for scad and
@@ -38,20 +41,20 @@ Notes:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ..core.algorithm import Round, Traits, check_pull
-from ..core.mixing import off_diagonal, squared_distances
+from ..core.mixing import squared_distances
 from ..core.problem import Problem
 from ..core.ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
 from ..errors import ConfigError
 from .attention import (
-    TINY,
     Attentive,
     Cloud,
+    Initial,
     Own,
     PredictWith,
     Seen,
@@ -61,98 +64,24 @@ from .attention import (
     alike,
     compared,
     mixed,
+    refuse_unrelated,
     remembered,
-    start_together,
+    started,
     stored,
 )
-
-Penalty = Literal["exponential", "scad", "mcp"]
-
-SCAD, MCP = 3.7, 3.0  # where the slopes of these penalties reach zero, in units of σ
-
-
-def slope(distances: Tensor, sigma: Tensor | float, penalty: Penalty = "exponential") -> Tensor:
-    """``A'(s)`` of squared distances, zero on the diagonal; 1/σ at s = 0 for every penalty."""
-    s = distances / sigma
-    if penalty == "exponential":
-        fall = torch.exp(-s)
-    elif penalty == "scad":
-        fall = ((SCAD - s) / (SCAD - 1)).clamp(0, 1)
-    else:
-        fall = (1 - s / MCP).clamp(min=0)
-    return (fall / sigma).fill_diagonal_(0)
-
-
-def attention(
-    W: Tensor, alpha: Tensor | float, sigma: Tensor | float, penalty: Penalty = "exponential"
-) -> Tensor:
-    """Eq. 5 and 7, by default with the negative exponential: rows sum to one, float64.
-
-    >>> attention(torch.tensor([[0.0], [1.0], [3.0]]), alpha=0.5, sigma=2.0)[0]
-    tensor([0.8456, 0.1516, 0.0028], dtype=torch.float64)
-    """
-    return weights(slope(squared_distances(W), sigma, penalty), alpha)
-
-
-def weights(slopes: Tensor, alpha: Tensor | float) -> Tensor:
-    """The weights ξ from the slopes A' ``[m, m]``."""
-    A = alpha * slopes  # Eq. 5
-    return A + torch.diag(1 - A.sum(1))  # Eq. 7
-
-
-def step_size(
-    W: Tensor, sigma: Tensor | float, mass: float, penalty: Penalty = "exponential"
-) -> Tensor:
-    """The largest α_k with ``ξ_ii ≥ 1 − mass`` for every client; 0 where all A' vanish."""
-    return largest_step(slope(squared_distances(W), sigma, penalty), mass)
-
-
-def largest_step(slopes: Tensor, mass: float) -> Tensor:
-    """As :func:`step_size`, from the slopes A' ``[m, m]``."""
-    largest = slopes.sum(1).max()
-    return torch.where(largest > TINY, mass / largest, 0.0)
-
-
-def median_width(W: Tensor, factor: float) -> Tensor:
-    """σ as a multiple of the median squared distance, 1 where all models are the same."""
-    return width_of(squared_distances(W), factor)
-
-
-def width_of(distances: Tensor, factor: float) -> Tensor:
-    """As :func:`median_width`, from the squared distances ``[m, m]``."""
-    width = factor * off_diagonal(distances).median()
-    return torch.where(width > TINY, width, 1.0)
-
-
-def spread(A: Tensor, mass: float) -> Tensor:
-    """Scale every row's off-diagonal weights to sum to ``mass``; rows without any stay as is."""
-    others = A.clone().fill_diagonal_(0)
-    total = others.sum(1, keepdim=True)
-    others = torch.where(total > 0, mass * others / total, 0.0)
-    return others + torch.diag(1 - others.sum(1))
-
-
-def shared(slopes: Tensor, most: Tensor | float, rows: bool) -> Tensor:
-    """ξ from the slopes A' ``[m, m]``, where a client's own model counts as one at distance 0.
-
-    ``most`` is A'(0). α_k is the largest step at which no other model gets more weight than a
-    client's own: one for all clients, or with ``rows`` one per client.
-
-    >>> shared(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), 1.0, rows=True)
-    tensor([[0.5000, 0.5000, 0.0000],
-            [0.4000, 0.4000, 0.2000],
-            [0.0000, 0.3333, 0.6667]])
-    """
-    total = slopes.sum(1, keepdim=True)
-    return weights(slopes, 1 / (most + (total if rows else total.max())))
-
-
-def safe(A: Tensor, most: float = 1.0) -> Tensor:
-    """Scale down the rows whose off-diagonal weights sum to more than ``most``."""
-    others = A.clone().fill_diagonal_(0)
-    total = others.sum(1, keepdim=True)
-    others = torch.where(total > most, most * others / total.clamp(min=TINY), others)
-    return others + torch.diag(1 - others.sum(1))
+from .likeness import TINY
+from .penalties import (
+    Penalty,
+    largest_step,
+    median_width,
+    penalty_of,
+    safe,
+    shared,
+    slope,
+    spread,
+    weights,
+    width_of,
+)
 
 
 @dataclass(frozen=True)
@@ -166,7 +95,7 @@ class FedAMP(Attentive):
         sigma: width σ of the attention; ``auto`` is the squared distance that the clients' own
             sampling noise explains, with weight zero from twice that value on; ``median`` follows
             the median squared distance.
-        alpha: step size α_k; ``auto`` is as large as ``mass`` allows.
+        alpha: step size α_k; ``auto`` is as large as ``mass`` allows; ``theory`` is lam/√T.
         alpha_gamma: factor on a numeric alpha every ``alpha_every`` rounds.
         alpha_every: rounds between two reductions of alpha.
         mass: with ``alpha = "auto"``, the most weight a client gives to others (with a sigma that
@@ -183,11 +112,13 @@ class FedAMP(Attentive):
         safe_attention: scale down rows whose weights on others sum to more than one.
         predict_with: the client's ``own`` model w_i, the newest ``cloud`` model u_i, ``both`` with
             equal weight, or the better of them on ``validation`` data.
+        initial: the clients' models are one ``common`` model before round 0, or ``independent``.
+        objective: log Σ F_i(w_i) + λ Σ A in every round, over the clients that have uploaded.
     """
 
     penalty: Penalty = "exponential"
     sigma: Positive | Literal["auto", "median"] = "auto"
-    alpha: NotNegative | Auto = "auto"
+    alpha: NotNegative | Literal["auto", "theory"] = "auto"
     alpha_gamma: ShareAboveZero = 1.0
     alpha_every: Count = 30
     mass: Share | Auto = "auto"
@@ -199,6 +130,8 @@ class FedAMP(Attentive):
     start: Literal["cloud", "self"] = "cloud"
     safe_attention: bool = True
     predict_with: PredictWith = "validation"
+    initial: Initial = "common"
+    objective: bool = False
 
     paper: ClassVar[str] = (
         "Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on "
@@ -211,16 +144,21 @@ class FedAMP(Attentive):
   booktitle={AAAI}, year={2021}}"""
 
     def check_together(self) -> None:
-        """Refuse fields that would have no effect."""
+        """Refuse fields that would have no effect, and a value that lacks what it needs."""
+        refuse_unrelated("fedamp", "sigma", self.sigma, self.initial)
+        if self.lam is None and (self.alpha == "theory" or self.objective):
+            field = "alpha = 'theory'" if self.alpha == "theory" else "objective = true"
+            raise ConfigError(f"fedamp: {field} needs λ, and lam is not given; set lam, such as 1")
         idle = {
             "lam": self.lam is not None and self.alpha == "auto",
-            "alpha_gamma": self.alpha_gamma != 1 and self.alpha == "auto",
+            "alpha_gamma": self.alpha_gamma != 1 and isinstance(self.alpha, str),
+            "objective": self.objective and isinstance(self.sigma, str),
             "mass": self.mass != "auto" and self.alpha != "auto",
             "penalty": self.penalty != "exponential" and self.sigma == "auto",
             "sigma_freeze": self.sigma_freeze and self.sigma != "median",
         }
         needs = {"penalty": "a numeric sigma or sigma = 'median'", "mass": "alpha = 'auto'"}
-        needs["sigma_freeze"] = "sigma = 'median'"
+        needs |= {"sigma_freeze": "sigma = 'median'", "objective": "a numeric sigma"}
         for field in (name for name, without_effect in idle.items() if without_effect):
             raise ConfigError(
                 f"fedamp: {field} = {getattr(self, field)!r} has no effect with sigma = "
@@ -234,8 +172,13 @@ class FedAMP(Attentive):
         return Traits(uses_validation=self.predict_with == "validation")
 
     def init(self, problem: Problem) -> tuple[Uploads, Own]:
-        """The common start."""
-        return start_together(problem, measured=self.sigma == "auto")
+        """The common start, or independent ones."""
+        return started(problem, self.sigma == "auto", self.initial, self.objective)
+
+    @property
+    def reports(self) -> bool:
+        """With ``objective``, F_i(w_i)."""
+        return self.objective
 
     # ---- the server ------------------------------------------------------------------------
 
@@ -243,20 +186,21 @@ class FedAMP(Attentive):
         """u_i, and how strongly to stay near it."""
         weigh = self._weigh(server, round)
         u = mixed(server, round.clients, round.clients, weigh)
-        alpha = self._alpha(round.index, round.lr)
+        alpha = self._alpha(round.index, round.horizon, round.lr)
         prox = self.prox if self.lam is None or alpha is None else self.lam / max(alpha, TINY)
         return Cloud(u, u.new_full((len(u),), prox))
 
-    def _alpha(self, index: int, lr: float) -> float | None:
-        """α_k = α_0 γ^⌊k/every⌋, refused where the proximal step would overshoot (spec 9.3)."""
+    def _alpha(self, index: int, horizon: int, lr: float) -> float | None:
+        """α_k = α_0 γ^⌊k/every⌋ or λ/√T, refused where the proximal step would overshoot."""
         if self.alpha == "auto":
             return None
-        alpha = self.alpha * self.alpha_gamma ** (index // self.alpha_every)
+        first = (self.lam or 0.0) / horizon**0.5 if self.alpha == "theory" else self.alpha
+        alpha = first * self.alpha_gamma ** (index // self.alpha_every)
         if self.lam and (alpha <= 0 or lr * self.lam / alpha >= 1):
             found = lr * self.lam / alpha if alpha else float("inf")
             raise ConfigError(
                 f"fedamp: lr * lam / alpha is {found:g} in round {index} and must stay below 1; "
-                "raise alpha, or lower lam or alpha_gamma"
+                "raise alpha, or lower train.lr, lam or alpha_gamma (spec 9.3)"
             )
         return alpha
 
@@ -265,7 +209,7 @@ class FedAMP(Attentive):
 
         def weigh(members: Tensor) -> Tensor:
             slopes, most = self._slopes(server, members, round)
-            alpha = self._alpha(round.index, round.lr)
+            alpha = self._alpha(round.index, round.horizon, round.lr)
             by_row = self.attention_mass == "rows"
             if alpha is not None:
                 A = weights(slopes, alpha)
@@ -306,11 +250,24 @@ class FedAMP(Attentive):
         elif self.sigma_freeze and server.sigma == 0 and len(uploads.w) > 1:
             width = median_width(round.trainable(uploads.w), self.sigma_factor)
             new = new._replace(sigma=width)
-        return stored(new, uploads, round)
+        new = stored(new, uploads, round)
+        return new._replace(objective=self._objective(new, round)) if self.objective else new
+
+    def observed(self, server: Uploads) -> dict[str, Any]:
+        """The objective after the round, if it is asked for."""
+        return {"objective": float(server.objective)} if self.objective else {}
+
+    def _objective(self, server: Uploads, round: Round) -> Tensor:
+        """``Σ F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²)`` of the clients that have uploaded."""
+        members = server.seen.nonzero().flatten()
+        distances = squared_distances(round.trainable(server.models[members]))
+        tie = penalty_of(distances, self._sigma(server, distances), self.penalty).triu(1).sum()
+        fit: Tensor = server.losses[members].to(torch.float64).sum()
+        return fit + (self.lam or 0.0) * tie
 
     def check(self, problem: Problem, rounds: int) -> None:
         """Refuse a pull that overshoots, in any round of the schedule."""
         for index in range(rounds + 1):  # the last models are served after the last round
-            self._alpha(index, problem.recipe.rate(index))
+            self._alpha(index, rounds, problem.recipe.rate(index))
         if self.lam is None or self.alpha == "auto":
             check_pull(problem, rounds, "fedamp.prox", self.prox)

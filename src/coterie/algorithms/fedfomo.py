@@ -113,6 +113,8 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         pool: candidates are ``all_uploaded`` models or only those of the ``last_round``.
         min_gain_se: ignore a model whose gain is below this many standard errors; 0 ignores none.
             Above 0 every client needs two validation samples or more.
+        matrix: the collaboration matrix has the applied ``weights`` w*, or the ``affinity`` P,
+            whose rows then leave the clients.
     """
 
     downloads: CountOrZero = 5
@@ -123,6 +125,7 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
     affinity_update: Literal["raw", "abs_sum"] = "raw"
     pool: Literal["all_uploaded", "last_round"] = "all_uploaded"
     min_gain_se: NotNegative = 0.0
+    matrix: Literal["weights", "affinity"] = "weights"
 
     paper: ClassVar[str] = (
         "Zhang, Sapra, Fidler, Yeung, Alvarez: Personalized Federated Learning with First Order "
@@ -162,18 +165,15 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
 
     def download(self, server: Pool, round: Round) -> Bank:
         """The M models sent to each client, chosen ε-greedily among the available ones."""
-        me, others = (
-            round.clients[:, None],
-            torch.arange(round.population, device=server.age.device),
-        )
+        me, everybody = round.clients[:, None], torch.arange(round.population)
+        others = everybody.to(server.age.device)
         oldest = round.index - 1 if self.pool == "last_round" else 0
         candidate = (server.age >= oldest) & (server.age >= 0) & (others != me)
         scores = -server.ranks[round.clients].to(torch.float64)
         scores = scores.masked_fill(~candidate, -torch.inf)
         count = min(self.downloads, round.population - 1)
         explore = round.draw("explore", round.clients, count=count) < self._chance(round.index)
-        ties = round.draw("ties", me, others)
-        chosen = epsilon_greedy(scores, explore, ties, count)
+        chosen = epsilon_greedy(scores, explore, round.draw("ties", me, others), count)
         return bank(server.models, chosen)
 
     def _chance(self, t: int) -> float:
@@ -252,9 +252,9 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
         return single(self.weigh(client, served, state)[0])
 
     def shown(self, state: Kept) -> Tensor:
-        """The client's last shares."""
-        return state.weights
+        """The client's last shares, or its row of P."""
+        return state.affinity if self.matrix == "affinity" else state.weights
 
     def collaboration(self, server: Pool, shown: Tensor, round: Round) -> Tensor:
-        """Every client's last shares."""
+        """Every client's last shares, or P."""
         return shown

@@ -15,7 +15,8 @@ Notes:
     ``self_weight = "auto"`` is, with a numeric σ, 1/N for the N clients of the round's exchange;
     with σ ``auto``, the weight that a model at angle 0 would get. With σ ``auto`` a numeric
     ``self_weight`` is the least ξ_ii: a client that has only strangers keeps all of its weight.
-    Prediction with w_i or u_i, common start and first exchange are as in FedAMP.
+    Prediction with w_i or u_i, starts and first exchange are as in FedAMP. FedAMP's α_k = λ/√T of T
+    rounds is ``prox`` = √T here.
 """
 
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from ..core.ranges import Auto, NotNegative, Share
 from .attention import (
     Attentive,
     Cloud,
+    Initial,
     Own,
     PredictWith,
     Seen,
@@ -40,11 +42,13 @@ from .attention import (
     alike,
     compared,
     mixed,
+    refuse_unrelated,
     remembered,
-    start_together,
+    started,
     stored,
 )
-from .fedamp import FedAMP, safe, shared
+from .fedamp import FedAMP
+from .penalties import safe, shared
 
 
 def heuristic_attention(W: Tensor, sigma: float, self_weight: float) -> Tensor:
@@ -75,6 +79,7 @@ class HeurFedAMP(Attentive):
         start: local training starts from the ``cloud`` model u_i or the client's own (``self``).
         predict_with: the client's ``own`` model w_i, the newest ``cloud`` model u_i, ``both`` with
             equal weight, or the better of them on ``validation`` data.
+        initial: the clients' models are one ``common`` model before round 0, or ``independent``.
     """
 
     sigma: NotNegative | Auto = "auto"
@@ -83,9 +88,15 @@ class HeurFedAMP(Attentive):
     prox: NotNegative = 1e-4
     start: Literal["cloud", "self"] = "cloud"
     predict_with: PredictWith = "validation"
+    initial: Initial = "common"
 
     paper: ClassVar[str] = FedAMP.paper
     bibtex: ClassVar[str] = FedAMP.bibtex
+
+    def check_together(self) -> None:
+        """Refuse independent starts where models are compared with the common one."""
+        refuse_unrelated("heurfedamp", "sigma", self.sigma, self.initial)
+        refuse_unrelated("heurfedamp", "cos_on", self.cos_on, self.initial)
 
     @property
     def traits(self) -> Traits:
@@ -93,8 +104,8 @@ class HeurFedAMP(Attentive):
         return Traits(uses_validation=self.predict_with == "validation")
 
     def init(self, problem: Problem) -> tuple[Uploads, Own]:
-        """The common start."""
-        return start_together(problem, measured=self.sigma == "auto")
+        """The common start, or independent ones."""
+        return started(problem, self.sigma == "auto", self.initial)
 
     # ---- the server ------------------------------------------------------------------------
 

@@ -34,6 +34,15 @@ class Evaluation(NamedTuple):
     val_loss: Scores  # [K]
 
 
+def columns_of(table: NDArray[np.float64]) -> tuple[Evaluation, Scores | None]:
+    """The evaluation, and the loss on training data, from a score and a loss per judged split.
+
+    ``table [K, 2 s]`` has the columns of the splits in the order of ``Problem.judged``.
+    """
+    test, test_loss, val, val_loss, *train = table.T
+    return Evaluation(test, val, test_loss, val_loss), train[1] if train else None
+
+
 class Predicted(NamedTuple):
     """The predictors of a round's clients and their scores."""
 
@@ -42,6 +51,7 @@ class Predicted(NamedTuple):
     outcomes: Outcomes | None  # the answer to every test sample, if the engine holds the samples
     digests: tuple[str, ...] | None = None  # of each predictor, where models stay at their clients
     lost: tuple[Rejection, ...] = ()  # clients that did not answer: their scores are NaN
+    train_loss: Scores | None = None  # [K] on training data, if the problem asks for it
 
 
 class Replies(NamedTuple):

@@ -17,7 +17,7 @@ from ..core.calls import Form
 from ..core.messages import Rejection, Reply, layout
 from ..core.problem import Problem
 from ..core.tree import Tree
-from .base import Enrolment, Predicted, Replies
+from .base import Enrolment, Evaluation, Predicted, Replies
 from .codec import Message, Types, encode, vocabulary
 from .loop import together
 from .site_answers import gathered_predictions, judged_answer, read_answer
@@ -91,6 +91,7 @@ class RemoteEngine:
         self._experiment, self._starts, self._collect = experiment, tuple(starts), collect
         self._clients: tuple[str, ...] = ()
         self._types: Types = {}
+        self._losses = False  # whether clients measure the loss on training data
         self._held: list[str] = []  # the sha256 of every client's state
         self._shown: list[Tree] = []
         self._offered: dict[int, tuple[str, Tree]] = {}  # new state's sha256 and shown, by client
@@ -115,6 +116,7 @@ class RemoteEngine:
     ) -> Enrolment:
         """Start with the sites' first states, or continue with the states of a snapshot."""
         self._clients, self._types = problem.clients, vocabulary(algorithm)
+        self._losses = problem.training_loss
         if not isinstance(states, HeldStates):
             first = algorithm.init(problem)[1] if states is None else states
             states = held_states(self._starts, first_states(algorithm, first, problem))
@@ -169,15 +171,17 @@ class RemoteEngine:
     ) -> Predicted:
         """Ask every client of the round to evaluate its predictor; NaN for those that are lost."""
         head = {"metric": metric, "last": keep, "collect": self._collect}
+        asked = len(Evaluation._fields) + self._losses
         answers = self._ask("predict", served, round, head)
         for _ in range(TRIES - 1):
             again = [c for c, answer in answers.items() if isinstance(answer, Rejection)]
             answers |= self._ask("predict", served, round, head, again) if again else {}
-        found = {c: judged_answer(a) for c, a in answers.items() if isinstance(a, Message)}
+        found = {c: judged_answer(a, asked) for c, a in answers.items() if isinstance(a, Message)}
         lost = tuple(a for a in answers.values() if isinstance(a, Rejection))
         unread = tuple(Rejection(c, "fields") for c, one in found.items() if one is None)
         good = {client: one for client, one in found.items() if one is not None}
-        return gathered_predictions(round.clients.tolist(), good, (*lost, *unread), keep=keep)
+        lost = (*lost, *unread)
+        return gathered_predictions(round.clients.tolist(), good, lost, asked, keep=keep)
 
     def snapshot(self) -> Tree:
         """The hashes of the clients' states, and what these show."""

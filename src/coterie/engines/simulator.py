@@ -1,5 +1,6 @@
 """Simulates all clients in one process: a backend computes, a store keeps the clients' states."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..core.calls import Form
 from ..core.problem import Problem
 from ..core.rows import Allocate, StateRows
 from ..core.tree import Tree
-from .base import Backend, Computed, Enrolment, Evaluation, Predicted, Replies, state_device
+from .base import Backend, Computed, Enrolment, Evaluation, Predicted, Replies, Scores, state_device
 from .states import StateStore, in_files, in_memory
 
 # The bytes of predictors that are evaluated at once, but at least this many clients.
@@ -121,13 +122,19 @@ class Simulator:
 
 def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
     """Join the scores of several groups of clients; a client without a predictor scores NaN."""
-    columns = []
-    for part in parts:
-        judged = (part.mixture.weights != 0).any(1).numpy()
-        columns.append([np.where(judged, column, np.nan) for column in part.evaluation])
+    judged = np.concatenate([(part.mixture.weights != 0).any(1).numpy() for part in parts])
+
+    def column(found: Iterable[Scores]) -> Scores:
+        return np.where(judged, np.concatenate(list(found)), np.nan)
+
     said = [part.outcomes for part in parts if part.outcomes is not None]
-    evaluation = Evaluation(*map(np.concatenate, zip(*columns, strict=True)))
-    return Predicted(evaluation, mixture, paired.join(said) if said else None)
+    losses = [part.train_loss for part in parts if part.train_loss is not None]
+    return Predicted(
+        Evaluation(*map(column, zip(*(part.evaluation for part in parts), strict=True))),
+        mixture,
+        paired.join(said) if said else None,
+        train_loss=column(losses) if losses else None,
+    )
 
 
 class _Predictors:

@@ -35,11 +35,14 @@ class JudgedAnswer(NamedTuple):
     digest: str
 
 
-def judged_answer(answer: Message) -> JudgedAnswer | None:
-    """One client's scores and predictor; None if the answer has another form."""
+def judged_answer(answer: Message, scored: int) -> JudgedAnswer | None:
+    """One client's scores and predictor; None if the answer has another form.
+
+    ``scored`` is the number of scores that were asked for.
+    """
     try:
         scores, predictor = answer.body
-        whole = isinstance(predictor, Mixture) and scores.shape == (len(Evaluation._fields),)
+        whole = isinstance(predictor, Mixture) and scores.shape == (scored,)
         if not whole or predictor.weights.dim() != 1 or predictor.models.dim() != 2:
             return None
         return JudgedAnswer(scores.double().tolist(), predictor, str(answer.head.get("digest", "")))
@@ -51,11 +54,12 @@ def gathered_predictions(
     clients: Sequence[int],
     found: Mapping[int, JudgedAnswer],
     lost: tuple[Rejection, ...],
+    scored: int,
     *,
     keep: bool,
 ) -> Predicted:
     """The scores of all clients; NaN and no predictor for a client that did not answer."""
-    table = np.full((len(clients), len(Evaluation._fields)), np.nan)
+    table = np.full((len(clients), scored), np.nan)
     predictors: list[Mixture | None] = []
     for at, client in enumerate(clients):
         one = found.get(client)
@@ -64,7 +68,9 @@ def gathered_predictions(
             table[at] = one.scores
     digests = tuple(found[c].digest if c in found else "" for c in clients)
     mixture = _padded(predictors)
-    return Predicted(Evaluation(*table.T), mixture, None, digests if keep else None, lost)
+    scores = Evaluation(*table.T[: len(Evaluation._fields)])
+    loss = table[:, -1] if scored > len(scores) else None
+    return Predicted(scores, mixture, None, digests if keep else None, lost, loss)
 
 
 def _padded(predictors: Sequence[Mixture | None]) -> Mixture:

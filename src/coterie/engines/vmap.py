@@ -33,7 +33,7 @@ from ..core.returned import checked_stage
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import Computed, Evaluation, Predicted, Scores, state_device
+from .base import Computed, Predicted, Scores, columns_of, state_device
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 from .gathered import Chunk, Empty, Gathered, rows_of
 from .process import settings
@@ -195,7 +195,7 @@ class VmapBackend:
 
         def finish(mixture: Mixture, ids: list[int]) -> Tree:
             columns: list[Scores] = []
-            for name in ("test", "val"):
+            for name in self.problem.judged:
                 found = predicted(mixture, ids, name)
                 columns += judge(shards, metric, ids, name, found)
                 if name == "test" and keep:
@@ -205,9 +205,8 @@ class VmapBackend:
         chapter = algorithm.chapter(round.index, round.horizon)
         stage = _Stage(algorithm.predictor, chapter, finish, in_place=False)
         table, mixture = self._each(stage, served, states, round)
-        test, test_loss, val, val_loss = table.numpy().T
-        evaluation = Evaluation(test, val, test_loss, val_loss)
-        return Predicted(evaluation, mixture, outcomes(said, round))
+        evaluation, loss = columns_of(table.numpy())
+        return Predicted(evaluation, mixture, outcomes(said, round), train_loss=loss)
 
     def _each(self, stage: "_Stage", message: Tree, states: Tree, round: Round) -> Tree:
         """Map one client's code over all clients, chunk by chunk; rows are in the round's order."""

@@ -25,7 +25,7 @@ from .environment import environment
 from .interrupt import Stop
 from .resume import UnfinishedRun
 from .run_folder import Predictors
-from .setting import Cell, Setting
+from .setting import Cell, Setting, with_training_loss
 
 
 class Progress(NamedTuple):
@@ -70,6 +70,8 @@ def execute(
         run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
     on = setting.prepare(algorithm, asked)
     algorithm = governed(algorithm, on.problem)
+    if asked.run.training_loss:
+        on = with_training_loss(on)
     with located(algorithm):
         check_run(algorithm, on.problem, asked.run.rounds)
     with ExitStack() as scope:

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core import random, tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
 from ..core.messages import Rejection
+from ..core.metrics import mean_known
 from ..core.paired import Outcomes
 from ..core.policies import governed
 from ..core.problem import Problem
@@ -130,7 +131,7 @@ def train(
             server,
             accepted,
             engine.snapshot,
-            algorithm.observed(server),
+            _observed(algorithm, server, found),
             None if found is None else found.outcomes,
             None if found is None else found.digests,
             federated_accuracy(algorithm, problem, server) if evaluated else None,
@@ -209,6 +210,13 @@ def _evaluate(
     check_rows(algorithm, "serve", served, round.population)
     found = engine.evaluate(algorithm, served, after, metric, keep=keep)
     return found, tree.count_bytes(served)
+
+
+def _observed(algorithm: AnyAlgorithm, server: Tree, found: Predicted | None) -> dict[str, Any]:
+    """What the method adds to the round's line, and the mean loss on training data if measured."""
+    if found is None or found.train_loss is None:
+        return algorithm.observed(server)
+    return {**algorithm.observed(server), "train_loss": float(mean_known(found.train_loss))}
 
 
 def _validated(found: Evaluation, problem: Problem) -> Evaluation:

@@ -125,6 +125,7 @@ class EngineTable(_Table, frozen=True):
 class RunTable(_Table, frozen=True):
     """Rounds, participation, seeds, methods, evaluation, checkpoints and the output folder.
 
+    With ``training_loss`` an evaluated round logs the mean loss on training data (``train_loss``).
     With ``spread = "ray"`` the runs of a comparison are executed at the same time, in the tasks of
     a Ray cluster; otherwise one after the other in this process.
     """
@@ -135,6 +136,7 @@ class RunTable(_Table, frozen=True):
     seeds: tuple[CountOrZero, ...] = ()
     methods: tuple[str, ...] | None = None
     evaluate_every: Count = 1
+    training_loss: bool | None = None
     metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"
     checkpoint_every: Count | None = None
     spread: Literal["ray"] | None = None

@@ -34,6 +34,8 @@ LINE_MAY = {  # the fields that some lines have
     "in_group_weight": "a finite number or null",
     "off_diagonal": "zero, uniform or varied",
     "distillation": "two numbers",
+    "objective": "a number or null",
+    "train_loss": "a number or null",
 }
 
 
