@@ -70,7 +70,6 @@ LARGE = {
     "engines/auto": 260,
     "engines/vmap": 340,
     "experiment/checkpoint": 310,
-    "report/table": 290,
     "results/comparison:_row": 48,
     "results/summary:summarise": 48,
     "storage/files": 270,

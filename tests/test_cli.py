@@ -91,10 +91,12 @@ def test_version(command):
 
 
 def test_compare_ends_with_table_verdict_folder_and_page(command, work):
-    code, out, err = command("compare", *QUICK, "--out", "mine")
+    columns = "variance_best_tenth, variance_worst_tenth"
+    code, out, err = command("compare", *QUICK, "--out", "mine", "--columns", columns)
     assert code == 0
     for name in ("Local", "FedAvg", "FedFomo", "in group", "bytes per client", "worse off"):
         assert name in out
+    assert re.search(r"VarB +VarW\n", out)
     assert re.search(r"\nJoining .*\.\n", out)
     assert out.endswith("folder: mine\npage:   mine/report.html\n")
     assert "local, seed 0: 2 rounds, mean" in err
@@ -104,6 +106,13 @@ def test_compare_ends_with_table_verdict_folder_and_page(command, work):
     listed = json.loads((work / "mine" / "comparison.json").read_text())
     assert [row["method"] for row in listed["methods"]] == ["local", "fedavg", "fedfomo"]
     assert [path.name for path in work.iterdir()] == ["mine"]
+
+
+def test_a_column_that_there_is_not_is_refused_before_training(command, work):
+    code, out, err = command("compare", *QUICK, "--out", "mine", "--columns", "variance,varB")
+    assert (code, out) == (2, "")
+    assert "no column is called 'varB'" in err
+    assert list(work.iterdir()) == []
 
 
 def test_piped_output_has_no_control_characters(command):

@@ -11,7 +11,7 @@ import shutil
 import numpy as np
 import pytest
 
-from coterie.errors import StoreError
+from coterie.errors import ConfigError, StoreError
 from coterie.experiment.run_folder import RunFolder, collect
 from coterie.report import figures, matrices, page, pieces, svg, table, words
 from coterie.report.outcomes import Comparison, RunResult
@@ -229,6 +229,46 @@ def test_a_table_says_the_same_in_text_terminal_and_page(comparison):
             assert cell in page_text
             assert cell.replace(" ± ", "±") in printed
     assert [line.cells[0] for line in shown.lines if line.best] == ["FedFomo"]
+
+
+FURTHER = ("variance", "variance_best_tenth", "variance_worst_tenth", "best_tenth", "weighted_mean")
+
+
+def test_further_columns_are_shown_if_they_are_asked_for(comparison):
+    usual = table.table(comparison)
+    asked = table.table(comparison, FURTHER)
+    assert asked.columns[: len(usual.columns)] == usual.columns
+    heads = [column.head for column in asked.columns[len(usual.columns) :]]
+    assert heads == ["pooled", "best tenth", "variance", "VarB", "VarW"]
+    for line, row in zip(asked.lines, comparison.rows, strict=True):
+        of_seeds = [run.history.last for run in comparison.of_method(row.method)]
+        spread = [statistics.over_clients(last, np.ones(len(last))) for last in of_seeds]
+        expected = [[s.variance for s in spread], [s.variance_best for s in spread]]
+        expected.append([s.variance_worst for s in spread])
+        cells = [words.spread(statistics.over_seeds(values), "accuracy") for values in expected]
+        assert list(line.cells[-3:]) == cells
+    assert "VarB" in comparison.text(["variance_best_tenth"])
+    assert "VarB" not in repr(comparison)
+    with pytest.raises(
+        ConfigError, match="no column is called 'varience'; did you mean 'variance'"
+    ):
+        comparison.text(["varience"])
+
+
+def test_the_federated_accuracy_is_a_column_where_a_global_model_has_one(comparison):
+    assert "federated %" not in repr(comparison)
+    runs = []
+    for run in comparison.runs:
+        lines = run.history.lines
+        if run.method == "fedavg":
+            lines = (*lines[:-1], {**lines[-1], "federated": 61.5})
+        history = dataclasses.replace(run.history, lines=lines)
+        runs.append(RunResult(dataclasses.replace(run.data, history=history)))
+    shown = table.table(Comparison.of(runs))
+    at = [column.head for column in shown.columns].index("federated %")
+    found = {line.cells[0]: line.cells[at] for line in shown.lines}
+    assert found["FedAvg"].startswith("61.5")
+    assert found["Local"] == words.NONE
 
 
 def test_cells_by_hand():

@@ -64,6 +64,6 @@ def drawn(client: Client, w: Tensor, batch: Batch, number: int) -> Tensor:
     if batch.y.is_floating_point():
         noise = client.noise("fisher", (len(batch.y),), at=number)
         return output.squeeze(-1) + noise.to(output.dtype)
-    luck = client.draw("fisher", (len(batch.y), 1), at=number)
+    luck = client.draw("fisher", (*batch.y.shape, 1), at=number)
     below = output.to(torch.float64).softmax(-1).cumsum(-1)
     return (luck >= below).sum(-1).clamp(max=output.shape[-1] - 1)

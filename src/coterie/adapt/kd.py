@@ -31,7 +31,7 @@ from torch import Tensor
 from ..core.batches import Batch, Loss
 from ..core.client import Client
 from ..core.descent import bounded_gradient
-from ..core.losses import mean
+from ..core.losses import mean, over_positions
 from ..core.ranges import CountOrZero, Positive, Share
 from ..core.tree import Tree
 from .base import Adaptation
@@ -49,9 +49,9 @@ class Terms(NamedTuple):
 
 
 def divergence(teacher: Tensor, student: Tensor, tau: float) -> Tensor:
-    """The KL divergence of the softened outputs ``[B]``, from logits ``[B, C]``."""
+    """The KL divergence of the softened outputs ``[B]``, from logits ``[B, ..., C]``."""
     p, q = (teacher / tau).log_softmax(-1), (student / tau).log_softmax(-1)
-    return (p.exp() * (p - q)).sum(-1)
+    return over_positions((p.exp() * (p - q)).sum(-1))
 
 
 def combine(ce: Tensor, kl: Tensor, classes: int, terms: Terms) -> Tensor:

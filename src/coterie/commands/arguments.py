@@ -21,6 +21,12 @@ CODE = typer.Option(
 
 JSON = typer.Option("--json", help="print one JSON value (docs/json.md), and progress on stderr")
 
+COLUMNS = typer.Option(
+    "--columns",
+    metavar="NAME,...",
+    help="further columns of the table, as in variance,best_tenth; a wrong name lists all names",
+)
+
 TENSORBOARD = typer.Option(
     "--tensorboard", metavar="DIR", help="also write scores and bytes for TensorBoard"
 )

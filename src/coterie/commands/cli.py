@@ -27,7 +27,7 @@ from . import (
     start_commands,
     study_commands,
 )
-from .arguments import CODE, JSON, TENSORBOARD, configured
+from .arguments import CODE, COLUMNS, JSON, TENSORBOARD, configured
 
 app = typer.Typer(
     add_completion=False,
@@ -94,19 +94,22 @@ def compare(
     given: dict[str, Any],
     tensorboard: Annotated[str | None, TENSORBOARD] = None,
     as_json: Annotated[bool, JSON] = False,
+    columns: Annotated[str, COLUMNS] = "",
 ) -> None:
     """Compare several methods with training alone, on the same clients: is joining worth it?"""
     from .. import api
+    from ..report.table_columns import checked_columns
     from .console import comparison_value, default_out, show_comparison, show_json
     from .live import watching
 
+    further = checked_columns(name.strip() for name in columns.split(",") if name.strip())
     asked = default_out(api.configure(config, **given))
     with watching(asked, len(asked.methods()) * len(asked.seeds), tensorboard) as watch:
         found = api.compare_config(asked, watch)
     if as_json:
         show_json(comparison_value(found))
     else:
-        show_comparison(found)
+        show_comparison(found, further)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The results that the commands print on stdout; plain text if piped."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ def default_out(config: Config) -> Config:
     return config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
 
 
-def show_comparison(comparison: Comparison) -> None:
-    """Print the table, the verdict, and the paths of the folder and the page."""
+def show_comparison(comparison: Comparison, columns: Sequence[str] = ()) -> None:
+    """Print the table with further columns, the verdict, and the paths of folder and page."""
     from ..report.table import notes, table, to_rich, to_text
 
-    console = Console()
+    console, shown = Console(), table(comparison, columns)
     if console.is_terminal:
-        console.print(to_rich(table(comparison)))
+        console.print(to_rich(shown))
     else:
-        show(to_text(table(comparison)) + "\n")
+        show(to_text(shown) + "\n")
     for note in notes(comparison):
         show(f"{note}\n")
     show(comparison.verdict)

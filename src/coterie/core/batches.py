@@ -28,7 +28,7 @@ class Batch(NamedTuple):
     """Some samples of one client."""
 
     x: Tensor  # [B, ...]
-    y: Tensor  # [B]
+    y: Tensor  # [B], or [B, T] with a target at every position
     mask: Tensor | None  # [B] 1 for a sample, 0 for padding; None where there is no padding
     position: Tensor  # [B] index of each sample in the client's split
     step: int | Tensor | None  # number of this batch in the round; None outside training

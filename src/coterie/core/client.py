@@ -236,6 +236,7 @@ class Client:
             output = self.outputs(w, block)
             right = (output.argmax(-1) == block.y) & output.isfinite().all(-1)
             weight = torch.ones_like(output[..., 0]) if block.mask is None else block.mask
+            weight = weight if weight.ndim == right.ndim else weight[:, None].expand_as(right)
             total, count = total + weight.where(~right, 0.0).sum(), count + weight.sum()
         return total / count.clamp(min=1)
 

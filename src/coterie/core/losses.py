@@ -5,11 +5,14 @@ from torch import Tensor
 
 
 def per_sample(output: Tensor, y: Tensor, *, regression: bool) -> Tensor:
-    """The loss of every sample ``[B]``: cross-entropy or half the squared error."""
+    """The loss of every sample ``[B]``: cross-entropy or half the squared error.
+
+    If a sample has a target at every position ``[B, T]``, its loss is the mean over positions.
+    """
     if regression:
         return 0.5 * (output.squeeze(-1) - y) ** 2
     chosen = output.log_softmax(-1).gather(-1, y.unsqueeze(-1))
-    return -chosen.squeeze(-1)
+    return -over_positions(chosen.squeeze(-1))
 
 
 def of_mixture(weights: Tensor, outputs: Tensor, y: Tensor, *, regression: bool) -> Tensor:
@@ -19,11 +22,17 @@ def of_mixture(weights: Tensor, outputs: Tensor, y: Tensor, *, regression: bool)
     """
     if regression:
         return 0.5 * (weights @ outputs.squeeze(-1) - y) ** 2
-    each = outputs.log_softmax(-1).gather(-1, y.expand(len(outputs), -1)[..., None])
+    each = outputs.log_softmax(-1).gather(-1, y.expand(len(outputs), *y.shape)[..., None])
     logs = each.squeeze(-1)
     top = logs.max(0).values.detach()
-    total = weights @ (logs - top).exp()  # not logsumexp: a weight may be 0
-    return -(total.clamp(min=torch.finfo(total.dtype).tiny).log() + top)
+    each = (logs - top).exp()  # not logsumexp: a weight may be 0
+    total = weights @ each if y.ndim == 1 else (weights @ each.flatten(1)).view(y.shape)
+    return -over_positions(total.clamp(min=torch.finfo(total.dtype).tiny).log() + top)
+
+
+def over_positions(values: Tensor) -> Tensor:
+    """The value of every sample ``[B]``: its mean over positions where there are any ``[B, T]``."""
+    return values.mean(-1) if values.ndim > 1 else values
 
 
 def mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -74,7 +74,7 @@ class Shards:
     """
 
     x: Tensor  # [N, ...]
-    y: Tensor  # [N] int64 classes, or [N] targets of a regression
+    y: Tensor  # [N] int64 classes, [N, T] at every position, or [N] targets of a regression
     splits: Mapping[str, Ragged]  # by the names of SPLITS
     relabel: Tensor  # [K, classes], or [K, 0] where labels mean the same to all clients
     scaling: Scaling

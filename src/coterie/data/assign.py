@@ -145,6 +145,11 @@ def class_cells(dataset: Dataset, partition: str) -> tuple[Ints, tuple[str, ...]
             f"{dataset.name} has real-valued targets and partition '{partition}' divides classes; "
             "use iid or natural"
         )
+    if dataset.y.ndim > 1:
+        raise DataError(
+            f"{dataset.name} has a target at every position of a sample and partition "
+            f"'{partition}' divides samples of one class; use iid or natural"
+        )
     names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
     return dataset.y.numpy(), tuple(f"class {name}" for name in names)
 

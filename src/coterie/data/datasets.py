@@ -35,6 +35,7 @@ def _stored(name: str) -> Callable[..., Dataset]:
 
 DATASETS: dict[str, DatasetEntry] = {
     "digits": DatasetEntry(toys.digits, "1,797 grey 8x8 digits, bundled with scikit-learn"),
+    "plays": DatasetEntry(toys.plays, "lines of eight of Shakespeare's characters, next character"),
     "regression_groups": DatasetEntry(
         toys.regression_groups, "two groups of linear-regression clients, opposite coefficients"
     ),

@@ -31,7 +31,7 @@ class Dataset:
 
     name: str
     x: Tensor  # [N, ...]
-    y: Tensor  # [N] int64 classes, or [N] float32 targets
+    y: Tensor  # [N] int64 classes, [N, T] classes at every position, or [N] float32 targets
     classes: int  # 0 means regression
     fixed: Tensor | None = None  # [N] int8: 0 train, 1 validation, 2 test, as the source says
     owners: Tensor | None = None  # [N] natural client of each sample

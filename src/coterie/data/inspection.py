@@ -88,7 +88,9 @@ def parts(federation: Federation) -> list[SitePart]:
         sizes = len(federation.train[i]), len(federation.own_val[i]), len(test)
         units = sizes[2] if data.units is None else len(data.units[test].unique())
         counts = [int((data.y[rows] == c).sum()) for c in range(data.classes)]
-        shares = {name: n / len(rows) for name, n in zip(names, counts, strict=True) if n}
+        shares = {
+            name: n / data.y[rows].numel() for name, n in zip(names, counts, strict=True) if n
+        }
         missing = None if empty is None or not len(rows) else float(empty[rows].mean())
         own = _commonest(data, federation.train[i].numpy(), test.numpy())
         found.append(SitePart(federation.clients[i], *sizes, units, missing, shares, own))
@@ -100,8 +102,8 @@ def _commonest(data: Dataset, train: Array, test: Array) -> float | None:
     if not data.classes or not len(train) or not len(test):
         return None
     y = data.y.numpy()
-    answer = np.bincount(y[train]).argmax()
-    return score("accuracy", np.full(len(test), answer), y[test])
+    asked, answer = y[test].ravel(), np.bincount(y[train].ravel()).argmax()
+    return score("accuracy", np.full(len(asked), answer), asked)
 
 
 def _empty_cells(data: Dataset) -> npt.NDArray[np.bool_] | None:

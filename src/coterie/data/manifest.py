@@ -36,11 +36,11 @@ class ClientRow(NamedTuple):
 def class_counts(federation: Federation, *splits: Indices) -> Ints:
     """The number of samples of each true class that each client holds in these splits.
 
-    The result is ``[K, classes]``.
+    The result is ``[K, classes]``. Where samples have several targets, these are counted.
     """
     classes, y = federation.dataset.classes, federation.dataset.y
     rows = [torch.cat(parts) for parts in zip(*splits, strict=True)]
-    return np.stack([np.bincount(y[mine].numpy(), minlength=classes) for mine in rows])
+    return np.stack([np.bincount(y[mine].flatten().numpy(), minlength=classes) for mine in rows])
 
 
 def distance(counts: Ints) -> Distance:

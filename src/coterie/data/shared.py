@@ -86,7 +86,7 @@ def _balanced(
     """A mask over all training samples with equally many of every class, as their owners label."""
     classes = max(1, federation.dataset.classes)
     kind = torch.zeros_like(samples)
-    if not federation.dataset.regression:
+    if not federation.dataset.regression and federation.dataset.y.ndim == 1:
         kind = federation.dataset.y[samples]
         kind = kind if federation.relabel is None else federation.relabel[owner, kind]
     quota = int(share * len(samples) / classes + 0.5)

@@ -117,6 +117,11 @@ def _distinct(parts: Tensor | None) -> tuple[int, ...] | None:
 
 def described(dataset: Dataset) -> Schema:
     """The schema of samples that are no rows of a table."""
+    if dataset.y.ndim > 1:
+        raise DataError(
+            f"{dataset.name}: has a target at every position of a sample, which sites and exported "
+            "models cannot have yet; use data.targets = 'last'"
+        )
     names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
     if names and int(dataset.y.max()) >= len(names):
         raise DataError(

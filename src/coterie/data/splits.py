@@ -70,8 +70,11 @@ def _blocks(dataset: Dataset, mine: Tensor) -> tuple[Ints, int]:
 
 
 def _kinds(dataset: Dataset, mine: Tensor, block: Ints, count: int) -> Ints:
-    """The class of every block, for a unit its most frequent class; all 0 in a regression."""
-    if dataset.regression:
+    """The class of every block, for a unit its most frequent class.
+
+    All are 0 in a regression, and where samples have a target at every position.
+    """
+    if dataset.regression or dataset.y.ndim > 1:
         return np.zeros(count, np.int64)
     y: Ints = dataset.y[mine].numpy()
     if dataset.units is None:

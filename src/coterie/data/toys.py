@@ -1,6 +1,7 @@
-"""Datasets that need no download: scikit-learn's digits, and two small synthetic regressions."""
+"""Datasets that need no download: digits, lines of plays, and two small synthetic regressions."""
 
 import math
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..core.ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
 from ..errors import ConfigError
 from .arrays import normalisation
 from .federation import Dataset
+from .sources.text import Targets, read_text
 
 _MOST = 10**8  # the most numbers of a dataset, so that it fits in memory
 
@@ -30,6 +32,30 @@ def digits() -> Dataset:
         class_names=tuple("0123456789"),
         scale=scale,
         shift=shift,
+    )
+
+
+def plays(
+    *,
+    length: Count = 40,
+    stride: Count = 40,
+    targets: Targets = "every",
+    words: Count | None = None,
+) -> Dataset:
+    """Lines of eight of Shakespeare's characters, about 2,600 letters each, one client each.
+
+    length: characters (or words) per sample
+    stride: characters (or words) from the start of one sample to the start of the next
+    targets: "last": the character after a sample; "every": the next one at every position
+    words: tokens are the so many most frequent words, one token for all others; None: characters
+    """
+    return read_text(
+        Path(__file__).parent / "plays",
+        name="plays",
+        length=length,
+        stride=stride,
+        targets=targets,
+        words=words,
     )
 
 

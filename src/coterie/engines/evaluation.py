@@ -50,31 +50,50 @@ def judge(
     Accuracy and loss are computed for all clients at once, on the device of the predictions; any
     other metric is computed client by client.
     """
-    split = shards.splits[name].rows(ids)
-    y = _targets(shards, ids, split.samples)
+    predicted, y, _, sizes = _by_target(shards, ids, name, predicted)
     regression = y.is_floating_point()
     if regression:
         predicted, y = shards.in_units(predicted), shards.in_units(y)
-    inside = torch.arange(y.shape[1], device=y.device) < split.size[:, None]
+    inside = _inside(y, sizes)
     losses = _mean(_losses(predicted, y, regression), inside)
     if metric == "accuracy":
         return 100.0 * _mean(hits(predicted, y), inside), losses
     if metrics.METRICS[metric].by_share:
         predicted = _signed_weights(shards, ids, predicted, y, inside)
     values, targets = predicted.double().cpu().numpy(), y.cpu().numpy()
-    sizes = [shards.splits[name].sizes[k] for k in ids]
     scores = [
         metrics.score(metric, values[i, :size], targets[i, :size]) for i, size in enumerate(sizes)
     ]
     return np.array(scores), losses
 
 
-def _targets(shards: Shards, ids: list[int], samples: Tensor) -> Tensor:
-    """The targets of samples ``[m, n]``, in the class numbers that their clients use."""
+def _by_target(
+    shards: Shards, ids: list[int], name: str, predicted: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[int]]:
+    """Predictions, targets and sample numbers ``[m, n, ...]``, and each client's number of targets.
+
+    Targets are in the class numbers that their clients use. A sample with a target at every
+    position has as many entries.
+    """
+    samples, sizes = (
+        shards.splits[name].rows(ids).samples,
+        [shards.splits[name].sizes[k] for k in ids],
+    )
     y = shards.y[samples]
-    if not shards.relabel.shape[-1]:
-        return y
-    return shards.relabel[torch.tensor(ids, device=shards.device)].gather(1, y)
+    if y.ndim > 2:
+        positions = y.shape[2]
+        predicted, y = predicted.flatten(1, 2), y.flatten(1)
+        samples = samples.repeat_interleave(positions, 1)
+        sizes = [positions * size for size in sizes]
+    if shards.relabel.shape[-1]:
+        y = shards.relabel[torch.tensor(ids, device=shards.device)].gather(1, y)
+    return predicted, y, samples, sizes
+
+
+def _inside(y: Tensor, sizes: list[int]) -> Tensor:
+    """Whether an entry ``[m, n]`` is one of the client's own, and no padding."""
+    held = torch.tensor(sizes, device=y.device)
+    return torch.arange(y.shape[1], device=y.device) < held[:, None]
 
 
 def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> dict[int, Answers]:
@@ -83,21 +102,20 @@ def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> d
     Answers are classes if the metric needs only these, probabilities for auc, and signed weights
     where samples count by their class.
     """
-    split = shards.splits["test"].rows(ids)
-    values, targets = predicted, _targets(shards, ids, split.samples)
+    predicted, targets, samples, sizes = _by_target(shards, ids, "test", predicted)
+    values = predicted
     if targets.is_floating_point():
         values, targets = shards.in_units(values), shards.in_units(targets)
     elif metrics.METRICS[metric].probabilities:
         values = predicted.float()
     elif metrics.METRICS[metric].by_share:
-        inside = torch.arange(targets.shape[1], device=targets.device) < split.size[:, None]
+        inside = _inside(targets, sizes)
         values = _signed_weights(shards, ids, predicted, targets, inside)
     else:
         values = torch.where(predicted.isfinite().all(-1), predicted.argmax(-1), -1)
     given, y = values.cpu().numpy(), targets.cpu().numpy()
-    units, samples = shards.units, split.samples
+    units = shards.units
     whose = (samples if units is None else units[samples]).cpu().numpy()
-    sizes = [shards.splits["test"].sizes[k] for k in ids]
     return {
         k: Answers(given[i, :size], y[i, :size], whose[i, :size])
         for i, (k, size) in enumerate(zip(ids, sizes, strict=True))

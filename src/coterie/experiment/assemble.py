@@ -34,6 +34,7 @@ def assemble(config: Config) -> Assembly:
     _check_device(config.engine.device)
     dataset = load_data(config.data.name, scale=config.data.scale, **config.data.options)
     config = settled(config, dataset)
+    _check_weights(config.train.class_weights, dataset)
     _check_clients(config.partition.options.get("clients") or 1, dataset)
     partition = PARTITIONS[config.partition.name](**config.partition.options)
     federations = {
@@ -130,6 +131,15 @@ def _check_device(device: str) -> None:
         )
 
 
+def _check_weights(class_weights: str, dataset: Dataset) -> None:
+    """Refuse class weights where a sample has several targets."""
+    if class_weights != "none" and dataset.y.ndim > 1:
+        raise ConfigError(
+            f"train.class_weights: found '{class_weights}', but samples of {dataset.name} have a "
+            "target at every position; use 'none'"
+        )
+
+
 def _check_clients(clients: int, dataset: Dataset) -> None:
     """Refuse more clients than samples before partitioning, which would run out of memory."""
     if clients > len(dataset.x):
@@ -163,9 +173,9 @@ def _check_model(factory: Callable[[], nn.Module], dataset: Dataset, name: str) 
             f"model.name: '{name}' fails on a sample of shape {list(dataset.x.shape[1:])} of "
             f"{dataset.name}: {error}; expected a network for such samples"
         ) from error
-    wanted = (1, dataset.classes or 1)
+    wanted = (*dataset.y[:1].shape, dataset.classes or 1)
     if shape != wanted:
         raise ConfigError(
             f"model.name: '{name}' gives an output of shape {list(shape)} for one sample; expected "
-            f"{list(wanted)}, a score for each class or one value"
+            f"{list(wanted)}, a score for each class of each target, or one value"
         )

@@ -30,13 +30,36 @@ def word_lstm(shape: Shape, classes: int, *, vocabulary: Vocabulary | None = Non
     return Recurrent(vocabulary or classes, classes, embedding=200, hidden=200, dropout=0.2)
 
 
+def next_token_lstm(
+    shape: Shape, classes: int, *, vocabulary: Vocabulary | None = None
+) -> nn.Module:
+    """P3's Reddit network as P3 trains it: word_lstm with an output at every position.
+
+    It needs data with a target at every position (data.targets = "every").
+
+    vocabulary: the number of different tokens, at least what the data has; by default just that
+    """
+    refuse_other_than_tokens("next_token_lstm", shape)
+    tokens = max(vocabulary or classes, classes)
+    sizes = {"embedding": 200, "hidden": 200}
+    return Recurrent(tokens, classes, **sizes, dropout=0.2, every_position=True)
+
+
 class Recurrent(nn.Module):
-    """Two LSTM layers over tokens; the last position's state predicts the class."""
+    """Two LSTM layers over tokens; the state of the last, or every, position predicts a class."""
 
     def __init__(
-        self, vocabulary: int, classes: int, *, embedding: int, hidden: int, dropout: float = 0.0
+        self,
+        vocabulary: int,
+        classes: int,
+        *,
+        embedding: int,
+        hidden: int,
+        dropout: float = 0.0,
+        every_position: bool = False,
     ) -> None:
         super().__init__()
+        self.every_position = every_position
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.drop = nn.Dropout(dropout)
         layers = (nn.LSTM(width, hidden, batch_first=True) for width in (embedding, hidden))
@@ -46,9 +69,9 @@ class Recurrent(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of the classes for every sequence."""
+        """Scores of the classes for every sequence, or for every position of it."""
         states = self.drop(self.embedding(x))
         for layer in self.lstm:
             states = self.drop(layer(states)[0])
-        scores: Tensor = self.head(states[:, -1])
+        scores: Tensor = self.head(states if self.every_position else states[:, -1])
         return scores

@@ -3,7 +3,7 @@
 A builder takes the shape of one sample, the number of classes (0 means regression, one output) and
 its options, and returns a new module. Every network ends in a layer called ``head``. No network
 works in place or keeps state between calls, so that ``vmap`` can map it over a stack of parameters;
-the two LSTMs are the exception and need the ``loop`` engine.
+the LSTMs are the exception and need the ``loop`` engine.
 
 P4's DLA is not here: ``resnet18`` replaces it. Dropout is ``nn.Dropout``, whose masks training
 derives from the run's seed.
@@ -22,7 +22,7 @@ from ..core.imports import INSTALLED_ONLY, Code, imported
 from ..errors import ConfigError, did_you_mean
 from .convolutional import fedavg_cnn, fomo_code_cnn, leaf_cnn, lenet5, p2_cnn, resnet18, vgg11
 from .dense import linear, mlp
-from .recurrent import char_lstm, word_lstm
+from .recurrent import char_lstm, next_token_lstm, word_lstm
 
 Builder = Callable[..., nn.Module]
 _TINY = 16  # pixels per side; smaller images get no convolutions
@@ -38,6 +38,10 @@ class Samples(Protocol):
     @property
     def x(self) -> Tensor:
         """The samples ``[N, ...]``; int64 are tokens."""
+
+    @property
+    def y(self) -> Tensor:
+        """The targets ``[N]``, or ``[N, T]`` with a target at every position."""
 
     @property
     def classes(self) -> int:
@@ -56,12 +60,15 @@ MODELS: dict[str, Builder] = {
     "resnet18": resnet18,
     "char_lstm": char_lstm,
     "word_lstm": word_lstm,
+    "next_token_lstm": next_token_lstm,
 }
 
 
 def default(dataset: Samples) -> str:
     """The default network for the data: table or tiny image, grey image, colour image, text."""
     shape = dataset.x.shape[1:]
+    if dataset.y.ndim > 1:
+        return "next_token_lstm"
     if dataset.x.dtype == torch.int64:
         return "char_lstm" if dataset.classes <= 256 else "word_lstm"
     if len(shape) != 3 or min(shape[1:]) < _TINY:
@@ -75,7 +82,7 @@ def factory(model: str | Builder, dataset: Samples, **options: Any) -> Callable[
     ``model`` is a name, a builder, or "auto" for the default network of the kind of data.
 
     >>> from types import SimpleNamespace
-    >>> table = SimpleNamespace(name="t", x=torch.zeros(3, 4), classes=2)
+    >>> table = SimpleNamespace(name="t", x=torch.zeros(3, 4), y=torch.zeros(3), classes=2)
     >>> [type(layer).__name__ for layer in factory("auto", table)()]
     ['Sequential', 'Linear']
     """

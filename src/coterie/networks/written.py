@@ -45,6 +45,7 @@ def _residual(block: Residual) -> str:
 def _recurrent(network: Recurrent) -> str:
     table, layer = network.embedding, network.lstm[0]
     sizes = f"embedding={table.embedding_dim}, hidden={layer.hidden_size}"
+    sizes += ", every_position=True" if network.every_position else ""
     return f"Recurrent({table.num_embeddings}, {network.head.out_features}, {sizes})"
 
 

@@ -171,10 +171,15 @@ class Comparison(Compared[RunResult]):
         files.write_text(path / REPORT, page(self))
         return path / REPORT
 
-    def __repr__(self) -> str:
+    def text(self, columns: Sequence[str] = ()) -> str:
+        """The table and the verdict as text, with the further columns of these names."""
         from .table import comparison_text
+        from .table_columns import checked_columns
 
-        return printable_lines(comparison_text(self))
+        return printable_lines(comparison_text(self, checked_columns(columns)))
+
+    def __repr__(self) -> str:
+        return self.text()
 
     def _repr_html_(self) -> str:
         from .table import comparison_html

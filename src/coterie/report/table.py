@@ -1,7 +1,6 @@
 """The table of a comparison, as plain text, for a terminal and as HTML; all have the same cells."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
@@ -10,19 +9,12 @@ from ..core.metrics import METRICS
 from ..results.judgement import LOCAL
 from ..results.summary import BY_VALIDATION, LAST, score_field
 from . import words
+from .table_columns import COLUMNS, Heading
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from ..results.comparison import MethodRow
     from .outcomes import Comparison, RunResult
-
-
-class Heading(NamedTuple):
-    """The heading of a column and what the column means."""
-
-    head: str
-    meaning: str
 
 
 class Line(NamedTuple):
@@ -41,30 +33,10 @@ class Table(NamedTuple):
     lines: tuple[Line, ...]
 
 
-@dataclass(frozen=True)
-class TableColumn:
-    """One column of the table: its heading, its meaning, its cells and when it is shown.
-
-    ``{unit}`` and ``{metric}`` in the texts are replaced by the comparison's unit and metric.
-    """
-
-    head: str
-    meaning: str
-    cell: Callable[["MethodRow", "Comparison"], str]
-    shown: Callable[["Comparison"], bool] = lambda _: True
-
-    def heading(self, comparison: "Comparison") -> Heading:
-        """The heading for this comparison, with unit and metric filled in."""
-        metric = METRICS[comparison.metric]
-        title = f"{metric.title}, {metric.unit}," if metric.unit else metric.title
-        unit = words.unit(comparison.metric).strip()
-        texts = (text.format(unit=unit, metric=title) for text in (self.head, self.meaning))
-        return Heading(*(text.strip() for text in texts))
-
-
-def table(comparison: "Comparison") -> Table:
-    """The table of a comparison."""
-    best, columns = comparison.best_on_test, [c for c in COLUMNS if c.shown(comparison)]
+def table(comparison: "Comparison", further: Sequence[str] = ()) -> Table:
+    """The table of a comparison, with the further columns of these names."""
+    best = comparison.best_on_test
+    columns = [c for c in COLUMNS if c.name in further or c.shown(comparison)]
     lines = tuple(
         Line(
             tuple(column.cell(row, comparison) for column in columns),
@@ -75,82 +47,6 @@ def table(comparison: "Comparison") -> Table:
         for row in comparison.rows
     )
     return Table(tuple(column.heading(comparison) for column in columns), lines)
-
-
-def _some_serve_few(comparison: "Comparison") -> bool:
-    """Whether the methods serve different numbers of clients; the table then shows the numbers."""
-    return len({row.served for row in comparison.rows}) > 1
-
-
-def _score(name: str) -> Callable[["MethodRow", "Comparison"], str]:
-    """A function that gives the cell for a field of the row that is a score over seeds."""
-    return lambda row, on: words.spread(getattr(row, name), on.metric)
-
-
-def _beside(row: "MethodRow") -> list[str]:
-    """The texts that alarms put beside the number, each text once."""
-    return list(dict.fromkeys(f"({alarm.beside})" for alarm in row.alarms if alarm.beside))
-
-
-def _mean(row: "MethodRow", on: "Comparison") -> str:
-    return " ".join([words.spread(row.mean, on.metric), *_beside(row)])
-
-
-def _alone(row: "MethodRow", on: "Comparison") -> str:
-    return words.NONE if row.method == LOCAL else words.spread(row.alone, on.metric)
-
-
-def _worse_off(row: "MethodRow", on: "Comparison") -> str:
-    if row.method == LOCAL:
-        return words.NONE
-    clients = row.compared // max(1, len(on.of_method(row.method)))
-    return f"{words.count(row.worse_than_local)} of {clients}"
-
-
-COLUMNS = (
-    TableColumn("method", "", lambda row, _: words.label(row.method)),
-    TableColumn("mean {unit}", "mean {metric} over clients, last round", _mean),
-    TableColumn(
-        "serves",
-        "clients that have a model of this method; the star compares methods that serve the same",
-        lambda row, _: str(row.served),
-        shown=_some_serve_few,
-    ),
-    TableColumn(
-        "alone",
-        "the mean of Local over the clients that the method serves",
-        _alone,
-        shown=_some_serve_few,
-    ),
-    TableColumn(
-        "worst tenth",
-        "mean of the tenth of the clients with the worst scores, last round",
-        _score("worst_tenth"),
-    ),
-    TableColumn(
-        "worse off", "clients worse off than with their own local model, per run", _worse_off
-    ),
-    TableColumn(
-        "bytes per client",
-        "bytes that one client sends and receives for training, whole run",
-        lambda row, _: words.size(row.bytes_per_client.mean),
-    ),
-    TableColumn(
-        "in group",
-        "share of the weight on other clients, over all rounds, inside the true group",
-        lambda row, _: words.share(row.in_group_weight),
-    ),
-    TableColumn(
-        "best by val.",
-        "mean in the round with the best validation score",
-        _score("best_by_validation"),
-    ),
-    TableColumn(
-        "best on test",
-        "mean in the best round on test data (BMTA): optimistic",
-        _score("best_on_test"),
-    ),
-)
 
 
 MERGED = (
@@ -222,12 +118,13 @@ def to_html(shown: Table) -> Markup:
     return Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(head, body)
 
 
-def comparison_text(comparison: "Comparison") -> str:
-    """The table and the verdict, as ``repr`` shows them."""
+def comparison_text(comparison: "Comparison", further: Sequence[str] = ()) -> str:
+    """The table, with further columns, and the verdict, as ``repr`` shows them."""
     seeds = len(comparison.seeds)
     over = f", mean ± deviation over {seeds} seeds" if seeds > 1 else ""
     title = f"{METRICS[comparison.metric].title} of {len(comparison.methods)} methods{over}"
-    return "\n\n".join([title, to_text(table(comparison)), *notes(comparison), comparison.verdict])
+    shown = to_text(table(comparison, further))
+    return "\n\n".join([title, shown, *notes(comparison), comparison.verdict])
 
 
 def comparison_html(comparison: "Comparison") -> str:

@@ -51,8 +51,12 @@ class MethodRow(NamedTuple):
     method: str
     mean: OverSeeds  # last round
     weighted_mean: OverSeeds
+    federated_accuracy: OverSeeds  # of the global model on the federated test set
     worst_tenth: OverSeeds
     best_tenth: OverSeeds
+    variance: OverSeeds  # over clients; of the metric's unit, squared
+    variance_worst_tenth: OverSeeds
+    variance_best_tenth: OverSeeds
     best_by_validation: OverSeeds  # the round chosen by validation data
     best_on_test: OverSeeds  # BMTA: the round chosen by test data, as some papers do
     relative_to_local: OverSeeds
@@ -207,14 +211,21 @@ def _row(comparison: Compared[Any], method: str) -> MethodRow:
             return None
         return statistics.wilcoxon(metrics.mean_known(comparison.gains(method, at).T))
 
+    pairs = [(run.history, local) for run, local in zip(runs, locals_, strict=True)]
+    alone = [judgement.served_mean(local.last, history.last) for history, local in pairs]
+    validation = [judgement.validation_scores(history, history.last) for history, _ in pairs]
     traffic = [(s["bytes_up"] + s["bytes_down"]) / s["clients"] for s in found]
     raised = [a for r in runs for a in raise_alarms(r.history, comparison.of_seed(r.seed))]
     return MethodRow(
         method=method,
         mean=statistics.over_seeds([last_score(s) for s in found]),
         weighted_mean=over("weighted_mean"),
+        federated_accuracy=over("federated_accuracy"),
         worst_tenth=over("worst_tenth"),
         best_tenth=over("best_tenth"),
+        variance=over("variance"),
+        variance_worst_tenth=over("variance_worst_tenth"),
+        variance_best_tenth=over("variance_best_tenth"),
         best_by_validation=over(score_field(BY_VALIDATION, comparison.metric)),
         best_on_test=over("bmta"),
         relative_to_local=over("relative_to_local"),
@@ -223,18 +234,8 @@ def _row(comparison: Compared[Any], method: str) -> MethodRow:
         worse=statistics.count_worse(gained),
         compared=int((~np.isnan(gained)).sum()),
         served=len(judgement.served(comparison, method)),
-        alone=statistics.over_seeds(
-            [
-                judgement.served_mean(local.last, run.history.last)
-                for run, local in zip(runs, locals_, strict=True)
-            ]
-        ),
-        validation=statistics.over_seeds(
-            [
-                float(metrics.mean_known(judgement.validation_scores(r.history, r.history.last)))
-                for r in runs
-            ]
-        ),
+        alone=statistics.over_seeds(alone),
+        validation=statistics.over_seeds([float(metrics.mean_known(v)) for v in validation]),
         in_group_weight=over("in_group_weight"),
         bytes_per_client=statistics.over_seeds(traffic),
         seconds=over("seconds"),

@@ -17,7 +17,7 @@ from .. import dataset_cache
 from ..arrays import TEST, TRAIN, VALIDATION, Array, Names, Piece, assemble
 from ..federation import Dataset
 from .codecs import decode
-from .text import Passage, windows
+from .text import Cut, Passage, Targets, windows
 
 Arrays = dict[str, Array]
 
@@ -32,6 +32,8 @@ def read_npz(
     name: str = "",
     length: Count = 80,
     stride: Count = 80,
+    targets: Targets = "last",
+    words: Count | None = None,
     tokens: bool | None = None,
 ) -> Dataset:
     """Read an npz file of arrays or texts.
@@ -41,12 +43,14 @@ def read_npz(
         name: the name of the dataset; the file's name by default.
         length: characters per sample of text.
         stride: characters from the start of one sample of text to the start of the next.
+        targets: of text, "last": the character after a sample; "every": the next at each position.
+        words: tokens of text are the so many most frequent words; None: characters.
         tokens: whether integers in x are tokens; by default non-negative ones of rank 2 are.
     """
     arrays = _load(path)
     name = name or path.stem
     if any(key.startswith("text") for key in arrays):
-        return windows(name, _passages(arrays), length=length, stride=stride)
+        return windows(name, _passages(arrays), Cut(length, stride, targets, words))
     pieces = [piece for suffix, part in _PARTS if (piece := _piece(arrays, suffix, part))]
     if not pieces:
         raise DataError(
