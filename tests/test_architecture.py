@@ -65,7 +65,6 @@ LARGE = {
     "compiled/trust": 310,
     "core/algorithm": 290,
     "core/client": 390,
-    "core/paired": 270,
     "engines/auto": 260,
     "engines/vmap": 340,
     "experiment/checkpoint": 310,

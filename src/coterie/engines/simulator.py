@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import paired, tree
+from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, rows
+from ..core.answers import join
 from ..core.calls import Form
 from ..core.problem import Problem
 from ..core.rows import Allocate, StateRows
@@ -127,7 +128,7 @@ def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
         columns.append([np.where(judged, column, np.nan) for column in part.evaluation])
     said = [part.outcomes for part in parts if part.outcomes is not None]
     evaluation = Evaluation(*map(np.concatenate, zip(*columns, strict=True)))
-    return Predicted(evaluation, mixture, paired.join(said) if said else None)
+    return Predicted(evaluation, mixture, join(said) if said else None)
 
 
 class _Predictors:

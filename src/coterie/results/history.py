@@ -7,14 +7,14 @@ function of histories, so a run in memory and a run on disk are judged by the sa
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core import metrics
+from ..core.answers import Outcomes
 from ..core.metrics import Floats
-from ..core.paired import Outcomes
 from ..errors import StoreError
 from . import collaboration
 
@@ -47,6 +47,30 @@ def dense(matrix: Packed) -> Matrix:
     return entries
 
 
+class JudgedRows(NamedTuple):
+    """What is known of the test samples beside the answers to them; rows are as in Outcomes."""
+
+    classes: tuple[str, ...]  # their names; none in a regression
+    target: str = ""  # the column that they come from; empty if there is none
+    column: str = ""  # the column of the table that gives the subgroups; empty if there is none
+    names: tuple[str, ...] = ()  # of the subgroups
+    codes: NDArray[np.int64] | None = None  # [N] the subgroup of each test sample
+
+    @classmethod
+    def of(cls, federation: "Federation") -> "JudgedRows | None":
+        """The test samples of a federation; None if its clients name the classes differently."""
+        data = federation.dataset
+        if federation.relabel is not None:
+            return None
+        classes = data.class_names or tuple(map(str, range(data.classes)))
+        target = data.target.name if data.target is not None else ""
+        if data.subgroups is None:
+            return cls(classes, target)
+        codes = np.concatenate([data.subgroups[test].numpy() for test in federation.test])
+        groups = data.subgroup_column, data.subgroup_names
+        return cls(classes, target, *groups, codes.astype(np.int64))
+
+
 @dataclass(frozen=True, eq=False)
 class Roster:
     """The clients of a federation, without their data."""
@@ -59,6 +83,7 @@ class Roster:
     fingerprint: str
     weak: Mapping[str, str]  # client: what it lacks to be judged
     targets: NDArray[np.int64] | None = None  # [K] groups of the data that judges, if foreign
+    rows: JudgedRows | None = None  # of all clients, if this process knows them
 
     @classmethod
     def of(cls, federation: "Federation") -> "Roster":
@@ -76,7 +101,8 @@ class Roster:
         }
         sizes = train, val, test
         targets = None if federation.foreign is None else targets
-        return cls(federation.clients, *sizes, groups, federation.fingerprint, weak, targets)
+        rows = JudgedRows.of(federation)
+        return cls(federation.clients, *sizes, groups, federation.fingerprint, weak, targets, rows)
 
     def __len__(self) -> int:
         return len(self.clients)
