@@ -1,55 +1,83 @@
 """Figures as files of their own: SVG that other programs read, and PDF.
 
-The figures of a page take their colours and strokes from the page's style. A file of its own holds
-its style, with every colour written out for white paper, because few programs besides browsers know
-CSS variables.
+The figures of a page take their colours and strokes from the page's style. In a file of its own
+every element has its style as attributes, and colours are those on white paper: few programs
+besides browsers know CSS variables and classes of SVG.
 """
 
+import io
 import re
+import unicodedata
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
-from pathlib import Path
+from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from ..errors import CoterieError
-from ..storage import files
+from ..errors import ConfigError
 from .colours import palette
 
-FONT = "Helvetica, Arial, sans-serif"
 EDGE = 8.0  # white space around a figure
-_BOX = re.compile(r'viewBox="0 0 (\S+) (\S+)"')
+FONT = "Helvetica, Arial, sans-serif"
+MISSING = "PDF files need fpdf2; install it with: pip install 'coterie[figures]'"
+_RULE = re.compile(r"svg ((?:\.[\w.-]+|text)) \{([^}]*)\}")
+_PLAIN = str.maketrans(
+    {"−": "-", "\u202f": " ", "\u00a0": " ", "’": "'", "“": '"', "”": '"', "–": "-"}
+)
 
 
 def standalone(drawn: Markup) -> str:
     """A figure of a page as the text of an SVG file."""
-    found = _BOX.search(drawn)
-    if found is None:
-        raise ValueError("a figure has no size")
-    width, height = (float(side) + 2 * EDGE for side in found.groups())
-    box = f"{-EDGE:g} {-EDGE:g} {width:g} {height:g}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-    ground = (
-        f'<rect x="{-EDGE:g}" y="{-EDGE:g}" width="{width:g}" height="{height:g}" fill="#fff"/>'
-    )
-    text = str(drawn).replace(found[0], f'viewBox="{box}"', 1).replace("<svg ", head, 1)
-    start = text.index(">") + 1
-    text = f"{text[:start]}<style>{_strokes()}</style>{ground}{text[start:]}"
-    return _resolved(text) + "\n"
+    root = ElementTree.fromstring(str(drawn))
+    for element in root.iter():
+        _style(element)
+    width, height = (float(side) + 2 * EDGE for side in root.attrib["viewBox"].split()[2:])
+    box = {"width": f"{width:g}", "height": f"{height:g}"}
+    corner = f"{-EDGE:g}"
+    ground = ElementTree.Element("rect", {"x": corner, "y": corner, **box, "fill": "#ffffff"})
+    root.insert(1, ground)  # after the title
+    root.attrib |= {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "viewBox": f"{corner} {corner} {width:g} {height:g}",
+        "font-family": FONT,
+        **box,
+    }
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _style(element: ElementTree.Element) -> None:
+    """Write the rules of an element's classes into its attributes."""
+    classes = set(element.attrib.pop("class", "").split())
+    for wanted, kind, declared in _rules():
+        if wanted <= classes and kind in (None, element.tag):
+            element.attrib |= declared
+    kept = {k: v for k, v in element.attrib.items() if not k.startswith("data-")}
+    element.attrib.clear()
+    element.attrib |= {name: _resolved(value) for name, value in kept.items()}
 
 
 @cache
-def _strokes() -> str:
-    """The rules of the page's style that concern figures."""
-    rules = [
-        rule for line in _css().splitlines() for rule in re.findall(r"svg [^{]*\{[^}]*\}", line)
-    ]
-    kept = [
-        rule.removeprefix("svg ") for rule in rules if re.match(r"svg (\.[\w.]+|text) \{", rule)
-    ]
-    return "\n".join([f"text {{ font-family: {FONT}; }}", *kept]).replace(
-        "font-family: inherit;", ""
-    )
+def _rules() -> tuple[tuple[set[str], str | None, dict[str, str]], ...]:
+    """The rules of the page's style on figures: classes, element and attributes; weaker first."""
+    return tuple(sorted(_parsed(), key=lambda rule: (rule[1] is None, len(rule[0]))))
+
+
+def _parsed() -> Iterator[tuple[set[str], str | None, dict[str, str]]]:
+    for selector, text in _RULE.findall(_css()):
+        pairs = (part.partition(":") for part in text.split(";") if ":" in part)
+        found = {name.strip(): value.strip() for name, _, value in pairs}
+        declared = {
+            name: re.sub(r"(?<=\d)px", "", value)
+            for name, value in found.items()
+            if value != "inherit" and name != "pointer-events"
+        }
+        is_class = selector.startswith(".")
+        yield (
+            set(selector[1:].split(".") if is_class else ()),
+            (None if is_class else selector),
+            declared,
+        )
 
 
 @cache
@@ -68,3 +96,32 @@ def _colours() -> dict[str, str]:
 def _resolved(text: str) -> str:
     """The text with colours in place of CSS variables."""
     return re.sub(r"var\((--[\w-]+)\)", lambda found: _colours()[found[1]], text)
+
+
+def to_pdf(svg: str) -> bytes:
+    """The file of :func:`standalone` as PDF; ConfigError if fpdf2 is not installed.
+
+    The fonts of PDF have the letters of western Europe; others lose their accents, or become "?".
+    """
+    try:
+        from fpdf import FPDF
+        from fpdf.svg import SVGObject
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    unread = r'<title>[^<]*</title>| preserveAspectRatio="[^"]*"'  # fpdf2 does not know them
+    drawn = SVGObject(_western(re.sub(unread, "", svg)))
+    page = FPDF(unit="pt", format=(drawn.width, drawn.height))
+    page.set_margin(0)
+    page.set_auto_page_break(False)
+    page.add_page()
+    page.set_font("helvetica")
+    drawn.draw_to_page(page)
+    made = io.BytesIO()
+    page.output(made)
+    return made.getvalue()
+
+
+def _western(text: str) -> str:
+    plain = text.translate(_PLAIN)
+    kept = (one if ord(one) < 256 else unicodedata.normalize("NFKD", one)[0] for one in plain)
+    return "".join(one if ord(one) < 256 else "?" for one in kept)

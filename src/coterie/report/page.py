@@ -11,6 +11,7 @@ from ..results.judgement import LOCAL, Claim
 from . import exposed, figures, gain_panels, helping, pieces, words
 from .clinical_page import ClinicalView, clinical_view
 from .colours import colour
+from .local_scatter import scatters
 from .table import Table, notes, table, to_html
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class ClientLine(NamedTuple):
 def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
     """The page of a comparison as HTML text; everything that comes from users is escaped."""
     shown, last = table(comparison), comparison.runs[-1].data
-    best = comparison.choice.method if comparison.choice else comparison.methods[-1]
+    best = shown_method(comparison)
     return pieces.rendered(
         "report.html",
         {
@@ -54,9 +55,10 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
                 {m: [run.history for run in comparison.of_method(m)] for m in comparison.methods}
             ),
             "unit": ", in points," if METRICS[comparison.metric].percent else "",
-            "clinical": _clinical(comparison, best, choice),
+            "clinical": clinical_of(comparison, best, choice),
             "panels": gain_panels.panels(comparison, best),
-            "helping": _helping(comparison, best),
+            "scatters": scatters(comparison, best),
+            "helping": helping_of(comparison, best),
             "seed": comparison.seeds[0],
             "seeds": len(comparison.seeds),
             "heads": [words.label(method) for method in comparison.methods],
@@ -69,6 +71,11 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "where": pieces.pretty(last.environment),
         },
     )
+
+
+def shown_method(comparison: "Comparison") -> str:
+    """The method that the page shows first: the recommended one, or the last."""
+    return comparison.choice.method if comparison.choice else comparison.methods[-1]
 
 
 def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
@@ -121,7 +128,7 @@ def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     return lines
 
 
-def _helping(comparison: "Comparison", best: str) -> helping.Helping | None:
+def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
     """Who helps whom, by method; the recommended method first."""
     relied = comparison.reliances
     order = sorted(relied, key=lambda method: method != best)
@@ -131,7 +138,7 @@ def _helping(comparison: "Comparison", best: str) -> helping.Helping | None:
     return helping.helping(ordered, first, strokes, helping.OF_COMPARISON)
 
 
-def _clinical(
+def clinical_of(
     comparison: "Comparison", best: str, choice: ClinicalChoice | None
 ) -> ClinicalView | None:
     """The clinical numbers of the recommended method and of Local, of the first seed."""
