@@ -16,7 +16,8 @@ from ..data.simulation import simulate
 from ..data.site_data import local_schema, read_with, site_federation
 from ..data.standard import Floats, Moments, Sums, site_squares, site_sums
 from ..errors import EngineError
-from ..results.history import JudgedRows, lack
+from ..results.history import lack
+from ..results.judged_rows import JudgedRows
 from .protocol import DivisionRequest
 from .terms import Experiment, SiteCounts
 

@@ -13,7 +13,7 @@ from ..experiment.export import Trained, write_export
 from ..experiment.export_format import ModelFacts, NetworkFacts
 from ..experiment.run_folder.stored_arrays import read_outcomes
 from ..results.clinical import ClinicalChoice, SiteClinical, site_clinical
-from ..results.history import JudgedRows
+from ..results.judged_rows import JudgedRows
 from ..storage import files
 from ..storage.archives import read_npz
 from .allowed_code import allowed_code

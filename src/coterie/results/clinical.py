@@ -24,7 +24,8 @@ from .calibration import (
     estimate,
     sensitivity,
 )
-from .history import History, JudgedRows
+from .history import History
+from .judged_rows import JudgedRows
 
 SPECIFICITY = 0.9  # unless another one is chosen
 FEWEST = 10  # test rows: a smaller subgroup or site has no numbers

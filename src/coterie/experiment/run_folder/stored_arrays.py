@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ...core.answers import Outcomes
-from ...results.history import JudgedRows, Packed, Roster, dense
+from ...results.history import Packed, Roster, dense
+from ...results.judged_rows import JudgedRows
 from ...storage.archives import read_npz
 from .names import unreadable
 
