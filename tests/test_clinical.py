@@ -22,6 +22,7 @@ from coterie.report.outcomes import RunResult
 from coterie.report.page import page
 from coterie.report.site_page import site_page
 from coterie.results import calibration as formulas
+from coterie.results import clinical as clinical_module
 from coterie.results.clinical import (
     FEWEST,
     ClinicalChoice,
@@ -275,6 +276,15 @@ def test_the_page_shows_each_site(compared):
     )
     shown = clinical_view({"fedavg": compared.of_seed(0)["fedavg"]})
     assert shown.sites[1].cells[0] in section
+
+
+def test_of_very_many_sites_only_all_together_have_numbers(compared, monkeypatch):
+    monkeypatch.setattr(clinical_module, "MOST_SITES", 2)
+    found = clinical_run(compared.of_seed(0)["fedavg"])
+    assert found.sites == ()
+    assert found.together.calibration is not None
+    assert "of so many sites only all together" in page(compared)
+    assert 'class="clinical"' not in site_page(compared, "north")
 
 
 def test_the_page_of_one_site_has_its_own_numbers_alone(compared):

@@ -165,12 +165,14 @@ def test_a_dot_is_below_the_line_if_its_client_loses(comparison):
     assert first.method == "FedAvg"
     root = ElementTree.fromstring(first.drawn)
     zero = next(float(e.get("y1")) for e in root if e.get("class") == "zero")
-    dots = {int(e.get("data-site")): e for e in root if e.tag == "circle"}
+    kinds = [e for e in root if (e.get("class") or "").startswith("dot")]
+    dots = {int(e.get("data-site")): e for kind in kinds for e in kind}
+    losses = {int(e.get("data-site")) for e in kinds[1]}
     gains = comparison.gains("fedavg").mean(0)
     alone = sum(run.history.last for run in comparison.of_method("local")) / 2
     assert dots.keys() == set(range(CLIENTS))
     for i, dot in dots.items():
-        assert (float(dot.get("cy")) > zero) == (gains[i] < 0) == ("worse" in dot.get("class"))
+        assert (float(dot.get("cy")) > zero) == (gains[i] < 0) == (i in losses)
     across = [float(dots[i].get("cx")) for i in alone.argsort()]
     assert across == sorted(across)
     assert f"{(gains < 0).sum()} of {CLIENTS}" in first.counts

@@ -16,7 +16,7 @@ from .colours import colour
 from .share_matrix import short
 from .svg import Scale, figure, polyline, tag
 
-MOST_CURVES = 12  # figures of a page: all sites together, and the sites with the most test rows
+MOST_CURVES = 8  # figures of a page: all sites together, and the sites with the most test rows
 SIDE, LEFT, TOP, BOTTOM = 168.0, 32.0, 10.0, 34.0
 ALL = "all sites"
 
@@ -62,7 +62,7 @@ def clinical_view(
     """
     made = {method: clinical_run(history, choice) for method, history in histories.items()}
     runs = {method: run for method, run in made.items() if run is not None}
-    if not runs:
+    if not runs or (own is not None and not next(iter(runs.values())).sites):
         return None
     history, first = histories[next(iter(runs))], next(iter(runs.values()))
     drawn = _drawn(first, own)

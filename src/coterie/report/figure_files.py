@@ -110,7 +110,8 @@ def to_pdf(svg: str) -> bytes:
         raise ConfigError(MISSING) from error
     unread = r'<title>[^<]*</title>| preserveAspectRatio="[^"]*"'  # fpdf2 does not know them
     drawn = SVGObject(_western(re.sub(unread, "", svg)))
-    page = FPDF(unit="pt", format=(drawn.width, drawn.height))
+    size = ElementTree.fromstring(svg).attrib
+    page = FPDF(unit="pt", format=(float(size["width"]), float(size["height"])))
     page.set_margin(0)
     page.set_auto_page_break(False)
     page.add_page()

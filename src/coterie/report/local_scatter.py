@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
 from ..core import metrics
 from ..core.metrics import METRICS, Floats
@@ -20,7 +19,7 @@ from .svg import Scale, figure, tag, ticks
 if TYPE_CHECKING:
     from .outcomes import Comparison
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320.0, 220.0, 44.0, 10.0, 8.0, 38.0
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320.0, 226.0, 44.0, 10.0, 8.0, 44.0
 MOST_DOTS = 300  # of a panel; of more sites, only every n-th is drawn
 
 
@@ -52,22 +51,22 @@ def _panel(comparison: "Comparison", method: str) -> ScatterPanel:
     counts = f"{worse} of {len(known)} below training alone"
     counts += f"; one of {step} sites is drawn" if step > 1 else ""
     names = comparison.of_method(LOCAL)[0].history.roster.clients
-    title = f"{words.label(method)}: gain against the score of training alone"
-    drawn = _draw(alone, gained, known[::step], names, comparison.metric, method, title)
-    return ScatterPanel(words.label(method), colour(method), counts, drawn)
+    ink, title = colour(method), f"{words.label(method)}: gain against the score of training alone"
+    drawn = _draw(alone, gained, known[::step].tolist(), names, comparison.metric, ink, title)
+    return ScatterPanel(words.label(method), ink, counts, drawn)
 
 
 def _draw(
     alone: Floats,
     gained: Floats,
-    known: NDArray[np.int64],
+    shown: list[int],
     names: tuple[str, ...],
     metric: str,
-    method: str,
+    ink: str,
     title: str,
 ) -> Markup:
-    across = ticks(*_range(alone[known]), about=4)
-    up = ticks(*_range(np.append(gained[known], 0.0)), about=4)
+    across = ticks(*_range(alone[shown]), about=4)
+    up = ticks(*_range(np.append(gained[shown], 0.0)), about=4)
     x = Scale(across[0], across[-1], LEFT, WIDTH - RIGHT)
     y = Scale(up[0], up[-1], HEIGHT - BOTTOM, TOP)
     below = y(up[0]) - y(0)
@@ -76,22 +75,21 @@ def _draw(
         *_axes(across, up, x, y, metric),
         tag("line", x1=LEFT, x2=x.end, y1=y(0), y2=y(0), class_="zero"),
     ]
-    content += [
-        _dot(i, names[i], alone[i], gained[i], x, y, metric, method) for i in known.tolist()
-    ]
+    gain, loss = (
+        [
+            _dot(i, names[i], x(float(alone[i])), y(float(gained[i])), float(gained[i]), metric)
+            for i in shown
+            if (gained[i] < 0) == worse
+        ]
+        for worse in (False, True)
+    )
+    content += [tag("g", *gain, class_="dot", fill=ink), tag("g", *loss, class_="dot worse")]
     return figure(WIDTH, HEIGHT, title, *content)
 
 
-def _dot(
-    site: int, name: str, alone: float, gain: float, x: Scale, y: Scale, metric: str, method: str
-) -> Markup:
-    told = f"{name}: alone {words.number(float(alone), metric)}, "
-    told += f"gain {words.number(float(gain), metric, sign=True)}"
-    kind = "dot worse" if gain < 0 else "dot"
-    place = {"cx": x(float(alone)), "cy": y(float(gain)), "r": 3.5}
-    return tag(
-        "circle", tag("title", told), **place, class_=kind, fill=colour(method), data_site=site
-    )
+def _dot(site: int, name: str, x: float, y: float, gain: float, metric: str) -> Markup:
+    told = tag("title", f"{name}: {words.number(gain, metric, sign=True)}")
+    return tag("circle", told, cx=round(x, 1), cy=round(y, 1), r=3.5, data_site=site)
 
 
 def _range(values: Floats) -> tuple[float, float]:
@@ -105,7 +103,7 @@ def _axes(across: list[float], up: list[float], x: Scale, y: Scale, metric: str)
         marks.append(tag("line", x1=LEFT, x2=x.end, y1=y(value), y2=y(value), class_="grid"))
         marks.append(tag("text", text, x=LEFT - 6, y=y(value) + 4, class_="tick end"))
     for value in across if len(across) <= 6 else across[::2]:
-        marks.append(tag("text", f"{value:g}", x=x(value), y=y.start + 16, class_="tick middle"))
+        marks.append(tag("text", f"{value:g}", x=x(value), y=y.start + 22, class_="tick middle"))
     what = f"{METRICS[metric].title} of training alone"
     middle = (x.start + x.end) / 2
-    return [*marks, tag("text", what, x=middle, y=y.start + 33, class_="tick middle")]
+    return [*marks, tag("text", what, x=middle, y=y.start + 39, class_="tick middle")]

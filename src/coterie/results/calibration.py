@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from ..core.metrics import Array, Floats
-from ..core.paired import LEVEL, REPLICATES
+from ..core.paired import LEVEL
 
 BINS, FEW_BINS = 10, 5  # of a calibration curve, of equal width
 ENOUGH = 200  # samples for the larger number of bins
 BLOCK = 2_000_000  # bootstrap weights in memory at a time
-MANY = 20_000  # samples; from this number on, fewer draws are precise enough
+DRAWS, FEW_DRAWS = 400, 100  # of a bootstrap; few for many samples
+MANY = 20_000  # samples
 
 Truths = NDArray[np.bool_]
 
@@ -114,7 +115,7 @@ def drawn(units: Array) -> Iterator[Floats]:
     Units are drawn whole.
     """
     found, place = np.unique(units, return_inverse=True)
-    left = REPLICATES if len(units) < MANY else REPLICATES // 5
+    left = DRAWS if len(units) < MANY else FEW_DRAWS
     share, rng = np.full(len(found), 1 / len(found)), np.random.default_rng(0)
     while left > 0:
         size = min(left, max(1, BLOCK // len(units)))

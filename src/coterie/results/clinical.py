@@ -28,6 +28,7 @@ from .history import History
 from .judged_rows import JudgedRows
 
 SPECIFICITY = 0.9  # unless another one is chosen
+MOST_SITES = 1000  # of more sites, only all together have numbers
 FEWEST = 10  # test rows: a smaller subgroup or site has no numbers
 
 
@@ -71,7 +72,7 @@ class ClinicalRun(NamedTuple):
     outcome: str | None  # the class, in words; None where none was chosen among several
     specificity: float
     column: str  # that gives the subgroups; empty if there is none
-    sites: tuple[Clinical, ...]  # [K]
+    sites: tuple[Clinical, ...]  # [K]; none of very many sites
     together: Clinical
 
 
@@ -99,6 +100,8 @@ def clinical_run(history: History, choice: ClinicalChoice | None = None) -> Clin
     outcome = _outcome(rows, choice, sites)
     if outcome is None and rows.codes is None:
         return None
+    if len(sites) > MOST_SITES:
+        sites, codes = [], []
     whole = history.outcomes._replace(sizes=history.outcomes.sizes.sum(keepdims=True))
     made = [
         clinical(history.metric, answers, outcome, choice.specificity, rows.names, own)
@@ -197,8 +200,9 @@ def _score(metric: str, answers: Answers, inside: Truths) -> Estimate | None:
     value = metrics.score(metric, values, targets)
     if not math.isfinite(value):
         return None
-    again = np.concatenate([metrics.scores(metric, values, targets, w) for w in drawn(units)])
     alike = len(np.unique(units)) if metric == "accuracy" else None
+    weights = drawn(units) if alike != len(units) else ()  # a proportion has Wilson's interval
+    again = [metrics.scores(metric, values, targets, some) for some in weights]
     scale = 100.0 if METRICS[metric].percent else 1.0
-    found = estimate(value / scale, again / scale, proportion_of=alike)
+    found = estimate(value / scale, np.concatenate([[], *again]) / scale, proportion_of=alike)
     return Estimate(*(scale * part for part in found))
