@@ -24,6 +24,7 @@ from coterie.api import configure
 from coterie.experiment import assemble
 from coterie.experiment.config.loading import WRITTEN
 from coterie.report import words
+from coterie.report.colours import style
 from coterie.report.figures import WIDTH, learning_curves
 from coterie.report.matrices import heatmap
 from coterie.report.outcomes import Comparison, RunResult
@@ -38,7 +39,7 @@ MAP, GAP, TOP, EDGE = 232.0, 28.0, 34.0, 12.0
 COLOURS = (
     "--paper:#fff;--card:#fff;--ink:#1c1f23;--soft:#5c636b;--faint:#e4e2dd;--alone:#6d737a;"
     "--accent:#0072b2;--c1:#0068a8;--c2:#b2560d;--c3:#00795a;--c4:#a33f7c;--c5:#5b52b3;"
-    "--c6:#946200;--c7:#2b7389"
+    f"--c6:#946200;--c7:#2b7389;{style('light')}"
 )
 
 

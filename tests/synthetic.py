@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from coterie.core.algorithm import Mixture
-from coterie.core.paired import Answers, Outcomes, outcomes_of
+from coterie.core.answers import Answers, Outcomes, outcomes_of
 from coterie.engines.base import Evaluation
 from coterie.experiment.run_folder import Predictors, collect
 from coterie.report.outcomes import Comparison, RunResult

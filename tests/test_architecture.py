@@ -66,7 +66,6 @@ LARGE = {
     "compiled/trust": 310,
     "core/algorithm": 300,
     "core/client": 390,
-    "core/paired": 300,
     "engines/auto": 260,
     "engines/vmap": 340,
     "experiment/checkpoint": 310,

@@ -257,6 +257,10 @@ def test_a_site_exports_the_model_that_the_simulation_exports(exported, sites, c
     same = ("client", "method", "rounds", "train", "val", "test", "metric", "score")
     assert [own["model"][key] for key in same] == [here["model"][key] for key in same]
     assert own["model"]["collaborators"] == {"ash": None, "birch": None}
+    cards = [(folder / "README.md").read_text() for folder in (sites / "own", place)]
+    own, here = (text.partition("## How far to trust")[2].partition("\n## ")[0] for text in cards)
+    assert own == here
+    assert "Brier score" in own
     new = new_rows(exported, sites / "new.csv")
     assert called("site", "predict", sites / "own", new) == called("predict", place, new)
 

@@ -1,11 +1,15 @@
 """The pages in a real browser: no error, every control by keyboard, nothing overlaps."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from browser import CHROMIUM, Browser
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.report.outcomes import Comparison
+from coterie.report.outcomes import Comparison, RunResult
 from coterie.report.page import page
+from coterie.results.judged_rows import JudgedRows
 from synthetic import comparison_of, roster, run_of, scores
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -127,21 +131,33 @@ COLLISIONS = """(() => {
       found.push(`outside: ${text.textContent}`);
   });
   check(boxes(document.querySelectorAll("main > section, main > div > section, header")));
+  check(boxes(document.querySelectorAll(".plots figure")));
   check(boxes(document.querySelectorAll(".panels figure, .maps figure, .rounds > *")));
   if (document.documentElement.scrollWidth > innerWidth) found.push("wider than the window");
   return found.slice(0, 10);
 })()"""
 
 
+def probable(run):
+    """The run with probabilities of an outcome, for calibration curves."""
+    said = run.history.outcomes
+    p = np.random.default_rng(0).random(len(said.targets)).astype(np.float32)
+    known = said._replace(targets=(p > 0.4).astype(int), probabilities=np.stack([1 - p, p], 1))
+    history = replace(run.history, outcomes=known)
+    return RunResult(replace(run.data, history=history))
+
+
 def crowd(methods, clients):
     """A comparison of many methods and clients with long names."""
-    who = roster(clients, names=tuple(f"Saint Somebody Clinic {i}" for i in range(clients)))
+    rows = JudgedRows(("no", "yes"), "died", "sex", ("f", "m"), np.arange(40 * clients) % 2)
+    names = tuple(f"Saint Somebody Clinic {i}" for i in range(clients))
+    who = roster(clients, names=names, rows=rows)
     names = list(dict.fromkeys(("local", *MATRICES, "fedavg", *ALGORITHMS, *ALIASES)))[:methods]
     runs = []
     for i, method in enumerate(names):
         like = method if method in MATRICES or method == "local" else "fedavg"
         test = scores(like, i, 6, clients)
-        runs.append(run_of(method, who=who, test=test, rounds=6, samples=40))
+        runs.append(probable(run_of(method, who=who, test=test, rounds=6, samples=40)))
     assert len(runs) == methods
     return Comparison.of(runs)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.core import metrics, paired
+from coterie.core.answers import Answers, join, outcomes_of
 from coterie.core.paired import (
-    Answers,
     client_gain,
     holm,
     mcnemar,
@@ -131,7 +131,7 @@ def test_a_prediction_that_is_not_a_number_is_a_wrong_one():
 def test_samples_of_one_unit_are_one_piece_of_evidence():
     """Every sample three times, as one unit, shows what one sample shows."""
     plain = of_cells(70, 12, 2, 16)
-    tripled = tuple(Answers(*(np.repeat(part, 3) for part in one)) for one in plain)
+    tripled = tuple(Answers(*(np.repeat(part, 3) for part in one[:3])) for one in plain)
     once, thrice = (client_gain("accuracy", [pair]) for pair in (plain, tripled))
     assert thrice.gain == pytest.approx(once.gain)
     assert thrice.p == pytest.approx(once.p)
@@ -209,7 +209,7 @@ def test_without_a_difference_a_bootstrap_seldom_claims_one(metric, monkeypatch)
 
 def test_units_are_drawn_together_in_a_bootstrap():
     a, b = some_outcomes("auc", np.random.default_rng(4), better=0.3)
-    tripled = tuple(Answers(*(np.repeat(part, 3, axis=0) for part in one)) for one in (a, b))
+    tripled = tuple(Answers(*(np.repeat(part, 3, axis=0) for part in one[:3])) for one in (a, b))
     once, thrice = (client_gain("auc", [pair]) for pair in ((a, b), tripled))
     assert thrice.gain == pytest.approx(once.gain)
     assert thrice.variance == pytest.approx(once.variance, rel=0.2)
@@ -269,11 +269,11 @@ def test_outcomes_are_small_and_whole():
         Answers(np.zeros(0, dtype=int), np.zeros(0, dtype=int), np.zeros(0, dtype=int)),
         Answers(np.array([1]), np.array([1]), np.array([3])),
     ]
-    kept = paired.outcomes_of(clients)
+    kept = outcomes_of(clients)
     assert kept.values.dtype == np.int16
     assert kept.sizes.tolist() == [3, 0, 1]
     for found, expected in zip(kept.clients(), clients, strict=True):
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_array_equal(a, b)
-    again = paired.join([kept, kept])
+    again = join([kept, kept])
     assert again.sizes.tolist() == [3, 0, 1] * 2

@@ -356,7 +356,7 @@ def test_the_page_stands_alone_and_is_well_formed(comparison):
     assert all(address.startswith("data:") for address in reader.addresses)
     assert not re.search(r"https?://|@import|url\(", text)
     assert comparison.verdict[:20] in text
-    assert text.count('class="dot') == 5 * CLIENTS
+    assert text.count("<circle") - text.count('class="node') == 2 * 5 * CLIENTS  # two figures
     assert text.count('class="node"') == 3 * CLIENTS
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from coterie.core.paired import Answers, of_counts, outcomes_of
+from coterie.core.answers import Answers, outcomes_of
+from coterie.core.paired import of_counts
 from coterie.errors import ConfigError
 from coterie.experiment.run_folder import collect
 from coterie.report import page, table

@@ -32,6 +32,16 @@ TENSORBOARD = typer.Option(
 )
 
 
+SPECIFIC = typer.Option(
+    "--specificity", help="sensitivity is given at this specificity, for an outcome of classes"
+)
+POSITIVE = typer.Option(
+    "--positive",
+    metavar="CLASS",
+    help="the class that is the outcome; default: the second of two classes",
+)
+
+
 def configured(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command so that it takes a config file and the options that override it.
 

@@ -98,8 +98,9 @@ def compare(
 ) -> None:
     """Compare several methods with training alone, on the same clients: is joining worth it?"""
     from .. import api
+    from ..experiment.config.loading import default_out
     from ..report.table_columns import checked_columns
-    from .console import comparison_value, default_out, show_comparison, show_json
+    from .console import comparison_value, show_comparison, show_json
     from .live import watching
 
     further = checked_columns(name.strip() for name in columns.split(",") if name.strip())
@@ -121,13 +122,13 @@ def run(
 ) -> None:
     """Run one method with one seed, and write its folder with a page (report.html)."""
     from .. import api
-    from .console import default_out, show_run
+    from ..experiment.config.loading import default_out
     from .live import watching
 
     asked = default_out(api.configure(config, **given))
     with watching(asked, 1, tensorboard) as watch:
         found = api.run_config(asked, watch)
-    show_run(found)
+    print(found)
 
 
 @app.command()
@@ -142,7 +143,7 @@ def resume(
     """
     from .. import api
     from ..report.outcomes import Comparison
-    from .console import show_comparison, show_run
+    from .console import show_comparison
     from .live import progress_on_stderr
 
     runs, rounds = api.expected(folder, code)
@@ -151,7 +152,7 @@ def resume(
     if isinstance(found, Comparison):
         show_comparison(found)
     else:
-        show_run(found)
+        print(found)
 
 
 @app.command()

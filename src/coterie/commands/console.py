@@ -2,26 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from ..errors import printable_lines
 from ..experiment.comparison_folder import REPORT
-from ..experiment.config.loading import config_hash
-from ..experiment.config.schema import Config
-from ..report.outcomes import Comparison, RunResult
+from ..report.outcomes import Comparison
 from ..storage import files
-
-
-def default_out(config: Config) -> Config:
-    """The config with an output folder; if it names none, one that is derived from its hash."""
-    if config.run.out is not None:
-        return config
-    data = Path(config.data.name).stem
-    out = str(Path("runs") / f"{data}-{config_hash(config)[:8]}")
-    return config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
 
 
 def show_comparison(comparison: Comparison, columns: Sequence[str] = ()) -> None:
@@ -50,13 +38,6 @@ def comparison_value(comparison: Comparison) -> dict[str, Any]:
 def show_json(value: object) -> None:
     """Print one JSON value; all characters beyond ASCII are escaped, control codes among them."""
     print(json.dumps(files.plain(value), indent=2, allow_nan=False))
-
-
-def show_run(result: RunResult) -> None:
-    """Print the numbers of one run, and the path of its page."""
-    show(result)
-    if result.path is not None and (result.path / REPORT).is_file():
-        show(f"\npage: {result.path / REPORT}")
 
 
 def show(text: object) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..errors import printable
-from .arguments import CODE
+from .arguments import CODE, POSITIVE, SPECIFIC
 
 Out = Annotated[str, typer.Option(metavar="DIR", help="new folder for the model")]
 
@@ -15,12 +15,14 @@ def export(
     run: Annotated[str, typer.Argument(help="folder of a finished run", metavar="RUN")],
     client: Annotated[str, typer.Option(help="whose model")],
     out: Out,
+    specificity: Annotated[float, SPECIFIC] = 0.9,
+    positive: Annotated[str | None, POSITIVE] = None,
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
     """Write one client's model as a folder: parameters, preprocessing, a model card."""
     from ..experiment.export import export as write
 
-    show_export(write(run, client, out, code=code))
+    show_export(write(run, client, out, specificity=specificity, positive=positive, code=code))
 
 
 def predict(

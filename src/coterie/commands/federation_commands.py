@@ -43,8 +43,9 @@ def federate(
     from .. import api
     from ..deploy.local_federation import make_folders, running
     from ..experiment.assemble import assemble
+    from ..experiment.config.loading import default_out
     from .arguments import flags
-    from .console import default_out, show, show_comparison
+    from .console import show, show_comparison
     from .live import watching
 
     given = flags({"methods": methods, "rounds": rounds, "clients": local, "out": out})

@@ -1,15 +1,21 @@
-"""The command ``coterie report``: writes the page of finished runs again, or for one site alone."""
+"""The command ``coterie report``: pages, tables and figures of finished runs."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ..errors import StoreError, printable
+from ..errors import ConfigError, StoreError, printable, printable_lines
+from .arguments import POSITIVE, SPECIFIC
 
 if TYPE_CHECKING:
     from ..report.outcomes import Comparison, RunResult
+    from ..results.clinical import ClinicalChoice
+
+TableFormat = Literal["markdown", "latex", "csv"]
 
 
 def report(
@@ -26,29 +32,92 @@ def report(
         typer.Option("--for", metavar="SITE", help="only this site's view, without the others"),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="the file to write; default: report.html")
+        str | None,
+        typer.Option(
+            metavar="FILE", help="the file to write; default: report.html, or stdout for --table"
+        ),
     ] = None,
+    table: Annotated[
+        TableFormat | None,
+        typer.Option(help="instead: the table of methods as markdown, latex or csv"),
+    ] = None,
+    figures: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="instead: the page's figures as SVG and PDF files"),
+    ] = None,
+    specificity: Annotated[float, SPECIFIC] = 0.9,
+    positive: Annotated[str | None, POSITIVE] = None,
 ) -> None:
     """Write the page of finished runs to one file, for everybody or for one site.
 
     The view for one site has its own rows and curves and no name, count or score of another site,
     so that it can be handed out.
     """
+    from ..results.clinical import ClinicalChoice
+    from ..storage import files
+
+    choice = ClinicalChoice.checked(specificity, positive)
+    places = [files.folder_of(folder, "RUN") for folder in folders]
+    asked = [f"--{name}" for name, value in (("table", table), ("figures", figures)) if value]
+    if len(asked) + (site is not None) > 1:
+        several = ["--for"] * (site is not None) + asked
+        raise ConfigError(f"{', '.join(several)}: found several; give one of them")
+    if table is not None:
+        _table(_read(places), table, out, places)
+    elif figures is not None:
+        _figures(_read(places), figures, places, choice)
+    else:
+        target = _target(out or _page_name(site), places)
+        files.write_text(target, _page(_read(places), site, choice))
+        print(f"page: {printable(target)}")
+
+
+def _page(found: "Comparison | RunResult", site: str | None, choice: "ClinicalChoice") -> str:
     from ..report.outcomes import RunResult
     from ..report.page import page
     from ..report.run_page import run_page
     from ..report.site_page import site_page
+
+    if site is not None:
+        return site_page(found, site, choice)
+    if isinstance(found, RunResult):
+        return run_page(found.data, choice)
+    return page(found, choice)
+
+
+def _table(found: "Comparison | RunResult", kind: str, out: str | None, places: list[Path]) -> None:
+    from ..report.outcomes import RunResult
+    from ..report.table import table
+    from ..report.table_formats import FORMATS
     from ..storage import files
 
-    places = [files.folder_of(folder, "RUN") for folder in folders]
-    target = _target(out, site, places)
-    found = _read(places)
-    if site is not None:
-        text = site_page(found, site)
-    else:
-        text = run_page(found.data) if isinstance(found, RunResult) else page(found)
+    if isinstance(found, RunResult):
+        raise ConfigError(
+            "--table: found one run; expected a comparison, or several runs, one of them of 'local'"
+        )
+    text = FORMATS[kind](table(found))
+    if out is None:
+        print(printable_lines(text), end="")
+        return
+    target = _target(out, places)
     files.write_text(target, text)
-    print(f"page: {printable(target)}")
+    print(f"table: {printable(target)}")
+
+
+def _figures(
+    found: "Comparison | RunResult", folder: str, places: list[Path], choice: "ClinicalChoice"
+) -> None:
+    from ..report.figure_files import MISSING
+    from ..report.figure_list import page_figures, write_figures
+    from ..storage import files
+
+    target = files.folder_of(_target(f"{folder}/figure", places).parent, "--figures")
+    pdf = importlib.util.find_spec("fpdf") is not None
+    made = write_figures(page_figures(found, choice), target, pdf=pdf)
+    kinds = "SVG and PDF" if pdf else "SVG"
+    print(printable(f"figures: {len(made)} files ({kinds}) in {target}"))
+    if not pdf:
+        print(MISSING, file=sys.stderr)
 
 
 def _read(places: list[Path]) -> "Comparison | RunResult":
@@ -62,13 +131,17 @@ def _read(places: list[Path]) -> "Comparison | RunResult":
     return runs[0] if len(runs) == 1 else Comparison.of(runs)
 
 
-def _target(out: str | None, site: str | None, places: list[Path]) -> Path:
-    """The file to write; a file inside the folder of a run is refused."""
+def _page_name(site: str | None) -> str:
     safe = "" if site is None else "-" + re.sub(r"\W+", "-", site)
-    target = Path(out or f"report{safe}.html")
-    if target.resolve().parent in [place.resolve() for place in places]:
+    return f"report{safe}.html"
+
+
+def _target(out: str, places: list[Path]) -> Path:
+    """The file to write; a file inside the folder of a run is refused."""
+    target = Path(out)
+    if any(place.resolve() in target.resolve().parents for place in places):
         raise StoreError(
             f"{target}: is inside a folder of results, whose manifest lists its files; expected "
-            "another place; choose one with --out"
+            "another place; name one outside of it"
         )
     return target

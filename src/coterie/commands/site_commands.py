@@ -8,6 +8,7 @@ import typer
 
 from ..errors import CoterieWarning, printable
 from ..storage import files
+from .arguments import POSITIVE, SPECIFIC
 from .export_commands import Out, predict, show_export
 
 if TYPE_CHECKING:
@@ -109,12 +110,17 @@ def export(
     experiment: Annotated[
         str | None, typer.Option(metavar="HASH", help="beginning of its hash; default: the newest")
     ] = None,
+    specificity: Annotated[float, SPECIFIC] = 0.9,
+    positive: Annotated[str | None, POSITIVE] = None,
 ) -> None:
     """Write this site's own final model as a folder: parameters, preprocessing, a model card."""
     from ..deploy.folders import SiteFolder
     from ..deploy.site_model import export_site
+    from ..results.clinical import ClinicalChoice
 
-    show_export(export_site(SiteFolder.open(folder), files.folder_of(out, "--out"), experiment))
+    choice = ClinicalChoice.checked(specificity, positive)
+    place = files.folder_of(out, "--out")
+    show_export(export_site(SiteFolder.open(folder), place, experiment, choice))
 
 
 @app.command()

@@ -11,68 +11,19 @@ it can be computed at the site that holds the data.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import bdtr, ndtr, ndtri, stdtr, stdtrit
 
 from . import metrics
-from .metrics import Array, Floats
+from .answers import Answers, Counts
+from .metrics import Floats
 
 LEVEL = 0.05  # significance level of every test; intervals cover 1 - LEVEL
 REPLICATES = 1000  # bootstrap resamples
 EXACT_UNITS = 2000  # with more units the sign-flip test uses the normal approximation
-
-Counts = NDArray[np.int64]
-
-
-class Outcomes(NamedTuple):
-    """The predictors' answers on the clients' test samples, one client after the other."""
-
-    values: Array  # [N] classes (-1: not a number) or predictions; [N, C] probabilities for auc
-    targets: Array  # [N]
-    units: Counts  # [N] samples of one unit are resampled together; without units, the sample's id
-    sizes: Counts  # [K] number of test samples of each client
-
-    def clients(self) -> Iterator["Answers"]:
-        """The outcomes of each client."""
-        ends = self.sizes.cumsum()
-        for start, end in zip(ends - self.sizes, ends, strict=True):
-            yield Answers(self.values[start:end], self.targets[start:end], self.units[start:end])
-
-
-class Answers(NamedTuple):
-    """One client's part of :class:`Outcomes`."""
-
-    values: Array
-    targets: Array
-    units: Counts
-
-
-def outcomes_of(clients: Sequence[Answers]) -> Outcomes:
-    """Concatenate the outcomes of several clients, in the smallest dtypes that hold them exactly.
-
-    Probabilities are stored as float32.
-    """
-    values, targets, units = (np.concatenate(part) for part in zip(*clients, strict=True))
-    if values.ndim == 2:
-        values = values.astype(np.float32)
-    sizes = np.array([len(client.targets) for client in clients], dtype=np.int64)
-    return Outcomes(_small(values), _small(targets), units.astype(np.int64), sizes)
-
-
-def join(parts: Sequence[Outcomes]) -> Outcomes:
-    """Concatenate the outcomes of groups of clients."""
-    return outcomes_of([client for part in parts for client in part.clients()])
-
-
-def _small(values: Array) -> Array:
-    if not np.issubdtype(values.dtype, np.integer):
-        return values
-    low, high = values.min(initial=-1), values.max(initial=0)
-    return values.astype(np.promote_types(np.min_scalar_type(low), np.min_scalar_type(high)))
 
 
 class Gain(NamedTuple):

@@ -144,7 +144,7 @@ def kept_part(dataset: Dataset, part: str) -> Dataset:
         fixed=dataset.fixed[kept],
         **{
             name: found[kept]
-            for name in ("owners", "units", "times")
+            for name in ("owners", "units", "times", "subgroups")
             if (found := getattr(dataset, name)) is not None
         },
     )

@@ -44,6 +44,9 @@ class Dataset:
     units: Tensor | None = None  # [N] int64: samples of one unit (a patient) stay together
     unit_names: tuple[str, ...] = ()  # [units]; a name that two clients use is two units
     times: Tensor | None = None  # [N] float64: each client is split by time, test data last
+    subgroups: Tensor | None = None  # [N] int64: results are also reported by subgroup
+    subgroup_names: tuple[str, ...] = ()
+    subgroup_column: str = ""
     scale: Tensor | None = None  # broadcast against one sample
     shift: Tensor | None = None
     target_scale: float = 1.0  # a target in the source's units is y * target_scale + target_shift

@@ -18,6 +18,7 @@ from ..data.site_data import local_schema, read_with, site_federation
 from ..data.standard import Floats, Moments, Sums, site_squares, site_sums
 from ..errors import EngineError
 from ..results.history import lack
+from ..results.judged_rows import JudgedRows
 from .protocol import DivisionRequest
 from .terms import Experiment, SiteCounts
 
@@ -105,6 +106,15 @@ class Holdings:
             return own
         others = pool.owner != at
         return own.with_training(at, pool.x[others], pool.y[others])
+
+    def judged(self, experiment: Experiment) -> JudgedRows | None:
+        """The subgroups of the site's test samples; None if its data names no column for them."""
+        if "subgroup" not in self._options:
+            return None
+        agreement, config = experiment.agreement, experiment.config
+        data = config.data
+        division = Division(agreement.schema, data.scale, data.val, data.test, config.run.seed)
+        return JudgedRows.of(self._federation(division))
 
     def shared(self, division: Division, share: float) -> tuple[Tensor, Tensor]:
         """The samples and targets that the site gives to a pool of all sites, as they were read."""

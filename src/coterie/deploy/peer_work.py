@@ -17,8 +17,8 @@ from ..algorithms.federico_weights import Tracked
 from ..algorithms.serverless import Serverless
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
+from ..core.answers import Answers, Outcomes
 from ..core.messages import Rejection
-from ..core.paired import Answers, Outcomes
 from ..core.policies import governed
 from ..core.problem import Problem
 from ..core.shards import Shards

@@ -11,21 +11,30 @@ from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
 from ..experiment.export import Trained, write_export
 from ..experiment.export_format import ModelFacts, NetworkFacts
+from ..experiment.run_folder.stored_arrays import read_outcomes
+from ..results.clinical import ClinicalChoice, SiteClinical, site_clinical
+from ..results.judged_rows import JudgedRows
 from ..storage import files
 from ..storage.archives import read_npz
 from .allowed_code import allowed_code
 from .declarations import scaled_example
 from .handler import AGREEMENT
+from .holdings import Holdings
 from .site_folder import SiteFolder
 from .terms import Agreement, Experiment, experiment_of
 
 
-def export_site(site: SiteFolder, out: Path, experiment: str | None = None) -> Path:
+def export_site(
+    site: SiteFolder,
+    out: Path,
+    experiment: str | None = None,
+    choice: ClinicalChoice | None = None,
+) -> Path:
     """Write the site's final model of one experiment into a new folder, and return its path.
 
     ``experiment`` is the beginning of the experiment's hash; by default the one that finished last.
     """
-    return write_export(trained_site(site, finished_experiment(site, experiment)), out)
+    return write_export(trained_site(site, finished_experiment(site, experiment), choice), out)
 
 
 def finished_experiment(site: SiteFolder, prefix: str | None) -> Path:
@@ -49,7 +58,7 @@ def finished_experiment(site: SiteFolder, prefix: str | None) -> Path:
     return fits[0]
 
 
-def trained_site(site: SiteFolder, folder: Path) -> Trained:
+def trained_site(site: SiteFolder, folder: Path, choice: ClinicalChoice | None = None) -> Trained:
     """The site's final model of one experiment, with what the site knows of it."""
     files.refuse_links(folder.parent, [folder.name])
     agreement = Agreement.from_json((folder / AGREEMENT).read_text(encoding="utf-8"))
@@ -73,7 +82,22 @@ def trained_site(site: SiteFolder, folder: Path) -> Trained:
         Preprocessing.of(agreement.schema, scaled),
         model,
         _predictor(folder / MODEL, model.whole),
+        _clinical(site, folder / ANSWERS, made, choice),
     )
+
+
+def _clinical(
+    site: SiteFolder, path: Path, made: Experiment, choice: ClinicalChoice | None
+) -> SiteClinical | None:
+    """Calibration, sensitivity and subgroups of the site's own test samples; nothing leaves it."""
+    outcomes, _ = read_outcomes(path)
+    (answers,) = outcomes.clients()
+    target, rows = made.agreement.schema.target, None
+    if site.data.name is not None:
+        rows = Holdings(site.name, site.data.name, site.data.options).judged(made)
+    if rows is None or rows.codes is None or len(rows.codes) != len(answers.targets):
+        rows = JudgedRows(target.classes, target.name)
+    return site_clinical(made.config.run.metric, answers, rows, choice)
 
 
 def _facts(site: SiteFolder, folder: Path, made: Experiment) -> ModelFacts:

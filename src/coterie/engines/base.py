@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.answers import Outcomes
 from ..core.calls import Form
 from ..core.messages import Rejection
-from ..core.paired import Outcomes
 from ..core.problem import Counts, Problem
 from ..core.shards import Shards
 from ..core.tree import Tree

@@ -6,13 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import metrics, paired, tree
+from ..core import metrics, tree
 from ..core.algorithm import Mixture, Round
+from ..core.answers import Answers, Outcomes, outcomes_of
 from ..core.batches import EVALUATION_BLOCK
 from ..core.flat import FlatModel
-from ..core.paired import Answers, Outcomes
 from ..core.shards import Shards, Split
 from .base import Scores
+
+FEW_CLASSES = 5  # probabilities are kept beside the answers for at most so many classes
 
 
 def outputs(model: FlatModel, mixture: Mixture, x: Tensor, regression: bool) -> Tensor:
@@ -100,10 +102,11 @@ def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> d
     """Each client's answers to its test samples, from padded predictions ``[m, n, ...]``.
 
     Answers are classes if the metric needs only these, probabilities for auc, and signed weights
-    where samples count by their class.
+    where samples count by their class. Beside classes the probabilities of few classes are kept,
+    for calibration.
     """
     predicted, targets, samples, sizes = _by_target(shards, ids, "test", predicted)
-    values = predicted
+    values, probable = predicted, None
     if targets.is_floating_point():
         values, targets = shards.in_units(values), shards.in_units(targets)
     elif metrics.METRICS[metric].probabilities:
@@ -113,11 +116,16 @@ def answers(shards: Shards, metric: str, ids: list[int], predicted: Tensor) -> d
         values = _signed_weights(shards, ids, predicted, targets, inside)
     else:
         values = torch.where(predicted.isfinite().all(-1), predicted.argmax(-1), -1)
+        if predicted.shape[-1] <= FEW_CLASSES:
+            probable = predicted.float().cpu().numpy()
     given, y = values.cpu().numpy(), targets.cpu().numpy()
     units = shards.units
     whose = (samples if units is None else units[samples]).cpu().numpy()
     return {
-        k: Answers(given[i, :size], y[i, :size], whose[i, :size])
+        k: Answers(
+            *(given[i, :size], y[i, :size], whose[i, :size]),
+            None if probable is None else probable[i, :size],
+        )
         for i, (k, size) in enumerate(zip(ids, sizes, strict=True))
     }
 
@@ -138,7 +146,7 @@ def _signed_weights(
 
 def outcomes(found: dict[int, Answers], round: Round) -> Outcomes | None:
     """The answers of a round's clients, in the round's order; None if they were not kept."""
-    return paired.outcomes_of([found[i] for i in round.clients.tolist()]) if found else None
+    return outcomes_of([found[i] for i in round.clients.tolist()]) if found else None
 
 
 def _mean(values: Tensor, inside: Tensor) -> Scores:

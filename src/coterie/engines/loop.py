@@ -11,11 +11,11 @@ import torch
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.answers import Answers
 from ..core.batches import shape_of, views
 from ..core.calls import Form
 from ..core.client import Client, Clock
 from ..core.messages import Reply, admit
-from ..core.paired import Answers
 from ..core.problem import Problem
 from ..core.returned import checked_stage
 from ..core.shards import Shards

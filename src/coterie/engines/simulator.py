@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core import paired, tree
+from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, rows
+from ..core.answers import join
 from ..core.calls import Form
 from ..core.problem import Problem
 from ..core.rows import Allocate, StateRows
@@ -132,7 +133,7 @@ def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
     return Predicted(
         Evaluation(*map(column, zip(*(part.evaluation for part in parts), strict=True))),
         mixture,
-        paired.join(said) if said else None,
+        join(said) if said else None,
         train_loss=column(losses) if losses else None,
     )
 

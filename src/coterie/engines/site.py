@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
+from ..core.answers import Answers, Outcomes
 from ..core.digests import client_digest
 from ..core.locations import located
-from ..core.paired import Answers, Outcomes, Pair
+from ..core.paired import Pair
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.site_gain import SiteGain, site_gain
@@ -176,7 +177,8 @@ class Site:
             save_file({k: v.clone() for k, v in predictor._asdict().items()}, temporary)
         if outcomes is not None:
             with files.whole(self.folder / ANSWERS) as temporary, temporary.open("wb") as file:
-                np.savez(file, score=score, **outcomes._asdict())
+                known = {k: v for k, v in outcomes._asdict().items() if v is not None}
+                np.savez(file, score=score, **known)
 
     def _at(self, head: Mapping[str, Any]) -> tuple[LoopBackend, Round]:
         backend = LoopBackend(self.problem, self.shards())
@@ -207,7 +209,8 @@ def _answers(folder: Path) -> Answers | None:
     """The answers of a finished run; None if the client had no score."""
     try:
         with np.load(folder / ANSWERS, allow_pickle=False) as stored:
-            (found,) = Outcomes(*(stored[name] for name in Outcomes._fields)).clients()
+            parts = {name: stored[name] for name in Outcomes._fields if name in stored}
+            (found,) = Outcomes(**parts).clients()
             return None if np.isnan(stored["score"]) else found
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"{folder}: holds no answers of a finished run ({error})") from error

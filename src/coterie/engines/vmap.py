@@ -24,10 +24,10 @@ from torch.func import vmap
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.answers import Answers
 from ..core.batches import View, shape_of, views
 from ..core.calls import WRITTEN, Destination, Form
 from ..core.client import Client, Clock
-from ..core.paired import Answers
 from ..core.problem import Problem
 from ..core.returned import checked_stage
 from ..core.shards import Shards

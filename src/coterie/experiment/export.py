@@ -22,6 +22,13 @@ from ..core.imports import Code, Given
 from ..core.metrics import Floats
 from ..data.preprocessing import Preprocessing
 from ..errors import ConfigError, StoreError, did_you_mean
+from ..results.clinical import (
+    SPECIFICITY,
+    ClinicalChoice,
+    SiteClinical,
+    rows_of,
+    site_clinical,
+)
 from ..results.history import History
 from ..storage import files
 from . import run_folder
@@ -51,11 +58,22 @@ class Trained(NamedTuple):
     preprocessing: Preprocessing
     model: FlatModel
     predictor: Mixture  # weights [r], models [r, P]
+    clinical: SiteClinical | None = None  # where the outcome is a class
 
 
-def export(run: str | Path, client: str, out: str | Path, *, code: Given = None) -> Path:
+def export(
+    run: str | Path,
+    client: str,
+    out: str | Path,
+    *,
+    specificity: float = SPECIFICITY,
+    positive: str | None = None,
+    code: Given = None,
+) -> Path:
     """Write the model of one client of a finished run into a new folder, and return its path.
 
+    The card gives the sensitivity at ``specificity`` for the outcome ``positive``, which is a
+    class; by default the second of two classes.
     A network of one's own is imported only from the folders ``code``, or from installed packages if
     ``code`` is ``"installed"``: the run's folder may come from somebody else.
     """
@@ -65,7 +83,9 @@ def export(run: str | Path, client: str, out: str | Path, *, code: Given = None)
             f"{path}: is a comparison of several runs; expected one run; name its folder, as in "
             f"{path / 'fedfomo' / 'seed-0'}"
         )
-    return write_export(trained_client(path, client, allowed), files.folder_of(out, "--out"))
+    choice = ClinicalChoice.checked(specificity, positive)
+    made = trained_client(path, client, allowed, choice)
+    return write_export(made, files.folder_of(out, "--out"))
 
 
 def write_export(trained: Trained, out: Path) -> Path:
@@ -89,7 +109,8 @@ def write_export(trained: Trained, out: Path) -> Path:
         save_file(tensors, temporary)
     files.write_text(out / PREPROCESSING, trained.preprocessing.to_json() + "\n")
     files.write_text(out / CONFIG, config.to_json())
-    files.write_text(out / CARD, card(config, trained.preprocessing, len(predictor.weights)))
+    text = card(config, trained.preprocessing, len(predictor.weights), trained.clinical)
+    files.write_text(out / CARD, text)
     files.write_json(out / files.MANIFEST, {"files": files.list_files(out)})
     return out
 
@@ -114,7 +135,9 @@ def _used(trained: Trained) -> Mixture:
 # ---- one client of a finished run ----------------------------------------------------------------
 
 
-def trained_client(path: Path, client: str, code: Code) -> Trained:
+def trained_client(
+    path: Path, client: str, code: Code, choice: ClinicalChoice | None = None
+) -> Trained:
     """The model of one client, from the folder of a finished run."""
     data = run_folder.read(path)
     wrong = run_folder.verify(path)
@@ -127,7 +150,16 @@ def trained_client(path: Path, client: str, code: Code) -> Trained:
     predictor, preprocessing = data.predictor(at), run_folder.read_preprocessing(path)
     network = _network_facts(data.config, preprocessing)
     model = _model(network, preprocessing, code, predictor, data.history.seed)
-    return Trained(_facts(path, data, at), network, preprocessing, model, predictor)
+    found = _clinical(data.history, at, choice)
+    return Trained(_facts(path, data, at), network, preprocessing, model, predictor, found)
+
+
+def _clinical(history: History, at: int, choice: ClinicalChoice | None) -> SiteClinical | None:
+    said, rows = history.outcomes, history.roster.rows
+    if said is None or rows is None:
+        return None
+    own = list(said.clients())[at]
+    return site_clinical(history.metric, own, rows_of(rows, said.sizes, at), choice)
 
 
 def known(name: str, names: tuple[str, ...]) -> str:

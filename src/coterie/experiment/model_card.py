@@ -11,6 +11,8 @@ from ..data.preprocessing import Preprocessing
 from ..errors import printable
 from ..networks import registry
 from ..networks.written import written_network
+from ..results.clinical import SiteClinical
+from .clinical_card import clinical_text
 from .export_format import ExportConfig, NetworkFacts, network_factory, shapes_of
 
 MOST_ROWS = 100  # columns of a table that the card lists
@@ -25,14 +27,23 @@ predict = lambda x: sum(w * m(x){last} for w, m in zip(tensors["weights"], model
 """
 
 
-def card(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str:
+def card(
+    config: ExportConfig,
+    preprocessing: Preprocessing,
+    count: int,
+    clinical: SiteClinical | None = None,
+) -> str:
     """The text of ``README.md``; ``count`` is the number of models in the mixture."""
     facts = config.model
+    trust = (
+        "## How far to trust its probabilities" if clinical and clinical.outcome else "## Subgroups"
+    )
     parts = (
         f"# Model of {_plain(facts.client)}, trained by {_plain(facts.method)}",
         _what(config, preprocessing, count),
         "## How good it is",
         _quality(config),
+        *(() if clinical is None else (trust, clinical_text(clinical, _plain))),
         "## Intended use, and limits",
         _limits(config, preprocessing.schema),
         "## Use it with coterie",

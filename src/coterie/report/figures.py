@@ -1,7 +1,7 @@
 """Learning curves: of the methods of a comparison, of one site, and of the clients of one run."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from ..core.metrics import METRICS, Floats
 from ..results.history import History
 from ..results.judgement import LOCAL
 from . import words
+from .colours import colour
 from .svg import Scale, apart, figure, polyline, tag, ticks
 
 if TYPE_CHECKING:
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
 
 WIDTH = 440.0
 LARGEST_SCORE = 1e100  # larger scores are drawn as infinite
-COLOURS = 7  # --c1 … --c7 of the page's style; with more methods, colours repeat
-
-
-def colour(methods: Iterable[str], method: str) -> str:
-    """A method's colour among all methods, the same in every figure; Local is grey."""
-    others = [name for name in methods if name != LOCAL]
-    if method == LOCAL:
-        return "var(--alone)"
-    return f"var(--c{others.index(method) % COLOURS + 1})"
 
 
 def _drawable(scores: Floats) -> Floats:
@@ -114,7 +106,7 @@ def _method_curves(
         points = [(x(place), y(v)) for place, v in zip(curve.x, curve.mean, strict=True)]
         ends.append(next((p[1] for p in reversed(points) if math.isfinite(p[1])), y(grid[0])))
         alone = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
-        ink = colour(drawn, method)
+        ink = colour(method)
         content += [_band(curve, x, y, ink), polyline(points, class_="line", stroke=ink, **alone)]
     content += _end_labels(list(drawn), ends, WIDTH - right, (top, height - bottom - 8))
     what = f"{kind}{METRICS[metric].title} over {'rounds' if axis is None else 'bytes'}"
@@ -149,6 +141,7 @@ def client_curves(history: History) -> Markup:
         return [(x(place), y(v)) for place, v in zip(places, scores, strict=True)]
 
     end = next((p[1] for p in reversed(points(means)) if math.isfinite(p[1])), y(grid[0]))
+    ink = colour(history.method)
     return figure(
         WIDTH,
         height,
@@ -156,8 +149,8 @@ def client_curves(history: History) -> Markup:
         *_level_lines(grid, y, left, WIDTH - right, history.metric),
         *_round_axis(first, last, x, height - bottom),
         *(polyline(points(scores), class_="client", stroke="var(--alone)") for scores in shown.T),
-        polyline(points(means), class_="line", stroke="var(--accent)"),
-        tag("text", "mean", x=WIDTH - right + 8, y=end + 4.5, class_="name", fill="var(--accent)"),
+        polyline(points(means), class_="line", stroke=ink),
+        tag("text", "mean", x=WIDTH - right + 8, y=end + 4.5, class_="name", fill=ink),
     )
 
 
@@ -220,7 +213,7 @@ def _end_labels(
             x=x + 8,
             y=place + 4.5,
             class_="name",
-            fill=colour(methods, m),
+            fill=colour(m),
         )
         for m, place in zip(methods, places, strict=True)
     ]

@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from ..core import metrics
 from ..results.judgement import LOCAL, Claim
-from . import figures, words
+from . import words
+from .colours import colour
 from .share_matrix import NAMED_UP_TO, short
 from .svg import Scale, figure, tag, ticks
 
@@ -57,7 +58,7 @@ def _panel(comparison: "Comparison", method: str) -> Panel:
     rows = _rows(comparison, method)
     step = -(-len(rows) // MOST_ROWS)
     better, worse = (sum(row.claim == claim for row in rows) for claim in ("better", "worse"))
-    ink = figures.colour(comparison.methods, method)
+    ink = colour(method)
     title = f"{words.label(method)}: each site's gain over training alone"
     drawn = draw(rows[::step], comparison.metric, title, ink)
     counts = f"shown: {better} better, {worse} worse"

@@ -54,7 +54,9 @@ class RunResult(ComparedRun):
     def __repr__(self) -> str:
         from .table import run_text
 
-        return printable_lines(run_text(self))
+        page = self.path and self.path / REPORT
+        place = f"\n\npage: {page}" if page is not None and page.is_file() else ""
+        return printable_lines(run_text(self) + place)
 
     def _repr_html_(self) -> str:
         from .table import run_html

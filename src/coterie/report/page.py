@@ -6,8 +6,12 @@ A script makes choosing a site easier; without it the page shows everything.
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.metrics import METRICS
+from ..results.clinical import ClinicalChoice
 from ..results.judgement import LOCAL, Claim
 from . import exposed, figures, gain_panels, helping, pieces, words
+from .clinical_page import ClinicalView, clinical_view
+from .colours import colour
+from .local_scatter import scatters
 from .table import Table, notes, table, to_html
 
 if TYPE_CHECKING:
@@ -26,10 +30,10 @@ class ClientLine(NamedTuple):
     worse: bool
 
 
-def page(comparison: "Comparison") -> str:
+def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
     """The page of a comparison as HTML text; everything that comes from users is escaped."""
     shown, last = table(comparison), comparison.runs[-1].data
-    best = comparison.choice.method if comparison.choice else comparison.methods[-1]
+    best = shown_method(comparison)
     return pieces.rendered(
         "report.html",
         {
@@ -51,8 +55,10 @@ def page(comparison: "Comparison") -> str:
                 {m: [run.history for run in comparison.of_method(m)] for m in comparison.methods}
             ),
             "unit": ", in points," if METRICS[comparison.metric].percent else "",
+            "clinical": clinical_of(comparison, best, choice),
             "panels": gain_panels.panels(comparison, best),
-            "helping": _helping(comparison, best),
+            "scatters": scatters(comparison, best),
+            "helping": helping_of(comparison, best),
             "seed": comparison.seeds[0],
             "seeds": len(comparison.seeds),
             "heads": [words.label(method) for method in comparison.methods],
@@ -65,6 +71,11 @@ def page(comparison: "Comparison") -> str:
             "where": pieces.pretty(last.environment),
         },
     )
+
+
+def shown_method(comparison: "Comparison") -> str:
+    """The method that the page shows first: the recommended one, or the last."""
+    return comparison.choice.method if comparison.choice else comparison.methods[-1]
 
 
 def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
@@ -117,14 +128,23 @@ def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
     return lines
 
 
-def _helping(comparison: "Comparison", best: str) -> helping.Helping | None:
+def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
     """Who helps whom, by method; the recommended method first."""
     relied = comparison.reliances
     order = sorted(relied, key=lambda method: method != best)
-    strokes = {method: figures.colour(comparison.methods, method) for method in order}
+    strokes = {method: colour(method) for method in order}
     first = {method: comparison.of_method(method)[0].history for method in order}
     ordered = {method: relied[method] for method in order}
     return helping.helping(ordered, first, strokes, helping.OF_COMPARISON)
+
+
+def clinical_of(
+    comparison: "Comparison", best: str, choice: ClinicalChoice | None
+) -> ClinicalView | None:
+    """The clinical numbers of the recommended method and of Local, of the first seed."""
+    first = comparison.of_seed(comparison.seeds[0])
+    shown = [method for method in dict.fromkeys((best, LOCAL)) if method in first]
+    return clinical_view({method: first[method] for method in shown}, choice)
 
 
 def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:

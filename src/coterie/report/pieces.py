@@ -17,6 +17,7 @@ from markupsafe import Markup
 from ..errors import ConfigError, did_you_mean
 from ..results.history import Roster
 from ..storage import files
+from .colours import style
 
 
 @cache
@@ -34,8 +35,14 @@ def rendered(template: str, values: Mapping[str, Any]) -> str:
     return (
         _templates()
         .get_template(template)
-        .render({**values, "script": script, "script_hash": named})
+        .render({**values, "script": script, "script_hash": named, "palette": _palette()})
     )
+
+
+@cache
+def _palette() -> dict[str, Markup]:
+    """The colours of methods as CSS declarations, for light and for dark pages."""
+    return {"light": Markup(style("light")), "dark": Markup(style("dark"))}
 
 
 @cache

@@ -5,10 +5,13 @@ from typing import Any, NamedTuple
 
 from ..core.metrics import METRICS, Floats
 from ..experiment.run_folder import RunData
+from ..results.clinical import ClinicalChoice
 from ..results.history import History, Line
 from ..results.reliance import Reliance, reliance
 from ..results.summary import last_score
 from . import exposed, figures, helping, pieces, words
+from .clinical_page import clinical_view
+from .colours import colour
 from .outcomes import RunResult
 from .table import run_facts
 
@@ -43,7 +46,7 @@ class ClientFacts(NamedTuple):
     lack: str
 
 
-def run_page(data: RunData) -> str:
+def run_page(data: RunData, choice: ClinicalChoice | None = None) -> str:
     """The page of one run as HTML text; everything that comes from users is escaped."""
     history, summary = data.history, data.summary
     relied = reliance([history])
@@ -62,6 +65,7 @@ def run_page(data: RunData) -> str:
             "best": words.label(history.method),
             "own": False,
             "exposed": exposed.exposed({history.method: [history]}),
+            "clinical": clinical_view({history.method: history}, choice),
             "costs": _costs(summary),
             "rounds": [_round_line(line, history.metric) for line in history.lines],
             "clients": _client_lines(history, relied),
@@ -182,5 +186,5 @@ def _helping(history: History, relied: Reliance | None) -> helping.Helping | Non
     if relied is None:
         return None
     method = history.method
-    stroke = {method: "var(--accent)"}
+    stroke = {method: colour(method)}
     return helping.helping({method: relied}, {method: history}, stroke, helping.OF_RUN)

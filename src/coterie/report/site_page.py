@@ -12,10 +12,12 @@ import numpy as np
 from .. import __version__
 from ..core import metrics
 from ..core.metrics import METRICS
+from ..results.clinical import ClinicalChoice
 from ..results.history import History
 from ..results.judgement import LOCAL
 from ..results.reliance import MOST_CLIENTS, Reliance, on_others, reliance
 from . import exposed, figures, pieces, words
+from .clinical_page import clinical_view
 from .outcomes import Comparison, RunResult
 from .site_answer import site_answer, size_of
 
@@ -37,7 +39,9 @@ class PeerLine(NamedTuple):
     clear: str
 
 
-def site_page(found: Comparison | RunResult, name: str) -> str:
+def site_page(
+    found: Comparison | RunResult, name: str, choice: ClinicalChoice | None = None
+) -> str:
     """The page for one site, of a comparison or of one run, as HTML text."""
     compared = found if isinstance(found, Comparison) else None
     runs = found.runs if isinstance(found, Comparison) else (found,)
@@ -64,6 +68,7 @@ def site_page(found: Comparison | RunResult, name: str) -> str:
             "peers": [] if relied is None else _peer_lines(relied, i, order),
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
             "own": True,
+            "clinical": clinical_view(_shown(runs, chosen), choice, i),
             "exposed": exposed.exposed(_by_method(runs), i),
             "warned": _warned(found),
             "methods": list(dict.fromkeys(words.label(run.method) for run in runs)),
@@ -77,6 +82,13 @@ def _chosen(found: Comparison | RunResult) -> tuple[RunResult, ...] | None:
     if isinstance(found, RunResult):
         return (found,)
     return None if found.choice is None else found.of_method(found.choice.method)
+
+
+def _shown(runs: tuple[RunResult, ...], chosen: tuple[RunResult, ...] | None) -> dict[str, History]:
+    """The first runs of the recommended method and of Local."""
+    alone = [run for run in runs if run.method == LOCAL]
+    picked = [*(chosen or ())[:1], *alone[:1]]
+    return {run.method: run.history for run in picked}
 
 
 def _peer_order(runs: tuple[RunResult, ...], i: int) -> list[int]:

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core import metrics
+from ..core.answers import Outcomes
 from ..core.metrics import Floats
-from ..core.paired import Outcomes
 from ..errors import StoreError
 from . import collaboration
+from .judged_rows import JudgedRows
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
@@ -60,6 +61,7 @@ class Roster:
     fingerprint: str
     weak: Mapping[str, str]  # client: what it lacks to be judged
     targets: NDArray[np.int64] | None = None  # [K] groups of the data that judges, if foreign
+    rows: JudgedRows | None = None  # of all clients, if this process knows them
 
     @classmethod
     def of(cls, federation: "Federation") -> "Roster":
@@ -77,7 +79,8 @@ class Roster:
         }
         sizes = train, val, test
         targets = None if federation.foreign is None else targets
-        return cls(federation.clients, *sizes, groups, federation.fingerprint, weak, targets)
+        rows = JudgedRows.of(federation)
+        return cls(federation.clients, *sizes, groups, federation.fingerprint, weak, targets, rows)
 
     def __len__(self) -> int:
         return len(self.clients)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ..core import random, tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
+from ..core.answers import Outcomes
 from ..core.messages import Rejection
 from ..core.metrics import mean_known
-from ..core.paired import Outcomes
 from ..core.policies import governed
 from ..core.problem import Problem
 from ..core.returned import check_rows, checked_init, checked_matrix, checked_server

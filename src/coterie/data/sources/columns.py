@@ -68,12 +68,7 @@ class TargetColumn:
 
 def column(sheet: Sheet, name: str, option: str) -> pa.ChunkedArray:
     """A column that the configuration names; refuses missing cells."""
-    known = sheet.table.column_names
-    if name not in known:
-        raise DataError(
-            f"{sheet.files[0]}: has no column '{name}' (data.{option}); it has: {', '.join(known)}"
-        )
-    found = sheet.table.column(name)
+    found = existing(sheet, name, option)
     if found.null_count:
         row = int(np.flatnonzero(found.is_null().to_numpy())[0])
         raise DataError(
@@ -81,6 +76,16 @@ def column(sheet: Sheet, name: str, option: str) -> pa.ChunkedArray:
             f"{found.null_count} of {len(found)} rows; fill or remove those rows"
         )
     return found
+
+
+def existing(sheet: Sheet, name: str, option: str) -> pa.ChunkedArray:
+    """A column that the configuration names; its cells may be missing."""
+    known = sheet.table.column_names
+    if name not in known:
+        raise DataError(
+            f"{sheet.files[0]}: has no column '{name}' (data.{option}); it has: {', '.join(known)}"
+        )
+    return sheet.table.column(name)
 
 
 def texts(values: pa.ChunkedArray | pa.Array) -> list[str]:

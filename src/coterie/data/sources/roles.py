@@ -1,4 +1,4 @@
-"""Reads the columns of a table that say how rows are split: each row's unit, time and part."""
+"""Reads the columns of a table that are no inputs: each row's unit, time, part and subgroup."""
 
 from datetime import UTC, datetime
 
@@ -23,6 +23,8 @@ _PARTS = {
     "test": TEST,
     "testing": TEST,
 }
+
+MOST_SUBGROUPS = 20
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -50,6 +52,24 @@ def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, part: Int
             f"{sheet.where(int(row))}: unit '{value}' (column '{unit}', data.unit) is in two parts "
             f"of column '{split}' (data.split); rows of one unit must be in one part"
         )
+
+
+def subgroups(sheet: Sheet, name: str) -> tuple[Ints, tuple[str, ...]]:
+    """The subgroup of every row and the names of all subgroups, sorted; empty cells are one."""
+    cells = columns.existing(sheet, name, "subgroup")
+    texts, known = columns.texts(cells), cells.is_valid().to_pylist()
+    written = [
+        text if is_there else columns.NO_CELL for text, is_there in zip(texts, known, strict=True)
+    ]
+    names = sorted(set(written))
+    if len(names) > MOST_SUBGROUPS:
+        raise DataError(
+            f"column '{name}' (data.subgroup) holds {len(names)} different values ('{names[0]}', "
+            f"'{names[1]}', …); expected at most {MOST_SUBGROUPS}; add a column of groups, such as "
+            "ages from 18 to 40, and name that one"
+        )
+    place = {text: number for number, text in enumerate(names)}
+    return np.array([place[text] for text in written], np.int64), tuple(names)
 
 
 def times(sheet: Sheet, name: str) -> Floats:

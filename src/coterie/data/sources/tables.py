@@ -26,6 +26,7 @@ class TableOptions(NamedTuple):
     split: str | None
     unit: str | None
     time: str | None
+    subgroup: str | None
     task: str
     categories: Sequence[str]
     drop: Sequence[str]
@@ -63,6 +64,7 @@ def read_table(
     split: str | None = None,
     unit: str | None = None,
     time: str | None = None,
+    subgroup: str | None = None,
     task: str = "auto",
     categories: Sequence[str] = (),
     drop: Sequence[str] = (),
@@ -80,6 +82,8 @@ def read_table(
         unit: a column such as the patient's number; rows of one unit stay in one split.
         time: a column of numbers or ISO dates; each client's test data is then its latest rows,
             validation data the latest of the rest.
+        subgroup: a column of categories, such as sex: results are also reported for each of them.
+            It is an input like other columns, unless ``drop`` names it.
         task: classification, regression, or auto to decide by the target column.
         categories: number columns to be treated as categories.
         drop: columns to leave out.
@@ -87,7 +91,8 @@ def read_table(
         encoding: the text encoding of a CSV file.
     """
     options = TableOptions(
-        client, target, split, unit, time, task, categories, drop, delimiter, encoding
+        *(client, target, split, unit, time, subgroup),
+        *(task, categories, drop, delimiter, encoding),
     )
     table = open_table(path, options, FEWEST_ROWS)
     columns.refuse_one_class(table.sheet, table.target)
@@ -102,7 +107,8 @@ def open_table(path: Path, options: TableOptions, fewest: int) -> OpenTable:
     """Read the files of a table and describe its target; refuses fewer rows than ``fewest``."""
     _check_options(options.task, options.time, options.split)
     dates = () if options.time is None else (options.time,)
-    sheet = read_sheet(_files(path), options.delimiter, options.encoding, list(options.drop), dates)
+    drop = [name for name in options.drop if name != options.subgroup]
+    sheet = read_sheet(_files(path), options.delimiter, options.encoding, drop, dates)
     if options.target is None:
         known = ", ".join(sheet.table.column_names)
         raise ConfigError(f"data.target: name the column to predict; {path.name} has: {known}")
@@ -116,7 +122,7 @@ def open_table(path: Path, options: TableOptions, fewest: int) -> OpenTable:
 def describe_inputs(table: OpenTable) -> Iterator[columns.InputColumn]:
     """Describe the input columns one after another, in the order of the first file."""
     for name in table.sheet.table.column_names:
-        if name not in table.options.roles.values():
+        if name not in (*table.options.roles.values(), *table.options.drop):
             yield columns.describe(table.sheet, name, name in table.options.categories)
 
 
@@ -160,7 +166,7 @@ def _check_options(task: str, time: str | None, split: str | None) -> None:
 def _divided(
     sheet: Sheet, options: TableOptions, owners: npt.NDArray[np.int64] | None
 ) -> dict[str, Any]:
-    """The fields of a dataset that say how each client's rows are to be split."""
+    """The fields of a dataset that say how each client's rows are split, and their subgroups."""
     split, unit, time = options.split, options.unit, options.time
     found: dict[str, Any] = {}
     if split is not None:
@@ -172,6 +178,9 @@ def _divided(
             roles.refuse_divided(sheet, unit, split, units, found["fixed"].numpy())
     if time is not None:
         found["times"] = torch.from_numpy(roles.times(sheet, time))
+    if options.subgroup is not None:
+        codes, found["subgroup_names"] = roles.subgroups(sheet, options.subgroup)
+        found |= {"subgroups": torch.from_numpy(codes), "subgroup_column": options.subgroup}
     return found
 
 

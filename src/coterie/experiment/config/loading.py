@@ -24,7 +24,16 @@ from .checks import validated, with_methods, with_names
 from .schema import DEMO, SITES, Config, Fields, Table
 from .sweeps import refuse_shared, with_variants
 
-__all__ = ["Config", "canonical", "config_hash", "load", "merge", "read", "tables_of"]
+__all__ = [
+    "Config",
+    "canonical",
+    "config_hash",
+    "default_out",
+    "load",
+    "merge",
+    "read",
+    "tables_of",
+]
 
 ALL = "all"  # run.methods = "all" means every method
 MOST_SEEDS = 10_000  # each seed is a run of every method
@@ -125,6 +134,15 @@ def config_hash(config: Config) -> str:
         tables["run"].pop(field, None)
     text = json.dumps(tables, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def default_out(config: Config) -> Config:
+    """The config with an output folder; if it names none, one that is derived from its hash."""
+    if config.run.out is not None:
+        return config
+    data = Path(config.data.name).stem
+    out = str(Path("runs") / f"{data}-{config_hash(config)[:8]}")
+    return config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
 
 
 def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:

@@ -81,16 +81,16 @@ def _log(path: Path, summary: dict[str, Any]) -> Log:
     facts = {"fingerprint": summary["partition_fingerprint"], "weak": summary["weak_clients"]}
     matrices: list[tuple[int, Any]] = []
     truth: dict[str, Any] = {}
-    outcomes = None
+    outcomes = rows = None
     if (path / MATRICES).exists():
         matrices, truth = stored_arrays.read_matrices(path / MATRICES)
     if (path / PREDICTIONS).exists():
-        outcomes = stored_arrays.read_outcomes(path / PREDICTIONS)
+        outcomes, rows = stored_arrays.read_outcomes(path / PREDICTIONS)
     return Log(
         summary["method"],
         summary["seed"],
         summary["metric"],
-        replace(roster, **facts, **truth),
+        replace(roster, **facts, **truth, rows=rows),
         swaps=summary["in_group_weight_of"] != "A",
         merge_val=summary["merge_val"],
         lines=stored_logs.read_rounds(path / ROUNDS),

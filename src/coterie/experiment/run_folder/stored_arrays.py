@@ -1,16 +1,18 @@
 """``collaboration.npz`` and ``predictions.npz``: collaboration matrices, test predictions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...core.paired import Outcomes
+from ...core.answers import Outcomes
 from ...results.history import Packed, Roster, dense
+from ...results.judged_rows import JudgedRows
 from ...storage.archives import read_npz
 from .names import unreadable
 
+ROWS = "rows_"  # begins the names of the arrays of JudgedRows
 DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
 
 
@@ -75,27 +77,70 @@ def _numbers(array: Any) -> Any:
     return array
 
 
-def write_outcomes(path: Path, outcomes: Outcomes) -> None:
-    """Write ``values``, ``targets``, ``units`` and ``sizes`` of the predictions of test samples."""
+def write_outcomes(path: Path, outcomes: Outcomes, rows: JudgedRows | None = None) -> None:
+    """Write the predictions of test samples, and the names of classes and subgroups if known."""
+    arrays: dict[str, Any] = outcomes._asdict()
+    if rows is not None:
+        *texts, codes = rows
+        named = zip(JudgedRows._fields, texts, strict=False)
+        arrays |= {f"{ROWS}{name}": np.array(text, dtype=str) for name, text in named}
+        arrays[f"{ROWS}codes"] = codes
     with path.open("wb") as file:
-        np.savez_compressed(file, **outcomes._asdict())
+        np.savez_compressed(file, **{k: part for k, part in arrays.items() if part is not None})
 
 
-def read_outcomes(path: Path) -> Outcomes:
-    """Read the predictions of all test samples."""
+def read_outcomes(path: Path) -> tuple[Outcomes, JudgedRows | None]:
+    """Read the predictions of all test samples, and what is known of the samples."""
     try:
         stored = read_npz(path)
         values, targets = _numbers(stored["values"]), _numbers(stored["targets"])
-        found = Outcomes(values, targets, _integers(stored["units"]), _integers(stored["sizes"]))
+        units, sizes = _integers(stored["units"]), _integers(stored["sizes"])
+        found = Outcomes(values, targets, units, sizes, _probabilities(stored, targets))
         if values.ndim not in (1, 2) or targets.ndim != 1 or bool((found.sizes < 0).any()):
             raise ValueError("its arrays do not fit together")
         if values.ndim == 2:
             _check_classes(targets, values.shape[1])
         if {len(part) for part in found[:3]} != {int(found.sizes.sum())}:
             raise ValueError("its parts differ in length")
+        rows = _rows(stored, len(targets))
+        chances = values if values.ndim == 2 else found.probabilities
+        if rows is not None and chances is not None and len(rows.classes) != chances.shape[1]:
+            raise ValueError("its names of classes do not fit its probabilities")
     except (OSError, ValueError, KeyError, OverflowError) as error:
         raise unreadable(path, error, "the answers to test samples of a run") from error
+    return found, rows
+
+
+def _probabilities(stored: Mapping[str, Any], targets: Any) -> Any:
+    """The probabilities of all classes; None if they were not stored."""
+    found = stored.get("probabilities")
+    if found is None:
+        return None
+    if found.dtype != np.float32 or found.ndim != 2 or len(found) != len(targets):
+        raise ValueError("its probabilities do not fit its answers")
+    _check_classes(targets, found.shape[1])
     return found
+
+
+def _rows(stored: Mapping[str, Any], samples: int) -> JudgedRows | None:
+    """What is known of the test samples beside the answers to them; None in older folders."""
+    if f"{ROWS}classes" not in stored:
+        return None
+    classes, names = (_texts(stored[f"{ROWS}{name}"], 1) for name in ("classes", "names"))
+    target, column = (_texts(stored[f"{ROWS}{name}"], 0) for name in ("target", "column"))
+    codes = stored.get(f"{ROWS}codes")
+    if codes is not None:
+        codes = _integers(codes).astype(np.int64)
+        if len(codes) != samples or bool(((codes < 0) | (codes >= len(names))).any()):
+            raise ValueError("its subgroups do not fit its answers")
+    return JudgedRows(tuple(classes), str(target), str(column), tuple(names), codes)
+
+
+def _texts(array: Any, ndim: int) -> Any:
+    """The texts of an array; ValueError if it holds anything else."""
+    if array.dtype.kind != "U" or array.ndim != ndim:
+        raise ValueError("its names of classes and subgroups are not texts")
+    return array.tolist()
 
 
 def _check_classes(targets: Any, classes: int) -> None:

@@ -180,7 +180,7 @@ class RunFolder:
                 stored_models.write_models(temporary, predictors.mixture)
         if log.outcomes is not None:
             with files.whole(path / PREDICTIONS) as temporary:
-                stored_arrays.write_outcomes(temporary, log.outcomes)
+                stored_arrays.write_outcomes(temporary, log.outcomes, log.roster.rows)
         faults.at("finish.models")
         files.write_json(path / SUMMARY, data.summary)
         faults.at("finish.summary")

@@ -1,0 +1,128 @@
+"""Figures as files of their own: SVG that other programs read, and PDF.
+
+The figures of a page take their colours and strokes from the page's style. In a file of its own
+every element has its style as attributes, and colours are those on white paper: few programs
+besides browsers know CSS variables and classes of SVG.
+"""
+
+import io
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from ..errors import ConfigError
+from .colours import palette
+
+EDGE = 8.0  # white space around a figure
+FONT = "Helvetica, Arial, sans-serif"
+MISSING = "PDF files need fpdf2; install it with: pip install 'coterie[figures]'"
+_RULE = re.compile(r"svg ((?:\.[\w.-]+|text)) \{([^}]*)\}")
+_PLAIN = str.maketrans(
+    {"−": "-", "\u202f": " ", "\u00a0": " ", "’": "'", "“": '"', "”": '"', "–": "-"}
+)
+
+
+def standalone(drawn: Markup) -> str:
+    """A figure of a page as the text of an SVG file."""
+    root = ElementTree.fromstring(str(drawn))
+    for element in root.iter():
+        _style(element)
+    width, height = (float(side) + 2 * EDGE for side in root.attrib["viewBox"].split()[2:])
+    box = {"width": f"{width:g}", "height": f"{height:g}"}
+    corner = f"{-EDGE:g}"
+    ground = ElementTree.Element("rect", {"x": corner, "y": corner, **box, "fill": "#ffffff"})
+    root.insert(1, ground)  # after the title
+    root.attrib |= {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "viewBox": f"{corner} {corner} {width:g} {height:g}",
+        "font-family": FONT,
+        **box,
+    }
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _style(element: ElementTree.Element) -> None:
+    """Write the rules of an element's classes into its attributes."""
+    classes = set(element.attrib.pop("class", "").split())
+    for wanted, kind, declared in _rules():
+        if wanted <= classes and kind in (None, element.tag):
+            element.attrib |= declared
+    kept = {k: v for k, v in element.attrib.items() if not k.startswith("data-")}
+    element.attrib.clear()
+    element.attrib |= {name: _resolved(value) for name, value in kept.items()}
+
+
+@cache
+def _rules() -> tuple[tuple[set[str], str | None, dict[str, str]], ...]:
+    """The rules of the page's style on figures: classes, element and attributes; weaker first."""
+    return tuple(sorted(_parsed(), key=lambda rule: (rule[1] is None, len(rule[0]))))
+
+
+def _parsed() -> Iterator[tuple[set[str], str | None, dict[str, str]]]:
+    for selector, text in _RULE.findall(_css()):
+        pairs = (part.partition(":") for part in text.split(";") if ":" in part)
+        found = {name.strip(): value.strip() for name, _, value in pairs}
+        declared = {
+            name: re.sub(r"(?<=\d)px", "", value)
+            for name, value in found.items()
+            if value != "inherit" and name != "pointer-events"
+        }
+        is_class = selector.startswith(".")
+        yield (
+            set(selector[1:].split(".") if is_class else ()),
+            (None if is_class else selector),
+            declared,
+        )
+
+
+@cache
+def _css() -> str:
+    return resources.files(__package__).joinpath("templates/report.css").read_text("utf-8")
+
+
+@cache
+def _colours() -> dict[str, str]:
+    """The page's colours on white paper."""
+    root = _css().partition("{")[2].partition("}")[0]
+    named = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]+)", root))
+    return {**named, **palette("light"), "--paper": "#ffffff", "--card": "#ffffff"}
+
+
+def _resolved(text: str) -> str:
+    """The text with colours in place of CSS variables."""
+    return re.sub(r"var\((--[\w-]+)\)", lambda found: _colours()[found[1]], text)
+
+
+def to_pdf(svg: str) -> bytes:
+    """The file of :func:`standalone` as PDF; ConfigError if fpdf2 is not installed.
+
+    The fonts of PDF have the letters of western Europe; others lose their accents, or become "?".
+    """
+    try:
+        from fpdf import FPDF
+        from fpdf.svg import SVGObject
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    unread = r'<title>[^<]*</title>| preserveAspectRatio="[^"]*"'  # fpdf2 does not know them
+    drawn = SVGObject(_western(re.sub(unread, "", svg)))
+    size = ElementTree.fromstring(svg).attrib
+    page = FPDF(unit="pt", format=(float(size["width"]), float(size["height"])))
+    page.set_margin(0)
+    page.set_auto_page_break(False)
+    page.add_page()
+    page.set_font("helvetica")
+    drawn.draw_to_page(page)
+    made = io.BytesIO()
+    page.output(made)
+    return made.getvalue()
+
+
+def _western(text: str) -> str:
+    plain = text.translate(_PLAIN)
+    kept = (one if ord(one) < 256 else unicodedata.normalize("NFKD", one)[0] for one in plain)
+    return "".join(one if ord(one) < 256 else "?" for one in kept)

@@ -1,0 +1,345 @@
+"""Calibration, sensitivity at a chosen specificity, and results by subgroup."""
+
+import math
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import brier_score_loss, roc_curve
+
+import coterie
+from coterie.core.answers import Answers
+from coterie.data.datasets import load
+from coterie.engines.evaluation import FEW_CLASSES
+from coterie.errors import ConfigError, DataError, StoreError
+from coterie.experiment.run_folder.names import PREDICTIONS
+from coterie.report.clinical_page import clinical_view
+from coterie.report.outcomes import RunResult
+from coterie.report.page import page
+from coterie.report.site_page import site_page
+from coterie.results import calibration as formulas
+from coterie.results import clinical as clinical_module
+from coterie.results.clinical import (
+    FEWEST,
+    ClinicalChoice,
+    clinical_run,
+    site_clinical,
+)
+from coterie.results.judged_rows import JudgedRows
+
+
+def predicted(seed: int, n: int = 300, places: int = 2):
+    """Probabilities with ties, and outcomes that are roughly as probable."""
+    rng = np.random.default_rng(seed)
+    p = rng.beta(1.5, 2.5, n).round(places)
+    return p, rng.random(n) < p
+
+
+# ---- the formulas --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "bins"), [(300, formulas.BINS), (60, formulas.FEW_BINS)])
+def test_calibration_is_scikit_learns(n, bins):
+    p, truth = predicted(1, n, places=3)
+    p = np.where(np.isclose(p * bins % 1, 0), p + 0.001, p)  # no probability on an edge of a bin
+    found = formulas.calibration(p, truth)
+    observed, mean = calibration_curve(truth, p, n_bins=bins)
+    assert [part.observed for part in found.bins] == pytest.approx(observed.tolist())
+    assert [part.predicted for part in found.bins] == pytest.approx(mean.tolist())
+    assert found.brier == pytest.approx(brier_score_loss(truth, p))
+    assert sum(part.rows for part in found.bins) == n
+    slow = 0.0
+    for k in range(bins):
+        inside = (p >= k / bins) & (p < (k + 1) / bins)
+        if inside.any():
+            slow += inside.sum() / n * abs(p[inside].mean() - truth[inside].mean())
+    assert found.error == pytest.approx(slow)
+
+
+def test_a_probability_of_one_is_in_the_last_bin():
+    found = formulas.calibration(np.array([0.0, 1.0]), np.array([False, True]))
+    assert [(part.predicted, part.observed) for part in found.bins] == [(0, 0), (1, 1)]
+    assert (found.error, found.brier) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("specificity", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("seed", range(4))
+def test_sensitivity_is_the_best_point_of_the_roc_curve(seed, specificity):
+    p, truth = predicted(seed, 120)
+    found = formulas.sensitivity(p, truth, np.arange(120), specificity)
+    false, hits, _ = roc_curve(truth, p, drop_intermediate=False)
+    assert found.found.value == pytest.approx(hits[false <= 1 - specificity + 1e-12].max())
+    alarm = p >= found.threshold
+    assert alarm[truth].mean() == pytest.approx(found.found.value)
+    assert 1 - alarm[~truth].mean() >= specificity - 1e-12
+
+
+def test_a_weight_counts_a_sample_so_often():
+    p, truth = predicted(5, 40)
+    weights = np.random.default_rng(0).integers(0, 4, 40)
+    once = formulas._sensitivities(p, truth, weights[None].astype(float), 0.8)[0][0]
+    again = np.repeat(p, weights), np.repeat(truth, weights)
+    assert once == pytest.approx(
+        formulas.sensitivity(*again, np.arange(weights.sum()), 0.8).found.value
+    )
+
+
+def test_intervals_hold_the_value_and_do_not_vanish():
+    p, truth = np.linspace(0, 1, 60), np.arange(60) >= 40
+    value, low, high = formulas.sensitivity(p, truth, np.arange(60), 0.9).found
+    assert (value, high) == (1.0, 1.0)
+    wilson = scipy.stats.binomtest(20, 20).proportion_ci(method="wilson")
+    assert low == pytest.approx(wilson.low)
+    assert formulas.wilson(0.3, 50) == pytest.approx(
+        tuple(scipy.stats.binomtest(15, 50).proportion_ci(method="wilson"))
+    )
+
+
+def test_rows_of_one_unit_are_one_piece_of_evidence():
+    p, truth = predicted(6, 90)
+    once = formulas.sensitivity(p, truth, np.arange(90), 0.8).found
+    four = [np.repeat(part, 4) for part in (p, truth, np.arange(90))]
+    together = formulas.sensitivity(*four, 0.8).found
+    apart = formulas.sensitivity(*four[:2], np.arange(360), 0.8).found
+    assert together == pytest.approx(once)
+    assert apart.high - apart.low < 0.7 * (once.high - once.low)
+
+
+def test_no_sensitivity_without_both_kinds_of_rows():
+    p = np.linspace(0, 1, 20)
+    for truth in (np.ones(20, bool), np.zeros(20, bool)):
+        assert formulas.sensitivity(p, truth, np.arange(20), 0.9) is None
+
+
+# ---- one site ------------------------------------------------------------------------------------
+
+
+def answers(n: int = 100, seed: int = 0) -> Answers:
+    p, truth = predicted(seed, n)
+    both = np.stack([1 - p, p], 1).astype(np.float32)
+    return Answers((p > 0.5).astype(int), truth.astype(int), np.arange(n), both)
+
+
+def test_a_small_subgroup_has_no_numbers():
+    codes = np.where(np.arange(100) < FEWEST - 1, 1, 0)
+    rows = JudgedRows(("no", "yes"), "died", "sex", ("f", "m", "x"), codes)
+    found = site_clinical("accuracy", answers(), rows)
+    large, small = found.numbers.subgroups  # nobody is an x here, which is not told
+    assert (large.name, small.name) == ("f", "m")
+    assert small.score is None
+    value, low, high = large.score
+    hits = answers().values == answers().targets
+    assert value == pytest.approx(100 * hits[codes == 0].mean())
+    assert 0 <= low < value < high <= 100
+
+
+def test_models_that_diverged_and_small_sites_have_no_curve():
+    lost = answers()._replace(probabilities=np.full((100, 2), np.nan, np.float32))
+    rows = JudgedRows(("no", "yes"))
+    for given in (lost, answers(FEWEST - 1)):
+        found = site_clinical("accuracy", given, rows)
+        assert found.numbers.calibration is None
+        assert found.numbers.sensitivity is None
+        assert found.numbers.positives == int(given.targets.sum())
+
+
+def test_the_outcome_is_the_second_of_two_classes_or_the_chosen_one():
+    rows = JudgedRows(("alive", "dead"), "state")
+    assert site_clinical("accuracy", answers(), rows).outcome == "state: dead"
+    other = site_clinical("accuracy", answers(), rows, ClinicalChoice(positive="alive"))
+    assert other.outcome == "state: alive"
+    assert other.numbers.positives == 100 - int(answers().targets.sum())
+    three = JudgedRows(("a", "b", "c"))
+    assert site_clinical("accuracy", answers(), three) is None
+    with pytest.raises(ConfigError, match=r"--positive: no class is called 'deed'.*'dead'"):
+        site_clinical("accuracy", answers(), rows, ClinicalChoice(positive="deed"))
+    with pytest.raises(ConfigError, match="--specificity: found 90; expected a share"):
+        ClinicalChoice.checked(90)
+
+
+# ---- a comparison --------------------------------------------------------------------------------
+
+
+CONFIG = {
+    "data": {"client": "site", "target": "died", "subgroup": "sex", "drop": ["sex"], "test": 0.5},
+    "model": {"name": "linear"},
+    "train": {"lr": 0.3},
+    "run": {"rounds": 2, "methods": ["fedavg"]},
+    "engine": {"name": "loop"},
+}
+
+
+def write_table(path: Path, classes=("no", "yes")) -> Path:
+    rng, lines = np.random.default_rng(2), ["site,age,pressure,sex,died"]
+    for site, rows in (("north", 120), ("south", 90), ("<b>tiny", 16)):
+        for _ in range(rows):
+            age, pressure = rng.normal(size=2)
+            sex = rng.choice(["f", "m", ""], p=[0.5, 0.44, 0.06])
+            at = int((age + rng.normal() > 0.4) * (len(classes) - 1))
+            at = at if len(classes) == 2 else int(rng.integers(len(classes)))
+            lines.append(f"{site},{age:.3f},{pressure:.3f},{sex},{classes[at]}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    return write_table(tmp_path_factory.mktemp("table") / "patients.csv")
+
+
+@pytest.fixture(scope="module")
+def compared(table, tmp_path_factory):
+    out = tmp_path_factory.mktemp("compared") / "run"
+    return coterie.compare(CONFIG, data=str(table), out=out)
+
+
+def test_a_subgroup_may_be_no_input_and_changes_no_result(table):
+    data = CONFIG["data"]
+    bare = {**CONFIG, "data": {key: data[key] for key in data if key != "subgroup"}}
+    ours, plain = (
+        coterie.run(config, data=str(table), method="fedavg") for config in (CONFIG, bare)
+    )
+    assert ours.summary["digest"] == plain.summary["digest"]
+    assert ours.history.roster.fingerprint == plain.history.roster.fingerprint
+    read = load(str(table), client="site", target="died", subgroup="sex", drop=["sex"])
+    assert read.feature_names == ("age", "pressure")
+    assert read.subgroup_names == ("(missing)", "f", "m")
+    kept = load(str(table), client="site", target="died", subgroup="sex")
+    assert "sex = f" in kept.feature_names
+
+
+def test_columns_that_give_no_subgroups_are_refused(table):
+    for name, words in (("age", "holds 2.. different values .*at most 20"), ("ag", "no column")):
+        with pytest.raises(DataError, match=words):
+            load(str(table), client="site", target="died", subgroup=name)
+
+
+def test_the_numbers_are_those_of_the_stored_answers(compared):
+    history = compared.of_seed(0)["fedavg"]
+    found = clinical_run(history)
+    assert found.outcome == "died: yes"
+    own = list(history.outcomes.clients())
+    assert [site.rows for site in found.sites] == history.roster.n_test.tolist()
+    assert found.together.rows == sum(site.rows for site in found.sites)
+    for site, part in zip(found.sites, own, strict=True):
+        assert site.positives == int((part.targets == 1).sum())
+        assert (part.chances.argmax(1) == part.values).all()
+    briers = [site.calibration.brier * site.rows for site in found.sites if site.calibration]
+    if all(site.calibration for site in found.sites):
+        assert sum(briers) == pytest.approx(found.together.calibration.brier * found.together.rows)
+    whole = {group.name: group.rows for group in found.together.subgroups}
+    for name, rows in whole.items():
+        assert rows == sum(g.rows for site in found.sites for g in site.subgroups if g.name == name)
+
+
+def test_a_run_on_disk_and_other_engines_give_the_same_numbers(compared, table):
+    here = clinical_run(compared.of_seed(0)["fedavg"])
+    read = RunResult.read(compared.path / "fedavg" / "seed-0")
+    again = coterie.run(CONFIG, data=str(table), method="fedavg", engine="vmap")
+    for other in (clinical_run(read.history), clinical_run(again.history)):
+        for ours, theirs in zip(
+            (*here.sites, here.together), (*other.sites, other.together), strict=True
+        ):
+            assert ours.rows == theirs.rows
+            assert [g.rows for g in ours.subgroups] == [g.rows for g in theirs.subgroups]
+            assert (ours.calibration is None) == (theirs.calibration is None)
+            if ours.calibration is not None:
+                assert ours.calibration.brier == pytest.approx(theirs.calibration.brier, abs=1e-5)
+
+
+def test_probabilities_are_kept_for_few_classes_only(tmp_path):
+    few = write_table(tmp_path / "few.csv", tuple(f"c{i}" for i in range(FEW_CLASSES)))
+    many = write_table(tmp_path / "many.csv", tuple(f"c{i}" for i in range(FEW_CLASSES + 1)))
+    runs = [coterie.run(CONFIG, data=str(path), method="local", rounds=1) for path in (few, many)]
+    assert runs[0].history.outcomes.probabilities.shape[1] == FEW_CLASSES
+    assert runs[1].history.outcomes.probabilities is None
+    assert clinical_run(runs[0].history).outcome is None  # of several classes none is chosen
+    chosen = clinical_run(runs[0].history, ClinicalChoice(positive="c2"))
+    assert chosen.outcome == "died: c2"
+    assert clinical_run(runs[1].history).together.subgroups
+
+
+def test_the_page_shows_each_site(compared):
+    text = page(compared, ClinicalChoice(specificity=0.8))
+    section = text.partition('<section class="clinical">')[2].partition("</section>")[0]
+    assert "died: yes" in section
+    assert "leaves 80 % of the other rows" in section
+    assert "&lt;b&gt;tiny" in section
+    assert "<b>tiny" not in text
+    assert "too few rows" in section
+    assert section.count("<figure>") == 1 + sum(
+        site.calibration is not None for site in clinical_run(compared.of_seed(0)["local"]).sites
+    )
+    shown = clinical_view({"fedavg": compared.of_seed(0)["fedavg"]})
+    assert shown.sites[1].cells[0] in section
+
+
+def test_of_very_many_sites_only_all_together_have_numbers(compared, monkeypatch):
+    monkeypatch.setattr(clinical_module, "MOST_SITES", 2)
+    found = clinical_run(compared.of_seed(0)["fedavg"])
+    assert found.sites == ()
+    assert found.together.calibration is not None
+    assert "of so many sites only all together" in page(compared)
+    assert 'class="clinical"' not in site_page(compared, "north")
+
+
+def test_the_page_of_one_site_has_its_own_numbers_alone(compared):
+    section = site_page(compared, "north").partition('<section class="clinical">')[2]
+    section = section.partition("</section>")[0]
+    assert "north" in section
+    assert not any(name in section for name in ("south", "tiny", "all sites"))
+
+
+def test_older_runs_and_regressions_have_no_such_section(compared, tmp_path):
+    numbers = coterie.run(data="regression_groups", method="local", rounds=1)
+    assert clinical_run(numbers.history) is None
+    old = Path(shutil.copytree(compared.path / "fedavg" / "seed-0", tmp_path / "old"))
+    known = ("values", "targets", "units", "sizes")
+    stored = dict(np.load(old / PREDICTIONS))
+    np.savez(old / PREDICTIONS, **{name: stored[name] for name in known})
+    history = RunResult.read(old).history
+    assert clinical_run(history) is None
+    with pytest.raises(ConfigError, match="no answers to test samples with names of classes"):
+        clinical_run(history, ClinicalChoice(positive="1"))
+
+
+def test_names_and_codes_of_a_folder_are_not_trusted(compared, tmp_path):
+    source = compared.path / "fedavg" / "seed-0"
+    stored = dict(np.load(source / PREDICTIONS))
+    wrong = {
+        "rows_classes": np.array(["no", "yes", "more"]),
+        "rows_codes": stored["rows_codes"] + 7,
+        "rows_names": np.array(5),
+        "probabilities": stored["probabilities"][:-1],
+    }
+    for name, array in wrong.items():
+        copy = Path(shutil.copytree(source, tmp_path / name))
+        np.savez(copy / PREDICTIONS, **{**stored, name: array})
+        with pytest.raises(StoreError, match=r"predictions\.npz"):
+            RunResult.read(copy)
+
+
+# ---- the card of a model -------------------------------------------------------------------------
+
+
+def test_the_card_has_the_numbers_of_its_client(compared, tmp_path):
+    run = compared.path / "fedavg" / "seed-0"
+    folder = coterie.export(run, "north", tmp_path / "north", specificity=0.75)
+    card = (folder / "README.md").read_text()
+    numbers = clinical_run(compared.of_seed(0)["fedavg"], ClinicalChoice(0.75)).sites[0]
+    assert "## How far to trust its probabilities" in card
+    assert f"Brier score {numbers.calibration.brier:.3f}" in card
+    value = 100 * numbers.sensitivity.found.value
+    assert re.search(rf"specificity of 75 % it finds {value:.0f} % \(95 % interval", card)
+    assert "By sex:" in card
+    for group in numbers.subgroups:
+        told = "fewer than 10 | too few rows" if group.rows < FEWEST else f"{group.rows} | "
+        assert f"| {group.name} | {told}" in card
+    rows = re.findall(r"^\| 0\.\d\d \| (\S.*?) \|", card, re.MULTILINE)
+    assert all(text == "fewer than 10" or int(text) >= FEWEST for text in rows)
+    assert math.isfinite(numbers.calibration.error)
+    coterie.load_export(folder)
