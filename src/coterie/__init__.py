@@ -22,6 +22,7 @@ _HOMES = {
     "experiment.export": ("export",),
     "experiment.exported_model": ("ExportedModel", "load_export"),
     "experiment.predictions": ("Predictions",),
+    "report.onboarded": ("Onboarded", "onboard"),
     "report.outcomes": ("RunResult", "Comparison"),
     "experiment.config.loading": ("Config", "load"),
     "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round", "Traits"),
@@ -42,6 +43,7 @@ __all__ = [
     "ExportedModel",
     "GlobalModel",
     "Mixture",
+    "Onboarded",
     "OwnModel",
     "Predictions",
     "Problem",
@@ -54,6 +56,7 @@ __all__ = [
     "export",
     "load",
     "load_export",
+    "onboard",
     "resume",
     "run",
     "verify",
@@ -70,6 +73,7 @@ if TYPE_CHECKING:
     from .experiment.export import export
     from .experiment.exported_model import ExportedModel, load_export
     from .experiment.predictions import Predictions
+    from .report.onboarded import Onboarded, onboard
     from .report.outcomes import Comparison, RunResult
 
 

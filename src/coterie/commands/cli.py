@@ -22,6 +22,7 @@ from . import (
     deploy_commands,
     export_commands,
     federation_commands,
+    onboard_command,
     page_command,
     site_commands,
     start_commands,
@@ -44,6 +45,7 @@ app.command()(federation_commands.coordinator)
 app.command()(federation_commands.federate)
 app.command()(export_commands.export)
 app.command()(export_commands.predict)
+app.command()(onboard_command.onboard)
 app.command()(page_command.report)
 
 
