@@ -31,7 +31,7 @@ from ..training.rounds import train
 from .export import MOST_COLLABORATORS, Trained
 from .export_format import ModelFacts, network_factory
 from .halves import client_of, trained, training_helps
-from .host_run import Host
+from .joinable_run import JoinableRun
 
 SIZES = (5, 10, 20, 50, 100)  # numbers of labelled samples, and all of them
 DRAWS = 5  # draws of each number
@@ -58,7 +58,7 @@ class Tried(NamedTuple):
     predictor: Mixture
 
 
-class Outcome(NamedTuple):
+class JoinOutcome(NamedTuple):
     """What all draws gave; the last draw has all samples."""
 
     tries: tuple[Tried, ...]
@@ -83,7 +83,7 @@ class Newcomer(NamedTuple):
 # ---- the newcomer --------------------------------------------------------------------------------
 
 
-def newcomer(host: Host, dataset: Dataset, name: str) -> Newcomer:
+def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
     """The newcomer's samples, scaled as the run's were, of which some test."""
     if name in host.data.history.roster.clients:
         raise ConfigError(f"--name: the run has a client '{name}' already; choose another name")
@@ -118,7 +118,7 @@ def draws_of(pool: Tensor, sizes: Sequence[int], count: int, seed: int) -> list[
 # ---- joining -------------------------------------------------------------------------------------
 
 
-def join(host: Host, new: Newcomer, plan: Sequence[Draw], epochs: int | None) -> Outcome:
+def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | None) -> JoinOutcome:
     """Join with each draw, and train alone on it.
 
     ``epochs`` of local training follow; None trains for one round's where a check on the draw's own
@@ -143,10 +143,10 @@ def join(host: Host, new: Newcomer, plan: Sequence[Draw], epochs: int | None) ->
     average = None
     if host.average is not None:
         average = judge.judged(single(host.average), 0, metric, None)[0]
-    return Outcome(tuple(found), average, on.problem.model)
+    return JoinOutcome(tuple(found), average, on.problem.model)
 
 
-def _simulation(host: Host, new: Newcomer, plan: Sequence[Draw]) -> Simulation:
+def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Draw]) -> Simulation:
     """One client per draw, all with the same test samples; models are whole, with buffers."""
     none = new.pool[:0]
     federation = Federation(
@@ -165,7 +165,7 @@ def _simulation(host: Host, new: Newcomer, plan: Sequence[Draw]) -> Simulation:
     return simulate(federation, factory, table.recipe(), seed=seed, dtype=dtype)
 
 
-def _finals(host: Host, on: Simulation) -> tuple[Finals, Tensor]:
+def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
     """What the run keeps, of the clients whose models are finite, and which these are ``[K]``."""
     weights, models = host.data.mixture()
     if models.shape[-1] != on.problem.model.whole:
@@ -184,7 +184,7 @@ def _finals(host: Host, on: Simulation) -> tuple[Finals, Tensor]:
     return Finals(weights[usable], models[usable], sizes, start, after), usable
 
 
-def _alone(host: Host, on: Simulation) -> list[Answers]:
+def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
     """The answers of models trained alone, as long as the run was and from its start."""
     rounds, metric = len(host.data.history.lines), host.data.history.metric
     engine = make_engine("loop", on.problem, on.shards)
@@ -208,7 +208,7 @@ def _spread(made: Joined, usable: Tensor) -> Tensor | None:
 # ---- the personal model --------------------------------------------------------------------------
 
 
-def personal_model(host: Host, new: Newcomer, outcome: Outcome) -> Trained:
+def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Trained:
     """The newcomer's model from all of its samples, ready to be written by ``write_export``."""
     history, made = host.data.history, outcome.personal
     facts = ModelFacts(
@@ -229,7 +229,7 @@ def personal_model(host: Host, new: Newcomer, outcome: Outcome) -> Trained:
     return Trained(facts, host.network, host.preprocessing, outcome.model, made.predictor)
 
 
-def collaborators(host: Host, weights: Tensor | None) -> dict[str, float | None]:
+def collaborators(host: JoinableRun, weights: Tensor | None) -> dict[str, float | None]:
     """The clients of the run with the most weight; weights are None if all have one model."""
     names = host.data.history.roster.clients
     if weights is None:

@@ -18,11 +18,11 @@ from ..data.labelled_samples import read_labelled
 from ..data.new_samples import Source
 from ..errors import ConfigError, printable_lines
 from ..experiment.export import refuse_filled, write_export
-from ..experiment.host_run import Host, open_host
+from ..experiment.joinable_run import JoinableRun, open_joinable
 from ..experiment.onboarding import (
     DRAWS,
     SIZES,
-    Outcome,
+    JoinOutcome,
     Tried,
     collaborators,
     draws_of,
@@ -114,7 +114,7 @@ def onboard(
     """
     _check(sizes, draws, epochs)
     place = None if out is None else refuse_filled(files.folder_of(out, "--out"))
-    host = open_host(files.folder_of(run, "RUN"), Code.of(code, installed=False))
+    host = open_joinable(files.folder_of(run, "RUN"), Code.of(code, installed=False))
     dataset = read_labelled(data, host.schema, host.config.data.options, drop)
     new = newcomer(host, dataset, _name(name, data))
     plan = draws_of(new.pool, sizes, draws, host.data.history.seed)
@@ -138,7 +138,9 @@ def _name(given: str | None, data: Source) -> str:
     return Path(data).stem if isinstance(data, str | Path) else "newcomer"
 
 
-def _collected(host: Host, client: str, test: int, found: Outcome, path: Path | None) -> Onboarded:
+def _collected(
+    host: JoinableRun, client: str, test: int, found: JoinOutcome, path: Path | None
+) -> Onboarded:
     metric, by_size = host.data.history.metric, dict[int, list[Tried]]()
     for one in found.tries:
         by_size.setdefault(one.draw.size, []).append(one)
@@ -160,6 +162,6 @@ def _collected(host: Host, client: str, test: int, found: Outcome, path: Path | 
     )
 
 
-def _mean_weights(host: Host, tries: Sequence[Tried]) -> Weights:
+def _mean_weights(host: JoinableRun, tries: Sequence[Tried]) -> Weights:
     known = [one.weights for one in tries if one.weights is not None]
     return collaborators(host, torch.stack(known).mean(0) if known else None)

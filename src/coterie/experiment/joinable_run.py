@@ -22,7 +22,7 @@ from .run_folder import RunData
 AVERAGE = "fedavg"  # the method whose model is the plain average
 
 
-class Host(NamedTuple):
+class JoinableRun(NamedTuple):
     """A finished run that a newcomer joins."""
 
     data: RunData
@@ -40,7 +40,7 @@ class Host(NamedTuple):
         return self.preprocessing.schema
 
 
-def open_host(path: Path, code: Code) -> Host:
+def open_joinable(path: Path, code: Code) -> JoinableRun:
     """Read a finished run; refuses one that a newcomer cannot join, with the reason."""
     data = verified_run(path)
     config = load(path / run_folder.CONFIG, code=code)
@@ -49,7 +49,7 @@ def open_host(path: Path, code: Code) -> Host:
     preprocessing = run_folder.read_preprocessing(path)
     network = network_facts(data.config, preprocessing)
     average = _plain_average(path, data)
-    return Host(data, config, algorithm, rule, preprocessing, network, code, average)
+    return JoinableRun(data, config, algorithm, rule, preprocessing, network, code, average)
 
 
 def _plain_average(path: Path, data: RunData) -> Tensor | None:
