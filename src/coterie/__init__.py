@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api": ("run", "compare", "resume", "verify"),
+    "commands.advise": ("Advised", "advise"),
     "commands.doctor": ("doctor",),
     "experiment.export": ("export",),
     "experiment.exported_model": ("ExportedModel", "load_export"),
@@ -32,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Advised",
     "Algorithm",
     "Client",
     "Comparison",
@@ -51,6 +53,7 @@ __all__ = [
     "RunResult",
     "StoreError",
     "Traits",
+    "advise",
     "compare",
     "doctor",
     "export",
@@ -64,6 +67,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .api import compare, resume, run, verify
+    from .commands.advise import Advised, advise
     from .commands.doctor import doctor
     from .core.algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round, Traits
     from .core.client import Client

@@ -6,12 +6,15 @@ print(found)           # the answer and its evidence
 print(found.kind)      # "personalise", or None if the probe cannot tell
 """
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Unpack, final
 
 from ..api import Options, Source, compare_config, configure
 from ..errors import ConfigError, printable_lines
+from ..experiment.assemble import assemble
 from ..experiment.config.schema import Config
+from ..experiment.estimate import timings
 from ..experiment.runner import Watch
 from ..report.advice_text import advice_text, advice_words
 from ..report.outcomes import Comparison
@@ -21,6 +24,7 @@ from ..results.advice import advise as conclude
 PROBE = ("local", "fedavg", "ifca", "fedavg_ft", "fedamp")
 ROUNDS = 10  # at most, unless the caller says otherwise
 SEEDS = 3
+TIMED = ("fedavg", "fedamp")  # a cheap and a dear method, for the estimate of time
 
 
 @final
@@ -102,3 +106,20 @@ def advise_config(config: Config, progress: Watch | None = None) -> Advised:
     """Run the probe of a config made by :func:`probe_config`."""
     made = compare_config(config, progress)
     return Advised(conclude(made), made)
+
+
+def expected_seconds(config: Config) -> float | None:
+    """The time that a probe will take, from the first rounds of a few of its methods.
+
+    None where it is not measured: the clients are sites, or in processes of their own.
+    """
+    if config.run.federation is not None:
+        return None
+    with contextlib.closing(assemble(config)) as assembly:
+        methods = assembly.config.methods()
+        some = [method for method in methods if method.label in TIMED]
+        timed = timings(assembly, some, 0.0)
+    if not timed:
+        return None
+    mean = sum(one.seconds for one in timed) / len(timed)
+    return mean * len(methods) * len(config.seeds)

@@ -19,6 +19,7 @@ from ..errors import (
     printable_lines,
 )
 from . import (
+    advise_command,
     deploy_commands,
     export_commands,
     federation_commands,
@@ -46,6 +47,7 @@ app.command()(federation_commands.federate)
 app.command()(export_commands.export)
 app.command()(export_commands.predict)
 app.command()(onboard_command.onboard)
+app.command()(advise_command.advise)
 app.command()(page_command.report)
 
 
