@@ -18,10 +18,12 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api": ("run", "compare", "resume", "verify"),
+    "commands.advise": ("Advised", "advise"),
     "commands.doctor": ("doctor",),
     "experiment.export": ("export",),
     "experiment.exported_model": ("ExportedModel", "load_export"),
     "experiment.predictions": ("Predictions",),
+    "report.onboarded": ("Onboarded", "onboard"),
     "report.outcomes": ("RunResult", "Comparison"),
     "experiment.config.loading": ("Config", "load"),
     "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round", "Traits"),
@@ -31,6 +33,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "Advised",
     "Algorithm",
     "Client",
     "Comparison",
@@ -42,6 +45,7 @@ __all__ = [
     "ExportedModel",
     "GlobalModel",
     "Mixture",
+    "Onboarded",
     "OwnModel",
     "Predictions",
     "Problem",
@@ -49,11 +53,13 @@ __all__ = [
     "RunResult",
     "StoreError",
     "Traits",
+    "advise",
     "compare",
     "doctor",
     "export",
     "load",
     "load_export",
+    "onboard",
     "resume",
     "run",
     "verify",
@@ -61,6 +67,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .api import compare, resume, run, verify
+    from .commands.advise import Advised, advise
     from .commands.doctor import doctor
     from .core.algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round, Traits
     from .core.client import Client
@@ -70,6 +77,7 @@ if TYPE_CHECKING:
     from .experiment.export import export
     from .experiment.exported_model import ExportedModel, load_export
     from .experiment.predictions import Predictions
+    from .report.onboarded import Onboarded, onboard
     from .report.outcomes import Comparison, RunResult
 
 

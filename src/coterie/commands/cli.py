@@ -19,9 +19,11 @@ from ..errors import (
     printable_lines,
 )
 from . import (
+    advise_command,
     deploy_commands,
     export_commands,
     federation_commands,
+    onboard_command,
     page_command,
     site_commands,
     start_commands,
@@ -45,6 +47,8 @@ app.command()(federation_commands.coordinator)
 app.command()(federation_commands.federate)
 app.command()(export_commands.export)
 app.command()(export_commands.predict)
+app.command()(onboard_command.onboard)
+app.command()(advise_command.advise)
 app.command()(page_command.report)
 app.command()(study_commands.reproduce)
 app.command()(study_commands.sweep)

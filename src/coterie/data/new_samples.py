@@ -25,6 +25,7 @@ from .sources.encoding import encode
 from .sources.sheets import SUFFIXES, Sheet, read_rows, sheet_of
 
 MOST_SHOWN = 8  # names that a message lists
+KEEP_OR_DROP = "copy a column to the answers with --keep '{0}', or ignore it with --drop '{0}'"
 Source = Any  # a path, an array or tensor, or whatever pyarrow makes a table of
 
 
@@ -57,7 +58,7 @@ def read_new(source: Source, schema: Schema, others: Others) -> NewSamples:
     if isinstance(source, str | Path):
         source = _array_of(Path(source), schema)
     array = source.numpy() if isinstance(source, Tensor) else np.asarray(source)
-    return NewSamples(_samples(array, schema), {})
+    return NewSamples(array_samples(array, schema), {})
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -73,16 +74,17 @@ def _table(source: Source, schema: Schema, others: Others) -> NewSamples:
             )
         table = read_rows(path, others.delimiter, others.encoding, min(2, len(schema.columns)))
     else:
-        table, path = _in_memory(source, schema), Path("table")
-    _check_names(path, table.column_names, schema, others)
+        table, path = in_memory(source, schema), Path("table")
+    check_names(path, table.column_names, schema, others, KEEP_OR_DROP)
     sheet = sheet_of(table, [column.name for column in schema.columns], path)
     for column in schema.columns:
-        _check_cells(sheet, column)
+        check_cells(sheet, column)
     x = torch.from_numpy(encode(sheet, schema.columns).x)
     return NewSamples(x, {name: _as_text(table.column(name)) for name in others.keep})
 
 
-def _in_memory(source: Source, schema: Schema) -> pa.Table:
+def in_memory(source: Source, schema: Schema) -> pa.Table:
+    """The table that ``pyarrow.table`` makes of the source."""
     try:
         return source if isinstance(source, pa.Table) else pa.table(source)
     except (TypeError, ValueError, pa.ArrowException) as error:
@@ -92,8 +94,11 @@ def _in_memory(source: Source, schema: Schema) -> pa.Table:
         ) from error
 
 
-def _check_names(path: Path, found: list[str], schema: Schema, others: Others) -> None:
-    """Refuse a table that lacks columns, or has columns that are not said to be kept or dropped."""
+def check_names(path: Path, found: list[str], schema: Schema, others: Others, advice: str) -> None:
+    """Refuse a table that lacks columns, or has columns that are not said to be kept or dropped.
+
+    ``advice`` says what to do with a column ``{0}`` that the model does not know.
+    """
     wanted = [column.name for column in schema.columns]
     for option, names in (("keep", others.keep), ("drop", others.drop)):
         for name in names:
@@ -114,12 +119,11 @@ def _check_names(path: Path, found: list[str], schema: Schema, others: Others) -
         told = f" ('{target}' is what the model predicts)" if target in extra else ""
         raise DataError(
             f"{path}: has columns that the model does not know: {_some(extra)}{told}; expected "
-            f"{_some(wanted)}; copy a column to the answers with --keep '{extra[0]}', or ignore it "
-            f"with --drop '{extra[0]}'"
+            f"{_some(wanted)}; {advice.format(extra[0])}"
         )
 
 
-def _check_cells(sheet: Sheet, column: InputColumn) -> None:
+def check_cells(sheet: Sheet, column: InputColumn) -> None:
     """Refuse cells that the column's description does not allow; warn of new gaps."""
     if column.kind == "levels":
         _refuse_unknown(sheet, column)
@@ -183,7 +187,7 @@ def _array_of(path: Path, schema: Schema) -> Array:
     return arrays["x"] if "x" in arrays else next(iter(arrays.values()))
 
 
-def _samples(array: Array, schema: Schema) -> Tensor:
+def array_samples(array: Array, schema: Schema) -> Tensor:
     """The array as samples of the schema; grey images become RGB if the model's have colour."""
     kinds = {"images": "u", "tokens": "iu", "features": "fiub"}[schema.kind]
     if array.dtype.kind not in kinds or (schema.kind == "images" and array.dtype != np.uint8):

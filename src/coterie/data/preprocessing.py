@@ -78,16 +78,20 @@ class Preprocessing:
         """The network's inputs for encoded samples ``[n, ...]``: filled in and scaled."""
         if self.schema.kind == "tokens":
             return x
-        ready = replace(self.schema.example(), x=x)
-        if self.moments is not None:
-            ready = apply(ready, self.moments)
-        if self.pixels is not None:
-            scale, shift = (torch.tensor(p).view(-1, 1, 1) for p in asdict(self.pixels).values())
-            ready = replace(ready, scale=scale, shift=shift)
+        ready = self.scaled(replace(self.schema.example(), x=x))
         x = ready.x.to(dtype)
         if ready.scale is None or ready.shift is None:
             return x
         return x * ready.scale.to(dtype) + ready.shift.to(dtype)
+
+    def scaled(self, dataset: Dataset) -> Dataset:
+        """A dataset of this schema, filled in, with the scaling of the training data."""
+        if self.moments is not None:
+            dataset = apply(dataset, self.moments)
+        if self.pixels is None:
+            return dataset
+        scale, shift = (torch.tensor(p).view(-1, 1, 1) for p in asdict(self.pixels).values())
+        return replace(dataset, scale=scale, shift=shift)
 
     def in_units(self, values: Tensor) -> Tensor:
         """Outputs of a regression in the unit of the target."""

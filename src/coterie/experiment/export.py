@@ -78,11 +78,6 @@ def export(
     ``code`` is ``"installed"``: the run's folder may come from somebody else.
     """
     path, allowed = files.folder_of(run, "RUN"), Code.of(code, installed=False)
-    if (path / COMPARE).is_file():
-        raise ConfigError(
-            f"{path}: is a comparison of several runs; expected one run; name its folder, as in "
-            f"{path / 'fedfomo' / 'seed-0'}"
-        )
     choice = ClinicalChoice.checked(specificity, positive)
     made = trained_client(path, client, allowed, choice)
     return write_export(made, files.folder_of(out, "--out"))
@@ -92,11 +87,7 @@ def write_export(trained: Trained, out: Path) -> Path:
     """Write a model into a folder, which must be new or empty; the manifest is written last."""
     from safetensors.torch import save_file
 
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise StoreError(
-            f"{out}: exists and is not empty; expected a new folder; nothing was overwritten; "
-            "choose another one with --out, or delete it first"
-        )
+    refuse_filled(out)
     predictor = _used(trained)
     tensors = {WEIGHTS: predictor.weights.clone()}
     for number, w in enumerate(predictor.models):
@@ -112,6 +103,16 @@ def write_export(trained: Trained, out: Path) -> Path:
     text = card(config, trained.preprocessing, len(predictor.weights), trained.clinical)
     files.write_text(out / CARD, text)
     files.write_json(out / files.MANIFEST, {"files": files.list_files(out)})
+    return out
+
+
+def refuse_filled(out: Path) -> Path:
+    """The path of a folder for a model; refuses one that exists and is not empty."""
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise StoreError(
+            f"{out}: exists and is not empty; expected a new folder; nothing was overwritten; "
+            "choose another one with --out, or delete it first"
+        )
     return out
 
 
@@ -139,16 +140,13 @@ def trained_client(
     path: Path, client: str, code: Code, choice: ClinicalChoice | None = None
 ) -> Trained:
     """The model of one client, from the folder of a finished run."""
-    data = run_folder.read(path)
-    wrong = run_folder.verify(path)
-    if wrong:
-        raise StoreError(f"{path}: is not as it was written ({'; '.join(wrong)}); nothing was used")
+    data = verified_run(path)
     clients = data.history.roster.clients
     if client not in clients:
         raise ConfigError(f"--client: no client is called '{client}'; {known(client, clients)}")
     at = clients.index(client)
     predictor, preprocessing = data.predictor(at), run_folder.read_preprocessing(path)
-    network = _network_facts(data.config, preprocessing)
+    network = network_facts(data.config, preprocessing)
     model = _model(network, preprocessing, code, predictor, data.history.seed)
     found = _clinical(data.history, at, choice)
     return Trained(_facts(path, data, at), network, preprocessing, model, predictor, found)
@@ -162,12 +160,27 @@ def _clinical(history: History, at: int, choice: ClinicalChoice | None) -> SiteC
     return site_clinical(history.metric, own, rows_of(rows, said.sizes, at), choice)
 
 
+def verified_run(path: Path) -> run_folder.RunData:
+    """Read one finished run; refuses a comparison, and a folder that is not as it was written."""
+    if (path / COMPARE).is_file():
+        raise ConfigError(
+            f"{path}: is a comparison of several runs; expected one run; name its folder, as in "
+            f"{path / 'fedfomo' / 'seed-0'}"
+        )
+    data = run_folder.read(path)
+    wrong = run_folder.verify(path)
+    if wrong:
+        raise StoreError(f"{path}: is not as it was written ({'; '.join(wrong)}); nothing was used")
+    return data
+
+
 def known(name: str, names: tuple[str, ...]) -> str:
     """The names that are known, or the most similar of them if they are many."""
     return did_you_mean(name, names) if len(names) > MOST_COLLABORATORS else f"found {names}"
 
 
-def _network_facts(tables: Mapping[str, Any], preprocessing: Preprocessing) -> NetworkFacts:
+def network_facts(tables: Mapping[str, Any], preprocessing: Preprocessing) -> NetworkFacts:
+    """The network of a run's config, for samples of its schema."""
     example, model = preprocessing.schema.example(), dict(tables["model"])
     name = model.pop("name")
     precision = tables["train"]["precision"]

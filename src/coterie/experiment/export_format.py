@@ -41,6 +41,7 @@ class ModelFacts:
     score: float | None  # on the client's test samples; None if it has none
     collaborators: dict[str, float | None]  # others, and the weight that the client gives them
     notes: tuple[str, ...] = ()
+    onboarded: bool = False  # the client was not in the run: it joined the finished one
 
 
 @dataclass(frozen=True)

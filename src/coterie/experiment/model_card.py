@@ -82,20 +82,33 @@ def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str
     several = f" It is a mixture of {count} such networks." if count > 1 else ""
     return (
         f"{asked} It is a network of the kind `{config.network.name}`, made for the client "
-        f"{_plain(facts.client)} in {facts.rounds} rounds of federated training.{several}\n\n"
+        f"{_plain(facts.client)}{_way(config)}.{several}\n\n"
         f"{_partners(config)}"
     )
 
 
+def _way(config: ExportConfig) -> str:
+    """How the client got its model: as a client of the run, or as one that joined later."""
+    facts = config.model
+    rounds = f"{facts.rounds} rounds of federated training"
+    if not facts.onboarded:
+        return f" in {rounds}"
+    return (
+        f", which was **not in the federation**: it was onboarded after {rounds}, with "
+        f"{facts.train} labelled samples of its own, and no other client trained for it"
+    )
+
+
 def _partners(config: ExportConfig) -> str:
-    known = config.model.collaborators
+    known, onboarded = config.model.collaborators, config.model.onboarded
     if not known:
         return "No other client's model went into it, as far as is known."
     told = (
         _plain(name) + ("" if weight is None else f" (weight {weight:g})")
         for name, weight in known.items()
     )
-    return f"It was trained together with {', '.join(told)}."
+    how = "made from the models of" if onboarded else "trained together with"
+    return f"It was {how} {', '.join(told)}."
 
 
 def _quality(config: ExportConfig) -> str:

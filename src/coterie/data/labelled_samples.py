@@ -1,0 +1,141 @@
+"""Reads the labelled samples of a client that was not in a run, by the schema of the run's data.
+
+Columns, categories, shapes and classes are checked as for new samples without targets
+(:mod:`coterie.data.new_samples`); the result is a dataset, whose units and times decide how it can
+be split.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from .data_schema import Schema
+from .datasets import file_source
+from .federation import Dataset
+from .new_samples import Others, Source, array_samples, check_cells, check_names, in_memory
+from .sources import columns
+from .sources.columns import InputColumn, TargetColumn
+from .sources.sheets import Sheet, read_sheet, sheet_of
+from .sources.tables import OpenTable, TableOptions, encode_table
+
+ROLES = ("split", "unit", "time")  # options that name a column which says how rows are split
+DROP = "ignore a column with --drop '{0}'"
+
+
+def read_labelled(
+    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str] = ()
+) -> Dataset:
+    """The samples and targets of a file, or of a table in memory, as the schema encodes them.
+
+    ``options`` are those of the run's ``[data]``: its columns for clients, units, times and splits
+    need not be there, and are no inputs if they are. Columns ``drop`` are ignored.
+    """
+    if schema.kind == "table":
+        return _table(source, schema, options, drop)
+    if drop:
+        raise DataError(f"--drop: this model takes {schema.kind}, which have no columns")
+    if not isinstance(source, str | Path):
+        raise DataError(f"found {type(source).__name__}; expected a file of {schema.kind}")
+    return _recoded(file_source(str(source)).read(), schema)
+
+
+def _table(
+    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str]
+) -> Dataset:
+    sheet = _sheet(source, schema, options)
+    path, found, target = sheet.files[0], sheet.table.column_names, schema.target
+    if target.name not in found:
+        raise DataError(
+            f"{path}: has no column '{target.name}', which the model predicts; expected labelled "
+            "rows; add it with the known outcomes"
+        )
+    roles = {role: str(options[role]) for role in ROLES if options.get(role) in found}
+    inputs = {column.name for column in schema.columns}
+    unused = [options.get("client"), *options.get("drop", ())]
+    ignored = [name for name in unused if name in found and name not in inputs]
+    others = Others([target.name, *roles.values()], [*ignored, *drop])
+    check_names(path, found, schema, others, DROP)
+    for column in schema.columns:
+        check_cells(sheet, column)
+    _check_targets(sheet, target)
+    return encode_table(
+        OpenTable(path, sheet, _options(target.name, roles), target, None, ()),
+        schema.columns,
+        target,
+    )
+
+
+def _sheet(source: Source, schema: Schema, options: Mapping[str, Any]) -> Sheet:
+    if not isinstance(source, str | Path):
+        table = in_memory(source, schema)
+        return sheet_of(table, table.column_names, Path("table"))
+    path = Path(source)
+    if not path.is_file():
+        raise DataError(f"{path}: is no file; expected a table of labelled rows")
+    dates = (options["time"],) if options.get("time") else ()
+    delimiter, encoding = options.get("delimiter"), options.get("encoding", "utf-8")
+    return read_sheet([path], delimiter, encoding, [], dates)
+
+
+def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
+    split, unit, time = (roles.get(role) for role in ROLES)
+    return TableOptions(None, target, split, unit, time, "auto", (), (), None, "utf-8")
+
+
+def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
+    """Refuse empty cells, classes that the run does not know, and texts where numbers belong."""
+    cells = columns.column(sheet, target.name, "target")
+    if target.kind != "texts":
+        check_cells(sheet, InputColumn(target.name, "numbers"))
+    if target.kind == "quantity":
+        return
+    known = {*target.classes}
+    for row, name in enumerate(columns.texts(cells)):
+        if _plain(name, target) not in known:
+            raise DataError(
+                f"{sheet.where(row)}: found the class '{name}' in column '{target.name}'; expected "
+                f"one of {', '.join(target.classes)}, the classes of the run; spell it as there, "
+                "or leave the row out: the models know nothing of it"
+            )
+
+
+def _plain(name: str, target: TargetColumn) -> str:
+    """A class as the schema writes it: whole numbers without a fraction."""
+    if target.kind != "integers":
+        return name
+    number = float(name)
+    return str(int(number)) if number.is_integer() else name
+
+
+# ---- samples that are no rows of a table ---------------------------------------------------------
+
+
+def _recoded(found: Dataset, schema: Schema) -> Dataset:
+    """Samples with the shape and the class numbers of the schema."""
+    if found.regression != schema.regression:
+        raise DataError(
+            f"{found.name}: found targets that are {'numbers' if found.regression else 'classes'};"
+            f" expected {'numbers' if schema.regression else 'classes'}, as in the run"
+        )
+    names, x = schema.target.classes, array_samples(found.x.numpy(), schema)
+    y = found.y if schema.regression else _classes(found, schema)
+    return replace(
+        found, x=x, y=y, classes=len(names), class_names=names, superclass=None, owners=None
+    )
+
+
+def _classes(found: Dataset, schema: Schema) -> Tensor:
+    place = {name: number for number, name in enumerate(schema.target.classes)}
+    own = found.class_names or tuple(str(c) for c in range(found.classes))
+    unknown = [own[c] for c in found.y.unique().tolist() if own[c] not in place]
+    if unknown:
+        raise DataError(
+            f"{found.name}: found the class '{unknown[0]}'; expected one of "
+            f"{', '.join(schema.target.classes)}, the classes of the run"
+        )
+    return torch.tensor([place.get(name, -1) for name in own])[found.y]

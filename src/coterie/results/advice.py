@@ -1,0 +1,128 @@
+"""Which kind of collaboration suits a federation: stay local, average, cluster or personalise.
+
+Each kind is represented by its method with the best mean on validation data. A kind is advised if
+
+    each simpler kind      is shown to be worse: the mean gain over it on the test samples of all
+                           clients and seeds (``results.mean_gain``) is unlikely to be chance
+    each less simple kind  cannot be better by the margin or more: the 95 % interval of its gain
+                           ends below the margin
+
+and no simpler kind passes as well. All of these must hold together for an advice, so that none of
+them needs a correction for the others: an advice that is wrong passes at most as often as the test
+that it should have failed. If no kind passes, the answer is that the runs cannot tell, and between
+which kinds.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..core.metrics import METRICS, higher_is_better
+from ..core.paired import LEVEL
+from ..core.site_gain import site_gain
+from .judgement import LOCAL
+from .mean_gain import MANY, MeanGain, mean_gain
+
+if TYPE_CHECKING:
+    from .comparison import Compared, MethodRow
+
+# The kinds, the simplest first, with the methods that try them.
+KINDS: dict[str, tuple[str, ...]] = {
+    "stay local": (LOCAL,),
+    "average": ("fedavg", "fedprox", "scaffold"),
+    "cluster": ("ifca", "cfl"),
+    "personalise": ("fedavg_ft", "fedamp", "fedfomo", "ditto"),
+}
+MARGIN = 2.0  # points: no smaller gain is worth a less simple kind
+SHARE = 0.02  # the margin as a share of the score, for metrics that are no percents
+
+
+class Contest(NamedTuple):
+    """One kind against a simpler one, each by its best method on validation data."""
+
+    kind: str
+    simpler: str
+    gain: MeanGain  # of the kind over the simpler one
+
+    @property
+    def won(self) -> bool:
+        """Whether the kind is shown to be better than the simpler one."""
+        return self.gain.gain > 0 and self.gain.p < LEVEL
+
+
+class Advice(NamedTuple):
+    """The kind that is advised, or the kinds between which the runs cannot decide."""
+
+    kind: str | None  # None: they cannot tell
+    between: tuple[str, ...]  # the kinds that are not ruled out, the simplest first
+    methods: dict[str, str]  # of each kind, the method that represents it
+    contests: tuple[Contest, ...]
+    margin: float  # in the unit of the metric
+
+
+def advise(comparison: "Compared[Any]") -> Advice:
+    """What the runs of a comparison advise; kinds of which no method was run are left out."""
+    rows = {row.method: row for row in comparison.rows}
+    found = {kind: _best(comparison.metric, rows, names) for kind, names in KINDS.items()}
+    methods = {kind: row.method for kind, row in found.items() if row is not None}
+    contests = tuple(
+        Contest(kind, simpler, method_gain(comparison, methods[kind], methods[simpler]))
+        for simpler, kind in combinations(methods, 2)
+    )
+    margin = _margin(comparison.metric, rows[LOCAL].mean.mean)
+    passed = [kind for kind in methods if _passes(kind, contests, margin)]
+    between = tuple(kind for kind in methods if not _ruled_out(kind, contests, margin))
+    return Advice(passed[0] if passed else None, between, methods, contests, margin)
+
+
+def _passes(kind: str, contests: Sequence[Contest], margin: float) -> bool:
+    """Whether a kind beats all simpler ones and no other may beat it by the margin."""
+    simpler = all(one.won for one in contests if one.kind == kind)
+    return simpler and all(one.gain.high < margin for one in contests if one.simpler == kind)
+
+
+def _ruled_out(kind: str, contests: Sequence[Contest], margin: float) -> bool:
+    """Whether a less simple kind is shown to be better, or a simpler one to be as good."""
+    beaten = any(one.won for one in contests if one.simpler == kind)
+    return beaten or any(one.gain.high < margin for one in contests if one.kind == kind)
+
+
+def _best(metric: str, rows: dict[str, "MethodRow"], names: Sequence[str]) -> "MethodRow | None":
+    """The method of a kind with the best mean on validation data, or else on test data."""
+    known = [rows[name] for name in names if name in rows]
+    sign = 1.0 if higher_is_better(metric) else -1.0
+    validated = not any(math.isnan(row.validation.mean) for row in known)
+
+    def score(row: "MethodRow") -> float:
+        return sign * (row.validation.mean if validated else row.mean.mean)
+
+    return max(known, key=score, default=None)
+
+
+def method_gain(comparison: "Compared[Any]", method: str, other: str) -> MeanGain:
+    """The mean gain over clients of one method over another, on the answers of all seeds."""
+    pairs = zip(_answers(comparison, method), _answers(comparison, other), strict=True)
+    by_seed = [list(zip(a, b, strict=True)) for a, b in pairs]  # [S][K] pairs of answers
+    each = [
+        site_gain(comparison.metric, [seed[k] for seed in by_seed]).each
+        for k in range(len(by_seed[0]))
+    ]
+    nothing = (math.nan, math.nan)
+    table = np.array([[pair or nothing for pair in one] for one in each])  # [K, S, 2]
+    found = mean_gain(table[:, :, 0].T, table[:, :, 1].T)
+    if found is None:  # the metric is not defined on any client's test samples
+        return MeanGain(0.0, math.inf, MANY, -math.inf, math.inf, 1.0, 0, math.inf, math.inf)
+    return found
+
+
+def _answers(comparison: "Compared[Any]", method: str) -> list[list[Any]]:
+    """The answers of a method's predictors ``[S][K]``."""
+    known = [run.history.outcomes for run in comparison.of_method(method)]
+    return [list(outcomes.clients()) for outcomes in known if outcomes is not None]
+
+
+def _margin(metric: str, score: float) -> float:
+    return MARGIN if METRICS[metric].percent else SHARE * abs(score)
