@@ -21,9 +21,10 @@ from torch import Tensor
 from ..core.algorithm import single
 from ..core.client import Client
 from ..core.mixing import distances_between, mix, shares
-from .attention import STRANGER, TINY, Attentive, Uploads
+from .attention import Attentive, Uploads
 from .fedamp import FedAMP
 from .heurfedamp import HeurFedAMP
+from .likeness import STRANGER, TINY
 from .newcomer_parts import Finals, Joined
 
 ROUNDS = 5  # of the method in which only the newcomer trains

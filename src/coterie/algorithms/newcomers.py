@@ -31,7 +31,6 @@ from ..core.mixing import mix, shares
 from ..core.tree import Bank
 from ..errors import ConfigError
 from .apfl import APFL
-from .attention import TINY
 from .cfl import CFL
 from .ditto import Ditto
 from .erosion import Erosion
@@ -45,6 +44,7 @@ from .fedper import PersonalHead
 from .heurfedamp import HeurFedAMP
 from .ifca import IFCA
 from .lgfedavg import LGFedAvg
+from .likeness import TINY
 from .local import Local
 from .mocha import Mocha
 from .newcomer_attention import attentive, directions, moves

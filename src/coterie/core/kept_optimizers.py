@@ -86,6 +86,10 @@ class KeptOptimizers(Wrapper[Any, Any, Any, Continued]):
         """As the method."""
         return self.algorithm.observed(server)
 
+    def global_model(self, server: Any) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.global_model(server)
+
 
 def continued(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
     """Wrap the method for ``train.optimizer_state``; unchanged where no state lives on."""

@@ -23,7 +23,12 @@ from .sources.columns import InputColumn, TargetColumn
 from .sources.sheets import Sheet, read_sheet, sheet_of
 from .sources.tables import OpenTable, TableOptions, encode_table
 
-ROLES = ("split", "unit", "time")  # options that name a column which says how rows are split
+ROLES = (
+    "split",
+    "unit",
+    "time",
+    "subgroup",
+)  # options that name a column which says how rows are split
 DROP = "ignore a column with --drop '{0}'"
 
 
@@ -83,8 +88,8 @@ def _sheet(source: Source, schema: Schema, options: Mapping[str, Any]) -> Sheet:
 
 
 def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
-    split, unit, time = (roles.get(role) for role in ROLES)
-    return TableOptions(None, target, split, unit, time, "auto", (), (), None, "utf-8")
+    split, unit, time, group = (roles.get(role) for role in ROLES)
+    return TableOptions(None, target, split, unit, time, group, "auto", (), (), None, "utf-8")
 
 
 def _check_targets(sheet: Sheet, target: TargetColumn) -> None:

@@ -17,9 +17,9 @@ from ..algorithms.local import Local
 from ..algorithms.newcomer_parts import Finals, Joined
 from ..core import random
 from ..core.algorithm import Mixture, round_of, single
+from ..core.answers import Answers
 from ..core.client import Client
 from ..core.flat import FlatModel
-from ..core.paired import Answers
 from ..data.federation import Dataset, Federation
 from ..data.simulation import Simulation, simulate
 from ..data.site_data import site_federation

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from ..core.metrics import METRICS
 from . import words
-from .table import Heading, Line, Table, to_text
+from .table import Line, Table, to_text
+from .table_columns import Heading
 
 if TYPE_CHECKING:
     from ..results.advice import Advice, Contest

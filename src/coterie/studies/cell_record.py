@@ -16,20 +16,13 @@ from ..experiment.run_folder import RunData
 from ..results import kinds, statistics, summary
 from ..results.history import History, dense
 from ..storage import files
+from .study import RELATIVE, StudyCell, same_experiment
 
 FORMAT = 1
 MATRICES = 4  # at most, of different rounds
 MATRIX_CLIENTS = 64  # beyond it no matrix is kept; above FEW only the last one
 FEW = 20
 DIGITS = 5
-# Numbers of a study beside those of summary.json: statistics of the clients' gains over Local (P3).
-RELATIVE = {
-    "relative_best_tenth": "best_tenth",
-    "relative_worst_tenth": "worst_tenth",
-    "relative_variance": "variance",
-    "relative_variance_best_tenth": "variance_best",
-    "relative_variance_worst_tenth": "variance_worst",
-}
 
 
 @dataclass(frozen=True)
@@ -37,6 +30,7 @@ class CellRecord:
     """The numbers of one run: its summary, its curve, and each client's scores."""
 
     key: str  # StudyCell.key
+    config: dict[str, Any]  # StudyCell.tables()
     method: str
     seed: int
     summary: dict[str, Any]
@@ -51,13 +45,14 @@ class CellRecord:
     environment: dict[str, Any]
 
     @classmethod
-    def of(cls, key: str, data: RunData, precision: str) -> "CellRecord":
+    def of(cls, cell: StudyCell, data: RunData, precision: str) -> "CellRecord":
         """The record of a finished run."""
         history, roster = data.history, data.history.roster
         best = statistics.best_round(history.test, history.metric)
         where = data.environment
         return cls(
-            key=key,
+            key=cell.key,
+            config=cell.tables(),
             method=history.method,
             seed=history.seed,
             summary=files.plain(data.summary),
@@ -120,6 +115,17 @@ class CellRecord:
         return path
 
 
+def record_for(cell: StudyCell, known: Mapping[str, CellRecord]) -> CellRecord | None:
+    """The record of a cell among those known by key; None if there is none.
+
+    A default that has changed since makes the run another experiment, with the same key.
+    """
+    record = known.get(cell.key)
+    if record is None or not same_experiment(record.config, cell.tables()):
+        return None
+    return record
+
+
 def read_records(folder: Path) -> dict[str, CellRecord]:
     """All records of a folder, by key."""
     found = (record_of(files.read_json(path), path) for path in sorted(folder.glob("*.json")))
@@ -157,8 +163,9 @@ def _check(record: CellRecord) -> None:
     for values in (*lists, record.rounds, record.n_test):
         if not isinstance(values, list) or not all(v is None or _real(v) for v in values):
             raise ValueError("found something else; expected lists of numbers")
-    if not isinstance(record.environment, dict) or not isinstance(record.matrices, dict):
-        raise ValueError("environment or matrices is no table")
+    tables: tuple[Any, ...] = record.environment, record.matrices, record.config
+    if not all(isinstance(table, dict) for table in tables):
+        raise ValueError("environment, matrices or config is no table")
     for matrix in record.matrices.values():
         if np.array(matrix, dtype=np.float64).shape != (len(record.last),) * 2:
             raise ValueError("a matrix is not square over the clients")

@@ -16,7 +16,7 @@ import numpy as np
 from ..results import statistics
 from ..results.judgement import LOCAL
 from ..results.statistics import OverSeeds, Paired
-from .cell_record import CellRecord
+from .cell_record import CellRecord, record_for
 from .study import Claim, Printed, Study, StudyCell, StudyColumn
 
 HOLDS, FAILS, NOT_RUN = "holds", "fails", "not run"
@@ -92,8 +92,8 @@ class StudyOutcome:
     @property
     def counts(self) -> tuple[int, int]:
         """The number of runs that are there, and of runs that the table needs."""
-        keys = [cell.key for cell in self.study.cells()]
-        return sum(key in self.records for key in keys), len(keys)
+        cells = list(self.study.cells())
+        return sum(record_for(cell, self.records) is not None for cell in cells), len(cells)
 
     @property
     def state(self) -> str:
@@ -117,8 +117,8 @@ class StudyOutcome:
             return []
         found = []
         for seed in column.config.seeds:
-            record = self.records.get(StudyCell(column, methods[label], seed).key)
-            local = self.records.get(StudyCell(column, methods[LOCAL], seed).key)
+            record = record_for(StudyCell(column, methods[label], seed), self.records)
+            local = record_for(StudyCell(column, methods[LOCAL], seed), self.records)
             if record is not None:
                 found.append(record if local is None else record.relative(local))
         return found

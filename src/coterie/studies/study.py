@@ -1,20 +1,32 @@
 """A study: the columns of a table, each of them a comparison of the same methods."""
 
+import functools
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..core.imports import Code
 from ..core.metrics import METRICS
-from ..errors import ConfigError, did_you_mean
-from ..experiment.config.loading import config_hash, load, merge
+from ..errors import ConfigError, CoterieError, did_you_mean
+from ..experiment.config.loading import canonical, load, merge
 from ..experiment.config.methods import Method
 from ..experiment.config.schema import Config, Table
 from ..experiment.config.sweeps import point_label, points, shared_sweeps
 from ..results.summary import FIELDS, LAST, score_field
-from .cell_record import RELATIVE
 
 RESULT = "result"  # the only column of a study without columns
+NAMING = ("data", "partition", "model", "algorithm", "adapt")  # tables that name something
+# Numbers of a study beside those of summary.json: statistics of the clients' gains over Local (P3).
+RELATIVE = {
+    "relative_best_tenth": "best_tenth",
+    "relative_worst_tenth": "worst_tenth",
+    "relative_variance": "variance",
+    "relative_variance_best_tenth": "variance_best",
+    "relative_variance_worst_tenth": "variance_worst",
+}
+PLACES = ("out", "checkpoint_every", "federation")  # fields of [run] that change no result
 
 
 class StudyColumn(NamedTuple):
@@ -87,18 +99,61 @@ class StudyCell(NamedTuple):
     method: Method
     seed: int
 
+    def tables(self) -> Table:
+        """The run's config as tables, without what does not make it another experiment.
+
+        That is the engine with its device, the output folder, and the precision of matrix products
+        on a GPU.
+        """
+        tables = canonical(self.column.config.single(self.method, self.seed))
+        if tables["train"]["precision"] == "tf32":
+            tables["train"]["precision"] = "float32"
+        kept = {name: table for name, table in tables.items() if name != "engine"}
+        return {**kept, "run": {f: v for f, v in kept["run"].items() if f not in PLACES}}
+
     @property
     def key(self) -> str:
-        """The hash of the run's config without what does not make it another experiment.
+        """The hash of those fields of the run's config that are not at their defaults.
 
-        That is the engine with its device, and the precision of matrix products on a GPU.
+        An option that is added later, with a default that changes nothing, keeps it as it is.
         """
-        asked = self.column.config.single(self.method, self.seed)
-        train = asked.train
-        if train.precision == "tf32":
-            train = train.model_copy(update={"precision": "float32"})
-        plain = type(asked.engine)()
-        return config_hash(asked.model_copy(update={"engine": plain, "train": train}))
+        tables = self.tables()
+        named = tuple((name, tables[name].get("name")) for name in NAMING)
+        told = json.dumps(_without(tables, _defaults(named)), sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()
+
+
+@functools.cache
+def _defaults(named: tuple[tuple[str, str | None], ...]) -> Table:
+    """The tables of a config that gives nothing but these names; empty if a field is required."""
+    given = {table: {"name": name} for table, name in named if name is not None}
+    try:
+        return canonical(load(given))
+    except CoterieError:
+        return {}
+
+
+def _without(tables: Table, defaults: Table) -> Table:
+    """The tables without every field that is as in ``defaults``; names are always kept."""
+    kept: Table = {}
+    for name, value in tables.items():
+        usual = defaults.get(name)
+        if isinstance(value, dict):
+            inside = _without(value, usual if isinstance(usual, dict) else {})
+            kept |= {name: inside} if inside else {}
+        elif name == "name" or value != usual or name not in defaults:
+            kept[name] = value
+    return kept
+
+
+def same_experiment(one: Table, other: Table) -> bool:
+    """Whether every field that both configs know has the same value."""
+    return all(
+        same_experiment(one[name], other[name])
+        if isinstance(one[name], dict) and isinstance(other[name], dict)
+        else one[name] == other[name]
+        for name in one.keys() & other.keys()
+    )
 
 
 def study_of(tables: Table, code: Code, *, name: str, number: str | None = None) -> Study:

@@ -14,7 +14,7 @@ from ..experiment.runner import Watch
 from ..experiment.setting import Setting
 from ..report.run_page import run_page
 from ..results.history import History
-from .cell_record import CellRecord
+from .cell_record import CellRecord, record_for
 from .study import Study, StudyCell
 
 RECORDS = "records"
@@ -22,8 +22,8 @@ RUNS = "runs"
 
 
 def missing(study: Study, known: Mapping[str, CellRecord]) -> list[StudyCell]:
-    """The cells that have no record."""
-    return [cell for cell in study.cells() if cell.key not in known]
+    """The cells that have no record, or one of another experiment."""
+    return [cell for cell in study.cells() if record_for(cell, known) is None]
 
 
 def run_missing(
@@ -43,12 +43,12 @@ def run_missing(
     todo: dict[str, list[StudyCell]] = {}
     for cell in missing(study, known):
         todo.setdefault(config_hash(cell.column.config), []).append(cell)
-    for found in todo.values():
-        config = found[0].column.config
+    for cells_of in todo.values():
+        config = cells_of[0].column.config
         with contextlib.closing(assemble(config)) as setting:
-            check_methods(setting, {c.method.label: c.method for c in found}.values())
+            check_methods(setting, {c.method.label: c.method for c in cells_of}.values())
             folder = None if out is None else out / RUNS / _folder_name(config)
-            yield from _column_runs(setting, found, folder, stop, progress, keep)
+            yield from _column_runs(setting, cells_of, folder, stop, progress, keep)
 
 
 def _folder_name(config: Config) -> str:
@@ -75,6 +75,6 @@ def _column_runs(
             if method.label in cells.FIRST:
                 known[method.label] = data.history
             precision = setting.config.train.precision
-            yield CellRecord.of(of_seed[method.label].key, data, precision)
+            yield CellRecord.of(of_seed[method.label], data, precision)
             if data.path is not None and not keep:
                 shutil.rmtree(data.path)
