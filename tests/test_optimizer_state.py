@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from types import FunctionType
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from coterie.algorithms.fedavg import FedAvg, Update
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.local import Local
 from coterie.core import tree
+from coterie.core.algorithm import Algorithm
+from coterie.core.buffers import Apart
 from coterie.core.kept_optimizers import KeptOptimizers
 from coterie.core.optim import AdamState
 from coterie.core.policies import governed
@@ -41,6 +44,7 @@ KEPT = replace(ADAM, optimizer_state="kept")
 NAMES = [name for name in METHODS if name != "pfedme"]  # it is refused
 ENGINES = ("loop", "vmap")
 EVERYBODY = 1.0
+CODE = (FunctionType, property)
 SEPARATE = Local(keep="last")
 
 
@@ -352,3 +356,11 @@ def test_a_wrapper_is_added_only_where_a_state_lives_on():
         on = task(FedAvg(), recipe=recipe)
         assert isinstance(governed(FedAvg(), on.problem), KeptOptimizers) == wrapped
     assert not isinstance(governed(FedeRiCo(step="gradient"), on.problem), KeptOptimizers)
+
+
+@pytest.mark.parametrize("wrapper", [KeptOptimizers, Apart, Adapted])
+def test_a_wrapper_forwards_every_function_of_a_method(wrapper):
+    """One that is forgotten would be the base class's, which says nothing of the method."""
+    names = {name for name, value in vars(Algorithm).items() if isinstance(value, CODE)}
+    public = {name for name in names if not name.startswith("_")}
+    assert {n for n in public if getattr(wrapper, n) is getattr(Algorithm, n)} == set()
