@@ -92,6 +92,11 @@ def probe_config(source: Source = None, **options: Unpack[Options]) -> Config:
             f"adapt.name: found '{asked.adapt.name}'; a probe compares methods with and without "
             "fine-tuning itself; leave it out"
         )
+    if asked.run.federation is not None or asked.engine.name == "wire":
+        raise ConfigError(
+            "run.federation, engine.name: a probe compares answers on test samples, and these stay "
+            "at the sites; ask 'coterie compare', whose gains the sites compute themselves"
+        )
     rounds, seed = asked.run.rounds, asked.run.seed
     out = None if options.get("out") is None else asked.run.out  # the config's is for comparisons
     update: dict[str, Any] = {"methods": PROBE, "out": out}
@@ -111,10 +116,8 @@ def advise_config(config: Config, progress: Watch | None = None) -> Advised:
 def expected_seconds(config: Config) -> float | None:
     """The time that a probe will take, from the first rounds of a few of its methods.
 
-    None where it is not measured: the clients are sites, or in processes of their own.
+    None where it is not measured: the clients are in processes of their own.
     """
-    if config.run.federation is not None:
-        return None
     with contextlib.closing(assemble(config)) as assembly:
         methods = assembly.config.methods()
         some = [method for method in methods if method.label in TIMED]

@@ -1,16 +1,15 @@
 """Which kind of collaboration suits a federation: stay local, average, cluster or personalise.
 
-Each kind is represented by its method with the best mean on validation data. A kind is advised if
+Each kind is represented by its method with the best mean on validation data, and tested against
+each simpler kind on the test samples of all clients and seeds (``results.mean_gain``):
 
-    each simpler kind      is shown to be worse: the mean gain over it on the test samples of all
-                           clients and seeds (``results.mean_gain``) is unlikely to be chance
-    each less simple kind  cannot be better by the margin or more: the 95 % interval of its gain
-                           ends below the margin
+    a kind is beaten       if a less simple kind is shown to be better, and may be so by the margin
+    a kind is a rival      of a simpler one if it may be better by the margin: the 95 % interval of
+                           its gain does not end below the margin
 
-and no simpler kind passes as well. All of these must hold together for an advice, so that none of
-them needs a correction for the others: an advice that is wrong passes at most as often as the test
-that it should have failed. If no kind passes, the answer is that the runs cannot tell, and between
-which kinds.
+The simplest kind that is not beaten is advised if it has no rival. Otherwise the answer is that the
+runs cannot tell between it and its rivals. All tests must agree for an advice, so that none needs a
+correction for the others: a wrong advice passes at most as often as the test that should stop it.
 """
 
 import math
@@ -57,7 +56,7 @@ class Advice(NamedTuple):
     """The kind that is advised, or the kinds between which the runs cannot decide."""
 
     kind: str | None  # None: they cannot tell
-    between: tuple[str, ...]  # the kinds that are not ruled out, the simplest first
+    between: tuple[str, ...]  # the advised kind alone, or that kind and its rivals
     methods: dict[str, str]  # of each kind, the method that represents it
     contests: tuple[Contest, ...]
     margin: float  # in the unit of the metric
@@ -73,21 +72,12 @@ def advise(comparison: "Compared[Any]") -> Advice:
         for simpler, kind in combinations(methods, 2)
     )
     margin = _margin(comparison.metric, rows[LOCAL].mean.mean)
-    passed = [kind for kind in methods if _passes(kind, contests, margin)]
-    between = tuple(kind for kind in methods if not _ruled_out(kind, contests, margin))
-    return Advice(passed[0] if passed else None, between, methods, contests, margin)
-
-
-def _passes(kind: str, contests: Sequence[Contest], margin: float) -> bool:
-    """Whether a kind beats all simpler ones and no other may beat it by the margin."""
-    simpler = all(one.won for one in contests if one.kind == kind)
-    return simpler and all(one.gain.high < margin for one in contests if one.simpler == kind)
-
-
-def _ruled_out(kind: str, contests: Sequence[Contest], margin: float) -> bool:
-    """Whether a less simple kind is shown to be better, or a simpler one to be as good."""
-    beaten = any(one.won for one in contests if one.simpler == kind)
-    return beaten or any(one.gain.high < margin for one in contests if one.kind == kind)
+    beaten = {one.simpler for one in contests if one.won and one.gain.high >= margin}
+    simplest = next(kind for kind in methods if kind not in beaten)
+    rivals = tuple(
+        one.kind for one in contests if one.simpler == simplest and one.gain.high >= margin
+    )
+    return Advice(None if rivals else simplest, (simplest, *rivals), methods, contests, margin)
 
 
 def _best(metric: str, rows: dict[str, "MethodRow"], names: Sequence[str]) -> "MethodRow | None":
