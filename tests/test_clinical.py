@@ -20,6 +20,7 @@ from coterie.experiment.run_folder.names import PREDICTIONS
 from coterie.report.clinical_page import clinical_view
 from coterie.report.outcomes import RunResult
 from coterie.report.page import page
+from coterie.report.run_page import run_page
 from coterie.report.site_page import site_page
 from coterie.results import calibration as formulas
 from coterie.results import clinical as clinical_module
@@ -292,6 +293,27 @@ def test_the_page_of_one_site_has_its_own_numbers_alone(compared):
     section = section.partition("</section>")[0]
     assert "north" in section
     assert not any(name in section for name in ("south", "tiny", "all sites"))
+
+
+def test_a_regression_has_subgroups_and_no_outcome(table):
+    numbers = {**CONFIG, "data": {**CONFIG["data"], "target": "age", "drop": ["sex", "died"]}}
+    run = coterie.run(numbers, data=str(table), method="local", rounds=1)
+    found = clinical_run(run.history)
+    assert found.outcome is None
+    assert found.together.calibration is None
+    assert {group.name for group in found.together.subgroups} == {"(missing)", "f", "m"}
+    assert all(g.score.low <= g.score.value <= g.score.high for g in found.sites[0].subgroups[1:])
+    text = run_page(run.data)
+    assert "Results by sex" in text
+    assert "Brier" not in text
+
+
+def test_with_auc_the_answers_themselves_are_the_probabilities(table):
+    run = coterie.run(CONFIG, data=str(table), method="local", rounds=1, set={"run.metric": "auc"})
+    assert run.history.outcomes.probabilities is None
+    found = clinical_run(run.history)
+    assert found.together.calibration is not None
+    assert 0 < found.together.subgroups[1].score.low < 100
 
 
 def test_older_runs_and_regressions_have_no_such_section(compared, tmp_path):

@@ -367,7 +367,7 @@ def result(folder):
         part.pop("seconds")
     config["run"].pop("out")
     history = run_folder.read(folder).history
-    arrays = [part.tolist() for part in (*history.matrices, *history.outcomes)]
+    arrays = [part.tolist() for part in (*history.matrices, *history.outcomes[:4])]
     return lines, summary, config, (folder / "clients.csv").read_text(), arrays
 
 

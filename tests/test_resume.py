@@ -71,7 +71,7 @@ def result(folder):
         (folder / "clients.csv").read_text(),
         run_folder.read(folder).history.matrices if matrices.exists() else (),
     )
-    said = [part.tolist() for part in run_folder.read(folder).history.outcomes]
+    said = [part.tolist() for part in run_folder.read(folder).history.outcomes[:4]]
     return lines, summary, parts[0], [matrix.tolist() for matrix in parts[1]], said
 
 
