@@ -475,7 +475,8 @@ def test_a_page_of_clients_without_scores_is_made_too():
 
 
 def test_the_heatmap_orders_clients_by_group_and_leaves_oneself_out():
-    drawn = str(matrices.heatmap(grouped(1.0), run_of("fedfomo").history, "weights"))
+    who = run_of("fedfomo").history.roster
+    drawn = str(matrices.heatmap(grouped(1.0), who.clients, who.groups, "weights"))
     assert drawn.count('class="self"') == CLIENTS
     full = re.findall(r"<title>(site-\d+) ← (site-\d+): [^<]*</title></rect>", drawn)
     order = [pair[1] for pair in full[:CLIENTS]]

@@ -94,7 +94,7 @@ def sweep(
     table it makes a column. Finished runs are never repeated.
     """
     from ..studies.card_text import markdown
-    from ..studies.sweeping import default_folder, sweep_of
+    from ..studies.sweeping import PAGE, default_folder, sweep_of
     from .console import show, show_json
     from .live import progress_on_stderr
 
@@ -106,7 +106,7 @@ def sweep(
         show_json(outcome.rows())
         return
     show(markdown(outcome, found.command))
-    show(f"folder: {found.out}")
+    show(f"folder: {found.out}\npage:   {found.out and found.out / PAGE}")
 
 
 def _can(card: object, scale: str) -> bool:
@@ -132,7 +132,7 @@ def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:
     from .console import show
 
     show(markdown(outcome, one.command))
-    show(f"card: {one.out / 'card.md'}")
+    show(f"card: {one.out / 'card.md'}\npage: {one.out / 'card.html'}")
 
 
 def _list(published: Path | None) -> None:

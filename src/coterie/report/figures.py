@@ -49,7 +49,7 @@ class Curve(NamedTuple):
 def learning_curves(comparison: "Comparison") -> Markup:
     """The mean test score after every evaluated round: one line per method, a band over seeds."""
     drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
-    return _method_curves(drawn, comparison.metric, "Mean ")
+    return method_curves(drawn, comparison.metric, "Mean ")
 
 
 def byte_curves(comparison: "Comparison") -> Markup | None:
@@ -70,7 +70,7 @@ def byte_curves(comparison: "Comparison") -> Markup | None:
         if curve.x[-1] == 0:
             level = [np.repeat(scores[-1], 2) for scores in curve[1:]]
             drawn[method] = Curve(np.array([0.0, most]), *level)
-    return _method_curves(drawn, comparison.metric, "Mean ", _byte_axis)
+    return method_curves(drawn, comparison.metric, "Over bytes, mean ", _byte_axis)
 
 
 def _bytes(history: History) -> Floats:
@@ -84,12 +84,13 @@ def _bytes(history: History) -> Floats:
 def site_curves(histories: Mapping[str, Sequence[History]], i: int) -> Markup:
     """The test score of one client after every evaluated round: one line per method."""
     drawn = {method: _curve(some, i) for method, some in histories.items()}
-    return _method_curves(drawn, next(iter(histories.values()))[0].metric, "")
+    return method_curves(drawn, next(iter(histories.values()))[0].metric, "")
 
 
-def _method_curves(
+def method_curves(
     drawn: Mapping[str, Curve], metric: str, kind: str, axis: Axis | None = None
 ) -> Markup:
+    """One line per method with a band over seeds, over rounds or over what ``axis`` shows."""
     left, top, bottom = 38.0, 12.0, 36.0
     height = max(320.0, top + bottom + 15 * (len(drawn) + 2))  # room for all names
     right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
@@ -109,7 +110,7 @@ def _method_curves(
         ink = colour(method)
         content += [_band(curve, x, y, ink), polyline(points, class_="line", stroke=ink, **alone)]
     content += _end_labels(list(drawn), ends, WIDTH - right, (top, height - bottom - 8))
-    what = f"{kind}{METRICS[metric].title} over {'rounds' if axis is None else 'bytes'}"
+    what = f"{kind}{METRICS[metric].title}{'' if axis else ' over rounds'}"
     return figure(WIDTH, height, f"{what}, one line per method", *content)
 
 
@@ -162,12 +163,16 @@ def _curve(histories: Sequence[History], client: int | None = None) -> Curve:
             for history in histories
         ]
     )
+    return curve_of((histories[0].rounds + 1).astype(np.float64), means)
+
+
+def curve_of(places: Floats, means: Floats) -> Curve:
+    """The line of scores ``[seeds, places]``: their mean, and their range over seeds."""
     seeds = np.where(np.isfinite(_drawable(means)), means, np.nan)
     known = np.asarray(~np.isnan(seeds).all(0))
     low, high = (np.full(len(known), np.nan) for _ in range(2))
     low[known], high[known] = np.nanmin(seeds[:, known], 0), np.nanmax(seeds[:, known], 0)
-    rounds = (histories[0].rounds + 1).astype(np.float64)
-    return Curve(rounds, _drawable(metrics.mean_known(means.T)), low, high)
+    return Curve(places, _drawable(metrics.mean_known(means.T)), low, high)
 
 
 def _level_lines(

@@ -3,6 +3,7 @@
 It shows whom a method leaves worse off: in P3, the clients whose own models are good already.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -45,14 +46,21 @@ def _panel(comparison: "Comparison", method: str) -> ScatterPanel:
         np.array([run.history.last for run in comparison.of_method(LOCAL)]).T
     )
     gained = metrics.mean_known(comparison.gains(method).T)
+    names = comparison.of_method(LOCAL)[0].history.roster.clients
+    return scatter(method, alone, gained, names, comparison.metric)
+
+
+def scatter(
+    method: str, alone: Floats, gained: Floats, names: Sequence[str], metric: str
+) -> ScatterPanel:
+    """The panel of a method from each site's score alone and its gain."""
     known = np.flatnonzero((np.abs(alone) < LARGEST) & (np.abs(gained) < LARGEST))
     step = -(-len(known) // MOST_DOTS) or 1
     worse = int((gained[known] < 0).sum())
     counts = f"{worse} of {len(known)} below training alone"
     counts += f"; one of {step} sites is drawn" if step > 1 else ""
-    names = comparison.of_method(LOCAL)[0].history.roster.clients
     ink, title = colour(method), f"{words.label(method)}: gain against the score of training alone"
-    drawn = _draw(alone, gained, known[::step].tolist(), names, comparison.metric, ink, title)
+    drawn = _draw(alone, gained, known[::step].tolist(), names, metric, ink, title)
     return ScatterPanel(words.label(method), ink, counts, drawn)
 
 
@@ -60,7 +68,7 @@ def _draw(
     alone: Floats,
     gained: Floats,
     shown: list[int],
-    names: tuple[str, ...],
+    names: Sequence[str],
     metric: str,
     ink: str,
     title: str,

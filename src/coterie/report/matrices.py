@@ -1,5 +1,6 @@
 """Figures of a collaboration matrix: the weights between clients, and weight inside true groups."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ NAMED_CELLS_UP_TO = 24  # clients; a larger matrix is drawn as an image without 
 ACCENT = (0, 114, 178)  # of images, which cannot take the page's colours
 
 
-def heatmap(A: NDArray[Any], history: History, title: str) -> Markup:
+def heatmap(
+    A: NDArray[Any], names: Sequence[str], groups: NDArray[np.int64] | None, title: str
+) -> Markup:
     """A matrix over clients ordered by true group; the diagonal (a client's own model) is grey.
 
     The colour scale ends at the largest weight on another client, because a client's weight on its
     own model is often much larger than all others.
     """
-    groups, K = history.roster.groups, len(A)
+    K = len(A)
     order = np.arange(K) if groups is None else np.argsort(groups, kind="stable")
     shown = A[np.ix_(order, order)]
     top = float(np.where(np.eye(K, dtype=bool), 0, shown).max()) or 1.0
@@ -27,7 +30,7 @@ def heatmap(A: NDArray[Any], history: History, title: str) -> Markup:
     side, edge = 220.0, 10.0
     cell = side / K
     body = (
-        _cells(strength, shown, history, order, cell, edge)
+        _cells(strength, shown, [names[i] for i in order], cell, edge)
         if K <= NAMED_CELLS_UP_TO
         else [tag("image", href=_image(strength), x=edge, y=edge, width=side, height=side)]
     )
@@ -39,12 +42,10 @@ def heatmap(A: NDArray[Any], history: History, title: str) -> Markup:
 def _cells(
     strength: NDArray[Any],
     shown: NDArray[Any],
-    history: History,
-    order: NDArray[Any],
+    names: Sequence[str],
     cell: float,
     edge: float,
 ) -> list[Markup]:
-    names = [history.roster.clients[i] for i in order]
     return [
         tag(
             "rect",

@@ -106,6 +106,7 @@ class Card:
             tolerance=about.tolerance,
             clients=about.clients,
             notes=tuple(str(text) for text in notes if text),
+            figure=about.figure,
         )
 
     def _columns(

@@ -42,7 +42,7 @@ def about_column(outcome: StudyOutcome, column: StudyColumn) -> str:
     config, clients = column.config, outcome.study.clients
     over = f" of client {', '.join(map(str, clients))}" if clients else ""
     return (
-        f"`{column.number}`{over}; {config.data.name}, {config.partition.name}, "
+        f"{column.number}{over}; {config.data.name}, {config.partition.name}, "
         f"{config.model.name}, {config.run.rounds} rounds."
     )
 

@@ -16,6 +16,7 @@ from .card_text import markdown
 from .cell_record import CellRecord, read_records, record_of
 from .outcome import StudyOutcome
 from .study import Study, restricted
+from .study_page import study_page
 from .study_runs import RECORDS, missing, run_missing
 
 FOLDER = "COTERIE_CARDS"  # environment variable: where the cards are, if not beside the package
@@ -108,9 +109,11 @@ class Reproduction:
         return self.write()
 
     def write(self) -> StudyOutcome:
-        """Write ``card.md``, and publish if asked to; returns the outcome of what was asked for."""
+        """Write ``card.md`` and its page, and publish if asked to; returns what was asked for."""
         outcome = self.outcome()
+        self.out.mkdir(parents=True, exist_ok=True)
         files.write_text(self.out / "card.md", markdown(outcome, self.command))
+        files.write_text(self.out / "card.html", study_page(outcome, self.command))
         if self.published is not None:
             self._publish()
         return outcome

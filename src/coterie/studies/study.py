@@ -4,14 +4,14 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ..core.imports import Code
 from ..core.metrics import METRICS
 from ..errors import ConfigError, CoterieError, did_you_mean
 from ..experiment.config.loading import canonical, load, merge
-from ..experiment.config.methods import Method
+from ..experiment.config.methods import VARIANT, Method
 from ..experiment.config.schema import Config, Table
 from ..experiment.config.sweeps import point_label, points, shared_sweeps
 from ..results.summary import FIELDS, LAST, score_field
@@ -73,6 +73,7 @@ class Study:
     tolerance: float = 2.0
     clients: tuple[int, ...] = ()  # the numbers are over these clients only; all if empty
     notes: tuple[str, ...] = ()
+    figure: str | None = None  # sweep, curves, matrices or scatter
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -165,7 +166,10 @@ def study_of(tables: Table, code: Code, *, name: str, number: str | None = None)
         config = load(merge(tables, point), code=code)
         label = point_label(point) or RESULT
         columns.append(StudyColumn(label, number or default_number(config), config))
-    return Study(name, " and ".join(swept) or "one setting", tuple(columns))
+    found = [VARIANT in m.label for column in columns for m in column.config.methods()]
+    title = f"a sweep over {', '.join(swept)}" if swept else "variants of methods"
+    title = title if swept or any(found) else "one setting"
+    return Study(name, title, tuple(columns), figure="sweep")
 
 
 def default_number(config: Config) -> str:
@@ -205,16 +209,7 @@ def restricted(
         for column in study.columns
         if not columns or column.name in columns
     ]
-    return Study(
-        study.name,
-        study.title,
-        tuple(kept),
-        study.printed,
-        study.claims,
-        study.tolerance,
-        study.clients,
-        study.notes,
-    )
+    return replace(study, columns=tuple(kept))
 
 
 def _fewer(config: Config, methods: tuple[str, ...], seeds: int | None) -> Config:

@@ -7,16 +7,20 @@ from typing import Any
 from ..report.pieces import rendered
 from .card_text import about_column, claim_lines, column_table, tests
 from .outcome import StudyOutcome
+from .study_figures import study_figures
 
 
 def study_page(outcome: StudyOutcome, command: str) -> str:
     """The page of one study."""
     done, wanted = outcome.counts
+    study = outcome.study
     return page_of(
-        [section(outcome, outcome.study.name)],
-        title=f"{outcome.study.name}: {outcome.study.title}",
-        eyebrow="coterie sweep",
-        verdict=f"{done} of {wanted} runs are there.",
+        [section(outcome, study.name)],
+        title=f"{study.name}: {study.title}",
+        eyebrow=" ".join(command.split()[:2]),
+        verdict=f"{done} of {wanted} runs; claims: {outcome.state}."
+        if study.claims
+        else f"{done} of {wanted} runs.",
         command=command,
     )
 
@@ -31,7 +35,7 @@ def section(outcome: StudyOutcome, name: str) -> dict[str, Any]:
         "title": study.title,
         "state": outcome.state,
         "notes": study.notes,
-        "figures": [],
+        "figures": study_figures(outcome),
         "tables": [
             (column.name, about_column(outcome, column), rows[0], rows[1:], tests(outcome, column))
             for column, rows in tables
