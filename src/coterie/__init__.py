@@ -25,6 +25,9 @@ _HOMES = {
     "experiment.predictions": ("Predictions",),
     "report.onboarded": ("Onboarded", "onboard"),
     "report.outcomes": ("RunResult", "Comparison"),
+    "studies.outcome": ("StudyOutcome",),
+    "studies.reproducing": ("reproduce",),
+    "studies.sweeping": ("sweep",),
     "experiment.config.loading": ("Config", "load"),
     "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round", "Traits"),
     "core.client": ("Client",),
@@ -52,6 +55,7 @@ __all__ = [
     "Round",
     "RunResult",
     "StoreError",
+    "StudyOutcome",
     "Traits",
     "advise",
     "compare",
@@ -60,8 +64,10 @@ __all__ = [
     "load",
     "load_export",
     "onboard",
+    "reproduce",
     "resume",
     "run",
+    "sweep",
     "verify",
 ]
 
@@ -79,6 +85,9 @@ if TYPE_CHECKING:
     from .experiment.predictions import Predictions
     from .report.onboarded import Onboarded, onboard
     from .report.outcomes import Comparison, RunResult
+    from .studies.outcome import StudyOutcome
+    from .studies.reproducing import reproduce
+    from .studies.sweeping import sweep
 
 
 def __getattr__(name: str) -> Any:

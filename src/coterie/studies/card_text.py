@@ -11,13 +11,14 @@ from .study import StudyColumn
 MARKS = {HOLDS: "✓", FAILS: "✗"}
 
 
-def markdown(outcome: StudyOutcome, command: str) -> str:
+def markdown(outcome: StudyOutcome, command: str = "") -> str:
     """The whole outcome in Markdown; ``command`` is what a reader types to repeat it."""
     study = outcome.study
     done, wanted = outcome.counts
     lines = [f"# {study.name} {study.title}", ""]
-    lines += [f"`{command}`: {done} of {wanted} runs. State: **{outcome.state}**.", ""]
-    lines += [*(f"- {note}" for note in study.notes), ""]
+    typed = f"`{command}`: " if command else ""
+    lines += [f"{typed}{done} of {wanted} runs. State: **{outcome.state}**.", ""]
+    lines += [*(f"- {note}" for note in study.notes), ""] if study.notes else []
     for column in study.columns:
         lines += [f"## {column.name}", "", *_column(outcome, column), ""]
     claims = claim_lines(outcome)

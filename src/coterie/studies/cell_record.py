@@ -1,5 +1,6 @@
 """What stays of a run of a study: its numbers, one small JSON file per run."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -124,6 +125,13 @@ def record_for(cell: StudyCell, known: Mapping[str, CellRecord]) -> CellRecord |
     if record is None or not same_experiment(record.config, cell.tables()):
         return None
     return record
+
+
+def records_text(records: Sequence[CellRecord]) -> str:
+    """Several records as one JSON text, one line per record."""
+    tables = [{"format": FORMAT, **asdict(record)} for record in records]
+    lines = [json.dumps(table, separators=(",", ":")) for table in tables]
+    return '{"records":[\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def read_records(folder: Path) -> dict[str, CellRecord]:

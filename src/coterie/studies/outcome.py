@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from ..errors import printable_lines
 from ..results import statistics
 from ..results.judgement import LOCAL
 from ..results.statistics import OverSeeds, Paired
@@ -49,7 +50,8 @@ class Judged(NamedTuple):
     evidence: tuple[str, ...]  # one sentence per column
 
 
-@dataclass(frozen=True, eq=False)
+@final
+@dataclass(frozen=True, eq=False, repr=False)
 class StudyOutcome:
     """The table and the claims of a study, from the records of its runs."""
 
@@ -109,6 +111,16 @@ class StudyOutcome:
         if failed:
             return f"{failed} of {len(judged)} claims {'fail' if failed > 1 else 'fails'}{partly}"
         return f"{HOLDS}{partly}"
+
+    def __repr__(self) -> str:
+        from .card_text import markdown
+
+        return printable_lines(markdown(self))
+
+    def _repr_html_(self) -> str:
+        from .study_page import study_page
+
+        return study_page(self)
 
     def of(self, column: StudyColumn, label: str) -> list[CellRecord]:
         """The records of a method in a column, by seed, relative to the Local of their seed."""

@@ -13,7 +13,7 @@ from ..experiment.runner import Watch
 from ..storage import files
 from .card_file import PAPER, Card, read_card
 from .card_text import markdown
-from .cell_record import CellRecord, read_records, record_of
+from .cell_record import CellRecord, read_records, record_of, records_text
 from .outcome import StudyOutcome
 from .study import Study, restricted
 from .study_page import study_page
@@ -128,8 +128,7 @@ class Reproduction:
         if not keys:
             return
         name = PUBLISHED.format(card=self.card.about.id, scale=self.scale)
-        tables = [{"format": 1, **vars(known[key])} for key in keys]
-        files.write_json(self.published / name, {"records": tables})
+        files.write_text(self.published / name, records_text([known[key] for key in keys]))
         text = markdown(StudyOutcome(self.whole, known), self.command)
         files.write_text(self.published / name.replace(".json", ".md"), text)
 
@@ -158,6 +157,25 @@ def reproduction(
     folder = Path(out) if out is not None else Path("runs") / f"{card.about.id}-{scale}"
     target = None if publish is None else Path(publish)
     return Reproduction(card, scale, asked, whole, folder, target)
+
+
+def reproduce(
+    name: str,
+    scale: str = PAPER,
+    *,
+    out: str | Path | None = None,
+    columns: tuple[str, ...] = (),
+    methods: tuple[str, ...] = (),
+    seeds: int | None = None,
+    device: str | None = None,
+    progress: Watch | None = None,
+) -> StudyOutcome:
+    """Run what is missing of a paper's table (``"P5-T3"``), and return it beside the paper's."""
+    changes = {} if device is None else {"engine.device": device}
+    one = reproduction(
+        name, scale, out=out, columns=columns, methods=methods, seeds=seeds, changes=changes
+    )
+    return one.run(progress)
 
 
 def read_published(folder: Path, card: str, scale: str) -> dict[str, CellRecord]:

@@ -10,7 +10,7 @@ from .outcome import StudyOutcome
 from .study_figures import study_figures
 
 
-def study_page(outcome: StudyOutcome, command: str) -> str:
+def study_page(outcome: StudyOutcome, command: str = "coterie") -> str:
     """The page of one study."""
     done, wanted = outcome.counts
     study = outcome.study
