@@ -11,6 +11,7 @@ others than those of the probes.
 """
 
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ EXPECTED = {  # said before anything was measured
 }
 ROUNDS, SEEDS = 40, (100, 101, 102)  # of the full comparisons
 METHODS = ["local", "fedavg", "ifca", "cfl", "fedavg_ft", "fedamp", "fedfomo", "ditto"]
-REPEATS = 4  # probes of each federation
+REPEATS = 6  # probes of each federation
+FRESH = 4  # from this repeat on the rule was fixed before the probe was run
 EACH = 3  # seeds of each probe
 
 
@@ -97,21 +99,21 @@ def tables(out: Path) -> None:
         cells = (max(of.items(), key=lambda pair: pair[1]) for of in scores.values())
         row = " | ".join(f"{score:.1f} ({method})" for method, score in cells)
         print(f"| {name} | {row} | {right(scores)} | {' or '.join(EXPECTED[name])} |")
-    print(
-        "\n| federation | right | cannot tell | wrong | answers |\n| --- | --- | --- | --- | --- |"
-    )
-    total = [0, 0, 0]
+    print("\n| federation | right | cannot tell | wrong | of which fresh | answers |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for name in FEDERATIONS:
         found = [probe(out, name, repeat) for repeat in range(REPEATS)]
-        told = [one.kind in known[name] for one in found]
-        unsure = sum(one.kind is None for one in found)
-        counts = [sum(told), unsure, len(found) - sum(told) - unsure]
-        total = [a + b for a, b in zip(total, counts, strict=True)]
-        said = "; ".join(
-            sorted({f"{[*map(answer, found)].count(a)} × {a}" for a in map(answer, found)})
-        )
-        print(f"| {name} | {' | '.join(map(str, counts))} | {said} |")
-    print(f"| all | {' | '.join(map(str, total))} | |")
+        every, fresh = (counts(part, known[name]) for part in (found, found[FRESH:]))
+        said = Counter(map(answer, found)).most_common()
+        told = "; ".join(f"{times} × {text}" for text, times in said)
+        cells = " | ".join(map(str, every))
+        print(f"| {name} | {cells} | {', '.join(map(str, fresh))} | {told} |")
+
+
+def counts(found: list[Any], known: set[str]) -> tuple[int, int, int]:
+    """How many probes are right, cannot tell, and are wrong."""
+    told, unsure = sum(one.kind in known for one in found), sum(one.kind is None for one in found)
+    return told, unsure, len(found) - told - unsure
 
 
 def main() -> None:

@@ -40,15 +40,11 @@ def _sentence(one: "Contest", advice: "Advice", metric: str) -> str:
     gain = one.gain
     if one.kind == advice.kind:
         size = words.interval(gain.gain, gain.low, gain.high, metric)
-        return f"Over '{one.simpler}' it has {size} ({words.chance(gain.p)})."
-    most = words.number(gain.high, metric, sign=True)
-    return (
-        f"'{one.kind}' ({words.label(advice.methods[one.kind])}) gives "
-        f"{words.number(gain.gain, metric, sign=True)} points and at most {most}."
-        if METRICS[metric].percent
-        else f"'{one.kind}' ({words.label(advice.methods[one.kind])}) gives "
-        f"{words.number(gain.gain, metric, sign=True)} and at most {most}."
-    )
+        return f"Over '{one.simpler}' it has {size}, {words.chance(gain.p)}."
+    points = " points" if METRICS[metric].percent else ""
+    size, most = (words.number(value, metric, sign=True) for value in (gain.gain, gain.high))
+    name = words.label(advice.methods[one.kind])
+    return f"'{one.kind}' ({name}) gives {size}{points} and at most {most}."
 
 
 def _cannot_tell(advice: "Advice", comparison: "Comparison") -> str:

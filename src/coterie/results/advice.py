@@ -1,7 +1,9 @@
 """Which kind of collaboration suits a federation: stay local, average, cluster or personalise.
 
-Each kind is represented by its method with the best mean on validation data, and tested against
-each simpler kind on the test samples of all clients and seeds (``results.mean_gain``):
+Each kind is represented by its method with the best mean, and tested against each simpler kind on
+the test samples of all clients and seeds (``results.mean_gain``). The best of several methods is
+chosen on the same samples, so that p-values and intervals are corrected for their number. A choice
+by validation data would favour methods that weigh models on it.
 
     a kind is beaten       if a less simple kind is shown to be better, and may be so by the margin
     a kind is a rival      of a simpler one if it may be better by the margin: the 95 % interval of
@@ -23,7 +25,7 @@ from ..core.metrics import METRICS, higher_is_better
 from ..core.paired import LEVEL
 from ..core.site_gain import site_gain
 from .judgement import LOCAL
-from .mean_gain import MANY, MeanGain, mean_gain
+from .mean_gain import MANY, MeanGain, mean_gain, widened
 
 if TYPE_CHECKING:
     from .comparison import Compared, MethodRow
@@ -40,11 +42,11 @@ SHARE = 0.02  # the margin as a share of the score, for metrics that are no perc
 
 
 class Contest(NamedTuple):
-    """One kind against a simpler one, each by its best method on validation data."""
+    """One kind against a simpler one, each by its best method."""
 
     kind: str
     simpler: str
-    gain: MeanGain  # of the kind over the simpler one
+    gain: MeanGain  # of the kind over the simpler one, corrected for the number of their methods
 
     @property
     def won(self) -> bool:
@@ -65,11 +67,13 @@ class Advice(NamedTuple):
 def advise(comparison: "Compared[Any]") -> Advice:
     """What the runs of a comparison advise; kinds of which no method was run are left out."""
     rows = {row.method: row for row in comparison.rows}
-    found = {kind: _best(comparison.metric, rows, names) for kind, names in KINDS.items()}
-    methods = {kind: row.method for kind, row in found.items() if row is not None}
+    tried = {kind: [rows[m] for m in names if m in rows] for kind, names in KINDS.items()}
+    tried = {kind: known for kind, known in tried.items() if known}
+    methods = {kind: _best(comparison.metric, known) for kind, known in tried.items()}
     contests = tuple(
-        Contest(kind, simpler, method_gain(comparison, methods[kind], methods[simpler]))
+        Contest(kind, simpler, _corrected(gain, len(tried[kind]) * len(tried[simpler])))
         for simpler, kind in combinations(methods, 2)
+        for gain in [method_gain(comparison, methods[kind], methods[simpler])]
     )
     margin = _margin(comparison.metric, rows[LOCAL].mean.mean)
     beaten = {one.simpler for one in contests if one.won and one.gain.high >= margin}
@@ -80,16 +84,15 @@ def advise(comparison: "Compared[Any]") -> Advice:
     return Advice(None if rivals else simplest, (simplest, *rivals), methods, contests, margin)
 
 
-def _best(metric: str, rows: dict[str, "MethodRow"], names: Sequence[str]) -> "MethodRow | None":
-    """The method of a kind with the best mean on validation data, or else on test data."""
-    known = [rows[name] for name in names if name in rows]
+def _best(metric: str, rows: Sequence["MethodRow"]) -> str:
+    """The method with the best mean over clients and seeds."""
     sign = 1.0 if higher_is_better(metric) else -1.0
-    validated = not any(math.isnan(row.validation.mean) for row in known)
+    return max(rows, key=lambda row: sign * row.mean.mean).method
 
-    def score(row: "MethodRow") -> float:
-        return sign * (row.validation.mean if validated else row.mean.mean)
 
-    return max(known, key=score, default=None)
+def _corrected(gain: MeanGain, tried: int) -> MeanGain:
+    """The gain of the best of ``tried`` pairs of methods."""
+    return widened(gain, tried)._replace(p=min(1.0, tried * gain.p))
 
 
 def method_gain(comparison: "Compared[Any]", method: str, other: str) -> MeanGain:
