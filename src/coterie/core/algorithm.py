@@ -142,7 +142,7 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
         """What a run must know about the method in addition to its halves."""
         return Traits()
 
-    def chapter(self, index: int, horizon: int) -> Hashable | None:
+    def trace_key(self, index: int, horizon: int) -> Hashable | None:
         """A key for what the client half reads from ``client.round`` and ``client.horizon``.
 
         Rounds with equal keys run the same operations, so one trace may be replayed in all of them.
@@ -279,9 +279,9 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
         """As the method."""
         return self.algorithm.traits
 
-    def chapter(self, index: int, horizon: int) -> Hashable | None:
+    def trace_key(self, index: int, horizon: int) -> Hashable | None:
         """As the method."""
-        return self.algorithm.chapter(index, horizon)
+        return self.algorithm.trace_key(index, horizon)
 
 
 def rows(value: Tensor, count: int) -> Tensor:
