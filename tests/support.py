@@ -125,7 +125,7 @@ def engine_of(name: str, on: Simulation, **options: Any) -> Any:
 def backend_of(name: str, on: Simulation, **options: Any) -> Any:
     """What computes the client half of a simulation."""
     if name == "vmap":
-        options = {"chunk": 20, "play": False, **options}
+        options = {"chunk": 20, "trace": False, **options}
         return VmapBackend(on.problem, on.shards, **options)
     return LoopBackend(on.problem, on.shards, **options)
 

@@ -195,9 +195,9 @@ def test_compiled_training_agrees_for_every_recipe(recipe):
 )
 def test_played_rounds_follow_the_chapters_of_a_method(algorithm):
     assert not assert_plays(algorithm, rounds=5)
-    chapters = [algorithm.chapter(index, 5) for index in range(5)]
-    assert len(set(chapters)) > 1
-    assert METHODS["fedavg"]().chapter(0, 5) is None
+    keys = [algorithm.trace_key(index, 5) for index in range(5)]
+    assert len(set(keys)) > 1
+    assert METHODS["fedavg"]().trace_key(0, 5) is None
 
 
 @pytest.mark.parametrize("name", NAMES)

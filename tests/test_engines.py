@@ -81,7 +81,7 @@ class Timed:
         return self.step * length.steps(on) + self._setup
 
 
-def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, play=False, cores=1):
+def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, trace=False, cores=1):
     """What auto chooses, and the candidates it tried."""
     made = []
 
@@ -91,7 +91,7 @@ def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, play=Fa
                 "engine": "vmap",
                 "chunk": size,
                 "threads": 1,
-                "play": play,
+                "trace": trace,
                 "compiled": False,
             }
             made.append(Timed(seconds[size], setup=setup, clients=size, **choice))
@@ -150,7 +150,7 @@ def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(monkeypatch, r
     on = task(Local())
     run = 1000 * steps(work(on)) / PROBE_STEPS  # of the loop, in seconds
     found, made = resolved(
-        monkeypatch, 1.0, {1: 0.5}, rounds=10 * rounds, setup=3 * run, on=on, play=True
+        monkeypatch, 1.0, {1: 0.5}, rounds=10 * rounds, setup=3 * run, on=on, trace=True
     )
     assert made == [1]
     assert found["engine"] == ("vmap" if rounds == 1000 else "loop")
@@ -159,10 +159,10 @@ def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(monkeypatch, r
 def test_a_comparison_shares_what_its_tries_cost(monkeypatch):
     on = task(Local())
     monkeypatch.setattr(Length, "bucket", lambda *_: 0)
-    assert auto.how_of(work(on), Length(1), auto.Asked()).play == auto.can_trace()
+    assert auto.how_of(work(on), Length(1), auto.Asked()).trace == auto.can_trace()
     loop = Timed(1.0, engine="loop", threads=1)
     loop.turn()
-    other = Timed(0.1, engine="vmap", chunk=1, threads=1, play=False, compiled=False)
+    other = Timed(0.1, engine="vmap", chunk=1, threads=1, trace=False, compiled=False)
     few, many = (auto._Search(work(on), Length(3, runs=runs), loop) for runs in (1, 100))
     assert not few.affords(other)
     assert many.affords(other)
@@ -173,7 +173,7 @@ def test_a_larger_chunk_that_could_not_save_its_try_is_not_tried(monkeypatch):
     loop, best = (Timed(t, engine="loop", threads=1) for t in (1.0, 0.1))
     for one in (loop, best):
         one.turn()
-    larger = Timed(0.01, setup=1e9, engine="vmap", threads=1, play=True, compiled=False)
+    larger = Timed(0.01, setup=1e9, engine="vmap", threads=1, trace=True, compiled=False)
     search = auto._Search(work(on), Length(1000), loop)
     search.batched = search._last = best
     assert not search.affords(larger)
@@ -202,7 +202,7 @@ def test_the_forms_of_a_run_are_foretold(sizes, chunk):
 def test_auto_measures_anew_for_a_run_of_another_length():
     on = task(Local())
     for rounds in (5, 5, 5000):
-        engine_of("auto", on, rounds=rounds, play=False)
+        engine_of("auto", on, rounds=rounds, trace=False)
     assert len(json.loads(remembered.cache_file().read_text())) == 2
 
 
@@ -211,7 +211,7 @@ def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(VmapBackend, "local", fail)
-    found = auto.resolve(work(task(Local())), Length(10**6), auto.Asked(play=False))
+    found = auto.resolve(work(task(Local())), Length(10**6), auto.Asked(trace=False))
     assert found["engine"] == "loop"
 
 
@@ -381,9 +381,9 @@ def test_a_chunk_of_one_client_takes_its_models_one_at_a_time(monkeypatch):
 @pytest.mark.compiled
 def test_rounds_are_traced_where_they_repay_it():
     on = task(Local())
-    assert not engine_of("vmap", on, rounds=2).choice["play"]
-    assert engine_of("vmap", on, rounds=1000).choice["play"]
-    assert not engine_of("vmap", on, rounds=1000, play=False).choice["play"]
+    assert not engine_of("vmap", on, rounds=2).choice["trace"]
+    assert engine_of("vmap", on, rounds=1000).choice["trace"]
+    assert not engine_of("vmap", on, rounds=1000, trace=False).choice["trace"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfomo"])

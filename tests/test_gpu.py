@@ -73,15 +73,15 @@ def test_rounds_are_really_captured_and_equal_the_plain_ones():
     on = task(method, device="cuda")
     played, plain = (
         VmapBackend(on.problem, on.shards, chunk=5),
-        VmapBackend(on.problem, on.shards, chunk=5, play=False),
+        VmapBackend(on.problem, on.shards, chunk=5, trace=False),
     )
     results = [
         list(train(method, on.problem, Simulator(engine), 5))[-1] for engine in (played, plain)
     ]
     assert_close(*(predictors(record).models for record in results), 1e-12)
     assert all(one.replay._graph is not None for one in played._executor._known.values())
-    assert played.choice["play"]
-    assert not plain.choice["play"]
+    assert played.choice["trace"]
+    assert not plain.choice["trace"]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfomo", "perfedavg"])

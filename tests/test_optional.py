@@ -108,12 +108,12 @@ def test_a_loop_needs_no_compiler():
 RUN = """
 import coterie
 config = {"partition": {"name": "iid", "clients": 3}, "model": {"name": "linear"},
-          "engine": {"name": "vmap", "play": True}, "run": {"rounds": 2}}
+          "engine": {"name": "vmap", "trace": True}, "run": {"rounds": 2}}
 run = coterie.run(config, method="fedavg")
 (call,) = [c for c in run.summary["ran"]["calls"] if c["stage"] == "FedAvg.local"]
 print(call["way"], "|", call["why"])
 print(run.summary["digest"])
-config["engine"]["play"] = False
+config["engine"]["trace"] = False
 print(coterie.run(config, method="fedavg").summary["digest"])
 auto = coterie.run({**config, "engine": {"name": "auto"}}, method="fedavg")
 print(auto.data.config["resolved"]["engine"])
@@ -122,10 +122,10 @@ print(dict(coterie.doctor(config).facts)["C++ compiler"])
 
 ASKED = """
 from coterie.commands import doctor as look
-found = {"engine": "vmap", "chunk": 2, "threads": 1, "play": False, "compiled": False,
+found = {"engine": "vmap", "chunk": 2, "threads": 1, "trace": False, "compiled": False,
          "seconds": 1.0}
 look.auto.resolve = lambda *_: found
-config["engine"] = {"name": "vmap", "play": True}
+config["engine"] = {"name": "vmap", "trace": True}
 print(*coterie.doctor(config, method="fedavg").warnings)
 """
 

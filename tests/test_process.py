@@ -39,7 +39,7 @@ def test_settings_are_restored(asked, fails):
 def test_making_an_engine_sets_nothing(engine, monkeypatch):
     monkeypatch.setattr(process, "_glibc", lambda name: pytest.fail("mallopt"))
     before, on = now(), task(Local())
-    made = engine_of(engine, on, threads=2, rounds=1, play=False)
+    made = engine_of(engine, on, threads=2, rounds=1, trace=False)
     assert now() == before
     assert made.choice["engine"] == "vmap" or made.choice["threads"] == 2
 
@@ -58,7 +58,7 @@ def test_freed_memory_is_kept_for_the_scope_alone(monkeypatch):
 def test_a_run_leaves_the_process_as_it_was():
     before = now()
     config = {"partition": {"clients": 2}, "model": {"name": "linear"}, "run": {"rounds": 1}}
-    for engine in ({"name": "loop", "threads": 2}, {"name": "vmap", "play": False}):
+    for engine in ({"name": "loop", "threads": 2}, {"name": "vmap", "trace": False}):
         coterie.run({**config, "engine": engine}, method="fedavg")
         assert now() == before
 

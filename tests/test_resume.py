@@ -142,7 +142,7 @@ def test_an_adaptation_is_resumed(tmp_path, config, shelf):
 @pytest.mark.compiled
 @pytest.mark.parametrize("method", ["fedfomo", "pafl_ewc"])
 def test_played_rounds_are_resumed_and_played(method, tmp_path):
-    played = {**TINY, "engine": {**TINY["engine"], "play": True, "threads": 2}}
+    played = {**TINY, "engine": {**TINY["engine"], "trace": True, "threads": 2}}
     config, out = tmp_path / "config.json", tmp_path / "run"
     config.write_text(json.dumps(played))
     coterie.run(played, method=method, out=str(tmp_path / "whole"))
@@ -150,7 +150,7 @@ def test_played_rounds_are_resumed_and_played(method, tmp_path):
     assert command(arguments, tmp_path / "said", fault="round.done:2") == -signal.SIGKILL
     coterie.resume(out)
     resolved = json.loads((out / "config.json").read_text())["resolved"]
-    assert (resolved["engine"], resolved["play"], resolved["threads"]) == ("vmap", True, 2)
+    assert (resolved["engine"], resolved["trace"], resolved["threads"]) == ("vmap", True, 2)
     assert_same(out, tmp_path / "whole")
 
 

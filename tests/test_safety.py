@@ -444,7 +444,7 @@ def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path, form):
         {"engine": "vmap", "threads": 1, "chunk": 10**9},
         {"engine": "vmap", "threads": 1, "chunk": True},
         {"engine": "vmap", "threads": 1, "chunk": 1},
-        {"engine": "vmap", "threads": 1, "chunk": 1, "play": 1, "compiled": False},
+        {"engine": "vmap", "threads": 1, "chunk": 1, "trace": 1, "compiled": False},
     ],
 )
 def test_a_remembered_engine_that_was_never_measured_is_measured_again(monkeypatch, found):

@@ -352,7 +352,7 @@ class SaysItReadsValidation(Plain):
 
 @dataclass(frozen=True)
 class HidesARound(Plain):
-    def chapter(self, index: int, horizon: int) -> Hashable:
+    def trace_key(self, index: int, horizon: int) -> Hashable:
         return "always the same"
 
     def local(self, client, received, state):
@@ -361,7 +361,7 @@ class HidesARound(Plain):
 
 @dataclass(frozen=True)
 class HidesARoundOfThePredictor(Plain):
-    def chapter(self, index: int, horizon: int) -> Hashable:
+    def trace_key(self, index: int, horizon: int) -> Hashable:
         return index > 1
 
     def predictor(self, client, served, state):
@@ -482,8 +482,8 @@ BROKEN: list[tuple[type[Algorithm[Any, Any, Any, Any]], str, str]] = [
         "validation",
         r"declares traits\.uses_validation, but other",
     ),
-    (HidesARound, "chapter", r"local\(\).* acts on client\.round .*rounds 0 and 1 of 5"),
-    (HidesARoundOfThePredictor, "chapter", r"predictor\(\).* acts on client\.round"),
+    (HidesARound, "trace_key", r"local\(\).* acts on client\.round .*rounds 0 and 1 of 5"),
+    (HidesARoundOfThePredictor, "trace_key", r"predictor\(\).* acts on client\.round"),
     (SendsSamples, "sharing", r"uploads raw training samples of client 0 in upload\.x"),
     (ReadsUnsentModels, "traffic", r"reads models of a Bank that were not sent to it"),
     (SmallMatrix, "matrix", r"a matrix \[\d, 2\]; expected finite numbers \[5, 5\]"),

@@ -498,7 +498,7 @@ def test_training_is_played(recipe, sizes, network):
     on = task(method, network, federation(SIZES[sizes]), RECIPES[recipe], merge=False)
     played, plain = (
         VmapBackend(on.problem, on.shards, chunk=3),
-        VmapBackend(on.problem, on.shards, chunk=3, play=False),
+        VmapBackend(on.problem, on.shards, chunk=3, trace=False),
     )
     for index in range(2):
         round = whole_round(on, index)

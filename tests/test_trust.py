@@ -40,7 +40,7 @@ def trained(lr, *, compiled=False, network=mlp, momentum=MOMENTUM, device="cpu")
     how = {"merge": False, "dtype": torch.float32, "device": device}
     on = task(method, network, federation(sizes), recipe, **how)
     played = VmapBackend(on.problem, on.shards, chunk=3, compiled=compiled)
-    plain = VmapBackend(on.problem, on.shards, chunk=3, play=False)
+    plain = VmapBackend(on.problem, on.shards, chunk=3, trace=False)
     start, round = on.problem.start.expand(3, -1), whole_round(on)
     found, expected = (e.local(method, start, (), round)[0].w for e in (played, plain))
     moved, off = (expected - start).norm(), (found - expected).norm()
@@ -294,7 +294,7 @@ def test_a_bug_of_the_recorder_is_seen(where, error, monkeypatch):
     monkeypatch.setattr(f"coterie.compiled.trace.replay.{where}", broken)
     with pytest.raises(error, match="a bug") as caught:
         trained(0.1)
-    assert "engine.play = false" in caught.value.__notes__[0]
+    assert "engine.trace = false" in caught.value.__notes__[0]
 
 
 @with_a_compiler
@@ -313,7 +313,7 @@ def test_a_failure_of_torch_in_a_recording_is_a_bug_too(monkeypatch):
         raise RuntimeError("sizes do not fit")
 
     monkeypatch.setattr("coterie.compiled.trace.replay.Trace.__call__", broken)
-    with pytest.raises(AssertionError, match=r"sizes do not fit.*engine.play = false"):
+    with pytest.raises(AssertionError, match=r"sizes do not fit.*engine.trace = false"):
         trained(0.1)
 
 
@@ -380,7 +380,7 @@ RUN = {
     "partition": {"name": "iid", "clients": 3},
     "model": {"name": "linear"},
     "train": {"batch": 100},
-    "engine": {"name": "vmap", "chunk": 3, "play": True, "compiled": True, "threads": 1},
+    "engine": {"name": "vmap", "chunk": 3, "trace": True, "compiled": True, "threads": 1},
     "run": {"rounds": 3, "checkpoint_every": 1},
     "algorithm": {"name": "fedavg"},
 }

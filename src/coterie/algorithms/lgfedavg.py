@@ -123,7 +123,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         layers = self.global_layers
         return parts(model, min(2, len(model.layers()) - 1) if layers == "auto" else layers)
 
-    def chapter(self, index: int, horizon: int) -> bool:
+    def trace_key(self, index: int, horizon: int) -> bool:
         """Whether the round is one of pretraining, in which the whole model is shared."""
         return index < self.pretrain_rounds
 
@@ -148,7 +148,7 @@ class LGFedAvg(Algorithm[Shared, Down, Up, Own]):
         """Train all layers together."""
         upper, lower, _ = at = self._parts(client.model)
         w = client.train(at.join(received.upper, self._lower(received, state)))
-        pretraining = self.chapter(client.round, client.horizon)
+        pretraining = self.trace_key(client.round, client.horizon)
         sent = w[lower] if pretraining else w.new_zeros(0)
         return Up(w[upper], sent, client.size), Own(w[lower])
 

@@ -190,7 +190,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         """Whether clients report a Fisher diagonal in round t, for the next one."""
         return self.options.fisher_data == "aggregate" and self._elastic(t + 1, horizon)
 
-    def chapter(self, index: int, horizon: int) -> Hashable | None:
+    def trace_key(self, index: int, horizon: int) -> Hashable | None:
         """The loss that clients minimise, and whether they report a Fisher diagonal."""
         return self.phase(index, horizon), self._asked(index, horizon)
 

@@ -121,7 +121,7 @@ def _cost_facts(
 ) -> tuple[list[tuple[str, str]], dict[str, Any], Cost]:
     """Facts about the cost of the experiment, the engine that would run it, and both estimates."""
     run, engine = assembly.config.run, assembly.config.engine
-    asked = Asked(engine.chunk, engine.memory_mib, engine.threads, engine.play, engine.compiled)
+    asked = Asked(engine.chunk, engine.memory_mib, engine.threads, engine.trace, engine.compiled)
     seeds, work = len(assembly.config.seeds), Work(on.problem, on.shards)
     length = Length(run.rounds, run.participation, len(methods) * seeds)
     found = auto.resolve(work, length, asked)
@@ -138,7 +138,7 @@ def _cost_facts(
     if "ray" in (engine.name, run.spread):
         facts.append(("Ray", ray_tasks.described()))
     if engine.name == "vmap":  # as it was asked for, fastest or not
-        how = auto.repaid(work, run.rounds, play=engine.play, compiled=engine.compiled)
+        how = auto.repaid(work, run.rounds, trace=engine.trace, compiled=engine.compiled)
         chunk = auto.fitting(work, engine.chunk, engine.memory_mib)
         return facts, {"engine": "vmap", "chunk": chunk, **how._asdict()}, estimate
     return facts, found, estimate
@@ -175,7 +175,7 @@ def _estimates(
 
 def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
     """Warnings about client calls of a method that cannot be replayed or compiled, and why."""
-    if engine["engine"] != "vmap" or not (engine["play"] or assembly.config.engine.play):
+    if engine["engine"] != "vmap" or not (engine["trace"] or assembly.config.engine.trace):
         return []
     algorithm = method.build()
     on = simulation_of(
@@ -186,7 +186,7 @@ def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> li
     able = (problem.sizes > 0).nonzero().flatten()[: engine["chunk"]]
     round = round_of(problem, 0, assembly.config.run.rounds, able)
     server, states = algorithm.init(problem)
-    made = VmapBackend(problem, on.shards, chunk=len(able), play=True, compiled=engine["compiled"])
+    made = VmapBackend(problem, on.shards, chunk=len(able), trace=True, compiled=engine["compiled"])
     made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
     slow = [form for form in made.forms if form.why]
     return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]

@@ -155,7 +155,7 @@ class Executor:
         with _checking(form):
             trial = None if form.id in self._trusted else _trial(call, inputs, self._layers)
         if clock is not None and clock.asked:
-            raise TraceError("it asks which round it is (Algorithm.chapter can tell)")
+            raise TraceError("it asks which round it is (Algorithm.trace_key can tell)")
         with _bugs_told():
             replay = _Replay(*_trace(call, inputs))
             if trial is not None:
@@ -292,7 +292,7 @@ def _bugs_told() -> Iterator[None]:
     A RuntimeError of torch becomes an AssertionError, because ``auto`` would treat a RuntimeError
     as a lack of memory.
     """
-    advice = "engine.play = false runs calls as they are written, engine.compiled = false in torch"
+    advice = "engine.trace = false runs calls as they are written, engine.compiled = false in torch"
     try:
         yield
     except (SlowerError, EngineError):

@@ -143,7 +143,7 @@ class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):
         """What a run must know about the method in addition to its halves."""
         return Traits()
 
-    def chapter(self, index: int, horizon: int) -> Hashable | None:
+    def trace_key(self, index: int, horizon: int) -> Hashable | None:
         """A key for what the client half reads from ``client.round`` and ``client.horizon``.
 
         Rounds with equal keys run the same operations, so one trace may be replayed in all of them.

@@ -27,7 +27,7 @@ Carry = TypeVar("Carry")
 class Clock:
     """The number of the round; ``asked`` records whether it was read, because a trace fixes it.
 
-    A method that reads it may be traced only if it declares what it reads (``Algorithm.chapter``).
+    A method that reads it may be traced only if ``Algorithm.trace_key`` declares what it reads.
     """
 
     def __init__(self, index: int, horizon: int) -> None:

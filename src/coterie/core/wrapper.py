@@ -29,6 +29,6 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
         """As the method."""
         return self.algorithm.optimizers(problem)
 
-    def chapter(self, index: int, horizon: int) -> Hashable | None:
+    def trace_key(self, index: int, horizon: int) -> Hashable | None:
         """As the method."""
-        return self.algorithm.chapter(index, horizon)
+        return self.algorithm.trace_key(index, horizon)

@@ -33,7 +33,7 @@ def make_engine(
     memory_mib: int | None = None,
     state: str = "device",
     threads: int | None = None,
-    play: bool | None = None,
+    trace: bool | None = None,
     compiled: bool | None = None,
     rounds: int = 1,
     participation: float = 1.0,
@@ -43,7 +43,7 @@ def make_engine(
 ) -> Engine:
     """Make the engine of a configuration. ``auto`` measures; the others use the given settings.
 
-    ``play`` traces calls and replays them (``coterie.compiled``), ``compiled`` replaces the loops
+    ``trace`` traces calls and replays them (``coterie.compiled``), ``compiled`` replaces the loops
     of a trace by C++ on a CPU. With None, each is done if a run of this many ``rounds`` with this
     ``participation`` is long enough to repay its cost. ``runs`` is the number of runs of a
     comparison that share the measurement of ``auto``. ``before`` maps each form of a call
@@ -64,7 +64,7 @@ def make_engine(
         name,
         Work(problem, shards),
         Length(rounds, participation, runs),
-        Asked(chunk, memory_mib, threads, play, compiled),
+        Asked(chunk, memory_mib, threads, trace, compiled),
         state=state,
         before=before,
     )
@@ -88,7 +88,7 @@ def make_backend(
     if name == "auto":
         return auto.pick(on, length, asked, state=state)
     if name == "vmap":
-        how = auto.repaid(on, length.rounds, play=asked.play, compiled=asked.compiled)
+        how = auto.repaid(on, length.rounds, trace=asked.trace, compiled=asked.compiled)
         return VmapBackend(
             *on,
             chunk=auto.fitting(on, asked.chunk, asked.memory_mib),

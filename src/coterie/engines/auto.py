@@ -46,24 +46,26 @@ _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 class How(NamedTuple):
     """Whether the vmap engine traces and compiles its calls."""
 
-    play: bool  # trace calls and replay them
+    trace: bool  # trace calls and replay them
     compiled: bool  # replace the loops of traces by C++
 
 
-def repaid(on: Work, rounds: int, *, play: bool | None = None, compiled: bool | None = None) -> How:
+def repaid(
+    on: Work, rounds: int, *, trace: bool | None = None, compiled: bool | None = None
+) -> How:
     """Whether tracing and compiling repay themselves in so many rounds, unless it is given."""
     on_gpu = on.problem.device.type == "cuda"
-    if play is None:
-        play = (on_gpu or rounds >= REPAID_AFTER) and can_trace()
+    if trace is None:
+        trace = (on_gpu or rounds >= REPAID_AFTER) and can_trace()
     if compiled is None:
-        compiled = play and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
-    return How(play, compiled)
+        compiled = trace and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
+    return How(trace, compiled)
 
 
 def how_of(on: Work, length: Length, asked: Asked) -> How:
     """Whether candidates are traced and compiled; a run that is too short tries none of them."""
-    play = can_trace() if asked.play is None else asked.play
-    return repaid(on, length.rounds, play=play, compiled=asked.compiled)
+    trace = can_trace() if asked.trace is None else asked.trace
+    return repaid(on, length.rounds, trace=trace, compiled=asked.compiled)
 
 
 def pick(on: Work, length: Length, asked: Asked, *, state: str) -> Backend:
@@ -75,7 +77,7 @@ def pick(on: Work, length: Length, asked: Asked, *, state: str) -> Backend:
         remember(key, found)
     if found["engine"] == "loop":
         return LoopBackend(*on, threads=found["threads"])
-    chosen = {name: found[name] for name in ("chunk", "threads", "play", "compiled")}
+    chosen = {name: found[name] for name in ("chunk", "threads", "trace", "compiled")}
     return VmapBackend(*on, state=state, **chosen)
 
 
@@ -89,7 +91,7 @@ def resolve(on: Work, length: Length, asked: Asked) -> dict[str, Any]:
     search = _Search(on, length, _looped(probe, asked.threads))
     if search.affords_any():
         how = how_of(on, length, asked)
-        with settings(keep_memory=how.play and on.problem.device.type == "cpu"):
+        with settings(keep_memory=how.trace and on.problem.device.type == "cpu"):
             for other in _batched(probe, how, _sizes(on, asked), asked):
                 if not search.affords(other) or not search.faster(other):
                     break
@@ -122,7 +124,7 @@ class _Search:
         cost = self._cost(other)
         if self.batched is None:
             run = self.loop.total(self.on, self.length) * self.length.runs
-            kernels = _kernels(self.on) if other.choice["play"] else 0.0
+            kernels = _kernels(self.on) if other.choice["trace"] else 0.0
             return self._spent + cost <= _SHARE * run and kernels <= _KERNELS_SHARE * run
         hoped = self._hoped(other, self.batched) + cost / self.length.runs
         return hoped < self.batched.total(self.on, self.length)
@@ -168,7 +170,7 @@ class _Search:
 
     def _traced(self, other: Candidate) -> Tracing:
         """An estimate of what tracing a form of this engine costs."""
-        if not other.choice["play"]:
+        if not other.choice["trace"]:
             return Tracing(_IMPORT, 0.0)
         if self._last is not None and self._last.engine.forms:
             fixed, a_step = self._last.tracing
@@ -208,7 +210,7 @@ def _batched(probe: Work, how: How, sizes: tuple[int, ...], asked: Asked) -> Ite
         together = max(map(len, engine.chunks(list(range(probe.problem.population)))))
         if together not in tried:
             tried.add(together)
-            resolved = {name: engine.choice[name] for name in ("threads", "play", "compiled")}
+            resolved = {name: engine.choice[name] for name in ("threads", "trace", "compiled")}
             choice = {"engine": "vmap", "chunk": most, **resolved}
             yield Candidate(engine, choice, many, together * engine.threads)
 

@@ -80,7 +80,7 @@ class Candidate:
 
     def setup(self, on: Work, length: Length, traced: Tracing) -> float:
         """The estimated seconds of tracing all forms of a run, given the time for one form."""
-        if not isinstance(self.engine, VmapBackend) or not self.engine.play:
+        if not isinstance(self.engine, VmapBackend) or not self.engine.trace:
             return 0.0
         most = on.problem.recipe.count(max(on.shards.splits["train"].sizes), on.problem.least)
         each = traced.fixed + most * traced.a_step

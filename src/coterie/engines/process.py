@@ -53,7 +53,7 @@ def of_engine(choice: Mapping[str, Any], device: torch.device) -> dict[str, Any]
     because a replayed round allocates and frees the same large tensors in every step.
     """
     threads = None if choice["engine"] == "vmap" else choice["threads"]
-    return {"threads": threads, "keep_memory": bool(choice.get("play")) and device.type == "cpu"}
+    return {"threads": threads, "keep_memory": bool(choice.get("trace")) and device.type == "cpu"}
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def _valid(found: dict[str, Any], most_clients: int) -> bool:
         return False
     numbers, flags = {"threads": MOST_THREADS}, list[str]()
     if found["engine"] == "vmap":
-        numbers["chunk"], flags = most_clients, ["play", "compiled"]
+        numbers["chunk"], flags = most_clients, ["trace", "compiled"]
     return all(
         type(found.get(name)) is int and 1 <= found[name] <= most for name, most in numbers.items()
     ) and all(type(found.get(name)) is bool for name in flags)

@@ -12,7 +12,7 @@ class Asked:
     chunk: int | None = None
     memory_mib: int | None = None
     threads: int | None = None
-    play: bool | None = None
+    trace: bool | None = None
     compiled: bool | None = None
 
 

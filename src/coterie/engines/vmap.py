@@ -5,8 +5,8 @@ is little padding and weights stay in the cache. On a CPU the chunks are distrib
 that never wait for each other.
 
 The package ``coterie.compiled`` traces the calls of this engine and replays them faster. It is
-optional, and :func:`tracing` is the only place that imports it: without it, or with ``play=False``,
-calls are executed as they are written.
+optional, and :func:`tracing` is the only place that imports it. Without it, or with
+``trace=False``, calls are executed as they are written.
 """
 
 import importlib
@@ -94,7 +94,7 @@ class VmapBackend:
         chunk: int = 20,
         state: str = "device",
         threads: int = 1,
-        play: bool = True,
+        trace: bool = True,
         compiled: bool = False,
         before: Mapping[str, str] | None = None,
     ) -> None:
@@ -102,8 +102,8 @@ class VmapBackend:
         self.problem, self.shards, self.chunk = problem, shards, chunk
         self._state_device = state_device(state, problem.device)
         on_gpu = problem.device.type == "cuda"
-        package = tracing() if play else None
-        self.play = package is not None
+        package = tracing() if trace else None
+        self.trace = package is not None
         _refuse_untraced(package, before)
         self.threads = threads if package is not None and not on_gpu else 1
         self.compiled = compiled and package is not None and not on_gpu and bool(compiler())
@@ -111,7 +111,7 @@ class VmapBackend:
         self.kernels: str | None = None if package is None else package.native.sources()
         self._batched = on_gpu or chunk > 1  # chunks of one mean a large model: map each client
         layers = [slot.shape.numel() for slot in problem.model.slots]
-        self._executor: Executor | _AsWritten = _AsWritten(MISSING if play else "")
+        self._executor: Executor | _AsWritten = _AsWritten(MISSING if trace else "")
         self._empty: Empty = _empty
         if package is not None:
             options = {"capture": on_gpu, "compiled": self.compiled, "layers": layers}
@@ -124,7 +124,7 @@ class VmapBackend:
         return {
             "engine": "vmap",
             "chunk": self.chunk,
-            "play": self.play,
+            "trace": self.trace,
             "compiled": self.compiled,
             "compiler": self.compiler,
             "kernels": self.kernels,
@@ -160,8 +160,8 @@ class VmapBackend:
             uploads, new = result
             return uploads, tree.move(new, self._state_device)
 
-        chapter = algorithm.chapter(round.index, round.horizon)
-        stage = _Stage(algorithm.local, chapter, finish, in_place=self.problem.device.type == "cpu")
+        key = algorithm.trace_key(round.index, round.horizon)
+        stage = _Stage(algorithm.local, key, finish, in_place=self.problem.device.type == "cpu")
         uploads, new = self._each(stage, received, states, round)
         return uploads, new
 
@@ -202,8 +202,8 @@ class VmapBackend:
                     said.update(answers(shards, metric, ids, found))
             return torch.from_numpy(np.stack(columns, 1)), kept(mixture, keep)
 
-        chapter = algorithm.chapter(round.index, round.horizon)
-        stage = _Stage(algorithm.predictor, chapter, finish, in_place=False)
+        key = algorithm.trace_key(round.index, round.horizon)
+        stage = _Stage(algorithm.predictor, key, finish, in_place=False)
         table, mixture = self._each(stage, served, states, round)
         evaluation, loss = columns_of(table.numpy())
         return Predicted(evaluation, mixture, outcomes(said, round), train_loss=loss)
@@ -255,8 +255,8 @@ class VmapBackend:
         smallest = (
             shape.smallest if self.problem.recipe.steps else None
         )  # read only where the recipe fixes the number of steps
-        key = stage.code, stage.chapter, smallest, *shape.even.items()
-        asked = clock if stage.chapter is None else None
+        key = stage.code, stage.trace_key, smallest, *shape.even.items()
+        asked = clock if stage.trace_key is None else None
         return self._executor(key, call, inputs, asked, destinations)
 
 
@@ -291,7 +291,7 @@ class _Stage(NamedTuple):
     """A function of the method that is computed for every client, and what follows it."""
 
     code: Callable[[Client, Tree, Tree], Tree]  # ``local`` or ``predictor`` of a method
-    chapter: Hashable | None
+    trace_key: Hashable | None
     finish: Callable[[Tree, list[int]], Tree]
     in_place: bool  # whether ``finish`` returns the same tensors, so they may lie in buffers
 
@@ -305,8 +305,8 @@ def _refuse_untraced(package: ModuleType | None, before: Mapping[str, str] | Non
     ways = sorted({way for way in (before or {}).values() if way != WRITTEN})
     if ways and package is None:
         raise EngineError(
-            f"engine.play: calls were {' and '.join(ways)} when the run began, and now they would "
-            f"be executed as written ({MISSING}, or engine.play is false): the last bits of the "
+            f"engine.trace: calls were {' and '.join(ways)} when the run began, and now they would "
+            f"be executed as written ({MISSING}, or engine.trace is false): the last bits of the "
             "results would differ; resume where the run began, or start a new run"
         )
 

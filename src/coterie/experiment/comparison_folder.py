@@ -18,6 +18,7 @@ from ..errors import StoreError
 from ..storage import files, lock
 from . import run_folder
 from .config.methods import TAG
+from .config.old_names import renamed
 
 COMPARE, COMPARISON, REPORT = "compare.json", "comparison.json", "report.html"
 GAINS = "gains.json"  # only where the answers on test samples stay with the clients
@@ -55,7 +56,7 @@ def read_asked(out: Path) -> dict[str, Any]:
             f"{out / COMPARE}: is not as a comparison writes it; expected its config; start the "
             "comparison again in another folder"
         )
-    return {name: table for name, table in tables.items() if name != run_folder.FORMAT_KEY}
+    return renamed({name: part for name, part in tables.items() if name != run_folder.FORMAT_KEY})
 
 
 def write_gains(out: Path, gains: Mapping[str, Sequence[SiteGain]] | None) -> None:

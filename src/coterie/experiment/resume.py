@@ -18,6 +18,7 @@ from ..storage import files
 from ..training.rounds import Begin
 from . import checkpoint, run_folder
 from .config.loading import WRITTEN
+from .config.old_names import renamed
 from .config.schema import Config, EngineTable, Table
 
 SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
@@ -91,7 +92,13 @@ def unfinished_run(path: Path) -> UnfinishedRun | None:
             f"{where}: '{run_folder.RAN}' is not as a run writes it; expected how each call was "
             "done; the run cannot be continued, start it again in another folder"
         )
-    return UnfinishedRun(path, config, environment)
+    return UnfinishedRun(path, _renamed(config), environment)
+
+
+def _renamed(config: dict[str, Any]) -> dict[str, Any]:
+    """A ``config.json`` with all fields under the names that they have now."""
+    chosen = renamed({"engine": config["resolved"]})["engine"]
+    return {**renamed(config), "resolved": chosen, "asked": renamed(config["asked"])}
 
 
 def _altered(path: Path) -> StoreError:

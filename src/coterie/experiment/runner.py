@@ -180,7 +180,7 @@ def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
     """
     tables = canonical(config)
     asked = {"engine": dict(tables["engine"])}
-    found = {key: choice[key] for key in ("chunk", "threads", "play", "compiled") if key in choice}
+    found = {key: choice[key] for key in ("chunk", "threads", "trace", "compiled") if key in choice}
     tables["engine"] |= {"name": choice["engine"], **found}
     return {**tables, "resolved": dict(choice), "asked": asked, "hash": config_hash(config)}
 

@@ -126,7 +126,7 @@ def engine_of(
         memory_mib=asked.memory_mib,
         state=asked.state,
         threads=asked.threads,
-        play=asked.play,
+        trace=asked.trace,
         compiled=asked.compiled,
         rounds=config.run.rounds,
         participation=config.run.participation,

@@ -67,7 +67,7 @@ def replayed_rounds_agree(case: Case) -> Iterator[str]:
         yield (
             f"rounds that are traced once and replayed give other numbers than rounds that are "
             f"computed: {words}; what changes from round to round must come from the client, the "
-            "message or the state, and chapter() must tell rounds apart that do different things"
+            "message or the state, and trace_key() must tell rounds apart that do different things"
         )
 
 

@@ -59,8 +59,8 @@ LAWS: dict[str, Law] = {
         participation.any_replies_are_enough,
         (*_PURE, "predictor", "participation"),
     ),
-    "chapter": Law(
-        "chapter() says what a client reads off client.round",
+    "trace_key": Law(
+        "trace_key() says what a client reads off client.round",
         declared.chapters_are_declared,
         _PURE,
     ),
@@ -82,7 +82,7 @@ LAWS: dict[str, Law] = {
     "replay": Law(
         "Rounds that are traced once and replayed give the same numbers to 1e-9",
         agreement.replayed_rounds_agree,
-        ("fields", *_PURE, "predictor", "chapter", "engines", "evaluation"),
+        ("fields", *_PURE, "predictor", "trace_key", "engines", "evaluation"),
     ),
     "order": Law(
         "Listing the clients in another order changes nothing",

@@ -14,7 +14,7 @@ from .differences import copied, difference, named
 from .harness import PIXELS, Outcome, with_other
 from .laws import Case, NotApplicableError
 
-HORIZON = 5  # rounds over which chapters are looked at
+HORIZON = 5  # rounds over which trace keys are looked at
 OTHER = 0  # the client whose training data are changed
 SHOWN = 1e-3  # a weight that a matrix shows
 SUBSETS = ([0, 1, 3], [1, 2, 4], [0, 2, 3])  # who takes part in three rounds
@@ -49,14 +49,14 @@ def _undeclared(case: Case, changed: Federation) -> Iterator[str]:
 
 
 def chapters_are_declared(case: Case) -> Iterator[str]:
-    """Rounds of one chapter do the same operations, whatever ``client.round`` says."""
+    """Rounds of one trace key do the same operations, whatever ``client.round`` says."""
     method, trial = case.algorithm, case.trial
-    chapters = [method.chapter(index, HORIZON) for index in range(HORIZON)]
-    if any(chapter is None for chapter in chapters):
-        raise NotApplicableError("chapter() declares nothing: a call that asks is not traced")
+    keys = [method.trace_key(index, HORIZON) for index in range(HORIZON)]
+    if any(key is None for key in keys):
+        raise NotApplicableError("trace_key() declares nothing: a call that asks is not traced")
     server, states = trial.init()
     for first, other in combinations(range(HORIZON), 2):
-        if chapters[first] != chapters[other]:
+        if keys[first] != keys[other]:
             continue
         round = trial.round(first, horizon=HORIZON)
         given = {"local": method.download(server, round), "predictor": method.serve(server, round)}
@@ -71,9 +71,9 @@ def chapters_are_declared(case: Case) -> Iterator[str]:
             ]
             if words := difference(results[1], results[0], "its result"):
                 yield (
-                    f"{place_of(method, name)} acts on client.round in a way that chapter() does "
-                    f"not declare: rounds {first} and {other} of {HORIZON} have one chapter, "
-                    f"{chapters[first]!r}, but {words}; let chapter() return what is read off it"
+                    f"{place_of(method, name)} acts on client.round in a way that trace_key() does "
+                    f"not declare: rounds {first} and {other} of {HORIZON} have one key, "
+                    f"{keys[first]!r}, but {words}; let trace_key() return what is read off it"
                 )
                 return
 

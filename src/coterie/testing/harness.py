@@ -257,7 +257,7 @@ class Trial:
             self._shards,
             chunk=5 if name == "traced" else 2,  # one chunk is traced sooner than three
             threads=1 if batched else None,  # the other engines would set it for the whole process
-            play=name == "traced",
+            trace=name == "traced",
             compiled=False,
         )
 

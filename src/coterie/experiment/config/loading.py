@@ -21,6 +21,7 @@ from ...core.imports import Code, Given
 from ...errors import ConfigError, CoterieError
 from ...storage.files import expanded
 from .checks import validated, with_methods, with_names
+from .old_names import renamed, with_old_names
 from .schema import DEMO, SITES, Config, Fields, Table
 from .sweeps import refuse_shared, with_variants
 
@@ -100,7 +101,8 @@ def read(path: Path) -> Table:
         raise ConfigError(f"{path}: is not valid {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(tables, dict):
         raise ConfigError(f"{path}: holds a {type(tables).__name__}; expected tables")
-    return {key: table for key, table in tables.items() if key not in WRITTEN}
+    own = {key: table for key, table in tables.items() if key not in WRITTEN}
+    return renamed(own) if path.suffix == ".json" else own
 
 
 def merge(tables: Mapping[str, Any], changes: Mapping[str, Any]) -> Table:
@@ -132,6 +134,7 @@ def config_hash(config: Config) -> str:
     tables = canonical(config)
     for field in ("out", "checkpoint_every", "federation"):
         tables["run"].pop(field, None)
+    tables = with_old_names(tables)  # hashes are those of before the fields had new names
     text = json.dumps(tables, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -160,7 +163,7 @@ def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
 
 def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
     """The config of these tables, checked: first their form, then every name and its fields."""
-    merged = _of_sites(with_variants(merge(tables, changes)))
+    merged = _of_sites(with_variants(renamed(merge(tables, changes), warn=True)))
     refuse_shared(merged)
     for path, value in _values(merged, ""):
         if isinstance(value, float) and not math.isfinite(value):

@@ -118,7 +118,7 @@ class EngineTable(_Table, frozen=True):
     memory_mib: Count | None = None
     state: Literal["device", "host", "disk"] = "device"
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
-    play: bool | None = None
+    trace: bool | None = None
     compiled: bool | None = None
 
 
