@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,10 +14,11 @@ from coterie.experiment.config.loading import load
 from coterie.studies import reproducing
 from coterie.studies.card_file import merged, read_card
 from coterie.studies.card_text import markdown
-from coterie.studies.cell_record import CellRecord, read_records
+from coterie.studies.cell_record import CellRecord, read_records, record_for
 from coterie.studies.outcome import FAILS, HOLDS, NOT_RUN, RELATIONS, StudyOutcome
 from coterie.studies.reproducing import all_cards, reproduction
 from coterie.studies.study import Claim, Printed, StudyCell, study_of
+from coterie.studies.study_figures import study_figures
 from coterie.studies.study_runs import missing
 from coterie.studies.sweeping import sweep
 
@@ -147,6 +149,39 @@ def test_the_key_of_a_run_names_the_experiment_and_not_the_machine(cards):
     assert len({key(), key(**{"train.lr": 0.3}), key(**{"train.precision": "float64"})}) == 3
 
 
+def test_a_record_outlives_a_new_option_and_not_a_changed_default(study):
+    cell = next(study.cells())
+    known = fake(study, {("result", cell.method.label, cell.seed): 1.0})
+    record = known[cell.key]
+    assert record_for(cell, known) is record
+    older = {name: table for name, table in record.config.items() if name != "guard"}
+    older["train"] = {k: v for k, v in record.config["train"].items() if k != "clip"}
+    assert record_for(cell, {cell.key: replace(record, config=older)}) is not None
+    other = {**record.config, "train": {**record.config["train"], "clip": 0.5}}
+    assert record_for(cell, {cell.key: replace(record, config=other)}) is None
+    assert cell not in missing(study, known)
+
+
+@pytest.mark.parametrize("kind", ["sweep", "curves", "matrices", "scatter"])
+def test_a_study_is_drawn_as_it_asks(study, kind):
+    values = {
+        ("result", method.label, seed): 50.0 + seed for method in study.methods for seed in (0, 1)
+    }
+    known = fake(study, values)
+    weights = [[0.25] * 4] * 4
+    known = {key: replace(record, matrices={"3": weights}) for key, record in known.items()}
+    found = study_figures(StudyOutcome(replace(study, figure=kind), known))
+    others = len(study.methods) - 1
+    wanted = {"sweep": 1, "curves": 1, "matrices": others + 1, "scatter": others}
+    assert len(found) == wanted[kind]
+    assert all("<svg" in figure.drawn for figure in found)
+    assert study_figures(StudyOutcome(replace(study, figure=kind), {})) == []
+    if kind == "sweep":  # the line of the variants, and level lines of the others
+        assert {"mu", "FedProx", "FedAvg", "Local"} <= {
+            *re.findall(r">([\w ]+)</text>", found[0][1])
+        }
+
+
 def test_what_is_relative_to_local_is_the_difference_of_the_means(cards):
     outcome = reproduction("P1-T9", columns=("few",)).run()
     (column,) = outcome.study.columns
@@ -178,7 +213,7 @@ def fake(study, values, clients=4):
             summary = {"metric": "accuracy", "accuracy_last": value, "seconds": 1.0}
             scores = [value] * clients
             made[cell.key] = CellRecord(
-                *(cell.key, cell.method.label, cell.seed, summary, [0], [value]),
+                *(cell.key, cell.tables(), cell.method.label, cell.seed, summary, [0], [value]),
                 *(scores, scores, scores, [1] * clients, None, {}, {}),
             )
     return made
