@@ -237,6 +237,11 @@ def test_the_interval_of_a_gain_covers_the_test_samples_and_the_draws():
     assert same.gain == once.gain == apart.gain == pytest.approx(20.0)
     assert same.high - same.low > 0.9 * (once.high - once.low)
     assert apart.high - apart.low > 1.5 * (same.high - same.low)
+    many = [(answers(20 * r, 4000), answers(2400, 4000)) for r in (140, 180, 130, 190)]
+    sure = curve_point("accuracy", 5, many)  # only the draws are uncertain: t of four gains
+    gains = np.array([10.0, 30.0, 5.0, 35.0])
+    reach = 3.18 * gains.std(ddof=1) / 2
+    assert (sure.high - sure.low) / 2 == pytest.approx(reach, rel=0.05)
     assert same.shown
     none = curve_point("auc", 5, [(answers(3, 3), answers(3, 3))])
     assert math.isnan(none.gain)
