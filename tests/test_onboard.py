@@ -17,6 +17,7 @@ from coterie.commands import cli
 from coterie.core.algorithm import single
 from coterie.core.paired import Answers
 from coterie.core.recipe import Recipe
+from coterie.data.datasets import load
 from coterie.data.labelled_samples import read_labelled
 from coterie.errors import ConfigError, DataError, StoreError
 from coterie.experiment import run_folder
@@ -199,7 +200,7 @@ def test_a_newcomer_with_images_joins_by_a_file_of_samples(tmp_path):
         "data": {"name": "digits"},
     }
     run = coterie.run(asked, method="ifca", engine="loop", out=tmp_path / "run")
-    data = coterie.data.load("digits")
+    data = load("digits")
     np.savez(tmp_path / "mine.npz", x=data.x[:60].numpy(), y=data.y[:60].numpy())
     found = coterie.onboard(run.path, tmp_path / "mine.npz", sizes=(10,), draws=2)
     assert found.client == "mine"
