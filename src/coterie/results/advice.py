@@ -9,9 +9,10 @@ by validation data would favour methods that weigh models on it.
     a kind is a rival      of a simpler one if it may be better by the margin: the 95 % interval of
                            its gain does not end below the margin
 
-The simplest kind that is not beaten is advised if it has no rival. Otherwise the answer is that the
-runs cannot tell between it and its rivals. All tests must agree for an advice, so that none needs a
-correction for the others: a wrong advice passes at most as often as the test that should stop it.
+The simplest kind that is not beaten is advised if it is itself shown to be better than each simpler
+kind and has no rival. Otherwise the answer is that the runs cannot tell between these kinds. All
+tests must agree for an advice, so that none needs a correction for the others: a wrong advice
+passes at most as often as the one test that should stop it.
 """
 
 import math
@@ -58,7 +59,7 @@ class Advice(NamedTuple):
     """The kind that is advised, or the kinds between which the runs cannot decide."""
 
     kind: str | None  # None: they cannot tell
-    between: tuple[str, ...]  # the advised kind alone, or that kind and its rivals
+    between: tuple[str, ...]  # the advised kind alone, or the kinds that are left
     methods: dict[str, str]  # of each kind, the method that represents it
     contests: tuple[Contest, ...]
     margin: float  # in the unit of the metric
@@ -78,10 +79,10 @@ def advise(comparison: "Compared[Any]") -> Advice:
     margin = _margin(comparison.metric, rows[LOCAL].mean.mean)
     beaten = {one.simpler for one in contests if one.won and one.gain.high >= margin}
     simplest = next(kind for kind in methods if kind not in beaten)
-    rivals = tuple(
-        one.kind for one in contests if one.simpler == simplest and one.gain.high >= margin
-    )
-    return Advice(None if rivals else simplest, (simplest, *rivals), methods, contests, margin)
+    doubts = {one.simpler for one in contests if one.kind == simplest and not one.won}
+    rivals = {one.kind for one in contests if one.simpler == simplest and one.gain.high >= margin}
+    between = tuple(kind for kind in methods if kind in doubts | {simplest} | rivals)
+    return Advice(simplest if len(between) == 1 else None, between, methods, contests, margin)
 
 
 def _best(metric: str, rows: Sequence["MethodRow"]) -> str:
