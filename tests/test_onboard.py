@@ -11,16 +11,22 @@ import pytest
 import torch
 
 import coterie
+from coterie.algorithms import ALGORITHMS
+from coterie.algorithms.newcomer_parts import Joined
 from coterie.commands import cli
+from coterie.core.algorithm import single
 from coterie.core.paired import Answers
+from coterie.core.recipe import Recipe
+from coterie.data.datasets import load
 from coterie.data.labelled_samples import read_labelled
 from coterie.errors import ConfigError, DataError, StoreError
 from coterie.experiment import run_folder
 from coterie.experiment.config.loading import merge
-from coterie.experiment.halves import FEWEST, training_helps
+from coterie.experiment.halves import FEWEST, client_of, training_helps
 from coterie.experiment.onboarding import draws_of
 from coterie.results.learning_curve import curve_point
 from sites import FAST, write_tables
+from support import federation, task
 
 PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text("utf-8")
 QUICK = {"sizes": (6, 12), "draws": 2}
@@ -194,7 +200,7 @@ def test_a_newcomer_with_images_joins_by_a_file_of_samples(tmp_path):
         "data": {"name": "digits"},
     }
     run = coterie.run(asked, method="ifca", engine="loop", out=tmp_path / "run")
-    data = coterie.data.load("digits")
+    data = load("digits")
     np.savez(tmp_path / "mine.npz", x=data.x[:60].numpy(), y=data.y[:60].numpy())
     found = coterie.onboard(run.path, tmp_path / "mine.npz", sizes=(10,), draws=2)
     assert found.client == "mine"
@@ -222,6 +228,21 @@ def test_smaller_draws_are_within_larger_ones_and_the_last_has_all_samples():
 
 def test_too_few_samples_to_check_are_not_trained_on():
     assert not training_helps(None, torch.arange(FEWEST - 1), None, 0)
+
+
+def test_local_training_is_kept_where_it_pays_on_samples_left_out():
+    """It pays from the untrained start, and not with a decay that makes a good model forget."""
+
+    def helps(recipe, w=None):
+        on = task(ALGORITHMS["local"](), federated=federation((40, 40)), recipe=recipe)
+        start = on.problem.start if w is None else w
+        samples = on.shards.splits["train"].of(0)
+        return training_helps(on, samples, lambda client: Joined(None, single(start)), 3), on
+
+    found, on = helps(Recipe(lr=0.2, epochs=8, batch=10))
+    assert found
+    good = client_of(on, 0, 0).tuned(epochs=20).train(on.problem.start)
+    assert not helps(Recipe(lr=0.001, weight_decay=999.0, batch=10), good)[0]
 
 
 def answers(right, total=200):

@@ -24,7 +24,9 @@ def onboard(
     draws: Annotated[int | None, typer.Option(help="random draws of each number", min=1)] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(help="passes of local training after joining; else one round's", min=0),
+        typer.Option(
+            help="passes of local training after joining; else one round's, if it helps", min=0
+        ),
     ] = None,
     drop: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="ignore this column")

@@ -54,7 +54,7 @@ def reproduce(
     from ..studies.reproducing import all_cards, reproduction
 
     if listed or not cards:
-        _list(None if publish is None else Path(publish))
+        _list(None if publish is None else Path(publish), page=publish is not None)
         return
     changes = settings(given or [])
     if device is not None:
@@ -76,7 +76,7 @@ def reproduce(
         )
         _show(one, one.write() if show else _run(one, keep))
     if every:
-        _index(publish)
+        _list(None if publish is None else Path(publish), page=True)
 
 
 @configured
@@ -135,19 +135,15 @@ def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:
     show(f"card: {one.out / 'card.md'}\npage: {one.out / 'card.html'}")
 
 
-def _list(published: Path | None) -> None:
-    from ..studies.reproducing import states
+def _list(published: Path | None, *, page: bool) -> None:
+    """Print every card with its state; with ``page``, write the page and the published index."""
+    from ..studies.index_page import all_states, write_index
     from .console import show
 
-    for card, scale, outcome in states(published):
+    found = all_states(published)
+    for card, scale, outcome in found:
         about = card.about
         state = f"waits: {about.waits}" if about.waits else outcome.state
         show(f"{about.id:14} {scale:8} {state:40} {about.title}")
-
-
-def _index(publish: str | None) -> None:
-    from ..studies.index_page import write_index
-    from .console import show
-
-    target = write_index(None if publish is None else Path(publish))
-    show(f"page: {target}")
+    if page:
+        show(f"page: {write_index(found, published)}")

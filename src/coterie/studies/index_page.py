@@ -11,6 +11,7 @@ from .reproducing import states
 from .study_page import page_of, section
 
 PAGE, INDEX = "cards.html", "README.md"
+RUNS = Path("runs")
 
 
 class CardState(NamedTuple):
@@ -21,49 +22,54 @@ class CardState(NamedTuple):
     outcome: StudyOutcome
 
 
-def write_index(published: Path | None, out: Path = Path("runs")) -> Path:
+def all_states(published: Path | None, out: Path = RUNS) -> list[CardState]:
+    """Every card at every scale, with what was run of it."""
+    return [CardState(*one) for one in states(published, out)]
+
+
+def write_index(found: Sequence[CardState], published: Path | None, out: Path = RUNS) -> Path:
     """Write the page of all cards that were run, and the index of published ones."""
-    found = [CardState(*one) for one in states(published, out)]
     out.mkdir(parents=True, exist_ok=True)
     files.write_text(out / PAGE, cards_page(found))
     if published is not None:
-        files.write_text(published / INDEX, index_markdown(found))
+        files.write_text(published / INDEX, index_markdown(found, published))
     return out / PAGE
 
 
-def index_markdown(found: Sequence[CardState]) -> str:
+def index_markdown(found: Sequence[CardState], published: Path) -> str:
     """One line per card: what it is, and how each scale stands."""
     lines = [
         "# Paper cards",
         "",
         "Every table and figure of results of the five papers. A card *holds* if every claim of it",
-        "that was run holds. `coterie reproduce all --scale small --publish docs/results/cards`",
-        "writes this page.",
+        "that was run holds. `coterie reproduce --list --publish docs/results/cards` writes this",
+        "page from the records beside it; `coterie reproduce CARD --publish docs/results/cards`",
+        "adds to them.",
         "",
         "| card | what it shows | state |",
         "| --- | --- | --- |",
     ]
     for card in {one.card.about.id: one.card for one in found}.values():
-        mine = [one for one in found if one.card is card]
-        lines.append(
-            f"| {card.about.id} | {card.about.paper}: {card.about.title} | {_says(mine)} |"
-        )
+        mine, about = [one for one in found if one.card is card], card.about
+        says = _says(mine, published)
+        lines.append(f"| {about.id} | {about.paper}: {about.title} | {says} |")
     return "\n".join(lines) + "\n"
 
 
-def _says(mine: Sequence[CardState]) -> str:
+def _says(mine: Sequence[CardState], published: Path) -> str:
     """How a card stands: each scale that was run, and why claims fail."""
     about = mine[0].card.about
     if about.waits:
         return f"waits: {about.waits}"
-    said = [_state(one) for one in mine if one.outcome.state != NOT_RUN]
+    said = [_state(one, published) for one in mine if one.outcome.state != NOT_RUN]
     if not any(one.scale == "paper" and one.outcome.state != NOT_RUN for one in mine):
         said.insert(0, "not run at paper scale")
     return "; ".join(said)
 
 
-def _state(one: CardState) -> str:
-    name = f"[{one.scale}]({one.card.about.id}.{one.scale}.md)"
+def _state(one: CardState, published: Path) -> str:
+    page = f"{one.card.about.id}.{one.scale}.md"
+    name = f"[{one.scale}]({page})" if (published / page).exists() else one.scale
     failed = [j for j in one.outcome.judged if j.state == FAILS]
     why = [f"{j.claim.text}{f' ({j.claim.cause})' if j.claim.cause else ''}" for j in failed]
     return f"{name}: {one.outcome.state}" + (f": {'; '.join(why)}" if why else "")

@@ -1,5 +1,6 @@
 """Reproduces the tables of the papers: finds cards, runs what is missing, and publishes results."""
 
+import functools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -86,7 +87,7 @@ class Reproduction:
         """The records of finished runs: published ones, and those of the folder."""
         found: dict[str, CellRecord] = {}
         if self.published is not None:
-            found |= read_published(self.published, self.card.about.id, self.scale)
+            found |= read_published(self.published)
         return found | read_records(self.out / RECORDS)
 
     def outcome(self) -> StudyOutcome:
@@ -178,11 +179,17 @@ def reproduce(
     return one.run(progress)
 
 
-def read_published(folder: Path, card: str, scale: str) -> dict[str, CellRecord]:
-    """The published records of a card at one scale, by key; none if nothing was published."""
-    path = folder / PUBLISHED.format(card=card, scale=scale)
-    if not path.exists():
-        return {}
+def read_published(folder: Path) -> dict[str, CellRecord]:
+    """The published records of all cards, by key: cards may share runs."""
+    found: dict[str, CellRecord] = {}
+    for path in sorted(folder.glob("*.json")):
+        found |= _records_in(path, path.stat().st_mtime_ns)
+    return found
+
+
+@functools.lru_cache(maxsize=500)
+def _records_in(path: Path, _changed: int) -> dict[str, CellRecord]:
+    """The records of one published file; read again when the file has changed."""
     found = files.read_json(path)
     records = found.get("records") if isinstance(found, dict) else None
     if not isinstance(records, list):
