@@ -15,7 +15,7 @@ from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.newcomer_parts import Joined
 from coterie.commands import cli
 from coterie.core.algorithm import single
-from coterie.core.paired import Answers
+from coterie.core.answers import Answers
 from coterie.core.recipe import Recipe
 from coterie.data.datasets import load
 from coterie.data.labelled_samples import read_labelled
