@@ -81,16 +81,17 @@ class Tuning:
     def check(self) -> None:
         """Refuse a value that its method does not take, before anything is run."""
         for method in self.methods:
-            space = self.plan.space(method.name)
-            usual = {f: s.values[0] if isinstance(s, Choices) else s.low for f, s in space.items()}
+            space, others = self.plan.space(method.name), dict[str, Any]()
             for field, searched in space.items():
                 own = field in self.plan.own.get(method.name, {})
                 where = f"{TUNE}.{method.name}.{field}" if own else f"{TUNE}.{field}"
-                for value in searched.values if isinstance(searched, Choices) else searched.ends:
+                listed = searched.values if isinstance(searched, Choices) else searched.ends
+                for value in listed:
                     try:
-                        self._columns({method.label: {**usual, field: value}})
+                        self._columns({method.label: {**others, field: value}})
                     except ConfigError as error:
                         raise ConfigError(f"{where}: {value!r} cannot be tried: {error}") from None
+                others[field] = listed[0]
             require_optuna(space, self.plan.trials, f"{TUNE}, {method.label}")
 
     def _budget(self, method: Method) -> int:
