@@ -179,9 +179,16 @@ def test_a_model_that_diverged_is_never_chosen(metric, lost):
 
 
 def test_the_best_values_as_toml_make_the_config_of_the_best_trial(config):
-    tune = {"trials": 4, "train": {"lr": [0.01, 0.1]}, "fedprox@strong": {"mu": [2.0, 3.0]}}
-    own = {"fedprox": {"mu": 0.3, "train": {"epochs": 2}}}
-    asked = config(tune, ["local", "fedprox", "fedprox_ft", "fedprox@strong"], **own)
+    tune = {
+        "train": {"lr": [0.01]},
+        "fedprox@strong": {"mu": [2.0, 3.0]},
+        "fedavg@ft": {"adapt": {"epochs": [1, 2]}},
+    }
+    own = {
+        "fedprox": {"mu": 0.3, "train": {"epochs": 2}},
+        "fedavg": {"adapt": {"name": "ft", "lr": 0.3}},
+    }
+    asked = config(tune, ["local", "fedprox", "fedprox_ft", "fedprox@strong", "fedavg@ft"], **own)
     tuned = coterie.tune(asked)
     chosen = load(merged(asked, tomllib.loads(tuned.toml())))
     before = {method.label: method for method in load(asked).methods()}
@@ -189,6 +196,8 @@ def test_the_best_values_as_toml_make_the_config_of_the_best_trial(config):
         made, was = chosen.method(method.name), before[method.label]
         values = dict(method.best.values)
         assert made.train == {**was.train, "lr": values.pop("train.lr")}
+        adapted = {"epochs": values.pop("adapt.epochs")} if "adapt.epochs" in values else {}
+        assert made.adapt_fields == {**was.adapt_fields, **adapted}
         assert made.fields == {**was.fields, **values}
 
 

@@ -19,7 +19,7 @@ from .cell_record import CellRecord, read_records, record_for
 from .study import Study, StudyCell, StudyColumn
 from .study_runs import RECORDS, run_each
 from .suggestions import require_optuna, suggestions
-from .tune_plan import BEST, BEST_OF_ROUNDS, LAST, Choices, TunePlan, Values, size
+from .tune_plan import BEST, BEST_OF_ROUNDS, LAST, Choices, Space, TunePlan, Values, size
 from .tuned import Tuned, TunedMethod, TunedTrial
 
 TEXT, TOML, TRIALS = "tune.md", "tuned.toml", "trials.json"
@@ -156,7 +156,7 @@ class Tuning:
                 metric=metric,
                 space=self.plan.space(method.name),
                 trials=tuple(tried[method.label]),
-                table=_needed(method),
+                table=_needed(method, self.plan.space(method.name)),
             )
             for method in self.methods
         ]
@@ -215,17 +215,20 @@ def _next(
     return asked
 
 
-def _needed(method: Method) -> dict[str, Any]:
+def _needed(method: Method, space: Space) -> dict[str, Any]:
     """What a table with the best values has to repeat, so that it replaces nothing.
 
-    A table of a variant replaces the recipe of its method's table. A table of a name such as
-    ``fedavg_ft`` replaces the whole table of ``fedavg``.
+    A table of a variant replaces the recipe and the adaptation of its method's table. A table of a
+    name such as ``fedavg_ft`` replaces the whole table of ``fedavg``.
     """
     kept: dict[str, Any] = {}
     if VARIANT not in method.name and without_adaptation(method.name)[0] != method.name:
         usual = {f.name: f.default for f in fields(method.algorithm) if f.default is not MISSING}
         kept = {name: v for name, v in method.fields.items() if usual.get(name, MISSING) != v}
-    return {**kept, **({"train": dict(method.train)} if method.train else {})}
+    kept |= {"train": dict(method.train)} if method.train else {}
+    if any(field.startswith("adapt.") for field in space):
+        kept["adapt"] = {"name": method.own_adaptation, **method.adapt_fields}
+    return kept
 
 
 def _edges(found: TunedMethod) -> str:
