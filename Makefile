@@ -46,7 +46,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[direct,peers,flower,ray,figures]" --group dev
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[direct,peers,flower,ray,figures,tune]" --group dev
 	@touch $@
 
 # They do not resolve together, nor with ours: an environment each, every version pinned.

@@ -28,6 +28,8 @@ _HOMES = {
     "studies.outcome": ("StudyOutcome",),
     "studies.reproducing": ("reproduce",),
     "studies.sweeping": ("sweep",),
+    "studies.tuned": ("Tuned",),
+    "studies.tuning": ("tune",),
     "experiment.config.loading": ("Config", "load"),
     "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round", "Traits"),
     "core.client": ("Client",),
@@ -57,6 +59,7 @@ __all__ = [
     "StoreError",
     "StudyOutcome",
     "Traits",
+    "Tuned",
     "advise",
     "compare",
     "doctor",
@@ -68,6 +71,7 @@ __all__ = [
     "resume",
     "run",
     "sweep",
+    "tune",
     "verify",
 ]
 
@@ -88,6 +92,8 @@ if TYPE_CHECKING:
     from .studies.outcome import StudyOutcome
     from .studies.reproducing import reproduce
     from .studies.sweeping import sweep
+    from .studies.tuned import Tuned
+    from .studies.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

@@ -52,6 +52,7 @@ app.command()(advise_command.advise)
 app.command()(page_command.report)
 app.command()(study_commands.reproduce)
 app.command()(study_commands.sweep)
+app.command()(study_commands.tune)
 
 
 def main(arguments: list[str] | None = None) -> None:

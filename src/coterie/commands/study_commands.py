@@ -1,12 +1,13 @@
-"""The commands ``coterie reproduce`` and ``coterie sweep``: tables of several comparisons."""
+"""The commands ``coterie reproduce``, ``sweep`` and ``tune``: studies of several comparisons."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import ConfigError
-from .arguments import JSON, configured, settings
+from .arguments import CODE, JSON, configured, settings
 
 if TYPE_CHECKING:
     from ..studies.outcome import StudyOutcome
@@ -107,6 +108,68 @@ def sweep(
         return
     show(markdown(outcome, found.command))
     show(f"folder: {found.out}\npage:   {found.out and found.out / PAGE}")
+
+
+def tune(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="TOML file of a config or a card, or the id of a card (P5-T3)",
+            metavar="CONFIG|CARD",
+        ),
+    ],
+    scale: Annotated[str, typer.Option(help="scale of a card: paper, small, digits")] = "paper",
+    trials: Annotated[
+        int | None, typer.Option(help="trials of every method [tune.trials]", min=1)
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="seeds of every trial [tune.seeds]", min=1)
+    ] = None,
+    number: Annotated[
+        str | None,
+        typer.Option(help="validation_last, _best or _best_of_rounds [tune.number]"),
+    ] = None,
+    methods: Annotated[str | None, typer.Option(help="only these, separated by commas")] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(help="only this column; may be repeated")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="folder; default: runs/NAME-tune")
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="FIELD=VALUE", help="any field, as in tune.train.lr=[0.01,0.1]"
+        ),
+    ] = None,
+    code: Annotated[list[str] | None, CODE] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Search hyper-parameters on validation data, with equally many trials for every method.
+
+    The table [tune] of the file, or --set, says what is searched. A search that was killed is
+    continued; finished trials are never repeated. The best values are written as TOML.
+    """
+    from ..studies.tune_search import TOML
+    from ..studies.tuning import tuning_of
+    from .console import show, show_json
+    from .live import progress_on_stderr
+
+    told = {"tune.trials": trials, "tune.seeds": seeds, "tune.number": number}
+    told["engine.device"] = device
+    changes = settings(given or []) | {f: value for f, value in told.items() if value is not None}
+    found = tuning_of(
+        source, scale, changes, methods=_names(methods), columns=tuple(columns or ()), code=code
+    )
+    found = found if out is None else replace(found, out=Path(out))
+    with progress_on_stderr(found.expected(), found.rounds) as watch:
+        tuned = found.run(watch)
+    if as_json:
+        show_json(tuned.to_dict())
+        return
+    show(tuned)
+    show(f"\nfolder: {tuned.out}\nvalues: {tuned.out and tuned.out / TOML}")
 
 
 def _can(card: object, scale: str) -> bool:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ class CellRecord:
     groups: list[int] | None
     matrices: dict[str, list[list[float]]]  # who gave weight to whom, by round
     environment: dict[str, Any]
+    # each client's validation score: the same three; empty if it was trained on, and in old records
+    validation: dict[str, list[float | str | None]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: StudyCell, data: RunData, precision: str) -> "CellRecord":
@@ -72,7 +74,18 @@ class CellRecord:
                 "precision": precision,
                 "engine": data.config.get("resolved", {}).get("engine"),
             },
+            validation=_validation(history),
         )
+
+    def validation_score(self, name: str, clients: Sequence[int] = ()) -> float:
+        """The mean validation score over all clients or over these; NaN if there is none.
+
+        ``name`` is ``last``, ``best`` (in the round with the best mean) or ``best_of_rounds``.
+        """
+        found = self.validation.get(name, [])
+        chosen = [found[i] for i in clients if i < len(found)] if clients else found
+        values = [math.nan if value is None else float(value) for value in chosen]
+        return float(metrics.mean_known(np.array(values, dtype=np.float64)))
 
     def number(self, name: str, clients: Sequence[int] = ()) -> float:
         """A number of the run, over all clients or over these; NaN if it does not exist."""
@@ -105,7 +118,7 @@ class CellRecord:
             "worse_than_local": statistics.count_worse(gained),
             **{name: spread[field] for name, field in RELATIVE.items()},
         }
-        tables = {field.name: getattr(self, field.name) for field in fields(self)}
+        tables = {one.name: getattr(self, one.name) for one in fields(self)}
         return CellRecord(**{**tables, "summary": self.summary | files.plain(found)})
 
     def write(self, folder: Path) -> Path:
@@ -142,17 +155,18 @@ def read_records(folder: Path) -> dict[str, CellRecord]:
 
 def record_of(found: Any, where: object) -> CellRecord:
     """The record of a JSON value that came from outside; anything else is refused."""
-    names = [field.name for field in fields(CellRecord)]
+    names = [one.name for one in fields(CellRecord) if one.name != "validation"]
     try:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f"found format {_format(found)}; expected {FORMAT}")
-        record = CellRecord(**{name: found[name] for name in names})
+        given = {name: found[name] for name in names}
+        record = CellRecord(**given, validation=found.get("validation", {}))
         _check(record)
         return record
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(
-            f"{where}: is no record of a run ({error}); expected a file that 'coterie reproduce' "
-            "or 'coterie sweep' wrote; remove it to run this again"
+            f"{where}: is no record of a run ({error}); expected a file that 'coterie reproduce', "
+            "'coterie sweep' or 'coterie tune' wrote; remove it to run this again"
         ) from error
 
 
@@ -171,9 +185,14 @@ def _check(record: CellRecord) -> None:
     for values in (*lists, record.rounds, record.n_test):
         if not isinstance(values, list) or not all(v is None or _real(v) for v in values):
             raise ValueError("found something else; expected lists of numbers")
-    tables: tuple[Any, ...] = record.environment, record.matrices, record.config
+    tables: tuple[Any, ...] = record.environment, record.matrices, record.config, record.validation
     if not all(isinstance(table, dict) for table in tables):
-        raise ValueError("environment, matrices or config is no table")
+        raise ValueError("environment, matrices, config or validation is no table")
+    for values in record.validation.values():
+        if not isinstance(values, list) or not all(
+            v is None or v in ("inf", "-inf") or _real(v) for v in values
+        ):
+            raise ValueError("found something else; expected lists of validation scores")
     for matrix in record.matrices.values():
         if np.array(matrix, dtype=np.float64).shape != (len(record.last),) * 2:
             raise ValueError("a matrix is not square over the clients")
@@ -189,6 +208,19 @@ def _numbers(values: Floats) -> list[float | None]:
 
 def _array(values: Sequence[float | None]) -> Floats:
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _validation(history: History) -> dict[str, list[float | str | None]]:
+    """Each client's validation scores; infinite ones, of models that diverged, stay infinite."""
+    if history.merge_val:
+        return {}
+    best = statistics.best_round(history.val, history.metric)
+    found = {
+        "last": history.val[-1],
+        "best": history.val[-1 if best is None else best],
+        "best_of_rounds": statistics.best_of_rounds(history.val, history.metric),
+    }
+    return {name: files.plain(np.round(v, DIGITS).tolist()) for name, v in found.items()}
 
 
 def _matrices(history: History) -> dict[str, list[list[float]]]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..experiment import cells
@@ -35,13 +35,25 @@ def run_missing(
     progress: Watch | None = None,
     keep: bool = False,
 ) -> Iterator[CellRecord]:
-    """Run what is missing, and give the record of each run when it is finished.
+    """Run what is missing of a study, as :func:`run_each` does."""
+    yield from run_each(missing(study, known), out, stop=stop, progress=progress, keep=keep)
+
+
+def run_each(
+    wanted: Iterable[StudyCell],
+    out: Path | None,
+    *,
+    stop: Stop,
+    progress: Watch | None = None,
+    keep: bool = False,
+) -> Iterator[CellRecord]:
+    """Run these cells, and give the record of each run when it is finished.
 
     Runs are written below ``out`` while they are computed, so that a killed one is continued; a
     finished run's folder is removed unless ``keep``. Without ``out`` runs stay in memory.
     """
     todo: dict[str, list[StudyCell]] = {}
-    for cell in missing(study, known):
+    for cell in wanted:
         todo.setdefault(config_hash(cell.column.config), []).append(cell)
     for cells_of in todo.values():
         config = cells_of[0].column.config

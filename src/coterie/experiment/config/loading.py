@@ -4,6 +4,7 @@ A config has the tables ``[data] [partition] [model] [train] [algorithm] [adapt]
 [run]``, all of them optional. In a table with a ``name``, the other fields are those of what is
 named: ``[algorithm] name = "fedfomo"`` takes FedFomo's fields. In a comparison the fields of a
 method are in a table of its own, ``[algorithm.fedfomo]``. Relative paths are relative to the file.
+A table ``[tune]`` says what ``coterie tune`` searches; it is no part of the config.
 
 Everything is checked here, before any data is read; the first fault is raised as a ConfigError.
 """
@@ -39,6 +40,7 @@ __all__ = [
 ALL = "all"  # run.methods = "all" means every method
 MOST_SEEDS = 10_000  # each seed is a run of every method
 WRITTEN = ("format", "resolved", "asked", "hash")  # what a run adds to its config.json
+TUNE = "tune"  # a table that only 'coterie tune' reads
 # The tables with a name, whose other fields belong to what is named.
 NAMED = tuple(name for name, table in Config() if "options" in type(table).model_fields)
 
@@ -163,7 +165,8 @@ def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
 
 def _resolved(tables: Table, changes: Mapping[str, Any], code: Code) -> Config:
     """The config of these tables, checked: first their form, then every name and its fields."""
-    merged = _of_sites(with_variants(renamed(merge(tables, changes), warn=True)))
+    own = {name: table for name, table in merge(tables, changes).items() if name != TUNE}
+    merged = _of_sites(with_variants(renamed(own, warn=True)))
     refuse_shared(merged)
     for path, value in _values(merged, ""):
         if isinstance(value, float) and not math.isfinite(value):
