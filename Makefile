@@ -41,8 +41,8 @@ bench-peers: $(VENV)/ready $(PEERS:%=.venv-peers/%/ready) ## the same against ot
 clean:                   ## remove the environment and everything the tools cached
 	rm -rf $(VENV) .venv-audit .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# What simulations need. torch goes first and pinned: resolved on its own it brings gigabytes of CUDA
-# libraries.
+# What simulations need. torch goes first, in the pinned version; constraints.txt says how to get its
+# build for CPUs.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
