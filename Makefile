@@ -8,25 +8,25 @@ BIN    := $(VENV)/bin
 demo: $(VENV)/ready      ## compare six methods on a small federation with hidden groups
 	$(BIN)/coterie compare --out runs/demo
 
-test: $(VENV)/ready      ## the tests
+test: $(VENV)/all        ## the tests
 	$(BIN)/pytest -n 2 -m "not slow and not gpu and not shared"
 
-test-slow: $(VENV)/ready ## what does not fit into `make test`
+test-slow: $(VENV)/all   ## what does not fit into `make test`
 	$(BIN)/pytest -n 2 -m "slow"
 
-fuzz: $(VENV)/ready      ## hostile input for an hour; FUZZ_SECONDS=60 for a minute
+fuzz: $(VENV)/all        ## hostile input for an hour; FUZZ_SECONDS=60 for a minute
 	$(BIN)/python tests/fuzz/run.py --seconds $(or $(FUZZ_SECONDS),3600)
 
-check: $(VENV)/ready     ## format, lint, strict types
+check: $(VENV)/all       ## format, lint, strict types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-format: $(VENV)/ready    ## rewrite the code in the house style
+format: $(VENV)/all      ## rewrite the code in the house style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-audit: $(VENV)/ready     ## known vulnerabilities of what is installed; needs a network
+audit: $(VENV)/all       ## known vulnerabilities of what is installed; needs a network
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/pip install --quiet --upgrade pip pip-audit
 	.venv-audit/bin/pip-audit --skip-editable --path $$($(BIN)/python -c "import site; print(site.getsitepackages()[0])")
@@ -41,11 +41,17 @@ bench-peers: $(VENV)/ready $(PEERS:%=.venv-peers/%/ready) ## the same against ot
 clean:                   ## remove the environment and everything the tools cached
 	rm -rf $(VENV) .venv-audit .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# torch goes first and pinned: resolved on its own it brings gigabytes of CUDA libraries.
+# What simulations need. torch goes first, in the pinned version; constraints.txt says how to get its
+# build for CPUs.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+# What the tests need beyond that: every extra and the tools.
+$(VENV)/all: $(VENV)/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[direct,peers,flower,ray,figures,tune]" --group dev
 	@touch $@
 

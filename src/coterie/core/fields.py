@@ -47,7 +47,7 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
     """
     made_by_init = isinstance(owner, type) and not dataclasses.is_dataclass(owner)
     hints = typing.get_type_hints(owner.__init__ if made_by_init else owner, include_extras=True)
-    meanings = _meanings(owner)
+    told = meanings(owner)
     defaults: dict[str, Any] = {}
     if dataclasses.is_dataclass(owner):
         for field in dataclasses.fields(owner):
@@ -61,7 +61,7 @@ def fields(owner: Callable[..., Any]) -> tuple[Field, ...]:
             if name not in ("shape", "classes") and not open_ended:
                 defaults[name] = parameter.default
     return tuple(
-        Field(name, hints.get(name, Any), default, meanings.get(name, "").replace("``", ""))
+        Field(name, hints.get(name, Any), default, told.get(name, "").replace("``", ""))
         for name, default in defaults.items()
     )
 
@@ -128,7 +128,7 @@ def summary(owner: object) -> str:
 
 
 @functools.cache
-def _meanings(owner: object) -> dict[str, str]:
+def meanings(owner: object) -> dict[str, str]:
     """Meanings by field: docstring lines ``name: meaning``, else comments behind the fields."""
     found: dict[str, str] = {}
     try:

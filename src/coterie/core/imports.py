@@ -17,7 +17,7 @@ import re
 import site
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,26 @@ def _site_folders() -> list[str]:
     ]
 
 
+def names_class(name: str) -> bool:
+    """Whether a text has the form ``package.module:Class``."""
+    return _NAME.fullmatch(name) is not None
+
+
+def imported_dataclass(name: str, kind: type[Any], where: str, code: Code) -> type[Any]:
+    """Import a dataclass that extends ``kind``: a config sets its fields."""
+    found = imported(name, kind, where, code)
+    if not is_dataclass(found):
+        raise ConfigError(
+            f"{where}: '{name}' is {found!r}; expected a dataclass that extends "
+            f"{kind.__module__}.{kind.__qualname__}"
+        )
+    return found
+
+
 def imported(name: str, kind: type[Any], where: str, code: Code) -> type[Any]:
     """Import the subclass of ``kind`` named ``package.module:Class``; anything else is refused."""
     module, _, attribute = name.partition(":")
-    if not _NAME.fullmatch(name) or "__main__" in module.split("."):
+    if not names_class(name) or "__main__" in module.split("."):
         raise ConfigError(f"{where}: found '{name}'; expected package.module:Class")
     _check_place(name, module.partition(".")[0], where, code)
     try:

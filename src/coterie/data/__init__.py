@@ -1,9 +1,12 @@
 """Loads datasets and divides them among clients: datasets, partitions and federations."""
 
+from .assign import Plan
 from .datasets import DATASETS, load
 from .federation import Dataset, Federation
 from .manifest import ClientRow, describe, emd, manifest, remarks
+from .own_dataset import DatasetReader
 from .partition import PARTITIONS, federate
+from .partitions.base import Partition
 from .sources.formats import FORMATS
 
 __all__ = [
@@ -12,7 +15,10 @@ __all__ = [
     "PARTITIONS",
     "ClientRow",
     "Dataset",
+    "DatasetReader",
     "Federation",
+    "Partition",
+    "Plan",
     "describe",
     "emd",
     "federate",

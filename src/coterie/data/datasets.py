@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.fields import checked, fields
+from ..core.imports import INSTALLED_ONLY, Code, names_class
 from ..errors import ConfigError, did_you_mean
 from ..storage.files import expanded
 from . import toys
 from .arrays import TEST, VALIDATION, Scale, refuse_one_class, scaled
 from .federation import Dataset
+from .own_dataset import read_own, reader_class
 from .sources import formats, locate
 
 
@@ -55,8 +57,10 @@ DATASETS: dict[str, DatasetEntry] = {
 }
 
 
-def load(name: str, *, scale: Scale = "auto", **options: Any) -> Dataset:
-    """Load a dataset by its name, or the file or folder at a path.
+def load(
+    name: str, *, scale: Scale = "auto", code: Code = INSTALLED_ONLY, **options: Any
+) -> Dataset:
+    """Load a dataset by its name, by its class (``package.module:Class``), or from a path.
 
     The format of a path is recognised by its file names; ``format`` overrides that. ``part =
     "train"`` leaves out the source's own test part, so that test data is drawn from each client's
@@ -64,12 +68,15 @@ def load(name: str, *, scale: Scale = "auto", **options: Any) -> Dataset:
     is the pixel scale of images: from 0 to 1 (``unit``), or of mean 0 and deviation 1
     (``standard``).
     """
-    return scaled(_load(name, **options), scale)
+    return scaled(_load(name, code, options), scale)
 
 
-def _load(name: str, **options: Any) -> Dataset:
+def _load(name: str, code: Code, options: dict[str, Any]) -> Dataset:
     if name in DATASETS:
         return _load_named(name, options)
+    if names_class(name):
+        kind = reader_class(name, code)
+        return refuse_one_class(read_own(kind(**checked(options, fields(kind), "data", name))))
     source = file_source(name, **options)
     return only(refuse_one_class(source.read()), source.part)
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..core import random
-from ..errors import ConfigError, DataError
+from ..core.imports import INSTALLED_ONLY, Code, imported_dataclass
+from ..errors import ConfigError, DataError, did_you_mean
 from .arrays import TEST, VALIDATION
 from .assign import Parts
 from .federation import Dataset, Federation
@@ -34,6 +35,16 @@ PARTITIONS: dict[str, type[Partition]] = {
     "dirichlet_clusters": DirichletClusters,
     "natural": Natural,
 }
+
+
+def partition_class(name: str, code: Code = INSTALLED_ONLY) -> type[Partition]:
+    """The class of a name in PARTITIONS, or a user's own ``package.module:Class``."""
+    if name in PARTITIONS:
+        return PARTITIONS[name]
+    if ":" not in name:
+        known = did_you_mean(name, ["auto", *PARTITIONS, "package.module:Class"])
+        raise ConfigError(f"partition.name: there is no partition '{name}'; {known}")
+    return imported_dataclass(name, Partition, "partition.name", code)
 
 
 def federate(

@@ -18,7 +18,7 @@ from ..core.recipe import Recipe
 from ..data.arrays import AUTO_SCALE
 from ..data.datasets import load as load_data
 from ..data.federation import Dataset, Federation
-from ..data.partition import PARTITIONS, federate
+from ..data.partition import federate, partition_class
 from ..errors import ConfigError
 from ..networks import registry
 from .config.checks import model_options, partition_options
@@ -32,11 +32,13 @@ from .simulated_sites import Homes
 def assemble(config: Config) -> Assembly:
     """Read the data, partition it for every seed, and build the network to check that it fits."""
     _check_device(config.engine.device)
-    dataset = load_data(config.data.name, scale=config.data.scale, **config.data.options)
+    data = config.data
+    dataset = load_data(data.name, scale=data.scale, code=config.code, **data.options)
     config = settled(config, dataset)
     _check_weights(config.train.class_weights, dataset)
     _check_clients(config.partition.options.get("clients") or 1, dataset)
-    partition = PARTITIONS[config.partition.name](**config.partition.options)
+    kind = partition_class(config.partition.name, config.code)
+    partition = kind(**config.partition.options)
     federations = {
         seed: federate(
             dataset,
@@ -94,7 +96,9 @@ def settled(config: Config, dataset: Dataset) -> Config:
                 "cannot be chosen; leave it out or name a partition"
             )
         partition = partition.model_copy(update={"name": "natural" if owned else "iid"})
-        partition = partition.model_copy(update={"options": partition_options(partition)})
+        partition = partition.model_copy(
+            update={"options": partition_options(partition, config.code)}
+        )
     if model.name == AUTO:
         model = Named(name=registry.default(dataset))
         model = model.model_copy(update={"options": model_options(model, config.code)})

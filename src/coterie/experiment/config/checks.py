@@ -6,14 +6,24 @@ from dataclasses import fields as recipe_fields
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from ...core.fields import AUTO, checked, fields
-from ...core.imports import Code
+from ...core.fields import AUTO, Field, checked, fields
+from ...core.imports import Code, names_class
 from ...core.recipe import Recipe
 from ...errors import ConfigError, did_you_mean
 from .methods import NONE, OWN, VARIANT, algorithm_class, without_adaptation
-from .schema import METHODS, AlgorithmTable, Config, Fields, Named, Table, TrainTable
+from .schema import (
+    METHODS,
+    AlgorithmTable,
+    Config,
+    DataTable,
+    Fields,
+    Named,
+    PartitionTable,
+    Table,
+    TrainTable,
+)
 
 MOST_SHOWN = 500  # characters of a value that a message repeats
 
@@ -51,7 +61,7 @@ def with_names(config: Config) -> Config:
     """The config with data, partition and model looked up, their fields checked and filled in."""
     found = {
         "data": _data_options(config),
-        "partition": partition_options(config.partition),
+        "partition": partition_options(config.partition, config.code),
         "model": model_options(config.model, config.code),
     }
     tables = {
@@ -62,8 +72,9 @@ def with_names(config: Config) -> Config:
 
 
 def _data_options(config: Config) -> Fields:
-    """The options of a generated dataset, checked; readers of files check their own options."""
+    """The options of a dataset, checked; readers of files check their own options."""
     from ...data.datasets import DATASETS
+    from ...data.own_dataset import reader_class
     from ...data.sources.locate import SOURCES
 
     name, options = config.data.name, config.data.options
@@ -71,23 +82,39 @@ def _data_options(config: Config) -> Fields:
         return options
     if name in DATASETS:
         return checked(options, fields(DATASETS[name].loader), "data", name)
+    if names_class(name):
+        reader = reader_class(name, config.code)
+        return checked(options, _own_fields(reader, DataTable, "data", name), "data", name)
     if not Path(name).exists():
         known = did_you_mean(name, DATASETS)
         raise ConfigError(f"data.name: no dataset and no file is called '{name}'; {known}")
     return options
 
 
-def partition_options(partition: Named) -> Fields:
+def partition_options(partition: Named, code: Code) -> Fields:
     """The checked fields of a partition; "auto" takes only a number of clients."""
-    from ...data.partition import PARTITIONS
+    from ...data.partition import PARTITIONS, partition_class
 
     name, options = partition.name, partition.options
     if name == AUTO:
         found = checked(options, fields(PARTITIONS["iid"]), "partition", name)
         return {key: found[key] for key in options}
-    kind = _known(name, PARTITIONS, "partition")
-    found = checked(options, fields(kind), "partition", name)
+    kind = partition_class(name, code)
+    known = _own_fields(kind, PartitionTable, "partition", name)
+    found = checked(options, known, "partition", name)
     kind(**found)
+    return found
+
+
+def _own_fields(kind: type, table: type[BaseModel], where: str, name: str) -> tuple[Field, ...]:
+    """The fields of a class; refuses one that the config's table has for itself."""
+    found = fields(kind)
+    for field in found:
+        if field.name in table.model_fields:
+            raise ConfigError(
+                f"{where}.name: '{name}' has a field '{field.name}', which is a field of [{where}] "
+                "itself; rename the field of the class"
+            )
     return found
 
 

@@ -145,7 +145,7 @@ def default_out(config: Config) -> Config:
     """The config with an output folder; if it names none, one that is derived from its hash."""
     if config.run.out is not None:
         return config
-    data = Path(config.data.name).stem
+    data = Path(config.data.name.rpartition(":")[2]).stem  # of pkg.module:Class, the class
     out = str(Path("runs") / f"{data}-{config_hash(config)[:8]}")
     return config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
 

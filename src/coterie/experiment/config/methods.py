@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...core.imports import Code, imported
+from ...core.imports import Code, imported_dataclass
 from ...errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
@@ -108,9 +107,4 @@ def algorithm_class(name: str, code: Code, where: str = "algorithm.name") -> Any
     if ":" not in name:
         known = did_you_mean(name, [*ALGORITHMS, *ALIASES, "package.module:Class"])
         raise ConfigError(f"{where}: no method is called '{name}'; {known}")
-    found = imported(name, Algorithm, where, code)
-    if not is_dataclass(found):
-        raise ConfigError(
-            f"{where}: '{name}' is {found!r}; expected a dataclass that extends coterie.Algorithm"
-        )
-    return found
+    return imported_dataclass(name, Algorithm, where, code)

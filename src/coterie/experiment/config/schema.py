@@ -46,7 +46,7 @@ class _Table(BaseModel, frozen=True):
 class Named(_Table, frozen=True):
     """A name and the fields of what it names."""
 
-    name: str
+    name: str  # of what is used here, or auto
     options: Fields = {}
 
 
@@ -58,11 +58,11 @@ class PartitionTable(Named, frozen=True):
     more samples than that, ``first`` all but so many of the others (P3).
     """
 
-    name: str = "auto"
-    foreign_targets: bool = False
-    common_test: bool | None = None
-    above: Count | None = None
-    first: Count | None = None
+    name: str = "auto"  # a partition, or package.module:Class; auto: natural or iid
+    foreign_targets: bool = False  # judge each client on another's data
+    common_test: bool | None = None  # test all clients on all test samples of the source
+    above: Count | None = None  # leave out clients with no more samples than that
+    first: Count | None = None  # keep so many clients at most
 
 
 class DataTable(_Table, frozen=True):
@@ -74,12 +74,12 @@ class DataTable(_Table, frozen=True):
     pixels from 0 to 1, or standardised.
     """
 
-    name: str = "digits"
-    val: ShareBelowOne = 0.2
-    test: ShareBelowOne = 0.2
-    aux: ShareBelowOne = 0.0
-    federated: ShareBelowOne | None = None
-    scale: Literal["auto", "unit", "standard"] = "auto"
+    name: str = "digits"  # a dataset, a file or folder, or package.module:Class
+    val: ShareBelowOne = 0.2  # share of a client's samples outside its test data
+    test: ShareBelowOne = 0.2  # share of a client's samples
+    aux: ShareBelowOne = 0.0  # share of all test samples that the server holds
+    federated: ShareBelowOne | None = None  # share of each client's samples
+    scale: Literal["auto", "unit", "standard"] = "auto"  # of pixels
     options: Fields = {}
 
 
@@ -90,8 +90,8 @@ class TrainTable(_Table, Recipe, frozen=True):
     round is then chosen by validation (docs/protocol.md).
     """
 
-    precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"
-    merge_val: bool = False
+    precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"  # of the arithmetic
+    merge_val: bool = False  # also train on validation data
 
     def recipe(self) -> Recipe:
         """The recipe alone."""
@@ -105,21 +105,21 @@ class AlgorithmTable(_Table, frozen=True):
     alone) and ``adapt`` (its own adaptation: a name and fields).
     """
 
-    name: str | None = None
+    name: str | None = None  # the method of a run
     named: dict[str, Fields] = {}
 
 
 class EngineTable(_Table, frozen=True):
     """Which engine computes the clients, and on which device."""
 
-    name: Annotated[str, OneOf(tuple(ENGINES))] = "auto"
-    device: Annotated[str, Field(pattern=DEVICE)] = "cpu"
-    chunk: Count | None = None
-    memory_mib: Count | None = None
-    state: Literal["device", "host", "disk"] = "device"
-    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None
-    trace: bool | None = None
-    compiled: bool | None = None
+    name: Annotated[str, OneOf(tuple(ENGINES))] = "auto"  # what computes the clients
+    device: Annotated[str, Field(pattern=DEVICE)] = "cpu"  # cpu, cuda or cuda:N
+    chunk: Count | None = None  # clients computed at a time
+    memory_mib: Count | None = None  # memory that they may take
+    state: Literal["device", "host", "disk"] = "device"  # where clients' states are kept
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None  # of the CPU
+    trace: bool | None = None  # trace rounds and replay them
+    compiled: bool | None = None  # compile traces to C++
 
 
 class RunTable(_Table, frozen=True):
@@ -130,19 +130,19 @@ class RunTable(_Table, frozen=True):
     a Ray cluster; otherwise one after the other in this process.
     """
 
-    rounds: Count = 20
-    participation: ShareAboveZero = 1.0
-    seed: CountOrZero = 0
-    seeds: tuple[CountOrZero, ...] = ()
-    methods: tuple[str, ...] | None = None
-    evaluate_every: Count = 1
-    training_loss: bool | None = None
-    metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"
-    checkpoint_every: Count | None = None
-    spread: Literal["ray"] | None = None
-    out: str | None = None
-    federation: str | None = None
-    collect: bool | None = None
+    rounds: Count = 20  # communication rounds
+    participation: ShareAboveZero = 1.0  # share of the clients in a round
+    seed: CountOrZero = 0  # of one run, or the first seed
+    seeds: tuple[CountOrZero, ...] = ()  # a list, or how many from run.seed on
+    methods: tuple[str, ...] | None = None  # of a comparison; "all": every method
+    evaluate_every: Count = 1  # rounds
+    training_loss: bool | None = None  # log the mean loss on training data
+    metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"  # auto: accuracy or rmse
+    checkpoint_every: Count | None = None  # rounds
+    spread: Literal["ray"] | None = None  # execute the runs of a comparison at the same time
+    out: str | None = None  # folder of the results
+    federation: str | None = None  # folder of a real federation
+    collect: bool | None = None  # fetch the sites' final models
 
 
 class GuardTable(_Table, Guard, frozen=True):

@@ -1,0 +1,201 @@
+"""Writes the two pages that are generated from the code: config.md and api.md.
+
+python docs/reference.py
+
+In config.md everything below the line "## The tables" is generated, in api.md everything below
+"## The names"; what stands above is written by hand. tests/test_reference.py compares them.
+"""
+
+import inspect
+import re
+import typing
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import coterie
+from coterie.adapt import ADAPTATIONS
+from coterie.core.fields import Field, fields, meanings, summary
+from coterie.core.ranges import in_words
+from coterie.data.datasets import DATASETS
+from coterie.data.partition import PARTITIONS
+from coterie.experiment.config.options import OPTIONS
+from coterie.experiment.config.schema import Config
+from coterie.networks.registry import MODELS
+
+DOCS = Path(__file__).parent
+STARTS = {"config.md": "## The tables\n", "api.md": "## The names\n"}
+HEAD = "| field | default | values | meaning |\n| --- | --- | --- | --- |\n"
+SEEN = ("options", "named")  # fields of the schema that are no fields of a config
+OWN = "coterie"  # the package; inherited members of other packages are not listed
+PARTS = {
+    "partition": {name: (kind, summary(kind)) for name, kind in PARTITIONS.items()},
+    "data": {name: (entry.loader, entry.about) for name, entry in DATASETS.items()},
+    "model": {name: (build, summary(build)) for name, build in MODELS.items()},
+    "adapt": {name: (kind, summary(kind)) for name, kind in ADAPTATIONS.items()},
+}
+
+
+def config_page() -> str:
+    """The generated part of config.md: one section per table, then the fields of named parts."""
+    return "\n".join([*map(_table, Config.model_fields), *map(_parts, PARTS)])
+
+
+def _table(name: str) -> str:
+    """The section of one table of a config."""
+    kind = type(getattr(Config(), name))
+    hints = typing.get_type_hints(kind, include_extras=True)
+    told: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        told |= meanings(base) if base.__module__.startswith(OWN) else {}
+    rows = [
+        Field(key, hints[key], field.default, told.get(key, ""))
+        for key, field in kind.model_fields.items()
+        if key not in SEEN
+    ]
+    default = getattr(Config(), name)
+    rows = [row._replace(default=getattr(default, row.name)) for row in rows]
+    about = _plain(inspect.getdoc(kind) or "").partition("\n\nFields:")[0]
+    return f"### [{name}]\n\n{about}\n\n{HEAD}{''.join(map(_row, rows))}"
+
+
+def _parts(table: str) -> str:
+    """The fields of everything that one table can name."""
+    kinds: Mapping[str, tuple[Any, str]] = PARTS[table]
+    sections = []
+    for name, (owner, about) in kinds.items():
+        rows = "".join(map(_row, fields(owner)))
+        rest = f"\n{HEAD}{rows}" if rows else ""
+        sections.append(f"**`{name}`**: {_plain(about).rstrip('.')}.\n{rest}")
+    return f'### [{table}] name = "…"\n\n' + "\n".join(sections)
+
+
+def _row(field: Field) -> str:
+    """One row of a table of fields."""
+    default = field.default
+    if default is inspect.Parameter.empty:
+        shown = "required"
+    elif default is None or default == ():
+        shown = "none"
+    elif isinstance(default, bool):
+        shown = str(default).lower()
+    else:
+        shown = f'`"{default}"`' if isinstance(default, str) else f"{default}"
+    cells = (shown, in_words(field.type), field.meaning.rstrip("."))
+    return f"| `{field.name}` | " + " | ".join(_cell(cell) for cell in cells) + " |\n"
+
+
+def _cell(text: str) -> str:
+    return _plain(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _plain(text: str) -> str:
+    """A docstring as Markdown: roles and double backticks become code."""
+    return re.sub(r":\w+:`~?([^`]*)`", r"`\1`", text).replace("``", "`")
+
+
+def api_page() -> str:
+    """The generated part of api.md: functions, then classes, then errors."""
+    named = {name: getattr(coterie, name) for name in coterie.__all__}
+    functions = [name for name, found in named.items() if not inspect.isclass(found)]
+    errors = [name for name, found in named.items() if inspect.isclass(found) and _fails(found)]
+    classes = [name for name in named if name not in (*functions, *errors)]
+    return "\n".join(
+        [
+            "### Functions\n",
+            *(_function(name, named[name]) for name in functions),
+            _options(),
+            "### Classes\n",
+            *(_class(name, named[name]) for name in classes),
+            "### Errors\n",
+            *(f"- `{name}`: {_plain(summary(named[name]))}." for name in errors),
+            "",
+        ]
+    )
+
+
+def _fails(found: type) -> bool:
+    return issubclass(found, Exception)
+
+
+def _function(name: str, found: Any) -> str:
+    return f"#### `coterie.{name}{_call(found)}`\n\n{_documented(found)}\n"
+
+
+def _call(found: Any) -> str:
+    """The parameters of a function, with their defaults and without their types."""
+    wanted = inspect.signature(found).parameters.values()
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in wanted]
+    return str(inspect.Signature([each for each in bare if each.name != "self"]))
+
+
+def _documented(found: Any) -> str:
+    """A docstring; indented lists of fields and examples stay as they are written."""
+    text = _plain(inspect.getdoc(found) or "")
+    parts = re.split(r"\n\n", text)
+    return "\n\n".join(_block(part) for part in parts)
+
+
+def _block(part: str) -> str:
+    lines = part.splitlines()
+    if lines[0].startswith(">>>") or lines[0].startswith("    "):
+        return "```text\n" + part + "\n```"
+    head, rest = lines[0], lines[1:]
+    if rest and all(line.startswith("    ") for line in rest):
+        return f"{head}\n\n" + "\n".join(_items(rest))
+    return part
+
+
+def _items(lines: list[str]) -> Iterator[str]:
+    """A list ``name: meaning`` of a docstring as a list of Markdown."""
+    item = ""
+    for line in lines:
+        if re.match(r" {4}\w+: ", line):
+            yield from [item] if item else []
+            name, _, meaning = line.strip().partition(": ")
+            item = f"- `{name}`: {meaning}"
+        else:
+            item += f" {line.strip()}"
+    yield item
+
+
+def _options() -> str:
+    """The keywords that run, compare and others have in common."""
+    rows = "".join(
+        f"| `{option.name}` | `{option.field}` | {option.help} |\n" for option in OPTIONS.values()
+    )
+    return f"#### `**options`\n\n| keyword | field of the config | meaning |\n| --- | --- | --- |\n{rows}"
+
+
+def _class(name: str, found: type) -> str:
+    members = "".join(_members(found))
+    return f"#### `coterie.{name}`\n\n{_documented(found)}\n" + (f"\n{members}" if members else "")
+
+
+def _members(found: type) -> Iterator[str]:
+    """The public functions and properties of a class that have a docstring."""
+    for key in sorted(dir(found)):
+        home = next((base for base in found.__mro__ if key in vars(base)), None)
+        if key.startswith("_") or home is None or not home.__module__.startswith(OWN):
+            continue
+        one = inspect.getattr_static(found, key)
+        inner = one.__func__ if isinstance(one, staticmethod | classmethod) else one
+        if inspect.isfunction(inner) and inner.__doc__:
+            yield f"- `{key}{_call(inner)}`: {_plain(summary(inner))}.\n"
+        elif isinstance(one, property) and one.__doc__:
+            yield f"- `{key}`: {_plain(summary(one))}.\n"
+
+
+PAGES = {"config.md": config_page, "api.md": api_page}
+
+
+def refreshed(name: str, page: str) -> str:
+    """A page with its generated part as the code has it."""
+    above, start, _ = page.partition(STARTS[name])
+    return f"{above}{start}\n{PAGES[name]()}"
+
+
+if __name__ == "__main__":
+    for each in PAGES:
+        place = DOCS / each
+        place.write_text(refreshed(each, place.read_text("utf-8")), "utf-8")
