@@ -309,6 +309,9 @@ def test_the_sampler_repeats_nothing_and_goes_the_same_way_again():
             search.send(0.0)
         return values
 
+    small = suggestions({"n": Range(1, 6, False)}, 5)
+    assert len({next(small)["n"], *(small.send(1.0)["n"] for _ in range(4))}) == 5
+    assert [v["n"] for v in suggestions({"n": Range(1, 3, False)}, 5)] == [1, 2, 3]
     one = tried()
     assert one == tried()
     assert len({json.dumps(values) for values in one}) == 12

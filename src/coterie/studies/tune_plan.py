@@ -6,7 +6,7 @@ fields of one method. A field lists its values, or has a range ``{low = 0.001, h
 
 import itertools
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,16 +75,28 @@ class TunePlan:
 
 
 def size(space: Space) -> int | None:
-    """The number of combinations; None if a field has a range."""
-    lists = [searched.values for searched in space.values() if isinstance(searched, Choices)]
-    return math.prod(map(len, lists)) if len(lists) == len(space) else None
+    """The number of combinations; None if a field has a range of real numbers."""
+    lists = _lists(space)
+    return None if lists is None else math.prod(map(len, lists))
 
 
 def combinations(space: Space) -> Generator[Values, float, None]:
-    """Every combination of the listed values; the last field changes first."""
-    lists = [searched.values for searched in space.values() if isinstance(searched, Choices)]
-    for values in itertools.product(*lists):
+    """Every combination of the listed values and whole numbers; the last field changes first."""
+    for values in itertools.product(*(_lists(space) or ())):
         yield dict(zip(space, values, strict=True))
+
+
+def _lists(space: Space) -> list[Sequence[Any]] | None:
+    """The values of every field; None if a field has a range of real numbers."""
+    found: list[Sequence[Any]] = []
+    for searched in space.values():
+        if isinstance(searched, Choices):
+            found.append(searched.values)
+        elif searched.whole:
+            found.append(range(int(searched.low), int(searched.high) + 1))
+        else:
+            return None
+    return found
 
 
 def read_plan(table: Any, methods: Iterable[str]) -> TunePlan:

@@ -40,7 +40,7 @@ class TunedMethod:
 
     @property
     def exhausted(self) -> bool:
-        """Whether every combination of the listed values was tried."""
+        """Whether every combination was tried."""
         return len(self.trials) == size(self.space)
 
     @property
