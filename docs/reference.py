@@ -165,7 +165,8 @@ def _options() -> str:
     rows = "".join(
         f"| `{option.name}` | `{option.field}` | {option.help} |\n" for option in OPTIONS.values()
     )
-    return f"#### `**options`\n\n| keyword | field of the config | meaning |\n| --- | --- | --- |\n{rows}"
+    head = "| keyword | field of the config | meaning |\n| --- | --- | --- |\n"
+    return f"#### `**options`\n\n{head}{rows}"
 
 
 def _class(name: str, found: type) -> str:
