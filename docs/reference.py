@@ -10,6 +10,7 @@ import inspect
 import re
 import typing
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,8 @@ def _options() -> str:
     rows = "".join(
         f"| `{option.name}` | `{option.field}` | {option.help} |\n" for option in OPTIONS.values()
     )
-    return f"#### `**options`\n\n| keyword | field of the config | meaning |\n| --- | --- | --- |\n{rows}"
+    head = "| keyword | field of the config | meaning |\n| --- | --- | --- |\n"
+    return f"#### `**options`\n\n{head}{rows}"
 
 
 def _class(name: str, found: type) -> str:
@@ -182,7 +184,7 @@ def _members(found: type) -> Iterator[str]:
         inner = one.__func__ if isinstance(one, staticmethod | classmethod) else one
         if inspect.isfunction(inner) and inner.__doc__:
             yield f"- `{key}{_call(inner)}`: {_plain(summary(inner))}.\n"
-        elif isinstance(one, property) and one.__doc__:
+        elif isinstance(one, property | cached_property) and one.__doc__:
             yield f"- `{key}`: {_plain(summary(one))}.\n"
 
 
