@@ -68,7 +68,7 @@ class CellRecord:
             groups=None if roster.groups is None else roster.groups.tolist(),
             matrices=_matrices(history),
             environment={
-                **{name: where.get(name) for name in ("coterie", "git_commit", "device")},
+                **{name: where.get(name) for name in ("coterie", "git_commit", "source", "device")},
                 **{name: where.get(name) for name in ("device_name", "cores", "python")},
                 "torch": dict(where.get("versions") or {}).get("torch"),
                 "precision": precision,
