@@ -13,6 +13,7 @@ import pytest
 
 import coterie
 from coterie.commands import cli
+from coterie.commands.arguments import settings
 from coterie.errors import ConfigError, StoppedError
 from coterie.experiment.config.loading import config_hash, load
 from coterie.studies import reproducing
@@ -279,6 +280,25 @@ def test_a_scale_of_a_card_may_search_other_values(cards):
     assert made.expected() == 2
     tuned = made.run()
     assert "small" in tomllib.loads(tuned.toml())["scales"]
+
+
+def test_a_method_that_the_chosen_columns_lack_and_a_card_that_waits_are_refused(cards):
+    path = cards / "p1" / "t9.toml"
+    path.write_text(CARD.replace("[columns.some]", '[columns.some]\nrun.methods = ["fedprox"]'))
+    made = tuning_of("P1-T9", columns=("few",))
+    assert [method.label for method in made.methods] == ["local", "fedavg"]
+    with pytest.raises(ConfigError, match="the columns have none of fedprox"):
+        tuning_of("P1-T9", columns=("few",), methods=("fedprox",))
+    path.write_text(CARD.replace("clients = [1]", 'waits = "for better days"'))
+    with pytest.raises(ConfigError, match="cannot be run yet: for better days"):
+        tuning_of("P1-T9")
+
+
+def test_the_command_of_a_search_can_be_typed_again(cards):
+    made = tuning_of("P1-T9", "small", {"tune.train.lr": RATES, "tune.trials": 3})
+    told = "tune.train.lr={low = 0.0001, high = 1.0, log = true}"
+    assert made.command == f"coterie tune P1-T9 --scale small --set '{told}' --set 'tune.trials=3'"
+    assert settings([told]) == {"tune.train.lr": RATES}
 
 
 def test_infinite_validation_scores_count_and_old_records_have_none(cards):
