@@ -6,19 +6,22 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import coterie
 from coterie.commands import cli
+from coterie.commands.arguments import settings
 from coterie.errors import ConfigError, StoppedError
 from coterie.experiment.config.loading import config_hash, load
 from coterie.studies import reproducing
 from coterie.studies.card_file import merged
-from coterie.studies.cell_record import read_records
+from coterie.studies.cell_record import _validation, read_records
 from coterie.studies.suggestions import suggestions
 from coterie.studies.tune_plan import Choices, Range, read_plan
+from coterie.studies.tune_search import _next
 from coterie.studies.tuned import Tuned, TunedMethod, TunedTrial
 from coterie.studies.tuning import tuning_of
 
@@ -279,8 +282,30 @@ def test_a_scale_of_a_card_may_search_other_values(cards):
     assert "small" in tomllib.loads(tuned.toml())["scales"]
 
 
+def test_a_method_that_the_chosen_columns_lack_and_a_card_that_waits_are_refused(cards):
+    path = cards / "p1" / "t9.toml"
+    path.write_text(CARD.replace("[columns.some]", '[columns.some]\nrun.methods = ["fedprox"]'))
+    made = tuning_of("P1-T9", columns=("few",))
+    assert [method.label for method in made.methods] == ["local", "fedavg"]
+    with pytest.raises(ConfigError, match="the columns have none of fedprox"):
+        tuning_of("P1-T9", columns=("few",), methods=("fedprox",))
+    path.write_text(CARD.replace("clients = [1]", 'waits = "for better days"'))
+    with pytest.raises(ConfigError, match="cannot be run yet: for better days"):
+        tuning_of("P1-T9")
+
+
+def test_the_command_of_a_search_can_be_typed_again(cards):
+    made = tuning_of("P1-T9", "small", {"tune.train.lr": RATES, "tune.trials": 3})
+    told = "tune.train.lr={low = 0.0001, high = 1.0, log = true}"
+    assert made.command == f"coterie tune P1-T9 --scale small --set '{told}' --set 'tune.trials=3'"
+    assert settings([told]) == {"tune.train.lr": RATES}
+
+
 def test_infinite_validation_scores_count_and_old_records_have_none(cards):
     coterie.tune("P1-T9", scale="small", columns=["few"], methods=["local"], out="out")
+    scores = np.array([[2.0, np.inf, np.nan], [1.0, np.inf, np.nan]])
+    history = SimpleNamespace(merge_val=False, val=scores, metric="rmse")
+    assert _validation(history)["last"] == [1.0, "inf", None]
     (path,) = Path("out/records").glob("*.json")
     told = json.loads(path.read_text())
     path.write_text(json.dumps({**told, "validation": {"last": [1.0, None, "inf"]}}))
@@ -296,27 +321,54 @@ def test_infinite_validation_scores_count_and_old_records_have_none(cards):
     assert not next(iter(read_records(path.parent).values())).validation
 
 
+def asked_of(search, score, trials):
+    """The values that a search suggests if they have these scores."""
+    values = [next(search)]
+    while len(values) < trials:
+        values.append(search.send(score(values[-1])))
+    with pytest.raises(StopIteration):
+        search.send(0.0)
+    return values
+
+
 def test_the_sampler_repeats_nothing_and_goes_the_same_way_again():
     space = {"lr": Range(0.001, 1.0, True), "n": Range(1, 5, False), "kind": Choices(("a", [1]))}
 
-    def tried():
-        search = suggestions(space, 12)
-        values = [next(search)]
-        while len(values) < 12:
-            score = -abs(math.log(values[-1]["lr"] / 0.1))
-            values.append(search.send(score if len(values) % 4 else math.inf))
-        with pytest.raises(StopIteration):
-            search.send(0.0)
-        return values
+    def score(values):
+        return -math.inf if values["n"] == 5 else values["lr"]
 
-    small = suggestions({"n": Range(1, 6, False)}, 5)
-    assert len({next(small)["n"], *(small.send(1.0)["n"] for _ in range(4))}) == 5
-    assert [v["n"] for v in suggestions({"n": Range(1, 3, False)}, 5)] == [1, 2, 3]
-    one = tried()
-    assert one == tried()
+    one = asked_of(suggestions(space, 12), score, 12)
+    assert one == asked_of(suggestions(space, 12), score, 12)
     assert len({json.dumps(values) for values in one}) == 12
     assert all(0.001 <= v["lr"] <= 1.0 and v["n"] in range(1, 6) for v in one)
     assert all(isinstance(v["n"], int) and v["kind"] in ("a", [1]) for v in one)
+    few = asked_of(suggestions({"n": Range(1, 6, False)}, 5), lambda _: 1.0, 5)
+    assert len({values["n"] for values in few}) == 5
+    assert [v["n"] for v in suggestions({"n": Range(1, 3, False)}, 5)] == [1, 2, 3]
+
+
+def test_the_sampler_looks_where_scores_are_high():
+    def off(values):
+        return abs(math.log10(values["lr"]) + 1)
+
+    space = {"lr": Range(1e-6, 10.0, True)}
+    near, far = (asked_of(suggestions(space, 24), lambda v, s=s: s * off(v), 24) for s in (-1, 1))
+    assert near[:12] == far[:12]  # drawn at random
+    assert np.mean([*map(off, near[12:])]) < np.mean([*map(off, far[12:])])
+
+
+@pytest.mark.parametrize(("metric", "told"), [("rmse", -3.0), ("accuracy", 3.0)])
+def test_a_search_is_told_that_larger_is_better(metric, told):
+    def search():
+        score = yield {}
+        yield {"told": score}
+
+    one = search()
+    next(one)
+    assert _next({"local": one}, {"local": TunedTrial({}, 3.0)}, metric) == {
+        "local": {"told": told}
+    }
+    assert _next({"local": one}, {"local": TunedTrial({}, 3.0)}, metric) == {}
 
 
 def test_without_optuna_lists_are_searched_and_ranges_name_the_extra(config, monkeypatch):

@@ -6,7 +6,6 @@ goes the same way without a second record of it.
 """
 
 import json
-import math
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -64,10 +63,7 @@ def _sampled(space: Space, trials: int) -> Generator[Values, float, None]:
         key = json.dumps(values)
         if key not in scores:
             scores[key] = yield values
-        if math.isfinite(scores[key]):
-            study.tell(trial, scores[key])
-        else:  # diverged: the sampler takes it as worse than every other trial
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        study.tell(trial, scores[key])
 
 
 def _value(trial: "Trial", field: str, searched: Searched) -> Any:

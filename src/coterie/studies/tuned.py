@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, final
@@ -126,7 +127,7 @@ def _row(method: TunedMethod) -> tuple[str, str, str, str]:
 
 
 def _shown(item: tuple[str, Any]) -> str:
-    return f"{item[0]} = {_toml(item[1])}"
+    return f"{item[0]} = {toml_value(item[1])}"
 
 
 def _flat(path: tuple[str, ...], table: dict[str, Any]) -> list[str]:
@@ -137,14 +138,14 @@ def _flat(path: tuple[str, ...], table: dict[str, Any]) -> list[str]:
         if isinstance(value, dict):
             lines += _flat(at, value)
         else:
-            lines.append(f"{'.'.join(map(_key, at))} = {_toml(value)}")
+            lines.append(f"{'.'.join(map(_key, at))} = {toml_value(value)}")
     return lines
 
 
 def _tables(path: tuple[str, ...], table: dict[str, Any]) -> list[str]:
     """The table with a header, and its inner tables with theirs."""
     plain = {name: value for name, value in table.items() if not isinstance(value, dict)}
-    lines = [f"{_key(name)} = {_toml(value)}" for name, value in plain.items()]
+    lines = [f"{_key(name)} = {toml_value(value)}" for name, value in plain.items()]
     lines = ["", f"[{'.'.join(map(_key, path))}]", *lines] if lines else []
     for name, value in table.items():
         if isinstance(value, dict):
@@ -157,6 +158,12 @@ def _key(name: str) -> str:
     return name if bare.isascii() and bare.isalnum() else json.dumps(name)
 
 
-def _toml(value: Any) -> str:
-    """A number, text, truth value or list as TOML, which for these is written as JSON is."""
+def toml_value(value: Any) -> str:
+    """A value as TOML: numbers, texts, truth values and lists of them are written as in JSON.
+
+    >>> toml_value({"low": 1, "log": True}), toml_value([0.1, "a"])
+    ('{low = 1, log = true}', '[0.1, "a"]')
+    """
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_key(k)} = {toml_value(v)}' for k, v in value.items())}}}"
     return json.dumps(value)

@@ -22,7 +22,7 @@ from .reproducing import card_of
 from .study import Study, restricted, study_of
 from .tune_plan import read_plan
 from .tune_search import Tuning
-from .tuned import Tuned
+from .tuned import Tuned, toml_value
 
 Tunable = Mapping[str, Any] | str | Path
 SCALE = "tuned"  # of a card, for values that were searched at the paper's scale
@@ -77,6 +77,8 @@ def tuning_of(
     told = str(source) if isinstance(source, str | Path) else ""
     if card is None:
         study, tables = _of_config(source, given, allowed)
+    elif card.about.waits:
+        raise ConfigError(f"{card.about.id} cannot be run yet: {card.about.waits}")
     else:
         study = card.study(scale, given, allowed)
         tables = merge(merged(card.tables, card.scales.get(scale, {})), given)
@@ -85,11 +87,15 @@ def tuning_of(
         asked = restricted(study, columns, methods, plan.seeds)
         apart = tuple(c._replace(config=_unmerged(c.config)) for c in asked.columns)
         merging = any(column.config.train.merge_val for column in asked.columns)
+        chosen = tuple(m for m in asked.methods if not methods or m.label in methods)
+        if not chosen:
+            raise ConfigError(f"--methods: the columns have none of {', '.join(methods)}")
         at = f" --scale {scale}" if card is not None and scale != PAPER else ""
+        at += "".join(f" --set '{field}={toml_value(v)}'" for field, v in given.items())
         made = Tuning(
             study=replace(asked, columns=apart),
             plan=plan,
-            methods=tuple(m for m in study.methods if not methods or m.label in methods),
+            methods=chosen,
             out=Path("runs") / f"{study.name}{'' if card is None else f'-{scale}'}-tune",
             command=f"coterie tune {told}{at}" if told else "coterie.tune(...)",
             notes=(MERGED,) if merging else (),
