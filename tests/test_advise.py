@@ -104,7 +104,7 @@ CONTRADICTIONS = {
     "partition": {"name": "concept_shift", "clients": 4, "groups": 4},
     "model": {"name": "linear"},
     "train": {"lr": 0.2, "epochs": 2, "batch": 100},
-    "engine": {"name": "vmap", "play": False},
+    "engine": {"name": "vmap", "trace": False},
     "run": {"rounds": 3, "out": "the-comparison-of-this-config"},
 }
 
@@ -139,7 +139,7 @@ def test_the_command_tells_its_time_first_and_prints_documented_json(capsys, tmp
     config = tmp_path / "x.toml"
     config.write_text(
         '[partition]\nname = "iid"\nclients = 3\n[model]\nname = "linear"\n'
-        '[engine]\nname = "vmap"\nplay = false\n[train]\nbatch = 100\n'
+        '[engine]\nname = "vmap"\ntrace = false\n[train]\nbatch = 100\n'
     )
     with pytest.raises(SystemExit) as ended:
         cli.main(["advise", str(config), "--rounds", "2", "--seeds", "2", "--json"])
