@@ -435,7 +435,7 @@ def test_a_stop_ends_all_runs_after_a_round_and_they_go_on(cluster, serial, tmp_
     config = coterie.api.configure(
         TINY, methods=COMPARED, seeds=[0, 1], out=str(out), set={"run.spread": "ray"}
     )
-    stop = Stop(out)
+    stop = Stop(f"coterie resume {out}")
 
     def press(step):
         stop.asked = signal.SIGINT
