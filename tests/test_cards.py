@@ -139,6 +139,19 @@ def test_published_records_are_taken_as_run(cards):
     assert "P1-T9" in (cards.parent / "pub" / "P1-T9.small.md").read_text()
 
 
+def test_publishing_loses_no_record_and_adds_none_of_other_settings(cards):
+    published = cards.parent / "pub" / "P1-T9.small.json"
+    reproduction("P1-T9", "small", publish="pub", methods=("local", "fedavg")).run()
+    before = published.read_text()
+    other = {"train.lr": 0.3}
+    reproduction("P1-T9", "small", out="other", publish="pub", changes=other).run()
+    assert published.read_text() == before
+    faster = {"engine.name": "vmap"}  # not another experiment
+    reproduction("P1-T9", "small", out="more", publish="pub", changes=faster).run()
+    assert json.loads(published.read_text())["records"][:2] == json.loads(before)["records"]
+    assert len(json.loads(published.read_text())["records"]) == 3
+
+
 def test_the_key_of_a_run_names_the_experiment_and_not_the_machine(cards):
     def key(**changes):
         study = reproduction("P1-T9", changes=changes).study

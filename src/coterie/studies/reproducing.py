@@ -14,7 +14,7 @@ from ..experiment.runner import Watch
 from ..storage import files
 from .card_file import PAPER, Card, read_card
 from .card_text import markdown
-from .cell_record import CellRecord, read_records, record_of, records_text
+from .cell_record import CellRecord, read_records, record_for, record_of, records_text
 from .outcome import StudyOutcome
 from .study import Study, restricted
 from .study_page import study_page
@@ -73,7 +73,7 @@ class Reproduction:
     card: Card
     scale: str
     study: Study  # what is asked for: perhaps fewer columns, methods or seeds
-    whole: Study  # the card as it is
+    whole: Study  # the card as its file has it: what may be published
     out: Path
     published: Path | None  # a folder of published results
 
@@ -120,16 +120,21 @@ class Reproduction:
         return outcome
 
     def _publish(self) -> None:
-        """Write all records that the whole card uses into one file, and the card beside it."""
+        """Add all records that the whole card uses to its file, and write the card beside it.
+
+        Runs with other settings (``--set``) are not the card's and are not published.
+        """
         if self.published is None:
             raise AssertionError("there is no folder to publish to")
         self.published.mkdir(parents=True, exist_ok=True)
-        known = self.known()
-        keys = [cell.key for cell in self.whole.cells() if cell.key in known]
-        if not keys:
-            return
         name = PUBLISHED.format(card=self.card.about.id, scale=self.scale)
-        files.write_text(self.published / name, records_text([known[key] for key in keys]))
+        path, known = self.published / name, self.known()
+        before = _records_in(path, path.stat().st_mtime_ns) if path.exists() else {}
+        found = [(cell.key, record_for(cell, known)) for cell in self.whole.cells()]
+        kept = {**before, **{key: record for key, record in found if record is not None}}
+        if not kept:
+            return
+        files.write_text(path, records_text(list(kept.values())))
         text = markdown(StudyOutcome(self.whole, known), self.command)
         files.write_text(self.published / name.replace(".json", ".md"), text)
 
@@ -152,9 +157,10 @@ def reproduction(
     code: Given = None,
 ) -> Reproduction:
     """What reproduces a card at one scale; nothing is run yet."""
-    card = card_of(name)
-    whole = card.study(scale, changes, Code.of(code, installed=True))
-    asked = restricted(whole, columns, methods, seeds)
+    card, allowed = card_of(name), Code.of(code, installed=True)
+    whole = card.study(scale, code=allowed)
+    changed = card.study(scale, changes, allowed) if changes else whole
+    asked = restricted(changed, columns, methods, seeds)
     folder = Path(out) if out is not None else Path("runs") / f"{card.about.id}-{scale}"
     target = None if publish is None else Path(publish)
     return Reproduction(card, scale, asked, whole, folder, target)
