@@ -7,5 +7,6 @@ Without the folder everything else works, and the vmap engine executes calls as 
 from .executor import Executor
 from .kernels import native
 from .memory import Allocator
+from .trace.sampling import MOST as CHECKED_STEPS
 
-__all__ = ["Allocator", "Executor", "native"]
+__all__ = ["CHECKED_STEPS", "Allocator", "Executor", "native"]

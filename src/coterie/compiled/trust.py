@@ -10,10 +10,13 @@ traced as a constant is detected. A trace that passes is replayed in float32 too
 differ by the rounding error of the call. Compiled steps may differ by the rounding error of the
 trace; if that could hide more than a part of one step, the steps are compiled and compared in
 float64 as well.
+
+Where no steps are compiled, only a few steps of every loop are compared (``trace.sampled``): in
+float64 the comparison would otherwise take longer than many rounds of the run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -23,7 +26,7 @@ from torch import Tensor
 from ..core import tree
 from ..core.tree import Bank, Tree, flatten, unflatten
 from ..errors import MismatchError
-from .trace import InDouble, doubled
+from .trace import InDouble, doubled, sampled
 
 Call = Callable[..., Tree]
 _PERTURBATION = 0.01  # the relative perturbation of the inputs
@@ -54,11 +57,15 @@ class TraceTrial:
     """A call on perturbed inputs, and its result in float64.
 
     The call is executed for few clients. Traces are replayed for as many clients as they were made
-    for: the same few, each in several positions.
+    for: the same few, each in several positions. Loops run all their steps if ``whole``, which
+    compiled steps need, and else a few of them.
     """
 
-    def __init__(self, call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> None:
+    def __init__(
+        self, call: Call, inputs: tuple[Tree, ...], layers: Sequence[int], *, whole: bool = False
+    ) -> None:
         self._call, self._layers = call, tuple(layers)
+        self._loops = nullcontext if whole else sampled
         self._places = _places(len(next(tree.leaves(inputs))))
         few = tree.map_leaves(lambda leaf: leaf[: int(self._places.max()) + 1], inputs)
         self._few = perturbed(few, _PERTURBATION)
@@ -117,11 +124,16 @@ class TraceTrial:
     def captured(self, graph: Call, replay: Call) -> None:
         """Refuse a CUDA graph that differs from its trace by more than rounding.
 
-        Both compute in the precision of the run, which may be tf32: a graph cannot change it.
+        Both compute in the precision of the run, which may be tf32: a graph cannot change it. It
+        runs all steps, so that it is compared with the replay of all steps, and rounding is what
+        the replay makes of inputs that differ by about as much.
         """
         given = self._spread(self._few)
-        bounds = map(_rounding, self._off(replay(*given)))
-        for off, bound in zip(self._off(graph(*given)), bounds, strict=True):
+        expected = [doubled(leaf) for leaf in tensors(replay(*given))]
+        changes = [self._change(leaf) for leaf in expected]
+        nudged = replay(*perturbed(given, _ROUNDING))
+        bounds = map(_rounding, self._apart(nudged, expected, changes))
+        for off, bound in zip(self._apart(graph(*given), expected, changes), bounds, strict=True):
             _refuse(off, bound)
 
     def _nudged(self, replay: Call) -> list[Off]:
@@ -130,11 +142,11 @@ class TraceTrial:
 
     def _as_written(self, replay: Call) -> list[Off]:
         """The rounding error of the call itself."""
-        with full_precision():
+        with full_precision(), self._loops():
             return self._off(self._spread(self._call(*self._few)))
 
     def _replayed(self, replay: Call) -> Tree:
-        with full_precision():
+        with full_precision(), self._loops():
             return replay(*self._spread(self._few))
 
     def _replayed_in_double(self, replay: Call) -> Tree:
@@ -150,13 +162,17 @@ class TraceTrial:
         return tree.take(few, self._places)
 
     def _in_double(self, call: Call, inputs: tuple[Tree, ...]) -> Tree:
-        if not self.single:
-            return call(*inputs)
-        with full_precision(), InDouble():
+        exactly = InDouble() if self.single else nullcontext()
+        with full_precision(), self._loops(), exactly:
             return call(*inputs)
 
     def _off(self, result: Tree) -> list[Off]:
-        pairs = zip(tensors(result), self._expected, self._changes, strict=True)
+        return self._apart(result, self._expected, self._changes)
+
+    def _apart(
+        self, result: Tree, expected: Sequence[Tensor], changes: Sequence[Tensor]
+    ) -> list[Off]:
+        pairs = zip(tensors(result), expected, changes, strict=True)
         return [self._one(at, *pair) for at, pair in enumerate(pairs)]
 
     def _one(self, at: int, found: Tensor, expected: Tensor, change: Tensor) -> Off:

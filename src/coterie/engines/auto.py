@@ -212,6 +212,10 @@ def _batched(probe: Work, how: How, sizes: tuple[int, ...], asked: Asked) -> Ite
             tried.add(together)
             resolved = {name: engine.choice[name] for name in ("threads", "trace", "compiled")}
             choice = {"engine": "vmap", "chunk": most, **resolved}
+            if probe.problem.device.type == "cuda":
+                # The first engine compiles kernels that all forms share: that is not its tracing.
+                Candidate(engine, choice, many, together).turn()
+                engine = VmapBackend(*probe, chunk=most, threads=many, **how._asdict())
             yield Candidate(engine, choice, many, together * engine.threads)
 
 

@@ -83,7 +83,7 @@ class Candidate:
         if not isinstance(self.engine, VmapBackend) or not self.engine.trace:
             return 0.0
         most = on.problem.recipe.count(max(on.shards.splits["train"].sizes), on.problem.least)
-        each = traced.fixed + most * traced.a_step
+        each = traced.fixed + self.engine.checked(most) * traced.a_step
         return _BESIDE * forms(self.engine, on, length) * each
 
 

@@ -43,11 +43,15 @@ def cards_folder() -> Path:
 def all_cards() -> dict[str, Card]:
     """Every card, by its id, in the order of papers, tables and figures."""
     found: dict[str, Card] = {}
-    for path in sorted(cards_folder().glob("p*/*.toml"), key=_order):
+    for path in _card_paths():
         card = read_card(path)
         if found.setdefault(card.about.id, card) is not card:
             raise ConfigError(f"{path}: another card has the id {card.about.id} too; rename one")
     return found
+
+
+def _card_paths() -> list[Path]:
+    return sorted(cards_folder().glob("p*/*.toml"), key=_order)
 
 
 def _order(path: Path) -> tuple[str, str, int, str]:
@@ -59,6 +63,12 @@ def card_of(name: str) -> Card:
     """A card by its id, or by the path of its file."""
     if name.endswith(".toml"):
         return read_card(Path(name))
+    paper, _, item = name.lower().partition("-")
+    path = cards_folder() / paper / f"{item}.toml"
+    if path in _card_paths():
+        card = read_card(path)
+        if card.about.id.lower() == name.lower():
+            return card
     cards = all_cards()
     found = {card_id.lower(): card for card_id, card in cards.items()}.get(name.lower())
     if found is None:

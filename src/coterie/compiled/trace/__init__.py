@@ -11,6 +11,7 @@ depend on shapes and not on numbers; code that reads a number from a tensor cann
 
 from .double import InDouble, doubled
 from .replay import Trace
+from .sampling import sampled
 from .tracer import Tracer
 
-__all__ = ["InDouble", "Trace", "Tracer", "doubled"]
+__all__ = ["InDouble", "Trace", "Tracer", "doubled", "sampled"]

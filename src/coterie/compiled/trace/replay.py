@@ -10,6 +10,7 @@ from . import rewrite
 from .cpp_writer import UnknownError
 from .layers import fuse_layers
 from .native_loop import NativeLoop, Pattern, Sizes, TensorForm
+from .sampling import chosen
 from .simplify import shorten_calls, simplify
 from .tracer import Body, Loop, Op, Registers, Tracer, outside
 
@@ -137,7 +138,10 @@ class TracedLoop:
     def __call__(
         self, held: dict[int, Tensor], destinations: Mapping[int, Destination] = _ANYWHERE
     ) -> Sequence[Tensor]:
-        """The carry after the last step; compiled steps write it into its destinations."""
+        """The carry after the last step; compiled steps write it into its destinations.
+
+        Compiled steps are always run all.
+        """
         if self.native is not None:
             begin, beside = ([held[r] for r in some] for some in (self._begin, self._beside))
             return self.native(begin, beside, [destinations.get(r) for r in self.outs])
@@ -147,8 +151,8 @@ class TracedLoop:
         beside = [
             p for r, s in zip(self._beside, self.cuts, strict=True) for p in _apart(held[r], s)
         ]
-        for body, number in zip(self._order, self._numbers, strict=True):
-            carry = self.bodies[body].replay(number, *carry, *beside)
+        for at in chosen(self._order):
+            carry = self.bodies[self._order[at]].replay(self._numbers[at], *carry, *beside)
         parts = iter(carry)
         return [
             next(parts) if s is None else torch.cat([next(parts) for _ in s], -1)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._C import _WeakTensorRef  # type: ignore[attr-defined]
-from torch._C._functorch import TransformType, _add_batch_dim, _remove_batch_dim
+from torch._C._functorch import _add_batch_dim, _remove_batch_dim
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...core import loops, tree
 from ...core.loops import Carry, Step
 from ...errors import TraceError
+from .sampling import can_record
 
 aten = torch.ops.aten
 
@@ -184,12 +185,8 @@ class Tracer(TorchDispatchMode):
     # ---- loops -----------------------------------------------------------------------------
 
     def takes(self, kinds: Sequence[Hashable]) -> bool:
-        """Whether a loop can be recorded: it has equal steps, and is inside of vmap only."""
-        return (
-            len(kinds) > len(set(kinds))
-            and not self._stepping
-            and all(level.key() == TransformType.Vmap for level in _levels())
-        )
+        """Whether a loop is recorded by its steps: one that is not within another's step."""
+        return not self._stepping and can_record(kinds)
 
     def loop(self, step: Step[Carry], kinds: Sequence[Hashable], carry: Carry) -> Carry:
         """Record a loop: one step of every kind."""
