@@ -155,9 +155,12 @@ def _card(path: Path, tables: Table) -> Card:
         narrowed = table.get("columns")
         if narrowed is not None and not isinstance(narrowed, Mapping):
             raise ConfigError(f"scales.{scale}.columns: expected a table of columns")
-        for name in narrowed or ():
+        for name, further in (narrowed or {}).items():
             if name not in columns:
                 raise ConfigError(f"scales.{scale}.columns: {did_you_mean(name, columns)}")
+            if not isinstance(further, Mapping):
+                where = f"scales.{scale}.columns.{name}"
+                raise ConfigError(f"{where}: found {further!r}; expected a table of the config")
     return Card(
         path=path,
         about=about,

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import ConfigError
 from ..storage import files
 from .card_file import Card
 from .outcome import FAILS, HOLDS, NOT_RUN, StudyOutcome
-from .reproducing import states
+from .reproducing import all_cards, reproduction
 from .study_page import page_of, section
 
 PAGE, INDEX = "cards.html", "README.md"
@@ -22,9 +23,22 @@ class CardState(NamedTuple):
     outcome: StudyOutcome
 
 
-def all_states(published: Path | None, out: Path = RUNS) -> list[CardState]:
-    """Every card at every scale, with what was run of it."""
-    return [CardState(*one) for one in states(published, out)]
+def all_states(
+    published: Path | None, out: Path = RUNS
+) -> tuple[list[CardState], list[ConfigError]]:
+    """Every card at every scale with what was run of it, and each different error of a card."""
+    cards, wrong = all_cards()
+    found = []
+    for name, card in cards.items():
+        for scale in card.names:
+            try:
+                at = out / f"{name}-{scale}"
+                one = reproduction(str(card.path), scale, out=at, publish=published)
+            except ConfigError as error:
+                wrong.append(error)
+            else:
+                found.append(CardState(card, scale, one.outcome()))
+    return found, list({str(error): error for error in wrong}.values())
 
 
 def write_index(found: Sequence[CardState], published: Path | None, out: Path = RUNS) -> Path:
