@@ -98,19 +98,21 @@ class StudyOutcome:
         return sum(record_for(cell, self.records) is not None for cell in cells), len(cells)
 
     @property
-    def state(self) -> str:
-        """One word or two for a list of studies."""
-        done, wanted = self.counts
-        if not done:
-            return NOT_RUN
-        partly = "" if done == wanted else f" ({done} of {wanted} runs)"
+    def verdict(self) -> str:
+        """Whether the claims hold, in one word or a few; "run" if none of them can be judged."""
         judged = [one for one in self.judged if one.state != NOT_RUN]
         failed = sum(one.state == FAILS for one in judged)
-        if not judged:
-            return f"run{partly}"
         if failed:
-            return f"{failed} of {len(judged)} claims {'fail' if failed > 1 else 'fails'}{partly}"
-        return f"{HOLDS}{partly}"
+            return f"{failed} of {len(judged)} claims {'fail' if failed > 1 else 'fails'}"
+        if judged:
+            return HOLDS
+        return "run" if self.counts[0] else NOT_RUN
+
+    @property
+    def state(self) -> str:
+        """The verdict for a list of studies, with the number of runs if some are missing."""
+        done, wanted = self.counts
+        return self.verdict if done in (0, wanted) else f"{self.verdict} ({done} of {wanted} runs)"
 
     def __repr__(self) -> str:
         from .card_text import markdown
