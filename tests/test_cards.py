@@ -17,7 +17,14 @@ from coterie.studies.card_text import markdown
 from coterie.studies.cell_record import CellRecord, read_records, record_for
 from coterie.studies.outcome import FAILS, HOLDS, NOT_RUN, RELATIONS, StudyOutcome
 from coterie.studies.reproducing import all_cards, reproduction
-from coterie.studies.study import Claim, Printed, StudyCell, study_of
+from coterie.studies.study import (
+    Claim,
+    Printed,
+    StudyCell,
+    method_and_column,
+    restricted,
+    study_of,
+)
 from coterie.studies.study_figures import study_figures
 from coterie.studies.study_runs import missing
 from coterie.studies.sweeping import sweep
@@ -253,6 +260,8 @@ def test_claims_hold_exactly_where_their_relation_holds_for_the_means(study):
         truth = {
             Claim("", "above", (a, b, c), margin): mean[a] > max(mean[b], mean[c]) + margin,
             Claim("", "below", (a, b), margin): mean[a] < mean[b] - margin,
+            Claim("", "rises", (a, b, c), margin): mean[a] + margin < mean[b] < mean[c] - margin,
+            Claim("", "falls", (a, b, c), margin): mean[a] - margin > mean[b] > mean[c] + margin,
             Claim("", "best", (a,)): mean[a] > max(mean[b], mean[c], mean[d]),
             Claim("", "level", (a, b), margin): abs(mean[a] - mean[b]) <= margin,
             Claim("", "at_least", (a,), 2.0): mean[a] >= 2,
@@ -262,6 +271,93 @@ def test_claims_hold_exactly_where_their_relation_holds_for_the_means(study):
         outcome = StudyOutcome(replace(study, claims=tuple(truth)), fake(study, values))
         states = [one.state for one in outcome.judged]
         assert states == [HOLDS if holds else FAILS for holds in truth.values()]
+
+
+@pytest.fixture(scope="module")
+def sweep_study():
+    """A study with the columns val=0.1, val=0.3 and val=0.5."""
+    tables = {
+        "data": {"name": "digits", "val": {"sweep": [0.1, 0.3, 0.5]}},
+        "run": {"methods": ["local", "fedavg"], "seeds": 2},
+    }
+    return study_of(tables, load().code, name="ours")
+
+
+def at(method, share):
+    return f"{method} | val={share}"
+
+
+def judged(study, values, *claims):
+    """The state of each claim, and the evidence of the last one."""
+    found = StudyOutcome(replace(study, claims=claims), fake(study, values)).judged
+    return [one.state for one in found], found[-1].evidence
+
+
+def test_claims_between_columns_hold_exactly_where_their_relation_holds(sweep_study):
+    draw = random.Random(0)
+    places = [(m, share) for m in ("local", "fedavg") for share in (0.1, 0.3, 0.5)]
+    seen = set()
+    for _ in range(200):
+        number = {(m, v): float(draw.randrange(4)) for m, v in places}
+        values = {(f"val={v}", m, s): number[m, v] for m, v in places for s in (0, 1)}
+        a, b, c = draw.sample(places, 3)
+        names, margin = tuple(at(*place) for place in (a, b, c)), draw.choice([0.0, 1.0])
+        x, y, z = (number[place] for place in (a, b, c))
+        truth = {
+            Claim("", "above", names, margin): x > max(y, z) + margin,
+            Claim("", "below", names, margin): x < min(y, z) - margin,
+            Claim("", "rises", names, margin): x + margin < y and y + margin < z,
+            Claim("", "falls", names, margin): x - margin > y and y - margin > z,
+            Claim("", "level", names[:2], margin): abs(x - y) <= margin,
+            Claim("", "at_least", names[:1], 2.0): x >= 2,
+            Claim("", "at_most", names[:1], 2.0): x <= 2,
+        }
+        states, _ = judged(sweep_study, values, *truth)
+        assert states == [HOLDS if holds else FAILS for holds in truth.values()]
+        seen |= {(claim.relation, holds) for claim, holds in truth.items()}
+    assert len(seen) == 2 * (len(RELATIONS) - 1)  # each relation held and failed; best has none
+
+
+def test_a_claim_between_columns_is_judged_once_and_says_where_its_numbers_are(sweep_study):
+    values = {(f"val={v}", "fedavg", s): 10 * v + s for v in (0.1, 0.3) for s in (0, 1)}
+    values |= {("val=0.5", "fedavg", 0): 9.0}
+    claim = Claim("", "rises", (at("fedavg", 0.1), at("fedavg", 0.3), at("fedavg", 0.5)))
+    states, evidence = judged(sweep_study, values, claim)
+    assert states == [HOLDS]
+    means = "fedavg (val=0.1) 1.00, fedavg (val=0.3) 3.00, fedavg (val=0.5) 9.00"
+    assert evidence == (f"{means} (1 seed)",)
+
+
+def test_a_method_without_a_column_is_taken_in_each_column_that_is_judged(sweep_study):
+    values = {(f"val={v}", "fedavg", 0): 10 * v for v in (0.1, 0.3, 0.5)}
+    shares = ("val=0.3", "val=0.5")
+    claim = Claim("", "above", ("fedavg", at("fedavg", 0.1)), 1.0, shares)
+    states, evidence = judged(sweep_study, values, claim)
+    assert states == [HOLDS]
+    assert [text.partition(":")[0] for text in evidence] == [*shares]
+    assert judged(sweep_study, values, claim._replace(margin=3.0))[0] == [FAILS]  # at 0.3
+
+
+def test_a_trend_is_over_the_values_that_a_scale_has_and_all_of_these_must_be_run(sweep_study):
+    names = tuple(at("fedavg", share) for share in (0.1, 0.2, 0.3, 0.5))
+    rises, above = Claim("", "rises", names), Claim("", "below", names)
+    values = {(f"val={v}", "fedavg", 0): v for v in (0.1, 0.3, 0.5)}
+    assert judged(sweep_study, values, rises, above)[0] == [HOLDS, NOT_RUN]
+    values[("val=0.5", "fedavg", 0)] = 0.2
+    assert judged(sweep_study, values, rises)[0] == [FAILS]
+    del values["val=0.5", "fedavg", 0]
+    assert judged(sweep_study, values, rises)[0] == [NOT_RUN]
+    one = Claim("", "rises", (at("fedavg", 0.1), at("fedavg", 0.2)))
+    assert judged(sweep_study, values, one)[0] == [NOT_RUN]  # one value shows no trend
+
+
+def test_a_method_alone_is_not_best_nor_are_the_others_compared_without_it(study):
+    values = {("result", "fedavg", seed): 5.0 for seed in (0, 1)}
+    assert judged(study, values, Claim("", "best", ("fedavg",)))[0] == [NOT_RUN]
+    others = {("result", m, 0): float(len(m)) for m in ("local", "fedprox@mu=0.1")}
+    assert judged(study, others, Claim("", "best", ("fedavg",)))[0] == [NOT_RUN]
+    alone = restricted(study, methods=("fedavg",))
+    assert judged(alone, values, Claim("", "best", ("fedavg",)))[0] == [NOT_RUN]
 
 
 def test_a_claim_whose_runs_are_missing_is_not_run(study):
@@ -319,6 +415,17 @@ def test_a_spoilt_record_is_refused_with_its_path(cards, spoil):
         (('"accuracy_last"', '"acuracy_last"'), "there is no number"),
         (("above = [", "abov = ["), "claims"),
         (('above = ["local", "fedavg"]', ""), "0 relations"),
+        (('above = ["local", "fedavg"]', 'above = ["local"]'), "expected two or more"),
+        (('above = ["local", "fedavg"]', 'rises = ["local | few"]'), "expected two or more"),
+        (('above = ["local", "fedavg"]', 'best = "local | few"'), "found a column"),
+        (('above = ["local", "fedavg"]', 'above = ["local", "fedavg |"]'), "found no column"),
+        (
+            (
+                'above = ["local", "fedavg"]',
+                'falls = ["local | few", "local | many"]\ncolumns = ["few"]',
+            ),
+            "remove columns",
+        ),
         (("[10.0, 200.0]", '["x"]'), "expected a number or"),
         (("[scales.small.columns.few]", "[scales.small.columns.fwe]"), "did you mean 'few'"),
         (("mu = 0.5", "muu = 0.5"), "did you mean 'mu'"),
@@ -364,7 +471,11 @@ def test_a_sweep_in_memory_gives_one_row_per_column_and_method():
     assert all(math.isfinite(row["mean"]) for row in found.rows())
 
 
-SHIPPED = all_cards()
+SHIPPED, WRONG = all_cards()
+
+
+def test_no_shipped_card_file_is_wrong():
+    assert WRONG == []
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -378,6 +489,8 @@ def test_every_shipped_card_loads_at_every_scale_and_speaks_of_its_own_methods(n
     for column, printed in study.printed.items():
         assert column in {c.name for c in study.columns}
         assert {*printed} <= labels
+    columns = {c.name for c in study.columns}
     for claim in study.claims:
-        assert {*claim.methods} <= labels, claim.text
-        assert {*claim.columns} <= {c.name for c in study.columns}, claim.text
+        places = [method_and_column(method) for method in claim.methods]
+        assert {label for label, _ in places} <= labels, claim.text
+        assert {*claim.columns, *(name for _, name in places if name)} <= columns, claim.text

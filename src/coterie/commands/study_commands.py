@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError
+from ..errors import ConfigError, printable
 from .arguments import CODE, JSON, configured, settings
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def reproduce(
     Finished runs are never repeated, and one that was killed is continued. The card says which
     numbers are inside the paper's deviation or two points, and which claims hold.
     """
-    from ..studies.reproducing import all_cards, reproduction
+    from ..studies.reproducing import reproduction, runnable
 
     if listed or not cards:
         _list(None if publish is None else Path(publish), page=publish is not None)
@@ -61,7 +61,7 @@ def reproduce(
     if device is not None:
         changes["engine.device"] = device
     every = cards == [ALL]
-    names = [name for name, card in all_cards().items() if _can(card, scale)] if every else cards
+    names = runnable(scale) if every else cards
     if out is not None and len(names) > 1:
         raise ConfigError("--out: found several cards; expected one, or leave --out out")
     for name in names:
@@ -172,12 +172,6 @@ def tune(
     show(f"\nfolder: {tuned.out}\nvalues: {tuned.out and tuned.out / TOML}")
 
 
-def _can(card: object, scale: str) -> bool:
-    from ..studies.card_file import Card
-
-    return isinstance(card, Card) and card.about.waits is None and scale in card.names
-
-
 def _names(methods: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (methods or "").split(",") if name.strip())
 
@@ -199,14 +193,23 @@ def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:
 
 
 def _list(published: Path | None, *, page: bool) -> None:
-    """Print every card with its state; with ``page``, write the page and the published index."""
+    """Print every card with its state; with ``page``, write the page and the published index.
+
+    A wrong card file is one line below all cards, and an error at the end.
+    """
     from ..studies.index_page import all_states, write_index
     from .console import show
 
-    found = all_states(published)
+    found, wrong = all_states(published)
     for card, scale, outcome in found:
         about = card.about
         state = f"waits: {about.waits}" if about.waits else outcome.state
         show(f"{about.id:14} {scale:8} {state:40} {about.title}")
+    for error in wrong:
+        show(f"wrong card: {printable(error)}")
     if page:
-        show(f"page: {write_index(found, published)}")
+        show(f"page: {write_index(found, None if wrong else published)}")
+    if wrong:
+        count = f"{len(wrong)} error{'s' * (len(wrong) > 1)}"
+        kept = "" if published is None else "; the index of published results was left as it is"
+        raise ConfigError(f"found {count} in card files, listed above; correct each file{kept}")

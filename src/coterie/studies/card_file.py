@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from ..core.imports import Code
 from ..errors import ConfigError, did_you_mean
 from ..experiment.config.loading import load, merge
 from ..experiment.config.schema import DataTable, Table
 from ..experiment.config.sweeps import point_label, points, shared_sweeps
-from .outcome import RELATIONS
+from .claim_table import ClaimTable, StrictTable, claim_of
 from .study import RESULT, Claim, Printed, Study, StudyColumn, check_number, default_number
 
 PAPER = "paper"  # the scale of the file itself
@@ -26,11 +26,7 @@ FURTHER = ("card", "columns", "paper", "claims", "scales")
 NAMING = ("data", "partition", "model", "adapt")  # tables whose fields belong to what they name
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class CardTable(_Strict):
+class CardTable(StrictTable):
     """The table ``[card]``."""
 
     id: Annotated[str, Field(pattern=r"P[1-5]-[A-Za-z0-9-]{1,30}")]
@@ -45,23 +41,6 @@ class CardTable(_Strict):
     stand_in: str | None = None
     notes: tuple[str, ...] = ()
     waits: str | None = None
-
-
-class ClaimTable(_Strict):
-    """One entry of ``[[claims]]``; exactly one of its relations is given."""
-
-    text: str
-    columns: tuple[str, ...] = ()
-    number: str | None = None
-    above: tuple[str, ...] | None = None
-    below: tuple[str, ...] | None = None
-    best: str | None = None
-    level: tuple[str, str] | None = None
-    at_least: tuple[str, float] | None = None
-    at_most: tuple[str, float] | None = None
-    cause: str | None = None
-    by: float = 0.0
-    within: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -155,9 +134,12 @@ def _card(path: Path, tables: Table) -> Card:
         narrowed = table.get("columns")
         if narrowed is not None and not isinstance(narrowed, Mapping):
             raise ConfigError(f"scales.{scale}.columns: expected a table of columns")
-        for name in narrowed or ():
+        for name, further in (narrowed or {}).items():
             if name not in columns:
                 raise ConfigError(f"scales.{scale}.columns: {did_you_mean(name, columns)}")
+            if not isinstance(further, Mapping):
+                where = f"scales.{scale}.columns.{name}"
+                raise ConfigError(f"{where}: found {further!r}; expected a table of the config")
     return Card(
         path=path,
         about=about,
@@ -167,7 +149,7 @@ def _card(path: Path, tables: Table) -> Card:
             column: {method: _printed(value, f"paper.{column}.{method}") for method, value in of}
             for column, of in ((c, t.items()) for c, t in _tables_of(tables, "paper").items())
         },
-        claims=tuple(_claim(_checked(ClaimTable, one, "claims")) for one in claims),
+        claims=tuple(claim_of(_checked(ClaimTable, one, "claims")) for one in claims),
         scales=scales,
     )
 
@@ -194,25 +176,6 @@ def _printed(value: Any, where: str) -> Printed:
     if not 1 <= len(parts) <= 2 or len(real) != len(parts):
         raise ConfigError(f"{where}: found {value!r}; expected a number or [mean, deviation]")
     return Printed(*map(float, parts))
-
-
-def _claim(table: ClaimTable) -> Claim:
-    given = {name: getattr(table, name) for name in RELATIONS}
-    given = {name: value for name, value in given.items() if value is not None}
-    if len(given) != 1:
-        raise ConfigError(
-            f"claims: '{table.text}' has {len(given)} relations; expected one of "
-            f"{', '.join(RELATIONS)}"
-        )
-    check_number(table.number, "claims.number")
-    ((relation, value),) = given.items()
-    if relation in ("at_least", "at_most"):
-        methods, margin = (value[0],), value[1]
-    else:
-        methods = (value,) if isinstance(value, str) else tuple(value)
-        margin = table.within if relation == "level" else table.by
-    columns, number, cause = table.columns, table.number, table.cause
-    return Claim(table.text, relation, methods, margin, columns, number, cause)
 
 
 def _loaded(path: Path, tables: Table, code: Code) -> Any:

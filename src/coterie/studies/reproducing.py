@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +40,35 @@ def cards_folder() -> Path:
     )
 
 
-def all_cards() -> dict[str, Card]:
-    """Every card, by its id, in the order of papers, tables and figures."""
+def all_cards() -> tuple[dict[str, Card], list[ConfigError]]:
+    """Every card by its id, in the order of papers, tables and figures; errors of wrong files."""
     found: dict[str, Card] = {}
+    wrong: list[ConfigError] = []
     for path in _card_paths():
-        card = read_card(path)
+        try:
+            card = read_card(path)
+        except ConfigError as error:
+            wrong.append(error)
+            continue
         if found.setdefault(card.about.id, card) is not card:
-            raise ConfigError(f"{path}: another card has the id {card.about.id} too; rename one")
-    return found
+            text = f"{path}: another card has the id {card.about.id} too; rename one"
+            wrong.append(ConfigError(text))
+    return found, wrong
+
+
+def runnable(scale: str) -> list[str]:
+    """The files of all cards that can be run at a scale; those with an error there are left out."""
+    cards, _ = all_cards()
+    here = [card for card in cards.values() if card.about.waits is None and scale in card.names]
+    return [str(card.path) for card in here if _has_study(card, scale)]
+
+
+def _has_study(card: Card, scale: str) -> bool:
+    try:
+        card.study(scale, code=Code.of(None, installed=True))
+    except ConfigError:
+        return False
+    return True
 
 
 def _card_paths() -> list[Path]:
@@ -69,10 +90,11 @@ def card_of(name: str) -> Card:
         card = read_card(path)
         if card.about.id.lower() == name.lower():
             return card
-    cards = all_cards()
+    cards, wrong = all_cards()
     found = {card_id.lower(): card for card_id, card in cards.items()}.get(name.lower())
     if found is None:
-        raise ConfigError(f"there is no card '{name}'; {did_you_mean(name, cards)}")
+        files_too = "".join(f"; a wrong card file: {error}" for error in wrong)
+        raise ConfigError(f"there is no card '{name}'; {did_you_mean(name, cards)}{files_too}")
     return found
 
 
@@ -212,13 +234,3 @@ def _records_in(path: Path, _changed: int) -> dict[str, CellRecord]:
         raise StoreError(f"{path}: holds no list of records; expected what 'reproduce' wrote")
     made = (record_of(record, path) for record in records)
     return {record.key: record for record in made}
-
-
-def states(
-    published: Path | None, out: Path = Path("runs")
-) -> Iterator[tuple[Card, str, StudyOutcome]]:
-    """Every card at every scale with what was run of it, in this folder or published."""
-    for name, card in all_cards().items():
-        for scale in card.names:
-            one = reproduction(name, scale, out=out / f"{name}-{scale}", publish=published)
-            yield card, scale, one.outcome()

@@ -27,6 +27,7 @@ RELATIVE = {
     "relative_variance_worst_tenth": "variance_worst",
 }
 PLACES = ("out", "checkpoint_every", "federation")  # fields of [run] that change no result
+IN = "|"  # in a claim, between a method and the column in which its number is taken
 
 
 class StudyColumn(NamedTuple):
@@ -47,9 +48,10 @@ class Printed(NamedTuple):
 class Claim(NamedTuple):
     """What a table is printed to show, as a relation between the numbers of methods.
 
-    ``relation`` is ``above`` or ``below`` (the first method against each of the others), ``best``,
-    ``level`` (two methods, ``margin`` apart at most), ``at_least`` or ``at_most`` (one method
-    against the value ``margin``).
+    ``relation`` is ``above`` or ``below`` (the first method against each of the others), ``rises``
+    or ``falls`` (each method against the one before), ``best``, ``level`` (two methods, ``margin``
+    apart at most), ``at_least`` or ``at_most`` (one method against the value ``margin``). A method
+    is a label, or ``label | column`` for its number in that column, whichever column is judged.
     """
 
     text: str
@@ -59,6 +61,21 @@ class Claim(NamedTuple):
     columns: tuple[str, ...] = ()  # all columns if empty
     number: str | None = None  # the column's own if None
     cause: str | None = None  # why it fails, where that was found out
+
+    @property
+    def between_columns(self) -> bool:
+        """Whether every method has its own column, so that the claim is judged once."""
+        return all(IN in method for method in self.methods)
+
+
+def method_and_column(text: str) -> tuple[str, str]:
+    """The label and the column of a claim's method; the column is empty if none is named.
+
+    >>> method_and_column("fedfomo@5 | IID, val=0.4")
+    ('fedfomo@5', 'IID, val=0.4')
+    """
+    label, _, column = text.partition(IN)
+    return label.strip(), column.strip()
 
 
 @dataclass(frozen=True)
