@@ -114,6 +114,21 @@ def test_only_what_is_missing_is_run_and_the_card_is_the_same(cards):
     assert not list((one.out / "runs").glob("*/*/seed-*"))  # folders of finished runs are removed
 
 
+def test_a_killed_run_is_continued_by_a_command_that_asks_for_other_methods_and_seeds(cards):
+    how = {"out": cards / "out", "columns": ("few",), "changes": {"run.checkpoint_every": 1}}
+
+    def watch(step):
+        if (step.method, step.done) == ("fedavg", 2):
+            raise StoppedError("stopped", 15)
+
+    with pytest.raises(StoppedError):
+        reproduction("P1-T9", methods=("fedavg",), seeds=1, **how).run(watch)
+    steps = []
+    reproduction("P1-T9", **how).run(steps.append)
+    trained = [(step.seed, step.done) for step in steps if step.method == "fedavg" and step.score]
+    assert trained == [(0, 2), (1, 1), (1, 2)]  # seed 0 goes on with its second round
+
+
 def test_a_reproduction_that_is_stopped_anywhere_ends_in_the_same_card(cards):
     whole = reproduction("P1-T9", out="whole").run()
     one, rounds = reproduction("P1-T9", out="cut"), []

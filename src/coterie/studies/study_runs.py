@@ -64,7 +64,14 @@ def run_each(
 
 
 def _folder_name(config: Config) -> str:
-    return f"{Path(config.data.name).stem}-{config_hash(config)[:12]}"
+    """The folder of a column's runs: the same whichever methods and seeds are asked for.
+
+    So a run that was killed is continued also by a command that asks for other ones beside it.
+    """
+    anyhow = config.model_copy(
+        update={"run": config.run.model_copy(update={"methods": None, "seeds": ()})}
+    )
+    return f"{Path(config.data.name).stem}-{config_hash(anyhow)[:12]}"
 
 
 def _column_runs(
