@@ -30,8 +30,9 @@ from ..core.client import Clock
 from ..core.tree import Tree, unflatten
 from ..errors import EngineError, MismatchError, SlowerError, TraceError
 from .kernels import ManyClients, native
+from .perturbation import tensors
 from .trace import InDouble, Trace, Tracer, doubled
-from .trust import Call, TraceTrial, tensors
+from .trust import Call, TraceTrial
 
 _LOG = logging.getLogger(__name__)
 KEPT = 64  # traces at most, because clients of ever new sizes would fill the memory

@@ -16,7 +16,7 @@ float64 the comparison would otherwise take longer than many rounds of the run.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.tree import Bank, Tree, flatten, unflatten
+from ..core.tree import Bank, Tree
 from ..errors import MismatchError
+from .perturbation import full_precision, perturbed, tensors
 from .trace import InDouble, doubled, sampled
 
 Call = Callable[..., Tree]
@@ -38,7 +39,6 @@ _ROUNDING = 1e-6  # a perturbation slightly above float32's rounding
 _TIMES = 4  # the allowed error, as a multiple of the error of the call itself
 _STORED = 2 * torch.finfo(torch.float32).eps  # rounding of a vector that is updated many times
 _OF_A_STEP = 0.1  # the share of one step that must be detectable
-_NOISE = 65_537  # draws, used cyclically; a prime, so that rows of a tensor get different ones
 _FEW = 3  # clients for which the call itself is executed
 _CANDIDATES = 64  # input tensors, at most, that a result is compared with
 
@@ -292,35 +292,3 @@ def _refuse(off: Off, bound: Tensor) -> None:
         f"on other numbers it gives something else: {off.what}{where} row {row} changes by "
         f"{change:.2g} and is off by {far:.2g}, expected at most {most:.2g}"
     )
-
-
-@contextmanager
-def full_precision() -> Iterator[None]:
-    """Disable tf32, which would round away the differences that are compared."""
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = products.allow_tf32, convolutions.allow_tf32
-    products.allow_tf32 = convolutions.allow_tf32 = False
-    try:
-        yield
-    finally:
-        products.allow_tf32, convolutions.allow_tf32 = before
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """Every tensor, including the table of a Bank."""
-    return [leaf for _, leaf in flatten(value)]
-
-
-def perturbed(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
-    """The same inputs with every floating-point number changed by about this share."""
-    noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-    def one(at: int, leaf: Tensor) -> Tensor:
-        if not leaf.is_floating_point():
-            return leaf
-        factors, times = 1 + share * noise.roll(at), -(-leaf.numel() // _NOISE)
-        return leaf * factors.to(leaf).repeat(times)[: leaf.numel()].view(leaf.shape)
-
-    leaves = (one(at, leaf) for at, leaf in enumerate(tensors(inputs)))
-    changed: tuple[Tree, ...] = unflatten(inputs, leaves)
-    return changed

@@ -19,7 +19,7 @@ from torch import nn
 
 from ..errors import CoterieError
 from .base import Backend, Work
-from .candidates import PROBE_STEPS, Candidate, Tracing
+from .candidates import PROBE_STEPS, Candidate, Tracing, warmed
 from .loop import LoopBackend
 from .process import settings
 from .remembered import key_of, recall, remember
@@ -210,13 +210,9 @@ def _batched(probe: Work, how: How, sizes: tuple[int, ...], asked: Asked) -> Ite
         together = max(map(len, engine.chunks(list(range(probe.problem.population)))))
         if together not in tried:
             tried.add(together)
-            resolved = {name: engine.choice[name] for name in ("threads", "trace", "compiled")}
-            choice = {"engine": "vmap", "chunk": most, **resolved}
-            if probe.problem.device.type == "cuda":
-                # The first engine compiles kernels that all forms share: that is not its tracing.
-                Candidate(engine, choice, many, together).turn()
-                engine = VmapBackend(*probe, chunk=most, threads=many, **how._asdict())
-            yield Candidate(engine, choice, many, together * engine.threads)
+            choice = {"engine": "vmap", "chunk": most}
+            choice |= {name: engine.choice[name] for name in ("threads", "trace", "compiled")}
+            yield Candidate(warmed(engine, choice, many), choice, many, together * engine.threads)
 
 
 def _in_turns(*candidates: Candidate | None, turns: int = _TURNS) -> None:

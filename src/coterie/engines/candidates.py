@@ -12,7 +12,7 @@ from ..errors import CoterieError
 from .base import Backend, Work
 from .process import settings
 from .settings import Length
-from .vmap import VmapBackend
+from .vmap import VmapBackend, tracing
 
 PROBE_STEPS = 4  # local steps of each client that are timed
 _SIMULATED = 20  # rounds that are simulated to count forms under partial participation
@@ -83,8 +83,32 @@ class Candidate:
         if not isinstance(self.engine, VmapBackend) or not self.engine.trace:
             return 0.0
         most = on.problem.recipe.count(max(on.shards.splits["train"].sizes), on.problem.least)
-        each = traced.fixed + self.engine.checked(most) * traced.a_step
+        each = traced.fixed + _checked(self.engine, most) * traced.a_step
         return _BESIDE * forms(self.engine, on, length) * each
+
+
+def warmed(engine: VmapBackend, choice: dict[str, Any], threads: int) -> VmapBackend:
+    """The engine; on a GPU an equal one, after the kernels that all forms share were compiled.
+
+    Compiling them once would count as tracing, which every form of the run has to pay for.
+    """
+    if engine.problem.device.type != "cuda":
+        return engine
+    Candidate(engine, choice, threads, engine.chunk).turn()
+    return VmapBackend(
+        engine.problem,
+        engine.shards,
+        chunk=engine.chunk,
+        threads=threads,
+        trace=engine.trace,
+        compiled=engine.compiled,
+    )
+
+
+def _checked(engine: VmapBackend, steps: int) -> int:
+    """How many steps of a form are computed again to check its trace."""
+    package = tracing()
+    return steps if engine.compiled or package is None else min(steps, package.CHECKED_STEPS)
 
 
 def forms(engine: VmapBackend, on: Work, length: Length) -> int:

@@ -136,11 +136,6 @@ class VmapBackend:
         """The forms of all calls so far, with the way each was executed."""
         return self._executor.forms
 
-    def checked(self, steps: int) -> int:
-        """How many of a form's steps are computed again to check its trace."""
-        package = tracing()
-        return steps if self.compiled or package is None else min(steps, package.CHECKED_STEPS)
-
     def chunks(self, ids: list[int]) -> list[Chunk]:
         """Group the positions of clients of similar size into chunks, evenly for all threads.
 

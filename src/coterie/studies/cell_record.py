@@ -241,11 +241,9 @@ def environments(records: Mapping[str, CellRecord]) -> list[str]:
     lines = []
     for record in records.values():
         where = record.environment
-        name = where.get("device_name") or where.get("device")
         commit = where.get("git_commit")  # None in a copy of the source that is no checkout
         code = f"commit {commit[:10]}" if commit else f"source {str(where.get('source'))[:10]}"
-        lines.append(
-            f"{name} ({where.get('device')}, {where.get('precision')}, engine "
-            f"{where.get('engine')}), torch {where.get('torch')}, {code}"
-        )
+        name, engine = where.get("device_name") or where.get("device"), where.get("engine")
+        how = f"{where.get('device')}, {where.get('precision')}, engine {engine}"
+        lines.append(f"{name} ({how}), torch {where.get('torch')}, {code}")
     return list(dict.fromkeys(lines))
