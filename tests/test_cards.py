@@ -15,7 +15,9 @@ from coterie.studies import reproducing
 from coterie.studies.card_file import merged, read_card
 from coterie.studies.card_text import markdown
 from coterie.studies.cell_record import CellRecord, read_records, record_for
-from coterie.studies.outcome import FAILS, HOLDS, NOT_RUN, RELATIONS, StudyOutcome
+from coterie.studies.claim_table import ClaimTable, claim_of
+from coterie.studies.judging import FAILS, HOLDS, NOT_RUN, RELATIONS
+from coterie.studies.outcome import StudyOutcome
 from coterie.studies.reproducing import all_cards, reproduction
 from coterie.studies.study import (
     Claim,
@@ -286,6 +288,23 @@ def test_claims_hold_exactly_where_their_relation_holds_for_the_means(study):
         outcome = StudyOutcome(replace(study, claims=tuple(truth)), fake(study, values))
         states = [one.state for one in outcome.judged]
         assert states == [HOLDS if holds else FAILS for holds in truth.values()]
+
+
+def test_a_claim_with_p_holds_only_where_all_signed_rank_tests_are_below_it(study):
+    values = {("result", m, 0): v for m, v in (("local", 1.0), ("fedavg", 2.0))}
+    values["result", "fedprox@mu=0.1", 0] = 2.5
+    claim = Claim("", "above", ("fedprox@mu=0.1", "local", "fedavg"), p=0.13)
+    strict, turned = claim._replace(p=0.12), claim._replace(methods=("local", "fedavg"))
+    found = StudyOutcome(replace(study, claims=(claim, strict, turned)), fake(study, values)).judged
+    # Four clients, all better: p = 2 / 2 ** 4. The other way round p is as small, and it fails.
+    assert [one.state for one in found] == [HOLDS, FAILS, FAILS]
+    assert "p at most 0.1 (1 seed)" in found[0].evidence[0]
+
+
+def test_p_beside_another_relation_or_between_columns_is_refused():
+    for given in ({"best": "a"}, {"above": ("a | x", "b | x")}, {"below": ("a", "b")}):
+        with pytest.raises(ConfigError, match="found p; expected it beside methods of one column"):
+            claim_of(ClaimTable(text="t", p=0.01, **given))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ import math
 from ..report import words
 from ..report.words import NONE
 from .cell_record import environments
-from .outcome import FAILS, HOLDS, StudyNumber, StudyOutcome
+from .judging import FAILS, HOLDS
+from .outcome import StudyNumber, StudyOutcome
 from .study import StudyColumn
 
 MARKS = {HOLDS: "✓", FAILS: "✗"}

@@ -1,9 +1,11 @@
 """Reads one entry of a card's ``[[claims]]``: a relation between the numbers of methods."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from ..errors import ConfigError
-from .outcome import FEWEST, RELATIONS
+from .judging import FEWEST, RELATIONS
 from .study import IN, Claim, check_number, method_and_column
 
 
@@ -30,6 +32,7 @@ class ClaimTable(StrictTable):
     cause: str | None = None
     by: float = 0.0
     within: float = 2.0
+    p: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 def claim_of(table: ClaimTable) -> Claim:
@@ -49,7 +52,7 @@ def claim_of(table: ClaimTable) -> Claim:
         methods = (value,) if isinstance(value, str) else tuple(value)
         margin = table.within if relation == "level" else table.by
     columns, number, cause = table.columns, table.number, table.cause
-    claim = Claim(table.text, relation, methods, margin, columns, number, cause)
+    claim = Claim(table.text, relation, methods, margin, columns, number, cause, table.p)
     _check_methods(claim)
     return claim
 
@@ -63,5 +66,7 @@ def _check_methods(claim: Claim) -> None:
         raise ConfigError(f"{where}: found {len(claim.methods)} methods; expected two or more")
     if not all(method_and_column(m)[1] or IN not in m for m in claim.methods):
         raise ConfigError(f"{where}: found no column behind {IN}; expected 'method {IN} column'")
+    if claim.p is not None and (claim.relation != "above" or any(placed)):
+        raise ConfigError(f"{where}: found p; expected it beside methods of one column in 'above'")
     if all(placed) and claim.columns:
         raise ConfigError(f"{where}: every method names its column; remove columns = [...]")

@@ -1,15 +1,13 @@
 """The table of a study: every method's number in every column, beside the paper's, and the claims.
 
 A number over seeds is a mean with its deviation. It is *inside* if it differs from the printed
-number by no more than the printed deviation or the study's tolerance. A claim is judged by the
-means over the seeds that all of its methods have.
+number by no more than the printed deviation or the study's tolerance. ``judging`` judges claims.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -19,9 +17,8 @@ from ..results import statistics
 from ..results.judgement import LOCAL
 from ..results.statistics import OverSeeds, Paired
 from .cell_record import CellRecord, record_for
-from .study import Claim, Printed, Study, StudyCell, StudyColumn, method_and_column
-
-HOLDS, FAILS, NOT_RUN = "holds", "fails", "not run"
+from .judging import FAILS, HOLDS, NOT_RUN, Judged, judge
+from .study import Printed, Study, StudyCell, StudyColumn
 
 
 class StudyNumber(NamedTuple):
@@ -41,14 +38,6 @@ class StudyNumber(NamedTuple):
     def difference(self) -> float:
         """Ours minus the printed number; NaN if one of them is missing."""
         return self.ours.mean - self.printed.mean if self.printed else math.nan
-
-
-class Judged(NamedTuple):
-    """A claim with its outcome."""
-
-    claim: Claim
-    state: str  # holds, fails, not run
-    evidence: tuple[str, ...]  # one sentence per column
 
 
 @final
@@ -90,7 +79,7 @@ class StudyOutcome:
     @cached_property
     def judged(self) -> tuple[Judged, ...]:
         """Every claim with its outcome."""
-        return tuple(self._judge(claim) for claim in self.study.claims)
+        return tuple(judge(self, claim) for claim in self.study.claims)
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -179,72 +168,3 @@ class StudyOutcome:
             statistics.over_seeds(traffic).mean,
             inside,
         )
-
-    def _judge(self, claim: Claim) -> Judged:
-        named = [c for c in self.study.columns if not claim.columns or c.name in claim.columns]
-        columns = [None] if claim.between_columns else named
-        found = [one for column in columns if (one := self._holds(claim, column)) is not None]
-        if not found:
-            return Judged(claim, NOT_RUN, ())
-        state = HOLDS if all(holds for holds, _ in found) else FAILS
-        return Judged(claim, state, tuple(text for _, text in found))
-
-    def _holds(self, claim: Claim, column: StudyColumn | None) -> tuple[bool, str] | None:
-        """Whether a claim holds in a column, with the numbers; None if a run is missing."""
-        values = self._compared(claim, column)
-        shared = set.intersection(*(set(found) for found in values.values())) if values else set()
-        if not shared or len(values) < FEWEST.get(claim.relation, 2):
-            return None
-        means = {m: float(np.mean([found[s] for s in shared])) for m, found in values.items()}
-        if any(math.isnan(mean) for mean in means.values()):
-            return None
-        holds = RELATIONS[claim.relation](list(means.values()), claim.margin)
-        shown = ", ".join(f"{_with_place(m)} {mean:.2f}" for m, mean in means.items())
-        where = "" if column is None else f"{column.name}: "
-        return holds, f"{where}{shown} ({len(shared)} seed{'s' * (len(shared) > 1)})"
-
-    def _compared(self, claim: Claim, column: StudyColumn | None) -> dict[str, dict[int, float]]:
-        """The numbers by seed of every method that a claim compares in a column."""
-        methods = claim.methods
-        if claim.relation == "best" and column is not None:
-            methods = (*methods, *(m.label for m in column.config.methods()))
-        found = {m: self._numbers(m, column, claim.number) for m in methods}
-        if claim.relation == "best":  # of the methods that were run
-            found = {m: known for m, known in found.items() if known or m == methods[0]}
-        elif claim.relation in TRENDS:  # over the values that this scale has
-            found = {m: known for m, known in found.items() if known is not None}
-        return {m: known or {} for m, known in found.items()}
-
-    def _numbers(
-        self, method: str, column: StudyColumn | None, number: str | None
-    ) -> dict[int, float] | None:
-        """A method's number by seed, in its own column if it names one; None if there is no such.
-
-        The number is empty, not None, if the study has the method and it was not run yet.
-        """
-        label, name = method_and_column(method)
-        named = {one.name: one for one in self.study.columns}.get(name) if name else column
-        if named is None or label not in {one.label for one in named.config.methods()}:
-            return None
-        return self.values(named, label, number)
-
-
-def _with_place(method: str) -> str:
-    """A method of a claim as a reader sees it, with its own column in brackets."""
-    label, name = method_and_column(method)
-    return f"{label} ({name})" if name else label
-
-
-Relation = Callable[[list[float], float], bool]
-RELATIONS: dict[str, Relation] = {
-    "above": lambda means, margin: all(means[0] - other > margin for other in means[1:]),
-    "best": lambda means, margin: all(means[0] - other > margin for other in means[1:]),
-    "below": lambda means, margin: all(other - means[0] > margin for other in means[1:]),
-    "rises": lambda means, margin: all(b - a > margin for a, b in pairwise(means)),
-    "falls": lambda means, margin: all(a - b > margin for a, b in pairwise(means)),
-    "level": lambda means, margin: all(abs(means[0] - other) <= margin for other in means[1:]),
-    "at_least": lambda means, margin: means[0] >= margin,
-    "at_most": lambda means, margin: means[0] <= margin,
-}
-TRENDS = ("rises", "falls")
-FEWEST = {"at_least": 1, "at_most": 1}  # methods that a relation compares; 2 for all others

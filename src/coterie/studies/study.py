@@ -61,6 +61,7 @@ class Claim(NamedTuple):
     columns: tuple[str, ...] = ()  # all columns if empty
     number: str | None = None  # the column's own if None
     cause: str | None = None  # why it fails, where that was found out
+    p: float | None = None  # signed-rank tests of the first method against the others are below it
 
     @property
     def between_columns(self) -> bool:
