@@ -14,6 +14,7 @@ from coterie.experiment.config.loading import load
 from coterie.studies import reproducing
 from coterie.studies.card_file import merged, read_card
 from coterie.studies.card_text import markdown
+from coterie.studies.card_warnings import warnings
 from coterie.studies.cell_record import CellRecord, read_records, record_for
 from coterie.studies.claim_table import ClaimTable, claim_of
 from coterie.studies.judging import FAILS, HOLDS, NOT_RUN, RELATIONS
@@ -28,6 +29,7 @@ from coterie.studies.study import (
     study_of,
 )
 from coterie.studies.study_figures import study_figures
+from coterie.studies.study_page import study_page
 from coterie.studies.study_runs import missing
 from coterie.studies.sweeping import sweep
 
@@ -288,6 +290,26 @@ def test_claims_hold_exactly_where_their_relation_holds_for_the_means(study):
         outcome = StudyOutcome(replace(study, claims=tuple(truth)), fake(study, values))
         states = [one.state for one in outcome.judged]
         assert states == [HOLDS if holds else FAILS for holds in truth.values()]
+
+
+def test_a_card_says_which_runs_had_alarms_and_which_methods_ended_with_equal_models(study):
+    values = {("result", m, s): 1.0 for m in ("local", "fedavg", "fedprox@mu=1.0") for s in (0, 1)}
+    records = fake(study, values)
+    for record in records.values():
+        alone = record.method == "fedavg" and record.seed == 1
+        text = "fedavg gave no weight to any other client in any round: it is training alone."
+        record.summary["alarms"] = [{"code": "x", "text": text, "beside": ""}] if alone else []
+        record.summary["digest"] = "same" if record.method != "fedavg" else f"own{record.seed}"
+    outcome = StudyOutcome(study, records)
+    expected = [
+        "fedavg gave no weight to any other client in any round: it is training alone (seed 1)",
+        "Local and FedProx (mu=1.0) end with the same models (seeds 0, 1)",
+    ]
+    assert warnings(outcome, study.columns[0]) == expected
+    for text in expected:
+        assert f"**Careful:** {text}." in markdown(outcome)
+        assert f"<li>Careful: {text}.</li>" in study_page(outcome)
+    assert warnings(StudyOutcome(study, fake(study, values)), study.columns[0]) == []
 
 
 def test_a_claim_with_p_holds_only_where_all_signed_rank_tests_are_below_it(study):

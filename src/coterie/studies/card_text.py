@@ -4,6 +4,7 @@ import math
 
 from ..report import words
 from ..report.words import NONE
+from .card_warnings import WARNING, warnings
 from .cell_record import environments
 from .judging import FAILS, HOLDS
 from .outcome import StudyNumber, StudyOutcome
@@ -36,7 +37,9 @@ def _column(outcome: StudyOutcome, column: StudyColumn) -> list[str]:
     rule = ["---"] + ["---:"] * (len(rows[0]) - 1)
     table = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
     tested = tests(outcome, column)
-    return [about_column(outcome, column), "", *table, *(["", tested] if tested else [])]
+    below = [tested, *(f"**{WARNING}** {text}." for text in warnings(outcome, column))]
+    said = [line for text in below if text for line in ("", text)]
+    return [about_column(outcome, column), "", *table, *said]
 
 
 def about_column(outcome: StudyOutcome, column: StudyColumn) -> str:

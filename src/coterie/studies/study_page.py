@@ -6,6 +6,7 @@ from typing import Any
 
 from ..report.pieces import rendered
 from .card_text import about_column, claim_lines, column_table, tests
+from .card_warnings import WARNING, warnings
 from .outcome import StudyOutcome
 from .study_figures import study_figures
 
@@ -37,7 +38,14 @@ def section(outcome: StudyOutcome, name: str) -> dict[str, Any]:
         "notes": study.notes,
         "figures": study_figures(outcome),
         "tables": [
-            (column.name, about_column(outcome, column), rows[0], rows[1:], tests(outcome, column))
+            {
+                "name": column.name,
+                "about": about_column(outcome, column),
+                "heads": rows[0],
+                "rows": rows[1:],
+                "tested": tests(outcome, column),
+                "warnings": [f"{WARNING} {text}." for text in warnings(outcome, column)],
+            }
             for column, rows in tables
             if rows
         ],
