@@ -361,7 +361,7 @@ def test_a_form_that_was_forgotten_is_done_as_before_and_compared_once(monkeypat
     executor, works, trials = Executor(), [True], []
     monkeypatch.setattr(
         "coterie.compiled.executor.TraceTrial",
-        lambda *given, **how: trials.append(given) or TraceTrial(*given, **how),
+        lambda *given: trials.append(given) or TraceTrial(*given),
     )
 
     def call(w):

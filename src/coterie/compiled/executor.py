@@ -154,9 +154,7 @@ class Executor:
         if before == WRITTEN:
             raise TraceError(form.why or "it was not replayed when the run began")
         with _checking(form):
-            trial = None
-            if form.id not in self._trusted:
-                trial = _trial(call, inputs, self._layers, whole=self._compile)
+            trial = None if form.id in self._trusted else _trial(call, inputs, self._layers)
         if clock is not None and clock.asked:
             raise TraceError("it asks which round it is (Algorithm.trace_key can tell)")
         with _bugs_told():
@@ -186,7 +184,7 @@ class Executor:
             replay.compile(call, inputs)
             if trial is not None:
                 with _checking(form):
-                    shown = trial.compiled(replay, replay.steps)
+                    shown = trial.compiled(replay)
                 if not shown:
                     given = doubled(inputs)
                     exact = _Replay(*_trace(call, given, double=True))
@@ -200,11 +198,9 @@ class Executor:
             _tell(error, "steps of %s are not compiled, which is slower: %s", form.stage, error)
 
 
-def _trial(
-    call: Call, inputs: tuple[Tree, ...], layers: Sequence[int], *, whole: bool
-) -> TraceTrial:
+def _trial(call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> TraceTrial:
     try:
-        return TraceTrial(call, inputs, layers, whole=whole)
+        return TraceTrial(call, inputs, layers)
     except (RuntimeError, TypeError, ValueError, AssertionError, EngineError) as error:
         call(*inputs)  # an error of the call itself is raised here, unchanged
         raise TraceError(f"it cannot be compared in float64: {error}") from error

@@ -83,7 +83,7 @@ class Candidate:
         if not isinstance(self.engine, VmapBackend) or not self.engine.trace:
             return 0.0
         most = on.problem.recipe.count(max(on.shards.splits["train"].sizes), on.problem.least)
-        each = traced.fixed + _checked(self.engine, most) * traced.a_step
+        each = traced.fixed + _checked(most) * traced.a_step
         return _BESIDE * forms(self.engine, on, length) * each
 
 
@@ -105,10 +105,10 @@ def warmed(engine: VmapBackend, choice: dict[str, Any], threads: int) -> VmapBac
     )
 
 
-def _checked(engine: VmapBackend, steps: int) -> int:
+def _checked(steps: int) -> int:
     """How many steps of a form are computed again to check its trace."""
     package = tracing()
-    return steps if engine.compiled or package is None else min(steps, package.CHECKED_STEPS)
+    return steps if package is None else min(steps, package.CHECKED_STEPS)
 
 
 def forms(engine: VmapBackend, on: Work, length: Length) -> int:

@@ -17,6 +17,7 @@ from ...core.calls import Destination
 from ..kernels.native import REALS, compiled
 from . import operations, pointwise  # noqa: F401  # register the writers of operations
 from .cpp_writer import KINDS, Memory, UnknownError, Value, Writer, assign_offsets
+from .sampling import chosen
 
 Sizes = tuple[int, ...] | None
 
@@ -45,7 +46,7 @@ class NativeLoop:
         sizes = [(len(p.begin), len(p.beside), p.order) for p in (one, many)]
         if sizes[0] != sizes[1]:
             raise UnknownError("the loop of one client differs from that of many")
-        self._order = (ctypes.c_int * len(one.order))(*one.order)
+        self._order = one.order
         self._rows = [_row(a, b) for a, b in zip(one.beside, many.beside, strict=True)]
         source = _Source(one, many)
         self._constants = source.constants
@@ -58,6 +59,7 @@ class NativeLoop:
         destinations: Sequence[Destination | None],
     ) -> list[Tensor]:
         """The carry after the last step, written into the destinations if those are given."""
+        numbers = chosen(self._order)
         starts = [v if v[0].is_contiguous() else v.contiguous() for v in begin]
         others = [value.contiguous() for value in beside]
         outs = [
@@ -79,8 +81,9 @@ class NativeLoop:
             ctypes.c_int64(len(starts[0])),
             (ctypes.c_void_p * len(held))(*(v.data_ptr() for v in held)),
             (ctypes.c_int64 * len(held))(*steps),
-            self._order,
-            ctypes.c_int64(len(self._order)),
+            (ctypes.c_int * len(numbers))(*(self._order[number] for number in numbers)),
+            (ctypes.c_int64 * len(numbers))(*numbers),
+            ctypes.c_int64(len(numbers)),
         )
         return outs
 
@@ -197,20 +200,21 @@ class _Source:
         ]
         lines = [
             '#include "step.h"',
-            "static void client(char** at, char* buffer, const int* order, int64_t steps) {",
+            "static void client(char** at, char* buffer, const int* order,",
+            "                   const int64_t* numbers, int64_t steps) {",
             *self._declared, *buffers, *self._copied_in, *writer.before,
             "for (int64_t step = 0; step < steps; step++) {",
-            "const int64_t number[1] = {step};",
+            "const int64_t number[1] = {numbers[step]};",
             "switch (order[step]) {", *bodies, "}", "}",
             *self._copied_out,
             "}",
             'extern "C" void run(int64_t clients, char** first, const int64_t* apart,',
-            "                    const int* order, int64_t steps) {",
+            "                    const int* order, const int64_t* numbers, int64_t steps) {",
             f"char* buffer = (char*)aligned_alloc(64, {max(size, 64)});",
             f"char* at[{len(self._names)}];",
             "for (int64_t i = 0; i < clients; i++) {",
             f"for (int k = 0; k < {len(self._names)}; k++) at[k] = first[k] + i * apart[k];",
-            "client(at, buffer, order, steps);",
+            "client(at, buffer, order, numbers, steps);",
             "}",
             "free(buffer);",
             "}",

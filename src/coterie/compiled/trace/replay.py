@@ -138,10 +138,7 @@ class TracedLoop:
     def __call__(
         self, held: dict[int, Tensor], destinations: Mapping[int, Destination] = _ANYWHERE
     ) -> Sequence[Tensor]:
-        """The carry after the last step; compiled steps write it into its destinations.
-
-        Compiled steps are always run all.
-        """
+        """The carry after the last step; compiled steps write it into its destinations."""
         if self.native is not None:
             begin, beside = ([held[r] for r in some] for some in (self._begin, self._beside))
             return self.native(begin, beside, [destinations.get(r) for r in self.outs])
