@@ -1,16 +1,22 @@
 """Studies and cards: what is missing is run, the table and the claims come from records alone."""
 
+import contextlib
 import json
 import math
 import random
 import re
+import subprocess
+import sys
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, StoppedError, StoreError
 from coterie.experiment.config.loading import load
+from coterie.storage import lock
 from coterie.studies import reproducing
 from coterie.studies.card_file import merged, read_card
 from coterie.studies.card_text import markdown
@@ -30,7 +36,7 @@ from coterie.studies.study import (
 )
 from coterie.studies.study_figures import study_figures
 from coterie.studies.study_page import study_page
-from coterie.studies.study_runs import missing
+from coterie.studies.study_runs import _folder_name, missing
 from coterie.studies.sweeping import sweep
 
 CARD = """
@@ -131,6 +137,62 @@ def test_a_killed_run_is_continued_by_a_command_that_asks_for_other_methods_and_
     reproduction("P1-T9", **how).run(steps.append)
     trained = [(step.seed, step.done) for step in steps if step.method == "fedavg" and step.score]
     assert trained == [(0, 2), (1, 1), (1, 2)]  # seed 0 goes on with its second round
+
+
+def taken(one, label, seed):
+    """The folder that a process locks while it runs a cell of the column ``few``."""
+    name = _folder_name(one.study.columns[0].config)
+    return one.out / "runs" / name / f"{label}-seed-{seed}-taken"
+
+
+def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(cards):
+    how = {"columns": ("few",), "seeds": 1}
+    whole = reproduction("P1-T9", out="whole", **how).run()
+    one, ran, release = reproduction("P1-T9", out="shared", **how), [], threading.Event()
+    (made,) = [r for r in read_records(Path("whole/records")).values() if r.method == "fedavg"]
+
+    def other():
+        with lock.held(taken(one, "fedavg", 0)):
+            held.set()
+            release.wait(60)
+            made.write(one.out / "records")
+
+    held = threading.Event()
+    process = threading.Thread(target=other)
+    process.start()
+    held.wait(60)
+
+    def watch(step):
+        ran.append(step.method)
+        if step.method == "fedprox@mu" and step.done == step.rounds:
+            release.set()  # all others are done by now
+
+    found = one.run(watch)
+    process.join()
+    assert set(ran) == {"local", "fedprox@mu"}
+    assert numbers(found) == numbers(whole)
+
+
+def test_a_cell_whose_process_ended_without_a_record_is_run(cards, monkeypatch):
+    one, ended = reproduction("P1-T9", columns=("few",), seeds=1), contextlib.ExitStack()
+    ended.enter_context(lock.held(taken(one, "fedavg", 0)))
+    monkeypatch.setattr("coterie.studies.study_runs.time.sleep", lambda _: ended.close())
+    ran = []
+    one.run(lambda step: ran.append(step.method))
+    assert ran[-1] == "fedavg"
+    assert one.missing() == 0
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_runs_of_a_card(cards):
+    code = "from coterie.commands.cli import main; main()"
+    command = [sys.executable, "-c", code, "reproduce", "P1-T9", "--out", "both"]
+    both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate(timeout=300)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    runs = [re.findall(r"^(\S+, seed \d): 2 rounds", text, re.M) for text in told]
+    assert sum(map(len, runs)) == 12  # each run once, by one of them
+    assert numbers(reproduction("P1-T9", out="both").run()) == numbers(reproduction("P1-T9").run())
 
 
 def test_a_reproduction_that_is_stopped_anywhere_ends_in_the_same_card(cards):

@@ -67,6 +67,10 @@ class StoreError(CoterieError):
     """A run's folder that cannot be written, read or trusted."""
 
 
+class InUseError(StoreError):
+    """A folder that another process holds."""
+
+
 class StoppedError(CoterieError):
     """A run that stopped because it was asked to, by this signal; it can be resumed."""
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import StoreError
+from ..errors import InUseError
 from . import files
 
 try:
@@ -53,7 +53,7 @@ class Owner(NamedTuple):
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made if missing; StoreError if another process has it."""
+    """Hold the lock of a folder, which is made if missing; InUseError if another process has it."""
     new = not folder.exists()
     with files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,11 +122,11 @@ def _owner(handle: int) -> Owner | None:
     return found if type(found.pid) is int and found.pid > 0 else None
 
 
-def _in_use(path: Path, owner: Owner | None, advice: str) -> StoreError:
+def _in_use(path: Path, owner: Owner | None, advice: str) -> InUseError:
     who = "another process"
     if owner is not None:
         who = f"process {owner.pid} on {owner.host} since {owner.since}"
-    return StoreError(
+    return InUseError(
         f"{path.parent}: is in use by {who}; expected a folder that nobody else writes to, as two "
         f"processes would mix their rounds; nothing was changed; {advice}, or choose another "
         "folder with --out"

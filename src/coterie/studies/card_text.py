@@ -1,11 +1,12 @@
 """A study's outcome as text: one table per column, the claims, the cost, and where it was run."""
 
 import math
+from collections.abc import Mapping
 
 from ..report import words
 from ..report.words import NONE
 from .card_warnings import WARNING, warnings
-from .cell_record import environments
+from .cell_record import CellRecord
 from .judging import FAILS, HOLDS
 from .outcome import StudyNumber, StudyOutcome
 from .study import StudyColumn
@@ -125,4 +126,17 @@ def _where(outcome: StudyOutcome) -> str:
     if not used:
         return ""
     seeds = sorted({record.seed for record in used.values()})
-    return f"Seeds {', '.join(map(str, seeds))}. Run on: {'; '.join(environments(used))}."
+    return f"Seeds {', '.join(map(str, seeds))}. Run on: {'; '.join(_environments(used))}."
+
+
+def _environments(records: Mapping[str, CellRecord]) -> list[str]:
+    """Where the runs were computed, one line per different place."""
+    lines = []
+    for record in records.values():
+        where = record.environment
+        commit = where.get("git_commit")  # None in a copy of the source that is no checkout
+        code = f"commit {commit[:10]}" if commit else f"source {str(where.get('source'))[:10]}"
+        name, engine = where.get("device_name") or where.get("device"), where.get("engine")
+        how = f"{where.get('device')}, {where.get('precision')}, engine {engine}"
+        lines.append(f"{name} ({how}), torch {where.get('torch')}, {code}")
+    return list(dict.fromkeys(lines))

@@ -124,9 +124,14 @@ class CellRecord:
     def write(self, folder: Path) -> Path:
         """Write the record into a folder of records."""
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{self.key[:16]}.json"
+        path = record_path(folder, self.key)
         files.write_json(path, {"format": FORMAT, **asdict(self)})
         return path
+
+
+def record_path(folder: Path, key: str) -> Path:
+    """The file of a record in a folder of records."""
+    return folder / f"{key[:16]}.json"
 
 
 def record_for(cell: StudyCell, known: Mapping[str, CellRecord]) -> CellRecord | None:
@@ -234,16 +239,3 @@ def _matrices(history: History) -> dict[str, list[list[float]]]:
         str(history.matrix_rounds[i]): np.round(dense(history.matrices[i]), 4).tolist()
         for i in places
     }
-
-
-def environments(records: Mapping[str, CellRecord]) -> list[str]:
-    """Where the runs were computed, one line per different place."""
-    lines = []
-    for record in records.values():
-        where = record.environment
-        commit = where.get("git_commit")  # None in a copy of the source that is no checkout
-        code = f"commit {commit[:10]}" if commit else f"source {str(where.get('source'))[:10]}"
-        name, engine = where.get("device_name") or where.get("device"), where.get("engine")
-        how = f"{where.get('device')}, {where.get('precision')}, engine {engine}"
-        lines.append(f"{name} ({how}), torch {where.get('torch')}, {code}")
-    return list(dict.fromkeys(lines))
