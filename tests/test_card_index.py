@@ -238,3 +238,16 @@ def test_the_index_in_the_documentation_is_that_of_its_records():
     assert path == ROOT / "docs" / "results" / "README.md"
     say = "run 'coterie reproduce --list --publish docs/results/cards'"
     assert path.read_text("utf-8") == text, say
+
+
+def test_all_goes_on_where_a_dataset_is_missing_and_says_so(cards, capsys, monkeypatch):
+    monkeypatch.setenv("COTERIE_DATA", str(cards))
+    text = (cards / "p1" / "t9.toml").read_text()
+    for name, given in (("T8", 'name = "mnist"'), ("T7", 'name = "digits"')):
+        other = text.replace("P1-T9", f"P1-{name}").replace('name = "digits"', given)
+        (cards / "p1" / f"{name.lower()}.toml").write_text(other)
+    code, out, err = called(capsys, "all", "--scale", "small")
+    assert code != 0
+    assert "1 of 3 cards were not run: P1-T8: " in err
+    assert "# P1-T7" in out  # the card behind the one that lacks its data
+    assert "# P1-T9" in out

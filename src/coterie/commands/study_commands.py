@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ConfigError, printable
+from ..errors import ConfigError, DataError, printable
 from .arguments import CODE, JSON, configured, settings
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def reproduce(
     if device is not None:
         changes["engine.device"] = device
     every = cards == [ALL]
-    names = runnable(scale) if every else cards
+    names, lacking = runnable(scale) if every else cards, dict[str, DataError]()
     if out is not None and len(names) > 1:
         raise ConfigError("--out: found several cards; expected one, or leave --out out")
     for name in names:
@@ -75,9 +75,17 @@ def reproduce(
             seeds=seeds,
             changes=changes,
         )
-        _show(one, one.write() if show else _run(one, keep))
+        try:
+            _show(one, one.write() if show else _run(one, keep))
+        except DataError as error:  # a dataset that is missing here; others may be there
+            if not every:
+                raise
+            lacking[one.card.about.id] = error
     if every:
         _list(None if publish is None else Path(publish), page=True)
+    if lacking:
+        reasons = "; ".join(f"{card}: {error}" for card, error in lacking.items())
+        raise DataError(f"{len(lacking)} of {len(names)} cards were not run: {reasons}")
 
 
 @configured
