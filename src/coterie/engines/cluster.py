@@ -11,7 +11,7 @@ The cluster is the one that ``ray.init()`` finds: the environment's RAY_ADDRESS,
 runs on this machine, else one that is started here and ends with this process.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -126,7 +126,7 @@ class RayBackend:
                     tasks.append((self._submit(algorithm, stage, group, rows), group, at))
             parts = []
             for task, group, at in tasks:
-                results = self._result(task, [other for other, _, _ in tasks])
+                results = self._result(task)
                 if results is None:
                     parts += [(group, [i]) for i in at]
                 else:
@@ -139,13 +139,16 @@ class RayBackend:
             self._told = algorithm, self._ray.put(told)
         return self._task.remote(self._told[1], self._held[group], self.threads, stage, rows)
 
-    def _result(self, task: Any, tasks: Iterable[Any]) -> list[Any] | None:
-        """The results of a task; None if its worker was lost. Other tasks end with an error."""
+    def _result(self, task: Any) -> list[Any] | None:
+        """The results of a task; None if its worker was lost.
+
+        After an error the other tasks of the round are left to end by themselves: Ray aborts this
+        process if a task ends in the moment in which it is cancelled (Ray 2.60: "Tried to complete
+        task that was not pending").
+        """
         try:
             results: list[Any] = self._ray.get(task)
         except self._ray.exceptions.RayTaskError as error:
-            for other in tasks:
-                self._ray.cancel(other)
             raise failure(error) from error
         except self._ray.exceptions.RayError:
             return None
