@@ -1,5 +1,6 @@
 """The list of all cards and the index of published ones; a wrong file does not hide the others."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 
 from coterie.commands.cli import main
 from coterie.errors import ConfigError
+from coterie.storage import lock
 from coterie.studies import reproducing
 from coterie.studies.index_page import BEGIN, END, all_states, published_index
-from coterie.studies.reproducing import card_of
-from test_cards import CARD
+from coterie.studies.reproducing import card_of, reproduction
+from test_cards import CARD, taken
 
 ROOT = Path(__file__).parents[1]
 
@@ -251,3 +253,20 @@ def test_all_goes_on_where_a_dataset_is_missing_and_says_so(cards, capsys, monke
     assert "1 of 3 cards were not run: P1-T8: " in err
     assert "# P1-T7" in out  # the card behind the one that lacks its data
     assert "# P1-T9" in out
+
+
+def test_of_several_cards_all_free_runs_come_before_any_waiting(cards, capsys, monkeypatch):
+    one, other = reproduction("P1-T8", "small"), reproduction("P1-T9", "small")
+    held, done = contextlib.ExitStack(), []
+    held.enter_context(lock.held(taken(one, "fedavg", 0)))
+
+    def sleep(_):
+        done.append(other.missing())
+        held.close()
+
+    monkeypatch.setattr("coterie.studies.study_runs.time.sleep", sleep)
+    code, printed, told = called(capsys, "P1-T8", "P1-T9", "--scale", "small")
+    assert code == 0
+    assert done == [0]  # nothing of the second card was left when the first was waited for
+    assert printed.index("# P1-T9") < printed.index("# P1-T8")  # shown as soon as it is complete
+    assert "fedavg, seed 0: another process runs it; waiting" in told

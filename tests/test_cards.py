@@ -145,7 +145,7 @@ def taken(one, label, seed):
     return one.out / "runs" / name / f"{label}-seed-{seed}-taken"
 
 
-def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(cards):
+def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(cards, monkeypatch):
     how = {"columns": ("few",), "seeds": 1}
     whole = reproduction("P1-T9", out="whole", **how).run()
     one, ran, release = reproduction("P1-T9", out="shared", **how), [], threading.Event()
@@ -162,15 +162,29 @@ def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(c
     process.start()
     held.wait(60)
 
-    def watch(step):
-        ran.append(step.method)
-        if step.method == "fedprox@mu" and step.done == step.rounds:
-            release.set()  # all others are done by now
+    looks = []
 
-    found = one.run(watch)
-    process.join()
-    assert set(ran) == {"local", "fedprox@mu"}
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            release.set()
+            process.join()
+
+    monkeypatch.setattr("coterie.studies.study_runs.time.sleep", sleep)
+    found = one.run(lambda step: ran.append((step.method, step.waits)))
+    assert {method for method, waits in ran if not waits} == {"local", "fedprox@mu"}
+    assert [method for method, waits in ran if waits] == ["fedavg"]  # told once, not at every look
+    assert ran[-1] == ("fedavg", True)  # all others are done by then
     assert numbers(found) == numbers(whole)
+
+
+def test_a_process_that_need_not_wait_leaves_the_runs_of_others_to_them(cards):
+    one, told = reproduction("P1-T9", columns=("few",), seeds=1), []
+    with lock.held(taken(one, "fedavg", 0)):
+        one.run(told.append, wait=False)
+    assert one.missing() == 1
+    assert {step.method for step in told} == {"local", "fedprox@mu"}
+    assert not any(step.waits for step in told)
 
 
 def test_a_cell_whose_process_ended_without_a_record_is_run(cards, monkeypatch):
@@ -305,6 +319,57 @@ def test_what_is_relative_to_local_is_the_difference_of_the_means(cards):
     assert outcome.paired(column, "local", "local").n == 0
 
 
+OF_TWO = CARD.replace('number = "accuracy_last"', 'number = "best_of_rounds"\nclients = [0, 2]')
+
+
+def test_a_card_about_some_clients_keeps_their_curves_and_draws_and_compares_these(cards):
+    text = OF_TWO.replace('title = "A', 'kind = "figure"\nfigure = "curves"\ntitle = "A')
+    (cards / "p1" / "t9.toml").write_text(text)
+    outcome = reproduction("P1-T9", columns=("few",), changes={"run.rounds": 4}).run()
+    (column,) = outcome.study.columns
+    for record in (r for m in ("local", "fedavg") for r in outcome.of(column, m)):
+        assert sorted(record.curves) == ["0", "2"]
+        assert [record.curves["0"][-1], record.curves["2"][-1]] == [record.last[0], record.last[2]]
+        curve = np.mean([record.curves["0"], record.curves["2"]], axis=0)
+        best = [max(curve[: at + 1]) for at in range(4)]
+        assert record.best_so_far((0, 2)) == pytest.approx(best)
+        assert record.number("mean_best_so_far", (0, 2)) == pytest.approx(np.mean(best))
+        assert record.number("mean_best_so_far", (0,)) <= record.number("best_of_rounds", (0,))
+        assert math.isnan(record.number("mean_best_so_far", (1,)))  # not kept
+    (figure,) = study_figures(outcome)
+    assert "client 0, 2" in figure.caption
+    assert "best so far" in figure.caption
+    older = {key: replace(record, curves={}) for key, record in outcome.records.items()}
+    assert study_figures(StudyOutcome(outcome.study, older)) == []  # and not all clients' curve
+
+
+def test_the_lead_of_underperformers_local_models_is_that_of_a_slow_loop(study):
+    luck, cell = random.Random(0), next(study.cells())
+    (record,) = fake(study, {("result", cell.method.label, cell.seed): 1.0}).values()
+    for _ in range(50):
+        own, alone = ([float(luck.randrange(4)) for _ in range(4)] for _ in range(2))
+        worse = [b for a, b in zip(own, alone, strict=True) if a < b]
+        others = [b for a, b in zip(own, alone, strict=True) if a >= b]
+        found = replace(record, last=own).relative(replace(record, last=alone))
+        lead = found.number("underperformers_local_lead")
+        if worse and others:
+            assert lead == pytest.approx(sum(worse) / len(worse) - sum(others) / len(others))
+        else:
+            assert math.isnan(lead)
+
+
+def test_the_cause_of_a_failure_is_told_at_its_own_scale_only(cards):
+    path = cards / "p1" / "t9.toml"
+    path.write_text(CARD.replace("by = -150.0", 'by = 150.0\ncause = { small = "too short" }'))
+    for scale, said in (("small", True), ("paper", False)):
+        text = markdown(reproduction("P1-T9", scale).run())
+        assert "✗ fails: FedAvg is not far above Local" in text
+        assert ("Cause: too short" in text) is said
+    path.write_text(CARD.replace("by = -150.0", 'cause = { smal = "too short" }'))
+    with pytest.raises(ConfigError, match="did you mean 'small'"):
+        read_card(path)
+
+
 def fake(study, values, clients=4):
     """Records with these numbers: ``values[column, method, seed]``."""
     made = {}
@@ -388,7 +453,7 @@ def test_a_claim_with_p_holds_only_where_all_signed_rank_tests_are_below_it(stud
 def test_p_beside_another_relation_or_between_columns_is_refused():
     for given in ({"best": "a"}, {"above": ("a | x", "b | x")}, {"below": ("a", "b")}):
         with pytest.raises(ConfigError, match="found p; expected it beside methods of one column"):
-            claim_of(ClaimTable(text="t", p=0.01, **given))
+            claim_of(ClaimTable(text="t", p=0.01, **given), "paper")
 
 
 @pytest.fixture(scope="module")
@@ -512,6 +577,8 @@ def test_a_number_is_inside_the_printed_deviation_or_the_tolerance(study, printe
         lambda found: {**found, "last": ["a"]},
         lambda found: {**found, "matrices": {"0": [[1, 2]]}},
         lambda found: {**found, "summary": {}},
+        lambda found: {**found, "curves": {"0": [1.0, 2.0, 3.0]}},
+        lambda found: {**found, "curves": [1.0]},
         lambda found: {name: value for name, value in found.items() if name != "curve"},
     ],
 )

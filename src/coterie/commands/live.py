@@ -148,6 +148,8 @@ class Lines:
             waited = f"for {duration(now - self.tally.at)}"
             if step is None or step.done == step.rounds:
                 self._print([f"preparing {waited}"])
+            elif step.waits:
+                self._print([f"{waits_for(step)} {waited}"])
             else:
                 at = f"{step.method}, seed {step.seed}: in round {step.done + 1} of {step.rounds}"
                 self._print([", ".join([f"{at} {waited}", *self.tally.words()])])
@@ -168,8 +170,15 @@ def _round(step: Progress) -> str:
     return f"{step.method}, seed {step.seed}: round {step.done} of {step.rounds}"
 
 
+def waits_for(step: Progress) -> str:
+    """What is said while another process computes a run that this one needs."""
+    return f"{step.method}, seed {step.seed}: another process runs it; waiting"
+
+
 def events(step: Progress) -> list[str]:
     """Lines to print at once: rejected clients, slow calls, rounds found on disk, a run's end."""
+    if step.waits:
+        return [waits_for(step)]
     run = f"{step.method}, seed {step.seed}"
     lines = [
         f"{run}: round {step.done} left out client {client!r} ({reason})"

@@ -1,5 +1,6 @@
 """The commands ``coterie reproduce``, ``sweep`` and ``tune``: studies of several comparisons."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,11 +62,11 @@ def reproduce(
     if device is not None:
         changes["engine.device"] = device
     every = cards == [ALL]
-    names, lacking = runnable(scale) if every else cards, dict[str, DataError]()
+    names = runnable(scale) if every else cards
     if out is not None and len(names) > 1:
         raise ConfigError("--out: found several cards; expected one, or leave --out out")
-    for name in names:
-        one = reproduction(
+    ones = [
+        reproduction(
             name,
             scale,
             out=out,
@@ -75,12 +76,11 @@ def reproduce(
             seeds=seeds,
             changes=changes,
         )
-        try:
-            _show(one, one.write() if show else _run(one, keep))
-        except DataError as error:  # a dataset that is missing here; others may be there
-            if not every:
-                raise
-            lacking[one.card.about.id] = error
+        for name in names
+    ]
+    for one in ones if show else ():
+        _show(one, one.write())
+    lacking = {} if show else _run_all(ones, keep=keep, go_on=every)
     if every:
         _list(None if publish is None else Path(publish), page=True)
     if lacking:
@@ -184,12 +184,36 @@ def _names(methods: str | None) -> tuple[str, ...]:
     return tuple(name.strip() for name in (methods or "").split(",") if name.strip())
 
 
-def _run(one: "Reproduction", keep: bool) -> "StudyOutcome":
+def _run_all(ones: "Sequence[Reproduction]", *, keep: bool, go_on: bool) -> "dict[str, DataError]":
+    """Run and show cards; with ``go_on``, the errors of those whose dataset is missing here.
+
+    Runs that other processes have taken are waited for only after those of all cards were begun.
+    """
+    lacking = dict[str, DataError]()
+    for wait in (False, True):
+        later = []
+        for one in ones:
+            try:
+                outcome = _run(one, keep, wait)
+            except DataError as error:
+                if not go_on:
+                    raise
+                lacking[one.card.about.id] = error
+                continue
+            if one.missing():
+                later.append(one)
+            else:
+                _show(one, outcome)
+        ones = later
+    return lacking
+
+
+def _run(one: "Reproduction", keep: bool, wait: bool) -> "StudyOutcome":
     from .live import progress_on_stderr
 
     rounds = max(column.config.run.rounds for column in one.study.columns)
     with progress_on_stderr(one.missing(), rounds) as watch:
-        return one.run(watch, keep=keep)
+        return one.run(watch, keep=keep, wait=wait)
 
 
 def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:

@@ -43,6 +43,9 @@ class Progress(NamedTuple):
     sent: int = 0  # bytes to and from all clients for training in this round
     answered: tuple[str, ...] = ()  # clients whose answer entered this round
     silent: tuple[str, ...] = ()  # clients that were asked and whose answer did not
+    waits: bool = (
+        False  # another process has taken this run, and nothing is left but to wait for it
+    )
 
 
 Watch = Callable[[Progress], None]

@@ -68,6 +68,12 @@ def best_of_rounds(scores: Floats, metric: str) -> Floats:
     return best
 
 
+def best_so_far(scores: Floats, metric: str) -> Floats:
+    """The best score ``[rounds, ...]`` up to each round; NaN before the first that is known."""
+    best: Floats = (np.fmax if higher_is_better(metric) else np.fmin).accumulate(scores)
+    return best
+
+
 def count_worse(gained: Floats) -> int:
     """How many clients are worse off (spec 14: underperformers)."""
     return int((gained < 0).sum())

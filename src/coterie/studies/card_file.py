@@ -18,8 +18,8 @@ from ..errors import ConfigError, did_you_mean
 from ..experiment.config.loading import load, merge
 from ..experiment.config.schema import DataTable, Table
 from ..experiment.config.sweeps import point_label, points, shared_sweeps
-from .claim_table import ClaimTable, StrictTable, claim_of
-from .study import RESULT, Claim, Printed, Study, StudyColumn, check_number, default_number
+from .claim_table import ClaimTable, StrictTable, check_claim, claim_of
+from .study import RESULT, Printed, Study, StudyColumn, check_number, default_number
 
 PAPER = "paper"  # the scale of the file itself
 FURTHER = ("card", "columns", "paper", "claims", "scales")
@@ -52,7 +52,7 @@ class Card:
     tables: Table  # the config at the paper's scale
     columns: dict[str, Table]
     printed: dict[str, dict[str, Printed]]
-    claims: tuple[Claim, ...]
+    claims: tuple[ClaimTable, ...]
     scales: dict[str, Table]
 
     @property
@@ -81,9 +81,8 @@ class Card:
             title=f"{about.paper}: {about.title}",
             columns=columns,
             printed=self.printed,
-            claims=self.claims,
+            claims=tuple(claim_of(claim, scale) for claim in self.claims),
             tolerance=about.tolerance,
-            clients=about.clients,
             notes=tuple(str(text) for text in notes if text),
             figure=about.figure,
         )
@@ -102,8 +101,8 @@ class Card:
             for point in points(shared_sweeps(tables)):
                 config = _loaded(self.path, merge(tables, point), code)
                 shown = ", ".join(filter(None, [name if self.columns else "", point_label(point)]))
-                at = StudyColumn(shown or RESULT, number or default_number(config), config)
-                found.append(at)
+                of = number or default_number(config), config, self.about.clients
+                found.append(StudyColumn(shown or RESULT, *of))
         return tuple(found)
 
 
@@ -140,6 +139,9 @@ def _card(path: Path, tables: Table) -> Card:
             if not isinstance(further, Mapping):
                 where = f"scales.{scale}.columns.{name}"
                 raise ConfigError(f"{where}: found {further!r}; expected a table of the config")
+    told = tuple(_checked(ClaimTable, one, "claims") for one in claims)
+    for claim in told:
+        check_claim(claim, (PAPER, *scales))
     return Card(
         path=path,
         about=about,
@@ -149,7 +151,7 @@ def _card(path: Path, tables: Table) -> Card:
             column: {method: _printed(value, f"paper.{column}.{method}") for method, value in of}
             for column, of in ((c, t.items()) for c, t in _tables_of(tables, "paper").items())
         },
-        claims=tuple(claim_of(_checked(ClaimTable, one, "claims")) for one in claims),
+        claims=told,
         scales=scales,
     )
 

@@ -40,12 +40,12 @@ def _column(outcome: StudyOutcome, column: StudyColumn) -> list[str]:
     tested = tests(outcome, column)
     below = [tested, *(f"**{WARNING}** {text}." for text in warnings(outcome, column))]
     said = [line for text in below if text for line in ("", text)]
-    return [about_column(outcome, column), "", *table, *said]
+    return [about_column(column), "", *table, *said]
 
 
-def about_column(outcome: StudyOutcome, column: StudyColumn) -> str:
+def about_column(column: StudyColumn) -> str:
     """Which number a column shows, and of which experiment."""
-    config, clients = column.config, outcome.study.clients
+    config, clients = column.config, column.clients
     over = f" of client {', '.join(map(str, clients))}" if clients else ""
     return (
         f"{column.number}{over}; {config.data.name}, {config.partition.name}, "
@@ -95,7 +95,7 @@ def tests(outcome: StudyOutcome, column: StudyColumn) -> str:
     entries = [e for e in outcome.entries if e.column == column.name and e.seeds]
     entries = [e for e in entries if not math.isnan(e.ours.mean)]
     score = column.number.startswith(("accuracy", "bmta", "best_of_rounds"))
-    if len(entries) < 2 or outcome.study.clients or not score:
+    if len(entries) < 2 or column.clients or not score:
         return ""
     best = max(entries, key=lambda entry: entry.ours.mean).method
     found = []

@@ -17,13 +17,14 @@ from ..experiment.run_folder import RunData
 from ..results import kinds, statistics, summary
 from ..results.history import History, dense
 from ..storage import files
-from .study import RELATIVE, StudyCell, same_experiment
+from .study import BEST_SO_FAR, LOCAL_LEAD, RELATIVE, StudyCell, same_experiment
 
 FORMAT = 1
 MATRICES = 4  # at most, of different rounds
 MATRIX_CLIENTS = 64  # beyond it no matrix is kept; above FEW only the last one
 FEW = 20
 DIGITS = 5
+LATER = ("validation", "curves")  # tables that old records do not have
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,15 @@ class CellRecord:
     environment: dict[str, Any]
     # each client's validation score: the same three; empty if it was trained on, and in old records
     validation: dict[str, list[float | str | None]] = field(default_factory=dict)
+    # test scores over the evaluated rounds of the clients that the column's number is over, by
+    # client; empty if it is over all clients, and in old records
+    curves: dict[str, list[float | None]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: StudyCell, data: RunData, precision: str) -> "CellRecord":
         """The record of a finished run."""
         history, roster = data.history, data.history.roster
+        here = [client for client in cell.column.clients if client < len(roster)]
         best = statistics.best_round(history.test, history.metric)
         where = data.environment
         return cls(
@@ -75,6 +80,7 @@ class CellRecord:
                 "engine": data.config.get("resolved", {}).get("engine"),
             },
             validation=_validation(history),
+            curves={str(client): _numbers(history.test[:, client]) for client in here},
         )
 
     def validation_score(self, name: str, clients: Sequence[int] = ()) -> float:
@@ -89,6 +95,8 @@ class CellRecord:
 
     def number(self, name: str, clients: Sequence[int] = ()) -> float:
         """A number of the run, over all clients or over these; NaN if it does not exist."""
+        if name == BEST_SO_FAR:
+            return float(metrics.mean_known(self.best_so_far(clients)))
         per_client = {
             summary.score_field(summary.LAST, self.metric): self.last,
             "bmta": self.best,
@@ -99,6 +107,18 @@ class CellRecord:
             return float(metrics.mean_known(_array(chosen)))
         value = self.summary.get(name)
         return math.nan if value is None or isinstance(value, str | list | dict) else float(value)
+
+    def over_rounds(self, clients: Sequence[int] = ()) -> Floats:
+        """The mean test score ``[rounds]`` over all clients or over these; NaN if not recorded."""
+        if not clients:
+            return _array(self.curve)
+        unknown = [None] * len(self.rounds)
+        found = [_array(self.curves.get(str(client), unknown)) for client in clients]
+        return metrics.mean_known(np.stack(found, axis=-1))
+
+    def best_so_far(self, clients: Sequence[int] = ()) -> Floats:
+        """The best of :meth:`over_rounds` up to each evaluated round."""
+        return statistics.best_so_far(self.over_rounds(clients), self.metric)
 
     @property
     def metric(self) -> str:
@@ -111,12 +131,14 @@ class CellRecord:
 
     def relative(self, local: "CellRecord") -> "CellRecord":
         """The record with the numbers that are relative to the clients' own Local filled in."""
-        gained = metrics.gains(_array(self.last), _array(local.last), self.metric)
+        alone = _array(local.last)
+        gained = metrics.gains(_array(self.last), alone, self.metric)
         spread = statistics.over_clients(gained, np.array(self.n_test))._asdict()
         found = {
             "relative_to_local": float(metrics.mean_known(gained)),
             "worse_than_local": statistics.count_worse(gained),
             **{name: spread[field] for name, field in RELATIVE.items()},
+            LOCAL_LEAD: _lead(alone, gained, self.metric),
         }
         tables = {one.name: getattr(self, one.name) for one in fields(self)}
         return CellRecord(**{**tables, "summary": self.summary | files.plain(found)})
@@ -160,12 +182,12 @@ def read_records(folder: Path) -> dict[str, CellRecord]:
 
 def record_of(found: Any, where: object) -> CellRecord:
     """The record of a JSON value that came from outside; anything else is refused."""
-    names = [one.name for one in fields(CellRecord) if one.name != "validation"]
+    names = [one.name for one in fields(CellRecord) if one.name not in LATER]
     try:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f"found format {_format(found)}; expected {FORMAT}")
         given = {name: found[name] for name in names}
-        record = CellRecord(**given, validation=found.get("validation", {}))
+        record = CellRecord(**given, **{name: found.get(name, {}) for name in LATER})
         _check(record)
         return record
     except (KeyError, TypeError, ValueError) as error:
@@ -190,9 +212,13 @@ def _check(record: CellRecord) -> None:
     for values in (*lists, record.rounds, record.n_test):
         if not isinstance(values, list) or not all(v is None or _real(v) for v in values):
             raise ValueError("found something else; expected lists of numbers")
-    tables: tuple[Any, ...] = record.environment, record.matrices, record.config, record.validation
-    if not all(isinstance(table, dict) for table in tables):
-        raise ValueError("environment, matrices, config or validation is no table")
+    tables: tuple[Any, ...] = record.environment, record.matrices, record.config
+    if not all(isinstance(table, dict) for table in (*tables, record.validation, record.curves)):
+        raise ValueError("environment, matrices, config, validation or curves is no table")
+    for curve in record.curves.values():
+        numbers = isinstance(curve, list) and all(v is None or _real(v) for v in curve)
+        if not numbers or len(curve) != len(record.rounds):
+            raise ValueError("found something else; expected a curve with a score for each round")
     for values in record.validation.values():
         if not isinstance(values, list) or not all(
             v is None or v in ("inf", "-inf") or _real(v) for v in values
@@ -213,6 +239,17 @@ def _numbers(values: Floats) -> list[float | None]:
 
 def _array(values: Sequence[float | None]) -> Floats:
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _lead(alone: Floats, gained: Floats, metric: str) -> float:
+    """How much better the Local of clients that are worse off is than that of the others.
+
+    NaN if there are no such clients, or no others.
+    """
+    of_worse, of_others = alone[gained < 0], alone[gained >= 0]
+    if not len(of_worse) or not len(of_others):
+        return math.nan
+    return float(metrics.gains(of_worse.mean(), of_others.mean(), metric))
 
 
 def _validation(history: History) -> dict[str, list[float | str | None]]:

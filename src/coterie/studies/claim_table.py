@@ -1,10 +1,11 @@
 """Reads one entry of a card's ``[[claims]]``: a relation between the numbers of methods."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import ConfigError
+from ..errors import ConfigError, did_you_mean
 from .judging import FEWEST, RELATIONS
 from .study import IN, Claim, check_number, method_and_column
 
@@ -29,14 +30,28 @@ class ClaimTable(StrictTable):
     level: tuple[str, str] | None = None
     at_least: tuple[str, float] | None = None
     at_most: tuple[str, float] | None = None
-    cause: str | None = None
+    cause: str | dict[str, str] | None = None  # why it fails; by scale if found at some only
     by: float = 0.0
     within: float = 2.0
     p: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
-def claim_of(table: ClaimTable) -> Claim:
-    """The claim that a table states; a table without a relation, or with several, is refused."""
+def check_claim(table: ClaimTable, scales: Sequence[str]) -> None:
+    """Refuse a claim that cannot be judged, or that has the cause of a scale that is not there."""
+    claim_of(table, scales[0])
+    for scale in table.cause if isinstance(table.cause, dict) else ():
+        if scale not in scales:
+            raise ConfigError(
+                f"claims: '{table.text}': cause: there is no scale '{scale}'; "
+                f"{did_you_mean(scale, scales)}"
+            )
+
+
+def claim_of(table: ClaimTable, scale: str) -> Claim:
+    """The claim that a table states, with the cause of its failure at this scale.
+
+    A table without a relation, or with several, is refused.
+    """
     given = {name: getattr(table, name) for name in RELATIONS}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) != 1:
@@ -51,8 +66,9 @@ def claim_of(table: ClaimTable) -> Claim:
     else:
         methods = (value,) if isinstance(value, str) else tuple(value)
         margin = table.within if relation == "level" else table.by
-    columns, number, cause = table.columns, table.number, table.cause
-    claim = Claim(table.text, relation, methods, margin, columns, number, cause, table.p)
+    cause = table.cause.get(scale) if isinstance(table.cause, dict) else table.cause
+    rest = margin, table.columns, table.number, cause, table.p
+    claim = Claim(table.text, relation, methods, *rest)
     _check_methods(claim)
     return claim
 

@@ -133,7 +133,7 @@ class StudyOutcome:
         """A method's number in a column, by seed."""
         name = number or column.number
         found = self.of(column, label)
-        return {record.seed: record.number(name, self.study.clients) for record in found}
+        return {record.seed: record.number(name, column.clients) for record in found}
 
     def paired(self, column: StudyColumn, first: str, second: str) -> Paired | None:
         """Wilcoxon's test over clients of two methods at their best rounds (P5); None if unknown.

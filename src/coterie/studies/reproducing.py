@@ -130,13 +130,19 @@ class Reproduction:
         """The number of runs that are missing."""
         return len(missing(self.study, self.known()))
 
-    def run(self, progress: Watch | None = None, *, keep: bool = False) -> StudyOutcome:
-        """Run what is missing, and write the card."""
+    def run(
+        self, progress: Watch | None = None, *, keep: bool = False, wait: bool = True
+    ) -> StudyOutcome:
+        """Run what is missing, and write the card.
+
+        Runs that other processes have taken are waited for, unless ``wait`` is False.
+        """
         self.refuse_waiting()
         self.out.mkdir(parents=True, exist_ok=True)
+        known = self.known()
         with interrupt.held(self.out, self.command) as stop:
             for record in run_missing(
-                self.study, self.known(), self.out, stop=stop, progress=progress, keep=keep
+                self.study, known, self.out, stop=stop, progress=progress, keep=keep, wait=wait
             ):
                 record.write(self.out / RECORDS)
         return self.write()

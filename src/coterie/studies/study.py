@@ -26,6 +26,9 @@ RELATIVE = {
     "relative_variance_best_tenth": "variance_best",
     "relative_variance_worst_tenth": "variance_worst",
 }
+# And: over the rounds, the mean of the best score so far (P4's curves); how much more accurate the
+# Local of clients that are worse off is than that of the others (P3).
+BEST_SO_FAR, LOCAL_LEAD = "mean_best_so_far", "underperformers_local_lead"
 PLACES = ("out", "checkpoint_every", "federation")  # fields of [run] that change no result
 IN = "|"  # in a claim, between a method and the column in which its number is taken
 
@@ -34,8 +37,9 @@ class StudyColumn(NamedTuple):
     """One column of a study's table: a config, and the number that is shown of its runs."""
 
     name: str
-    number: str  # a field of summary.json
+    number: str  # a field of summary.json, or another number of a study
     config: Config
+    clients: tuple[int, ...] = ()  # the number is over these clients only; over all if empty
 
 
 class Printed(NamedTuple):
@@ -89,7 +93,6 @@ class Study:
     printed: Mapping[str, Mapping[str, Printed]] = field(default_factory=dict)  # column, method
     claims: tuple[Claim, ...] = ()
     tolerance: float = 2.0
-    clients: tuple[int, ...] = ()  # the numbers are over these clients only; all if empty
     notes: tuple[str, ...] = ()
     figure: str | None = None  # sweep, curves, matrices or scatter
 
@@ -199,7 +202,7 @@ def default_number(config: Config) -> str:
 def check_number(number: object, where: str) -> None:
     """Refuse a number that is no field of ``summary.json`` and no other number of a study."""
     known = [score_field(name, metric) for name in FIELDS for metric in ("accuracy", "")]
-    known += RELATIVE
+    known += [*RELATIVE, BEST_SO_FAR, LOCAL_LEAD]
     if number is not None and number not in known:
         near = did_you_mean(str(number), dict.fromkeys(known))
         raise ConfigError(f"{where}: there is no number '{number}'; {near}")

@@ -8,7 +8,6 @@ import numpy as np
 from markupsafe import Markup
 
 from ..core import metrics
-from ..core.metrics import Floats
 from ..report import words
 from ..report.figures import Axis, Curve, curve_of, method_curves
 from ..report.local_scatter import scatter
@@ -63,7 +62,7 @@ def _sweeps(outcome: StudyOutcome) -> list[StudyFigure]:
         field, value = _place(column.name)
         for label, found in _records(outcome, column).items():
             if not math.isnan(value):
-                scores = [r.number(column.number, outcome.study.clients) for r in found]
+                scores = [r.number(column.number, column.clients) for r in found]
                 lines.setdefault(label, {})[value] = scores
     if any(len(line) > 1 for line in lines.values()):
         return [_line_figure(lines, metric, field)]  # one column per value
@@ -76,7 +75,7 @@ def _variants(outcome: StudyOutcome, column: StudyColumn, metric: str) -> list[S
     for label, records in found.items():
         base, _, tag_ = label.partition("@")
         field, value = _place(tag_)
-        scores = [record.number(column.number, outcome.study.clients) for record in records]
+        scores = [record.number(column.number, column.clients) for record in records]
         if not math.isnan(value):
             fields.setdefault(field, {}).setdefault(base, {})[value] = scores
     made = []
@@ -84,7 +83,7 @@ def _variants(outcome: StudyOutcome, column: StudyColumn, metric: str) -> list[S
         places = sorted({value for line in lines.values() for value in line})
         for label, records in found.items():
             if "@" not in label and label not in lines:
-                scores = [r.number(column.number, outcome.study.clients) for r in records]
+                scores = [r.number(column.number, column.clients) for r in records]
                 lines[label] = {places[0]: scores, places[-1]: scores}
         made.append(_line_figure(lines, metric, field, column.name))
     return made
@@ -137,14 +136,25 @@ def _value_axis(values: list[float], field: str) -> Axis:
 
 
 def _curves(outcome: StudyOutcome, column: StudyColumn) -> list[StudyFigure]:
+    """Scores over rounds, of the column's clients; the best so far if its number is a best one.
+
+    A record that has no curve of these clients is left out.
+    """
+    clients, best = column.clients, column.number == "best_of_rounds"
     drawn = {}
     for label, found in _records(outcome, column).items():
-        rounds = np.array(found[0].rounds, dtype=np.float64) + 1
-        same = [record for record in found if record.rounds == found[0].rounds]
-        drawn[label] = curve_of(rounds, np.array([_array(record.curve) for record in same]))
+        curves = [r.best_so_far(clients) if best else r.over_rounds(clients) for r in found]
+        known = [at for at, curve in enumerate(curves) if not np.isnan(curve).all()]
+        same = [at for at in known if found[at].rounds == found[known[0]].rounds]
+        if same:
+            rounds = np.array(found[same[0]].rounds, dtype=np.float64) + 1
+            drawn[label] = curve_of(rounds, np.array([curves[at] for at in same]))
     if not drawn:
         return []
-    return [StudyFigure(column.name, method_curves(drawn, _metric(outcome), "Mean "))]
+    kind = "Best so far: mean " if best else "Mean "
+    over = f", client {', '.join(map(str, clients))}" if clients else ""
+    caption = f"{column.name}{over}{', best so far' * best}"
+    return [StudyFigure(caption, method_curves(drawn, _metric(outcome), kind))]
 
 
 def _matrices(outcome: StudyOutcome, column: StudyColumn) -> list[StudyFigure]:
@@ -182,7 +192,3 @@ def _scatters(outcome: StudyOutcome, column: StudyColumn) -> list[StudyFigure]:
 def _metric(outcome: StudyOutcome) -> str:
     known = [record.metric for record in outcome.records.values()]
     return known[0] if known else "accuracy"
-
-
-def _array(values: list[float | None]) -> Floats:
-    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)

@@ -40,7 +40,7 @@ def section(outcome: StudyOutcome, name: str) -> dict[str, Any]:
         "tables": [
             {
                 "name": column.name,
-                "about": about_column(outcome, column),
+                "about": about_column(column),
                 "heads": rows[0],
                 "rows": rows[1:],
                 "tested": tests(outcome, column),

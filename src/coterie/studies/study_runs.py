@@ -15,7 +15,7 @@ from ..experiment.assemble import assemble, check_methods
 from ..experiment.config.loading import config_hash
 from ..experiment.config.schema import Config
 from ..experiment.interrupt import Stop
-from ..experiment.runner import Watch
+from ..experiment.runner import Progress, Watch
 from ..experiment.setting import Setting
 from ..report.run_page import run_page
 from ..results.history import History
@@ -41,9 +41,11 @@ def run_missing(
     stop: Stop,
     progress: Watch | None = None,
     keep: bool = False,
+    wait: bool = True,
 ) -> Iterator[CellRecord]:
     """Run what is missing of a study, as :func:`run_each` does."""
-    yield from run_each(missing(study, known), out, stop=stop, progress=progress, keep=keep)
+    wanted = missing(study, known)
+    yield from run_each(wanted, out, stop=stop, progress=progress, keep=keep, wait=wait)
 
 
 def run_each(
@@ -53,6 +55,7 @@ def run_each(
     stop: Stop,
     progress: Watch | None = None,
     keep: bool = False,
+    wait: bool = True,
 ) -> Iterator[CellRecord]:
     """Run these cells, and give the record of each run when it is finished.
 
@@ -60,10 +63,10 @@ def run_each(
     finished run's folder is removed unless ``keep``. Without ``out`` runs stay in memory.
 
     Several processes may run the same cells in the same folder: each takes what no other one is
-    running, and in the end waits for the others. The caller writes a record into the folder
-    RECORDS before it takes the next one.
+    running, and in the end waits for the others, unless ``wait`` is False. The caller writes a
+    record into the folder RECORDS before it takes the next one.
     """
-    waiting = list(wanted)
+    waiting, told = list(wanted), list[StudyCell]()
     while waiting:
         columns: dict[str, list[StudyCell]] = {}
         for cell in waiting:
@@ -72,9 +75,20 @@ def run_each(
         for todo in columns.values():
             with _Column(todo, out, stop, progress, keep) as column:
                 yield from column.runs(taken)
+        if not wait:
+            return
         if len(taken) == len(waiting):
+            if progress is not None and taken != told:
+                progress(_awaited(taken[0]))
+                told = taken
             time.sleep(POLL)
         waiting = taken
+
+
+def _awaited(cell: StudyCell) -> Progress:
+    """What a watcher is told about a run of another process."""
+    rounds = cell.column.config.run.rounds
+    return Progress(cell.method.label, cell.seed, 0, rounds, None, more=0, waits=True)
 
 
 def _folder_name(config: Config) -> str:

@@ -140,7 +140,7 @@ class Tuning:
         for cell in cells:
             number = self.plan.number or BELONGING.get(cell.column.number, LAST)
             name = number.removeprefix("validation_")
-            scores.append(known[cell.key].validation_score(name, self.study.clients))
+            scores.append(known[cell.key].validation_score(name, cell.column.clients))
             if math.isnan(scores[-1]):
                 raise ConfigError(
                     f"{cell.method.label}: no client has a validation score; expected validation "
