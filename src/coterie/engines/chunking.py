@@ -1,0 +1,46 @@
+"""Groups clients that take similarly many local steps, so that little of a chunk is padding.
+
+A chunk takes as many steps as its longest client, and the others are padded. A step of a chunk of
+``n`` clients costs about as much as ``n + overhead`` clients: the overhead is what any step costs,
+however few clients it has.
+"""
+
+from collections.abc import Sequence
+
+OVERHEAD = {"cpu": 2, "cuda": 64}  # of a small perceptron: larger models have less
+
+
+def runs_of_similar(steps: Sequence[int], most: int, overhead: int) -> list[tuple[int, int]]:
+    """Cut sorted numbers of steps into runs of at most ``most`` clients, at the lowest cost.
+
+    Returns ``(start, stop)`` of each run. Clients of equally many steps are cut only where a run
+    would be longer than ``most``; all pieces of such a run are about equally long.
+
+    >>> runs_of_similar([10, 10, 10, 80], most=20, overhead=2)
+    [(0, 3), (3, 4)]
+    >>> runs_of_similar([10, 10, 10, 80], most=20, overhead=64)
+    [(0, 4)]
+    """
+    ends = [at for at in range(1, len(steps)) if steps[at - 1] != steps[at]] + [len(steps)]
+    starts = [0, *ends[:-1]]
+    best: list[tuple[int, int]] = [(0, 0)]  # cost of all clients before an end; where its run began
+    for last, stop in enumerate(ends):
+        tried = []
+        for first in range(last + 1):
+            clients = stop - starts[first]
+            pieces = -(-clients // most)
+            tried.append((best[first][0] + steps[stop - 1] * (overhead * pieces + clients), first))
+        best.append(min(tried))
+    found: list[tuple[int, int]] = []
+    last = len(ends)
+    while last:
+        first = best[last][1]
+        found = _pieces(starts[first], ends[last - 1], most) + found
+        last = first
+    return found
+
+
+def _pieces(start: int, stop: int, most: int) -> list[tuple[int, int]]:
+    count = -(-(stop - start) // most)
+    each = -(-(stop - start) // count)
+    return [(at, min(at + each, stop)) for at in range(start, stop, each)]
