@@ -21,10 +21,11 @@ from coterie.studies import reproducing
 from coterie.studies.card_file import merged, read_card
 from coterie.studies.card_text import markdown
 from coterie.studies.card_warnings import warnings
-from coterie.studies.cell_record import CellRecord, read_records, record_for
+from coterie.studies.cell_record import CellRecord, record_for
 from coterie.studies.claim_table import ClaimTable, claim_of
 from coterie.studies.judging import FAILS, HOLDS, NOT_RUN, RELATIONS
 from coterie.studies.outcome import StudyOutcome
+from coterie.studies.record_files import read_records
 from coterie.studies.reproducing import all_cards, reproduction
 from coterie.studies.study import (
     Claim,

@@ -18,7 +18,8 @@ from coterie.errors import ConfigError, StoppedError
 from coterie.experiment.config.loading import config_hash, load
 from coterie.studies import reproducing
 from coterie.studies.card_file import merged
-from coterie.studies.cell_record import _validation, read_records
+from coterie.studies.cell_record import _validation
+from coterie.studies.record_files import read_records
 from coterie.studies.suggestions import suggestions
 from coterie.studies.tune_plan import Choices, Range, read_plan
 from coterie.studies.tune_search import _next

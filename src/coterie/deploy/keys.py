@@ -18,6 +18,7 @@ try:
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec, x25519
+    from cryptography.utils import CryptographyDeprecationWarning
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:  # pragma: no cover - the extra is installed where tests run
     raise ConfigError(f"keys need cryptography ({error}): pip install 'coterie[direct]'") from error
@@ -30,7 +31,7 @@ _EARLY = timedelta(days=1)  # clocks of sites differ
 _HASH = hashes.SHA384()
 _PEM = serialization.Encoding.PEM
 _MALFORMED = (
-    *(ValueError, TypeError, UnsupportedAlgorithm),
+    *(ValueError, TypeError, UnsupportedAlgorithm, CryptographyDeprecationWarning),
     *(x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType),
 )
 _Public = ec.EllipticCurvePublicKey

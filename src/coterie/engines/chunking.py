@@ -6,24 +6,38 @@ however few clients it has.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
-OVERHEAD = {"cpu": 2, "cuda": 64}  # of a small perceptron: larger models have less
+# For a small perceptron; larger models have less. On a CPU it is that of chunks of 1 and 50 clients
+# (docs/results/speed.md, W1); on a GPU a cautious guess that was not measured.
+OVERHEAD = {"cpu": 2, "cuda": 64}
+Run = tuple[int, int]  # the first client, and the one after the last
 
 
-def runs_of_similar(steps: Sequence[int], most: int, overhead: int) -> list[tuple[int, int]]:
+def similar(order: list[int], steps: Sequence[int], most: int, overhead: int) -> list[list[int]]:
+    """Clients in the order of their steps, in chunks of :func:`runs_of_similar`, longest first.
+
+    Threads that begin with the most work share the rest.
+    """
+    runs = runs_of_similar(tuple(steps), most, overhead)
+    return [order[start:stop] for start, stop in reversed(runs)]
+
+
+@lru_cache(maxsize=64)  # the same in every round
+def runs_of_similar(steps: tuple[int, ...], most: int, overhead: int) -> tuple[Run, ...]:
     """Cut sorted numbers of steps into runs of at most ``most`` clients, at the lowest cost.
 
     Returns ``(start, stop)`` of each run. Clients of equally many steps are cut only where a run
     would be longer than ``most``; all pieces of such a run are about equally long.
 
-    >>> runs_of_similar([10, 10, 10, 80], most=20, overhead=2)
-    [(0, 3), (3, 4)]
-    >>> runs_of_similar([10, 10, 10, 80], most=20, overhead=64)
-    [(0, 4)]
+    >>> runs_of_similar((10, 10, 10, 80), most=20, overhead=2)
+    ((0, 3), (3, 4))
+    >>> runs_of_similar((10, 10, 10, 80), most=20, overhead=64)
+    ((0, 4),)
     """
     ends = [at for at in range(1, len(steps)) if steps[at - 1] != steps[at]] + [len(steps)]
     starts = [0, *ends[:-1]]
-    best: list[tuple[int, int]] = [(0, 0)]  # cost of all clients before an end; where its run began
+    best = [(0, 0)]  # cost of all clients before an end; where its run began
     for last, stop in enumerate(ends):
         tried = []
         for first in range(last + 1):
@@ -31,16 +45,16 @@ def runs_of_similar(steps: Sequence[int], most: int, overhead: int) -> list[tupl
             pieces = -(-clients // most)
             tried.append((best[first][0] + steps[stop - 1] * (overhead * pieces + clients), first))
         best.append(min(tried))
-    found: list[tuple[int, int]] = []
+    found: list[Run] = []
     last = len(ends)
     while last:
         first = best[last][1]
         found = _pieces(starts[first], ends[last - 1], most) + found
         last = first
-    return found
+    return tuple(found)
 
 
-def _pieces(start: int, stop: int, most: int) -> list[tuple[int, int]]:
+def _pieces(start: int, stop: int, most: int) -> list[Run]:
     count = -(-(stop - start) // most)
     each = -(-(stop - start) // count)
     return [(at, min(at + each, stop)) for at in range(start, stop, each)]

@@ -1,8 +1,7 @@
 """Computes many clients at once: ``torch.func.vmap`` around one client's code.
 
-Clients of similar size are computed together, in chunks that fit the memory budget, so that there
-is little padding and weights stay in the cache. On a CPU the chunks are distributed over threads
-that never wait for each other.
+Clients of similar size are computed together, in chunks that fit the memory budget: there is little
+padding and weights stay in the cache. On a CPU chunks are distributed over independent threads.
 
 The package ``coterie.compiled`` traces the calls of this engine and replays them faster. It is
 optional, and :func:`tracing` is the only place that imports it. Without it, or with
@@ -34,7 +33,7 @@ from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
 from .base import Computed, Predicted, Scores, columns_of, state_device
-from .chunking import OVERHEAD, runs_of_similar
+from .chunking import OVERHEAD, similar
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 from .gathered import Chunk, Empty, Gathered, rows_of
 from .process import settings
@@ -110,8 +109,6 @@ class VmapBackend:
         self.compiled = compiled and package is not None and not on_gpu and bool(compiler())
         self.compiler = compiler_version() if self.compiled else None
         self.kernels: str | None = None if package is None else package.native.sources()
-        self._able = int((problem.sizes > 0).sum())
-        self._runs: dict[tuple[int, ...], list[tuple[int, int]]] = {}  # of the latest clients
         self._batched = on_gpu or chunk > 1  # chunks of one mean a large model: map each client
         layers = [slot.shape.numel() for slot in problem.model.slots]
         self._executor: Executor | _AsWritten = _AsWritten(MISSING if trace else "")
@@ -142,31 +139,20 @@ class VmapBackend:
     def chunks(self, ids: list[int]) -> list[Chunk]:
         """Group the positions of clients of similar size into chunks, evenly for all threads.
 
-        A chunk has at most ``chunk`` clients. Where all clients take part, clients that take far
-        more steps than others have chunks of their own; the chunks would otherwise differ from
-        round to round, and each form is traced. With batch norm the clients of a chunk have equal
-        sizes, because padding would enter the statistics of a batch.
+        A chunk has at most ``chunk`` clients, equal ones with batch norm: padding would enter the
+        statistics of a batch. Drawn clients are not cut by their steps: each form is traced.
         """
-        sizes = self.shards.splits["train"].sizes
+        sizes, problem = self.shards.splits["train"].sizes, self.problem
         turns = -(-len(ids) // (self.chunk * self.threads))
         most = -(-len(ids) // max(1, turns * self.threads))
         order = sorted(range(len(ids)), key=lambda position: sizes[ids[position]])
-        if self.problem.model.coupled:
+        if len(ids) == int((problem.sizes > 0).sum()) > 0 and not problem.model.coupled:
+            steps = [problem.recipe.count(sizes[ids[at]], problem.least) for at in order]
+            return similar(order, steps, most, OVERHEAD[problem.device.type])
+        parts = [order]
+        if problem.model.coupled:
             parts = [list(same) for _, same in groupby(order, key=lambda at: sizes[ids[at]])]
-        elif len(ids) == self._able and most > 1:
-            return self._without_padding(ids, order, most)
-        else:
-            parts = [order]
         return [p[i : i + most] for p in parts for i in range(0, len(p), max(1, most))]
-
-    def _without_padding(self, ids: list[int], order: list[int], most: int) -> list[Chunk]:
-        """The clients in this order in chunks with little padding; those of most work first."""
-        sizes, problem = self.shards.splits["train"].sizes, self.problem
-        steps = tuple(problem.recipe.count(sizes[ids[at]], problem.least) for at in order)
-        if steps not in self._runs:
-            overhead = OVERHEAD[problem.device.type]
-            self._runs = {steps: runs_of_similar(steps, most, overhead)}
-        return [order[start:stop] for start, stop in reversed(self._runs[steps])]
 
     def local(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round

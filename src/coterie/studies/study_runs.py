@@ -20,7 +20,8 @@ from ..experiment.setting import Setting
 from ..report.run_page import run_page
 from ..results.history import History
 from ..storage import files, lock
-from .cell_record import CellRecord, record_for, record_of, record_path
+from .cell_record import CellRecord, record_for, record_path
+from .record_files import record_of
 from .study import Study, StudyCell
 
 RECORDS = "records"

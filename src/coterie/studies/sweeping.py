@@ -20,8 +20,8 @@ from ..experiment.config.sweeps import with_variants
 from ..experiment.runner import Watch
 from ..storage import files
 from .card_text import markdown
-from .cell_record import read_records
 from .outcome import StudyOutcome
+from .record_files import read_records
 from .study import Study, study_of
 from .study_page import study_page
 from .study_runs import RECORDS, missing, run_missing

@@ -15,7 +15,8 @@ from ..experiment.config.schema import Config
 from ..experiment.interrupt import Stop
 from ..experiment.runner import Watch
 from ..storage import files
-from .cell_record import CellRecord, read_records, record_for
+from .cell_record import CellRecord, record_for
+from .record_files import read_records
 from .study import Study, StudyCell, StudyColumn
 from .study_runs import RECORDS, run_each
 from .suggestions import require_optuna, suggestions
