@@ -101,7 +101,7 @@ class VmapBackend:
         _refuse_recurrent(problem)
         self.problem, self.shards, self.chunk = problem, shards, chunk
         self._state_device = state_device(state, problem.device)
-        on_gpu = problem.device.type == "cuda"
+        self._able, on_gpu = int((problem.sizes > 0).sum()), problem.device.type == "cuda"
         package = tracing() if trace else None
         self.trace = package is not None
         _refuse_untraced(package, before)
@@ -146,7 +146,7 @@ class VmapBackend:
         turns = -(-len(ids) // (self.chunk * self.threads))
         most = -(-len(ids) // max(1, turns * self.threads))
         order = sorted(range(len(ids)), key=lambda position: sizes[ids[position]])
-        if len(ids) == int((problem.sizes > 0).sum()) > 0 and not problem.model.coupled:
+        if len(ids) == self._able > 0 and not problem.model.coupled:
             steps = [problem.recipe.count(sizes[ids[at]], problem.least) for at in order]
             return similar(order, steps, most, OVERHEAD[problem.device.type])
         parts = [order]
