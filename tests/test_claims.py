@@ -31,8 +31,11 @@ REAL = os.environ.get("COTERIE_DATA")
 
 def judged(card, scale, beginning, methods, out):
     """The outcome of a claim of a card, with the runs that it needs."""
-    one = reproduction(card, scale, methods=methods, out=out, changes={"engine.threads": 1})
-    outcome = one.run()
+    study = reproduction(card, scale).study
+    (claim,) = [c for c in study.claims if c.text.startswith(beginning)]
+    columns = [c.name for c in study.columns if not claim.columns or c.name in claim.columns]
+    how = {"columns": tuple(columns), "methods": methods, "changes": {"engine.threads": 1}}
+    outcome = reproduction(card, scale, out=out, **how).run()
     (found,) = [j for j in outcome.judged if j.claim.text.startswith(beginning)]
     return found
 
