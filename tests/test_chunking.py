@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms.local import Local
-from coterie.engines.chunking import OVERHEAD, runs_of_similar
+from coterie.engines.chunking import (
+    forward_operations,
+    gpu_overhead,
+    overhead_of,
+    runs_of_similar,
+)
 from coterie.engines.vmap import VmapBackend
-from support import federation, normed, task
+from support import federation, mlp, normed, task
 
 
 def cost(steps, runs, overhead):
@@ -62,7 +67,26 @@ def test_large_clients_have_chunks_of_their_own_if_all_clients_take_part(chunk):
 def test_few_and_slightly_larger_clients_are_not_worth_a_chunk():
     on = task(Local(), federated=federation((20, 20, 20, 30)))
     assert len(VmapBackend(on.problem, on.shards, chunk=20).chunks([0, 1, 2, 3])) == 1
-    assert OVERHEAD["cuda"] > OVERHEAD["cpu"]  # a GPU pays for its steps, not for its clients
+
+
+def test_a_forward_pass_has_two_operations_per_weight_of_a_dense_layer_and_sample():
+    on = task(Local(), mlp).problem
+    dense = sum(slot.shape.numel() for slot in on.model.slots if len(slot.shape) == 2)
+    assert forward_operations(on) == 2 * dense * on.recipe.batch
+
+
+def test_on_a_gpu_clients_of_large_models_are_cut_apart_and_those_of_small_ones_stay_together():
+    on = task(Local(), mlp).problem
+    small, large = gpu_overhead(3 * forward_operations(on)), gpu_overhead(5_300_000_000)
+    assert small > overhead_of(on) > 0  # a GPU pays for its steps, not for its clients
+    assert large < small
+    assert gpu_overhead(10**15) == 1
+    assert [gpu_overhead(10**n) for n in range(16)] == sorted(
+        (gpu_overhead(10**n) for n in range(16)), reverse=True
+    )
+    steps = (80,) * 3 + (107,) * 3 + (133,) * 3 + (160,) * 3 + (853,) * 3  # as in P1's Table 3
+    assert len(runs_of_similar(steps, 15, small)) == 1
+    assert runs_of_similar(steps, 15, large)[-1] == (12, 15)
 
 
 def test_with_batch_norm_chunks_have_equal_clients_as_before():

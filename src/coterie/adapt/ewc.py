@@ -143,4 +143,4 @@ class ElasticWeights(Adaptation):
             return ()
         if not isinstance(algorithm, GlobalModel):
             return ()
-        return rows(fisher(round.aux, algorithm.model(server), self.fisher_kind), count)
+        return rows(fisher(round.aux, algorithm.model(server), self.fisher_kind, alone=True), count)

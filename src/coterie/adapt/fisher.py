@@ -24,14 +24,20 @@ from ..core.client import Client
 Kind = Literal["empirical", "true", "batch_mean"]
 Source = Literal["auto", "server_aux", "client_train", "aggregate"]
 
-_ENTRIES = 1 << 22  # entries of per-sample gradients held in memory at once
+# Entries of per-sample gradients held in memory at once: of one of many clients, which may be
+# computed together, and of the server's own samples, which are computed alone.
+_OF_MANY, _ALONE = 1 << 22, 1 << 28
 
 
-def fisher(client: Client, w: Tensor, kind: Kind) -> Tensor:
-    """The diagonal on a client's training data, one entry per trainable parameter."""
+def fisher(client: Client, w: Tensor, kind: Kind, *, alone: bool = False) -> Tensor:
+    """The diagonal on a client's training data, one entry per trainable parameter.
+
+    ``alone`` says that nothing else is computed meanwhile, so that a GPU may use more memory.
+    """
     total, count = client.trainable(torch.zeros_like(w)), w.new_zeros(())
-    parts = _batches(client, w) if kind == "batch_mean" else _samples(client, w, kind)
-    for squares, samples in parts:
+    entries = _ALONE if alone and w.is_cuda else _OF_MANY
+    each = _batches(client, w) if kind == "batch_mean" else _samples(client, w, kind, entries)
+    for squares, samples in each:
         total, count = total + squares, count + samples
     return total / count.clamp(min=1)
 
@@ -43,9 +49,11 @@ def _batches(client: Client, w: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield count * client.trainable(client.gradient(w, batch)) ** 2, count
 
 
-def _samples(client: Client, w: Tensor, kind: Kind) -> Iterator[tuple[Tensor, Tensor]]:
+def _samples(
+    client: Client, w: Tensor, kind: Kind, entries: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """For each block, the sum of the squared per-sample gradients, and the number of samples."""
-    size = max(1, min(EVALUATION_BLOCK, _ENTRIES // len(w)))
+    size = max(1, min(EVALUATION_BLOCK, entries // len(w)))
     for number, block in enumerate(client.blocks("train", size)):
         y = drawn(client, w, block, number) if kind == "true" else block.y
 

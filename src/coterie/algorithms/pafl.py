@@ -199,7 +199,7 @@ class Personalising(GlobalModel[Server, Sent, Trained, tuple[()]]):
         count, M = len(round.clients), server.fisher
         needed = self._elastic(round.index, round.horizon)
         if needed and self.options.fisher_data in ("auto", "server_aux") and round.aux is not None:
-            M = fisher(round.aux, server.theta, self.options.fisher_kind)
+            M = fisher(round.aux, server.theta, self.options.fisher_kind, alone=True)
         sent = needed and isinstance(M, Tensor)
         return Sent(rows(server.theta, count), rows(M, count) if sent else ())
 

@@ -127,9 +127,12 @@ class TraceTrial:
         given = self._spread(self._few)
         expected = [doubled(leaf) for leaf in tensors(replay(*given))]
         changes = [self._change(leaf) for leaf in expected]
+        found = self._apart(graph(*given), expected, changes)
+        if not any(bool(off.far.any()) for off in found):
+            return  # the same bits, as a rule: the same kernels on the same numbers
         nudged = replay(*perturbed(given, _ROUNDING))
         bounds = map(_rounding, self._apart(nudged, expected, changes))
-        for off, bound in zip(self._apart(graph(*given), expected, changes), bounds, strict=True):
+        for off, bound in zip(found, bounds, strict=True):
             _refuse(off, bound)
 
     def _nudged(self, replay: Call) -> list[Off]:

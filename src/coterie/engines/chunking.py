@@ -8,10 +8,36 @@ however few clients it has.
 from collections.abc import Sequence
 from functools import lru_cache
 
-# For a small perceptron; larger models have less. On a CPU it is that of chunks of 1 and 50 clients
-# (docs/results/speed.md, W1); on a GPU a cautious guess that was not measured.
-OVERHEAD = {"cpu": 2, "cuda": 64}
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..core.problem import Problem
+
+# In clients, as measured (docs/results/speed.md, "Clients of different sizes"). On a CPU it is that
+# of a small perceptron, and larger models have less. On a GPU any step takes as long as this many
+# floating-point operations of a client; a bound keeps clients of small models together.
+_CPU, _GPU_OPERATIONS, _GPU_MOST = 2, 20e9, 64
+_PASSES = 3  # a step computes about three times the forward pass
 Run = tuple[int, int]  # the first client, and the one after the last
+
+
+def overhead_of(problem: Problem) -> int:
+    """What a step of a chunk costs beside its clients' own work, as a number of clients."""
+    if problem.device.type == "cpu":
+        return _CPU
+    return gpu_overhead(_PASSES * forward_operations(problem))
+
+
+def gpu_overhead(operations: int) -> int:
+    """The overhead on a GPU, where a client's step has so many floating-point operations."""
+    return max(1, min(_GPU_MOST, round(_GPU_OPERATIONS / max(1, operations))))
+
+
+def forward_operations(problem: Problem) -> int:
+    """The floating-point operations of a model's forward pass over one batch."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        problem.model.module(problem.blank(problem.recipe.batch))
+    return int(counter.get_total_flops())
 
 
 def similar(order: list[int], steps: Sequence[int], most: int, overhead: int) -> list[list[int]]:

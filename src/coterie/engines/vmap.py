@@ -33,7 +33,7 @@ from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
 from .base import Computed, Predicted, Scores, columns_of, state_device
-from .chunking import OVERHEAD, similar
+from .chunking import overhead_of, similar
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 from .gathered import Chunk, Empty, Gathered, rows_of
 from .process import settings
@@ -102,6 +102,7 @@ class VmapBackend:
         self.problem, self.shards, self.chunk = problem, shards, chunk
         self._state_device = state_device(state, problem.device)
         self._able, on_gpu = int((problem.sizes > 0).sum()), problem.device.type == "cuda"
+        self._overhead = overhead_of(problem)
         package = tracing() if trace else None
         self.trace = package is not None
         _refuse_untraced(package, before)
@@ -148,7 +149,7 @@ class VmapBackend:
         order = sorted(range(len(ids)), key=lambda position: sizes[ids[position]])
         if len(ids) == self._able > 0 and not problem.model.coupled:
             steps = [problem.recipe.count(sizes[ids[at]], problem.least) for at in order]
-            return similar(order, steps, most, OVERHEAD[problem.device.type])
+            return similar(order, steps, most, self._overhead)
         parts = [order]
         if problem.model.coupled:
             parts = [list(same) for _, same in groupby(order, key=lambda at: sizes[ids[at]])]
@@ -255,9 +256,8 @@ class VmapBackend:
             return checked_stage(stage.code, made, state, self.problem.model.whole)
 
         call = _explained(vmap(one, in_dims=(0, tree.dims(inputs[1]), 0)))
-        smallest = (
-            shape.smallest if self.problem.recipe.steps else None
-        )  # read only where the recipe fixes the number of steps
+        # It is read only where the recipe fixes the number of steps.
+        smallest = shape.smallest if self.problem.recipe.steps else None
         key = stage.code, stage.trace_key, smallest, *shape.even.items()
         asked = clock if stage.trace_key is None else None
         return self._executor(key, call, inputs, asked, destinations)
