@@ -66,7 +66,6 @@ LARGE = {
     "compiled/trust": 310,
     "core/algorithm": 300,
     "core/client": 390,
-    "engines/auto": 260,
     "engines/vmap": 340,
     "experiment/checkpoint": 310,
     "results/comparison:_row": 48,

@@ -544,6 +544,17 @@ def test_a_method_alone_is_not_best_nor_are_the_others_compared_without_it(study
     assert judged(alone, values, Claim("", "best", ("fedavg",)))[0] == [NOT_RUN]
 
 
+def test_a_seed_whose_record_lacks_the_number_does_not_count(study):
+    claim = Claim("", "above", ("fedavg", "local"))
+    values = {("result", "fedavg", s): v for s, v in ((0, math.nan), (1, 5.0))}
+    values |= {("result", "local", s): v for s, v in ((0, 9.0), (1, 3.0))}
+    states, evidence = judged(study, values, claim)
+    assert states == [HOLDS]
+    assert evidence == ("result: fedavg 5.00, local 3.00 (1 seed)",)
+    values["result", "local", 1] = math.nan
+    assert judged(study, values, claim)[0] == [NOT_RUN]
+
+
 def test_a_claim_whose_runs_are_missing_is_not_run(study):
     claims = (Claim("", "above", ("fedavg", "local")), Claim("", "best", ("fedavg",)))
     values = {("result", "fedavg", 0): 5.0, ("result", "local", 1): 3.0}

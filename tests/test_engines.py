@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch import nn
 
+import coterie
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
 from coterie.core import tree
 from coterie.core.tree import Bank, count_bytes, row
-from coterie.engines import ENGINES, auto, remembered
+from coterie.engines import ENGINES, auto, capacity, remembered
 from coterie.engines.base import Work
 from coterie.engines.candidates import PROBE_STEPS, Candidate, Tracing, forms
 from coterie.engines.codec import Message, decode, encode, vocabulary
+from coterie.engines.loop import LoopBackend
 from coterie.engines.settings import Length, steps
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
@@ -245,9 +247,18 @@ def test_auto_falls_back_to_the_loop_where_vmap_cannot():
 
 def test_chunks_fit_the_memory_budget():
     on = task(Local())
-    one = auto.footprint(work(on))
+    one = capacity.footprint(work(on))
     assert engine_of("vmap", on, memory_mib=1).choice["chunk"] == max(1, min(20, 2**20 // one))
     assert engine_of("vmap", on, chunk=3).choice["chunk"] == 3
+
+
+def test_a_full_gpu_is_an_error_that_says_what_to_do(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.69 GiB. GPU 0 has")
+
+    monkeypatch.setattr(LoopBackend, "compute", full)
+    with pytest.raises(EngineError, match=r"full \(CUDA out of memory\); compute fewer clients"):
+        coterie.run(method="local", rounds=1, set={"engine.name": "loop"})
 
 
 HERE = ("auto", "vmap", "loop", "wire")  # engines that need nothing but this machine

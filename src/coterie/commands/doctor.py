@@ -17,7 +17,7 @@ from ..core.policies import governed
 from ..data import inspection
 from ..data.duplicates import duplicates
 from ..data.simulation import Simulation
-from ..engines import auto, ray_tasks
+from ..engines import auto, capacity, ray_tasks
 from ..engines.base import Work
 from ..engines.candidates import PROBE_STEPS
 from ..engines.settings import Asked, Length
@@ -139,7 +139,7 @@ def _cost_facts(
         facts.append(("Ray", ray_tasks.described()))
     if engine.name == "vmap":  # as it was asked for, fastest or not
         how = auto.repaid(work, run.rounds, trace=engine.trace, compiled=engine.compiled)
-        chunk = auto.fitting(work, engine.chunk, engine.memory_mib)
+        chunk = capacity.fitting(work, engine.chunk, engine.memory_mib)
         return facts, {"engine": "vmap", "chunk": chunk, **how._asdict()}, estimate
     return facts, found, estimate
 
@@ -159,7 +159,7 @@ def _estimates(
     seconds = seeds * (sum(one.seconds for one in timed) + mean * (len(methods) - len(timed)))
     used, on_gpu = peak_mib(on.problem.device)
     held = on.problem.population * on.problem.start.nbytes * 4
-    mib = (auto.footprint(work) * found.get("chunk", 1) + held) / 2**20
+    mib = (capacity.footprint(work) * found.get("chunk", 1) + held) / 2**20
     if used is not None:
         mib = used if timed else used + mib
     how = f"from the first rounds of {len(timed)} of {len(methods)} methods"

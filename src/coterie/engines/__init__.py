@@ -82,6 +82,7 @@ def make_backend(
 ) -> Backend:
     """Make the backend that computes the client half of a method."""
     from . import auto
+    from .capacity import fitting
     from .loop import LoopBackend
     from .vmap import VmapBackend
 
@@ -91,7 +92,7 @@ def make_backend(
         how = auto.repaid(on, length.rounds, trace=asked.trace, compiled=asked.compiled)
         return VmapBackend(
             *on,
-            chunk=auto.fitting(on, asked.chunk, asked.memory_mib),
+            chunk=fitting(on, asked.chunk, asked.memory_mib),
             state=state,
             threads=asked.threads or torch.get_num_threads(),
             before=before,

@@ -20,6 +20,7 @@ from torch import nn
 from ..errors import CoterieError
 from .base import Backend, Work
 from .candidates import PROBE_STEPS, Candidate, Tracing, warmed
+from .capacity import fitting
 from .loop import LoopBackend
 from .process import settings
 from .remembered import key_of, recall, remember
@@ -27,7 +28,6 @@ from .settings import Asked, Length
 from .vmap import VmapBackend, can_trace, compiler, kernels_cached
 
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
-DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
 REPAID_AFTER = 10  # rounds from which the vmap engine traces a run
 COMPILED_AFTER = 50  # rounds from which it compiles: the first time that takes some seconds
 _TURNS = 3  # timings of each candidate; the first one warms up, or traces
@@ -40,7 +40,6 @@ _TRACED, _TRACED_MORE = 10, 30  # cost of tracing a probe in loop steps: fixed, 
 _IMPORT, _COMPILE = 0.1, 3.0  # seconds
 _KERNELS = 4.0  # seconds of compiling the kernels of one convolution and its pool, once
 _KERNELS_SHARE = 0.1  # of the loop's estimated run: what compiling kernels may take
-_DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
 class How(NamedTuple):
@@ -221,40 +220,3 @@ def _in_turns(*candidates: Candidate | None, turns: int = _TURNS) -> None:
         for one in candidates:
             if one is not None:
                 one.turn()
-
-
-def fitting(on: Work, wanted: int | None, memory_mib: int | None) -> int:
-    """How many clients are computed at once: as many as wanted and as fit into the memory."""
-    if wanted is None:
-        wanted = DEFAULT_CHUNK[on.problem.device.type]
-    if memory_mib is None:
-        memory_mib = _budget(on.problem.device)
-    return max(1, min(wanted, int(memory_mib * 2**20 / footprint(on))))
-
-
-def _budget(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_SHARE / 2**20)
-    return _DEFAULT_CPU_MIB
-
-
-def footprint(on: Work) -> int:
-    """Bytes that one client needs in training: vectors of its model, activations of a batch."""
-    activations = 0
-
-    def count(_module: Any, _inputs: Any, output: Any) -> None:
-        nonlocal activations
-        for part in output if isinstance(output, tuple) else (output,):
-            activations += part.numel() if isinstance(part, torch.Tensor) else 0
-
-    hooks = [m.register_forward_hook(count) for m in on.problem.model.module.modules()]
-    try:
-        samples = min(on.problem.recipe.batch, max(1, int(on.problem.sizes.max())))
-        with torch.no_grad():
-            on.problem.model.module(on.problem.blank(samples))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    vectors = 8 if on.problem.recipe.optimizer == "adam" else 6
-    return (vectors * on.problem.model.size + 3 * activations) * on.problem.start.element_size()

@@ -13,6 +13,7 @@ from ..core.policies import governed
 from ..core.problem import Problem
 from ..core.returned import check_square
 from ..engines import Engine, process
+from ..engines.capacity import full_memory_told
 from ..results.history import History, Log
 from ..storage import faults
 from ..training.guard import Guard
@@ -78,6 +79,7 @@ def execute(
     with located(algorithm):
         check_run(algorithm, on.problem, asked.run.rounds)
     with ExitStack() as scope:
+        scope.enter_context(full_memory_told())
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
         engine = setting.engine(cell, on, left)
         scope.callback(engine.close)

@@ -1,4 +1,7 @@
-"""Judges the claims of a study by the means over the seeds that all methods of a claim have."""
+"""Judges the claims of a study by the means over the seeds that all methods of a claim have.
+
+A seed counts for a method if its run has the number of the claim: old records lack newer numbers.
+"""
 
 import math
 from collections.abc import Callable
@@ -54,12 +57,13 @@ def _holds(
 ) -> tuple[bool, str] | None:
     """Whether a claim holds in a column, with the numbers; None if a run is missing."""
     values = _compared(outcome, claim, column)
-    shared = set.intersection(*(set(found) for found in values.values())) if values else set()
+    known = [
+        {s for s, value in found.items() if not math.isnan(value)} for found in values.values()
+    ]
+    shared = set.intersection(*known) if known else set()
     if not shared or len(values) < FEWEST.get(claim.relation, 2):
         return None
     means = {m: float(np.mean([found[s] for s in shared])) for m, found in values.items()}
-    if any(math.isnan(mean) for mean in means.values()):
-        return None
     holds = RELATIONS[claim.relation](list(means.values()), claim.margin)
     shown = ", ".join(f"{_with_place(m)} {mean:.2f}" for m, mean in means.items())
     where = "" if column is None else f"{column.name}: "
