@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from coterie.algorithms.attention import Cloud, Own, alike
+from coterie.algorithms.attention import Cloud, Own, Upload, alike
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
 from coterie.algorithms.likeness import likeness, unlikeness
@@ -363,11 +363,11 @@ def test_pairs_are_compared_where_they_can_be(method):
     first: dict[int, tuple] = {}
 
     def z(a, b):
-        (w, v), (x, y) = a, b
+        (w, v), (x, _) = a, b
         p, q = w - on.problem.start, x - on.problem.start
         if isinstance(method, HeurFedAMP):
-            v, y, p, q = v / (p @ p), y / (q @ q), p / p.norm(), q / q.norm()
-        return ((p - q) ** 2).sum() / (v + y)
+            v, p, q = v / (p @ p), p / p.norm(), q / q.norm()
+        return ((p - q) ** 2).sum() / (2 * v)
 
     for index, clients in enumerate([[0, 1], [1, 2, 4], [0, 1, 2], [0, 1, 2, 3, 4]]):
         server, states, up = amp_round(method, on, server, states, index, clients)
@@ -377,25 +377,47 @@ def test_pairs_are_compared_where_they_can_be(method):
         for i in clients:
             for j in first:
                 if i != j and (i in back) == (j in back and j in clients) == True:  # noqa: E712
-                    expected[i, j] = expected[j, i] = z(now[i], now[j])
+                    expected[i, j], expected[j, i] = z(now[i], now[j]), z(now[j], now[i])
                 elif i != j and i not in back:
-                    expected[i, j] = expected[j, i] = z(first[i], first[j])
+                    expected[i, j], expected[j, i] = z(first[i], first[j]), z(first[j], first[i])
     members = torch.tensor([0, 1, 2, 3, 4])
     assert (expected + torch.eye(5) * 9 >= 0).all()
     assert_close(alike(server, members), likeness(expected).fill_diagonal_(0), 1e-6)
 
 
-def test_two_who_are_apart_by_as_much_as_they_do_not_know_are_strangers():
-    """Where z < 2 a mean of two models is nearer to what each should learn, beyond it farther."""
-    generator = torch.Generator().manual_seed(0)
-    truth, other = torch.zeros(4000).double(), torch.ones(4000).double()
-    for apart, helps in ((0.0, True), (0.7, True), (2.0, False)):
-        a = truth + torch.randn(4000, generator=generator).double()
-        b = apart**0.5 * 2**0.5 * other + torch.randn(4000, generator=generator).double()
-        z = unlikeness(((a - b) ** 2).sum()[None, None], wide([4000.0]), wide([4000.0]))
-        assert float(z) == pytest.approx(1 + apart, abs=0.1)
-        assert (((a + b) / 2 - truth) ** 2).sum() < (a**2).sum() or not helps
-        assert bool(likeness(z) > 0) == helps
+@pytest.mark.parametrize("apart", [0.0, 0.3, 0.7, 1.5, 2.0, 6.0])
+@pytest.mark.parametrize("own", [0.2, 1.0, 5.0])
+@pytest.mark.parametrize("others", [0.2, 1.0, 5.0])
+def test_the_mean_of_two_models_helps_a_client_exactly_where_the_other_is_alike(apart, own, others):
+    """Whatever the noise of each: by own noise ``own`` and the other's ``others``."""
+    generator, n = torch.Generator().manual_seed(0), 40_000
+
+    def noisy(ideal, noise):
+        return ideal + noise**0.5 * torch.randn(n, generator=generator).double()
+
+    ideal = torch.zeros(n).double()
+    a, b = noisy(ideal, own), noisy(ideal + (2 * apart) ** 0.5, others)
+    z = unlikeness(((a - b) ** 2).sum()[None, None], wide([n * own]))
+    assert float(z) == pytest.approx((own + others + 2 * apart) / (2 * own), rel=0.05)
+    helps = (((a + b) / 2 - ideal) ** 2).sum() < ((a - ideal) ** 2).sum()
+    if abs(float(z) - 2) > 0.1:
+        assert bool(likeness(z) > 0) == bool(helps)
+
+
+def test_a_client_without_noise_has_strangers_only_and_the_other_judges_for_itself():
+    method = FedAMP()
+    on = task(method)
+    server, _ = method.init(on.problem)
+    W = on.problem.start + torch.arange(5.0).double()[:, None]
+    for clients in ([0, 1], [2, 3], [4]):
+        round = round_of(on.problem, 0, 9, torch.tensor(clients))
+        noise = torch.tensor([0.0 if i in (1, 2) else 1e6 for i in clients]).double()
+        uploads = Upload(W[clients], noise)
+        server = method.aggregate(server, uploads, round)
+    A = alike(server, torch.arange(5))
+    assert A.isfinite().all()
+    assert (A[[1, 2]] == 0).all()
+    assert (A[[0, 3, 4]].sum(1) == 4).all()
 
 
 KIND = [

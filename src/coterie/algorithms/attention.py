@@ -21,7 +21,7 @@ from ..core.rows import Rows, updated
 from ..core.tree import Tree
 from ..errors import ConfigError
 from .fedprox import proximal
-from .likeness import likeness, unlikeness
+from .likeness import TINY, likeness, unlikeness
 
 Initial = Literal["common", "independent"]
 PredictWith = Literal["own", "cloud", "both", "validation"]
@@ -89,7 +89,7 @@ def _met(server: Uploads, found: Seen, at: Tensor) -> Uploads:
         return server
     z = server.apart[at]
     between = distances_between(found.points, found.points)
-    z[:, at] = unlikeness(between, found.noise, found.noise).to(z.dtype)
+    z[:, at] = unlikeness(between, found.noise).to(z.dtype)
     return server._replace(apart=updated(server.apart, at, z))
 
 
@@ -102,16 +102,17 @@ def _introduced(server: Uploads, found: Seen, at: Tensor) -> Uploads:
     all_of = server.seen.index_fill(0, at, True).nonzero().flatten()
     between = distances_between(found.points, first[all_of])
     z = server.apart[at]
-    z[:, all_of] = unlikeness(between, found.noise, noise[all_of]).to(z.dtype)
+    z[:, all_of] = unlikeness(between, found.noise).to(z.dtype)
     kept = first if len(all_of) < len(server.seen) else first[:0]  # all clients have uploaded
     return server._replace(first=kept, noise=noise, apart=updated(server.apart, at, z))
 
 
 def alike(server: Uploads, members: Tensor) -> Tensor:
-    """The likeness of some clients that have uploaded ``[m, m]``, float64, 0 on the diagonal."""
+    """Who is alike to each of some clients that have uploaded ``[m, m]``, 0 on the diagonal."""
     z = server.apart[members][:, members].to(torch.float64)
-    z = torch.where(z < 0, z.T, z)  # z of a first upload and an earlier one is in the newer row
-    return likeness(z).fill_diagonal_(0)
+    v = server.noise[members].clamp(min=TINY)
+    # Of a first upload and an earlier one the newer row alone has z, in that client's noise.
+    return likeness(torch.where(z < 0, z.T * v / v[:, None], z)).fill_diagonal_(0)
 
 
 # ---- the exchange ----------------------------------------------------------------------------

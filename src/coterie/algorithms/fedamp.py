@@ -12,8 +12,9 @@ Notes:
     ``sigma = "auto"`` is ours. With the constants found in public code the attention is uniform on
     real models, and with any width that only follows the models' distances (``median``, spec 9.3)
     a client without similar clients still gives most of its weight to others. ``auto`` measures
-    squared distances in units of the clients' own sampling noise (module ``attention``): A' is 1 up
-    to the value that noise explains, falls to 0 at twice that value, and is 0 beyond.
+    squared distances in units of each client's own sampling noise (module ``likeness``): A' is 1 up
+    to the value that noise explains, falls to 0 at twice that value, and is 0 beyond. So A' and ξ
+    are not symmetric where the noise of clients differs.
     ``mass = "auto"`` is ours: a client's own model counts as a model at distance 0, so that N alike
     clients get equal weights (ξ = 1/N). A number is the most weight that a client gives to others;
     with a width other than ``auto`` all of it is given, however unlike the others are (spec 9.3).

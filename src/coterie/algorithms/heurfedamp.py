@@ -7,7 +7,7 @@ The rest is as in FedAMP; α_k enters only through the proximal coefficient.
 Notes:
     ``sigma = "auto"`` is ours: the printed rule gives weight 1 − ξ_ii to others even if all their
     models point in other directions. ``auto`` compares angles with the clients' own sampling noise
-    (module ``attention``) on models scaled to length 1: clients whose difference noise explains get
+    (module ``likeness``) on models scaled to length 1: clients whose difference noise explains get
     equal weights, strangers get zero.
     ``cos_on = "delta"`` takes cosines of w_i − w⁰ from the common start (ours, spec 9.3): models
     that share a start have cosines so close to one that the printed rule (``weights``) stays
