@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from coterie.commands.doctor import doctor
 from coterie.commands.live import events
 from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import native
+from coterie.compiled.retrial import passed, passed_compiled
 from coterie.compiled.trace import InDouble, doubled, native_loop, replay, rewrite
 from coterie.compiled.trace.cpp_writer import OPERATIONS
 from coterie.compiled.trust import TraceTrial
@@ -280,6 +282,53 @@ def test_a_graph_that_gives_something_else_than_its_recording_is_refused():
     for wrong in (lambda w: w, lambda w: torch.cat([played(w)[:, :2], w[:, 2:]], 1)):
         with pytest.raises(MismatchError, match="gives something else"):
             trial.captured(wrong, played)
+
+
+def descent(w):
+    return w - 1e-3 * w.sin()
+
+
+def replayed(wrong):
+    """A replay of :func:`descent` that is wrong in some float32 calls, and a list of such calls."""
+    made = []
+
+    def replay(w):
+        if w.dtype == torch.float64:
+            return descent(w)
+        made.append(len(made))
+        return w.clone() if wrong(made[-1]) else descent(w)
+
+    return replay, made
+
+
+def test_a_trace_that_rounding_fails_once_is_tried_on_other_numbers():
+    trial = TraceTrial(descent, (torch.randn(4, 6),), (2, 4))
+    honest, _ = replayed(lambda call: False)
+    assert passed(trial, honest) is trial
+    unlucky, made = replayed(lambda call: call == 0)
+    other = passed(trial, unlucky)
+    assert other is not trial
+    assert not torch.equal(other._few[0], trial._few[0])
+    assert len(made) == 2
+    for never in (lambda call: True, lambda call: call < 2):
+        with pytest.raises(MismatchError, match="gives something else"):
+            passed(trial, replayed(never)[0])
+
+
+def test_compiled_steps_that_rounding_fails_once_are_compiled_and_tried_again():
+    trial = TraceTrial(descent, (torch.randn(4, 6),), (2, 4))
+    for wrong, works in (((1,), True), ((1, 3), False)):  # calls 0 and 2 are the trace's own
+        replay, _ = replayed(lambda call, wrong=wrong: call in wrong)
+        said = []
+        trial.traced(replay)
+        again = partial(said.append, "uncompiled"), partial(said.append, "compiled")
+        if works:
+            other, _ = passed_compiled(trial, replay, *again)
+            assert other is not trial
+        else:
+            with pytest.raises(MismatchError, match="gives something else"):
+                passed_compiled(trial, replay, *again)
+        assert said == ["uncompiled", "compiled"]
 
 
 # ---- errors that are named, and others -----------------------------------------------------------

@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -31,6 +32,7 @@ from ..core.tree import Tree, unflatten
 from ..errors import EngineError, MismatchError, SlowerError, TraceError
 from .kernels import ManyClients, native
 from .perturbation import tensors
+from .retrial import passed, passed_compiled
 from .trace import InDouble, Trace, Tracer, doubled
 from .trust import Call, TraceTrial
 
@@ -161,7 +163,7 @@ class Executor:
             replay = _Replay(*_trace(call, inputs))
             if trial is not None:
                 with _checking(form):
-                    trial.traced(replay)
+                    trial = passed(trial, replay)
             form.way = REPLAYED
             if self._compile and replay.steps and before != REPLAYED:
                 self._make_native(form, replay, trial, call, inputs)
@@ -184,7 +186,8 @@ class Executor:
             replay.compile(call, inputs)
             if trial is not None:
                 with _checking(form):
-                    shown = trial.compiled(replay)
+                    anew = partial(replay.compile, call, inputs)
+                    trial, shown = passed_compiled(trial, replay, replay.uncompile, anew)
                 if not shown:
                     given = doubled(inputs)
                     exact = _Replay(*_trace(call, given, double=True))

@@ -29,9 +29,9 @@ def tensors(value: Any) -> list[Tensor]:
     return [leaf for _, leaf in flatten(value)]
 
 
-def perturbed(inputs: tuple[Tree, ...], share: float) -> tuple[Tree, ...]:
+def perturbed(inputs: tuple[Tree, ...], share: float, draw: int = 0) -> tuple[Tree, ...]:
     """The same inputs with every floating-point number changed by about this share."""
-    noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(draw), dtype=torch.float64)
 
     def one(at: int, leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():

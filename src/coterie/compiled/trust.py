@@ -61,11 +61,13 @@ class TraceTrial:
     for: the same few, each in several positions.
     """
 
-    def __init__(self, call: Call, inputs: tuple[Tree, ...], layers: Sequence[int]) -> None:
-        self._call, self._layers = call, tuple(layers)
+    def __init__(
+        self, call: Call, inputs: tuple[Tree, ...], layers: Sequence[int], draw: int = 0
+    ) -> None:
+        self._call, self._inputs, self._layers, self._draw = call, inputs, tuple(layers), draw
         self._places = _places(len(next(tree.leaves(inputs))))
         few = tree.map_leaves(lambda leaf: leaf[: int(self._places.max()) + 1], inputs)
-        self._few = perturbed(few, _PERTURBATION)
+        self._few = perturbed(few, _PERTURBATION, draw)
         floats = [leaf for leaf in tensors(inputs) if leaf.is_floating_point()]
         self.single = any(leaf.dtype != torch.float64 for leaf in floats)
         self._exact = doubled(self._few)
@@ -74,9 +76,17 @@ class TraceTrial:
         self._changes = [self._change(leaf) for leaf in self._expected]
         self._rounded: list[Off] | None = None
 
+    def again(self) -> "TraceTrial":
+        """The same trial on other numbers."""
+        return TraceTrial(self._call, self._inputs, self._layers, self._draw + 1)
+
     def traced(self, replay: Call) -> None:
         """Refuse a trace that does not compute what the call computes."""
         self.exact(replay)
+        self.rounded(replay)
+
+    def rounded(self, replay: Call) -> None:
+        """Refuse a trace that differs from the call by more than rounding, in its precision."""
         if self.single:
             self._rounded = self._only_rounded(replay)
 
