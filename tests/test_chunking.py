@@ -1,5 +1,6 @@
 """Clients that take similarly many steps share a chunk: the cheapest cut, and no client is lost."""
 
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from coterie.engines.chunking import (
     runs_of_similar,
 )
 from coterie.engines.vmap import VmapBackend
-from support import federation, mlp, normed, task
+from support import RECIPE, federation, mlp, normed, task
 
 
 def cost(steps, runs, overhead):
@@ -73,6 +74,8 @@ def test_a_forward_pass_has_two_operations_per_weight_of_a_dense_layer_and_sampl
     on = task(Local(), mlp).problem
     dense = sum(slot.shape.numel() for slot in on.model.slots if len(slot.shape) == 2)
     assert forward_operations(on) == 2 * dense * on.recipe.batch
+    few = task(Local(), mlp, recipe=replace(RECIPE, batch=10**9)).problem  # no more than there are
+    assert forward_operations(few) == 2 * dense * int(few.sizes.max())
 
 
 def test_on_a_gpu_clients_of_large_models_are_cut_apart_and_those_of_small_ones_stay_together():

@@ -35,8 +35,9 @@ def gpu_overhead(operations: int) -> int:
 
 def forward_operations(problem: Problem) -> int:
     """The floating-point operations of a model's forward pass over one batch."""
+    samples = min(problem.recipe.batch, max(1, int(problem.sizes.max())))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        problem.model.module(problem.blank(problem.recipe.batch))
+        problem.model.module(problem.blank(samples))
     return int(counter.get_total_flops())
 
 
