@@ -84,7 +84,10 @@ def maps(history: History, left: float) -> list[Markup]:
     if swaps(history):
         shown.append(("A·Aᵀ: who draws on the same models", A @ A.T))
     return [
-        placed(heatmap(matrix, history, head), left + i * (MAP + GAP), TOP, head)
+        placed(
+            heatmap(matrix, history.roster.clients, history.roster.groups, head),
+            *(left + i * (MAP + GAP), TOP, head),
+        )
         for i, (head, matrix) in enumerate(shown)
     ]
 

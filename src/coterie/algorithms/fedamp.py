@@ -23,8 +23,8 @@ Notes:
     The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
     ``alpha`` it is ``lam / alpha``, as printed.
     P5 names both w_i and u_i as results (Algorithm 1); ``predict_with`` chooses. The newest u_i is
-    better where clients are alike and much worse where each holds few classes, so that our default
-    takes the better of the two on each client's validation data.
+    better where clients are alike and much worse for a client that takes strangers for alike, so
+    that our default takes the better of the two on each client's validation data.
     The paper does not say where local training starts; ``start = "cloud"`` (u_i) is our default.
     Clients start at a common point, and the first exchange follows the first local training: P5's
     independent starts (``initial = "independent"``) average unrelated deep networks. In a round,
