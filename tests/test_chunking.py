@@ -87,7 +87,7 @@ def test_on_a_gpu_clients_of_large_models_are_cut_apart_and_those_of_small_ones_
     assert [gpu_overhead(10**n) for n in range(16)] == sorted(
         (gpu_overhead(10**n) for n in range(16)), reverse=True
     )
-    steps = (80,) * 3 + (107,) * 3 + (133,) * 3 + (160,) * 3 + (853,) * 3  # as in P1's Table 3
+    steps = (80,) * 3 + (107,) * 3 + (133,) * 3 + (160,) * 3 + (853,) * 3
     assert len(runs_of_similar(steps, 15, small)) == 1
     assert runs_of_similar(steps, 15, large)[-1] == (12, 15)
 

@@ -172,6 +172,10 @@ class Problem:
         dtype = torch.int64 if self.stored == torch.int64 else self.dtype
         return torch.zeros(samples, *self.shape, dtype=dtype, device=self.device)
 
+    def blank_batch(self) -> Tensor:
+        """As :meth:`blank`: one batch, of no more samples than the largest client has."""
+        return self.blank(min(self.recipe.batch, max(1, int(self.sizes.max()))))
+
     # ---- what does not fit is refused --------------------------------------------------------
 
     def _check_recipe(self) -> None:

@@ -43,9 +43,8 @@ def footprint(on: Work) -> int:
 
     hooks = [m.register_forward_hook(count) for m in on.problem.model.module.modules()]
     try:
-        samples = min(on.problem.recipe.batch, max(1, int(on.problem.sizes.max())))
         with torch.no_grad():
-            on.problem.model.module(on.problem.blank(samples))
+            on.problem.model.module(on.problem.blank_batch())
     finally:
         for hook in hooks:
             hook.remove()

@@ -35,9 +35,8 @@ def gpu_overhead(operations: int) -> int:
 
 def forward_operations(problem: Problem) -> int:
     """The floating-point operations of a model's forward pass over one batch."""
-    samples = min(problem.recipe.batch, max(1, int(problem.sizes.max())))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        problem.model.module(problem.blank(samples))
+        problem.model.module(problem.blank_batch())
     return int(counter.get_total_flops())
 
 
