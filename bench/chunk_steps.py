@@ -3,7 +3,7 @@
     python bench/chunk_steps.py cuda
 
 A step of ``n`` clients takes about ``a + b n``; ``a / b`` is the overhead that the module
-``engines/chunking`` estimates from the model's work. FedAvg on made-up data, clients of 20
+``engines/vmap`` estimates from the model's work. FedAvg on made-up data, clients of 20
 batches, tf32 on a GPU.
 """
 
@@ -15,10 +15,9 @@ import torch
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.commands.bench.workloads import COLOUR, GREY, MLP, Workload
-from coterie.engines.chunking import overhead_of
 from coterie.engines.process import settings
 from coterie.engines.simulator import Simulator
-from coterie.engines.vmap import VmapBackend
+from coterie.engines.vmap import VmapBackend, overhead_of
 from coterie.training.rounds import train
 
 STEPS, ROUNDS = 20, 6

@@ -18,11 +18,11 @@ from coterie.deploy.joining import federated
 from coterie.deploy.local_federation import make_folders, running
 from coterie.deploy.transports import end_of
 from coterie.engines.codec import read_head
-from coterie.experiment import interrupt
-from coterie.experiment.assemble import assemble
-from coterie.experiment.config.loading import load
-from coterie.experiment.runner import execute
-from coterie.experiment.setting import Cell
+from coterie.runs import interrupt
+from coterie.runs.assemble import assemble
+from coterie.runs.config.loading import load
+from coterie.runs.runner import execute
+from coterie.runs.setting import Cell
 
 
 class Counting:

@@ -21,16 +21,14 @@ from markupsafe import Markup
 
 from coterie.algorithms import ALGORITHMS
 from coterie.api import configure
-from coterie.experiment import assemble
-from coterie.experiment.config.loading import WRITTEN
-from coterie.report import words
-from coterie.report.colours import style
-from coterie.report.figures import WIDTH, learning_curves
-from coterie.report.matrices import heatmap
-from coterie.report.outcomes import Comparison, RunResult
-from coterie.report.svg import Scale, figure, polyline, tag
-from coterie.results.history import History, dense
-from coterie.results.judgement import LOCAL
+from coterie.runs import assemble
+from coterie.runs.config.loading import WRITTEN
+from coterie.runs.run import LOCAL, History, dense
+from coterie.views import words
+from coterie.views.figures import WIDTH, learning_curves
+from coterie.views.helping import heatmap
+from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.svg import Scale, figure, polyline, style, tag
 
 DOCS = Path(__file__).parent
 HEADING = "## At work"

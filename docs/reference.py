@@ -20,9 +20,9 @@ from coterie.core.fields import Field, fields, meanings, summary
 from coterie.core.ranges import in_words
 from coterie.data.datasets import DATASETS
 from coterie.data.partition import PARTITIONS
-from coterie.experiment.config.options import OPTIONS
-from coterie.experiment.config.schema import Config
 from coterie.networks.registry import MODELS
+from coterie.runs.config.options import OPTIONS
+from coterie.runs.config.schema import Config
 
 DOCS = Path(__file__).parent
 STARTS = {"config.md": "## The tables\n", "api.md": "## The names\n"}

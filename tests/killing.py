@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["coterie.commands.cli", "warm"])
+_SERVER.set_forkserver_preload(["coterie.cli", "warm"])
 
 
 def _serve() -> None:
@@ -35,7 +35,7 @@ def _work(arguments: list[str], changes: dict[str, str], limit: int | None, said
 
     import torch
 
-    from coterie.commands.cli import main
+    from coterie.cli import main
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(changes)

@@ -13,7 +13,7 @@ from coterie.deploy.peer_link import HttpLink
 from coterie.deploy.peer_work import OwnPart
 from coterie.deploy.site_folder import SiteFolder
 from coterie.engines.codec import vocabulary
-from coterie.experiment.run_folder.stored_models import client_digest
+from coterie.runs.stored import client_digest
 from coterie.training.guard import Guard
 from towns import EXPERIMENT, NAMES, SPREAD, simulation
 

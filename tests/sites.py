@@ -13,7 +13,7 @@ from coterie.deploy.holdings import Holdings
 from coterie.deploy.joining import federated
 from coterie.deploy.site_folder import SiteFolder
 from coterie.engines.remote import SiteState
-from coterie.experiment.config.loading import load
+from coterie.runs.config.loading import load
 
 NAMES = ("ash", "birch", "cedar")
 FAST = {

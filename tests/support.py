@@ -12,7 +12,7 @@ from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.core.algorithm import AnyAlgorithm, Mixture, round_of
 from coterie.core.batches import shape_of, views
 from coterie.core.client import Client, Clock
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.core.tree import row
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate

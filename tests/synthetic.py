@@ -9,10 +9,10 @@ import torch
 from coterie.core.algorithm import Mixture
 from coterie.core.answers import Answers, Outcomes, outcomes_of
 from coterie.engines.base import Evaluation
-from coterie.experiment.run_folder import Predictors, collect
-from coterie.report.outcomes import Comparison, RunResult
-from coterie.results.history import History, Log, Roster
+from coterie.runs.run import History, Log, Roster
+from coterie.runs.run_folder import Predictors, collect
 from coterie.training.rounds import Record, Rejection, Traffic
+from coterie.views.outcomes import Comparison, RunResult
 
 CLIENTS = 12
 GROUPS = np.arange(CLIENTS) % 3

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.commands import cli
-from coterie.commands.advise import PROBE, ROUNDS, probe_config
+from coterie import cli
+from coterie.advising.advice import KINDS, MARGIN, PROBE, ROUNDS, conclude, probe_config
 from coterie.errors import ConfigError
-from coterie.report.outcomes import Comparison
-from coterie.results.advice import KINDS, MARGIN, advise
+from coterie.views.outcomes import Comparison
 from synthetic import roster, run_of
 
 PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text("utf-8")
@@ -33,11 +32,11 @@ def probe(samples=400, clients=10, seeds=3, spread=1.0, **levels):
 
 
 def test_the_simplest_kind_is_advised_unless_another_is_better_by_the_margin():
-    assert advise(probe(spread=0.3)).kind == "stay local"
-    assert advise(probe(fedavg=90, ifca=90, fedamp=90)).kind == "average"
-    assert advise(probe(fedavg=40, ifca=90, fedamp=90)).kind == "cluster"
-    assert advise(probe(fedavg=86, ifca=84, fedavg_ft=94)).kind == "personalise"
-    small = advise(probe(fedavg=80 + MARGIN / 3, samples=4000, spread=0.1))
+    assert conclude(probe(spread=0.3)).kind == "stay local"
+    assert conclude(probe(fedavg=90, ifca=90, fedamp=90)).kind == "average"
+    assert conclude(probe(fedavg=40, ifca=90, fedamp=90)).kind == "cluster"
+    assert conclude(probe(fedavg=86, ifca=84, fedavg_ft=94)).kind == "personalise"
+    small = conclude(probe(fedavg=80 + MARGIN / 3, samples=4000, spread=0.1))
     assert small.contests[0].won  # shown, and not worth it
     assert small.kind == "stay local"
 
@@ -47,7 +46,7 @@ def test_simpler_kinds_than_the_advised_are_beaten_and_no_other_may_be_better():
     rng = np.random.default_rng(0)
     for _ in range(16):
         levels = dict(zip(LEVELS, rng.uniform(76, 86, len(LEVELS)), strict=True))
-        found = advise(probe(samples=int(rng.integers(20, 400)), clients=6, **levels))
+        found = conclude(probe(samples=int(rng.integers(20, 400)), clients=6, **levels))
         assert {*found.between} <= {*KINDS}
         assert (found.kind is None) == (len(found.between) > 1)
         for one in found.contests:
@@ -65,7 +64,7 @@ def test_a_kind_is_not_advised_because_another_one_beats_the_simpler():
     scores |= {"fedavg_ft": 82.6 + apart, "fedamp": 60 + 0 * apart}
     who = roster(10, 0)
     runs = [run_of(m, 0, 1, who=who, test=row[None], samples=4000) for m, row in scores.items()]
-    found = advise(Comparison.of(runs))
+    found = conclude(Comparison.of(runs))
     won = {(one.kind, one.simpler) for one in found.contests if one.won}
     assert ("personalise", "stay local") in won
     assert ("average", "stay local") not in won
@@ -75,7 +74,7 @@ def test_a_kind_is_not_advised_because_another_one_beats_the_simpler():
 def test_few_test_samples_cannot_tell():
     """An uncertain probe names the kinds that are left, and says so in words."""
     made = probe(samples=12, clients=3, seeds=2, spread=6.0, fedavg=83, ifca=20, fedamp=84)
-    found = coterie.Advised(advise(made), made)
+    found = coterie.Advised(conclude(made), made)
     assert found.kind is None
     assert {"stay local", "average"} <= {*found.advice.between}
     assert "cannot tell" in found.words
@@ -84,13 +83,13 @@ def test_few_test_samples_cannot_tell():
 
 def test_a_kind_is_represented_by_its_best_method_and_corrected_for_the_choice():
     """Two methods of a kind have two chances to be lucky: their interval is wider than one's."""
-    better = advise(probe(fedavg_ft=92, fedamp=85)).methods["personalise"]
+    better = conclude(probe(fedavg_ft=92, fedamp=85)).methods["personalise"]
     assert better == "fedavg_ft"
-    assert advise(probe(fedavg_ft=85, fedamp=92)).methods["personalise"] == "fedamp"
+    assert conclude(probe(fedavg_ft=85, fedamp=92)).methods["personalise"] == "fedamp"
     both = probe(fedavg_ft=84, fedamp=70)
     alone = Comparison.of(run for run in both.runs if run.method != "fedamp")
     ours, theirs = (
-        next(one.gain for one in advise(made).contests if one.kind == "personalise")
+        next(one.gain for one in conclude(made).contests if one.kind == "personalise")
         for made in (both, alone)
     )
     assert ours.gain == theirs.gain

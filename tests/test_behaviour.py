@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from coterie.algorithms import ALGORITHMS
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.data.simulation import simulate

@@ -11,6 +11,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.waffle import Waffle
+from coterie.cli import main
 from coterie.commands import bench
 from coterie.commands.bench import ceiling, growth, peak_memory, turns
 from coterie.commands.bench.ceiling import Bill, Machine
@@ -18,7 +19,6 @@ from coterie.commands.bench.clipped import ClippedFedAvg
 from coterie.commands.bench.plain import fastest, plain_round
 from coterie.commands.bench.steady import Steady, steady
 from coterie.commands.bench.workloads import WORKLOADS, Workload
-from coterie.commands.cli import main
 from coterie.engines import make_engine
 from coterie.errors import ConfigError, EngineError
 from support import assert_close, backend_of, one_client

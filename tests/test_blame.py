@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import coterie
-from coterie.commands.cli import main
+from coterie.cli import main
 
 METHOD = '''
 from dataclasses import dataclass

@@ -9,8 +9,7 @@ from torch import nn
 
 import coterie
 from coterie.adapt import Adapted
-from coterie.adapt.fb import FreezeBase
-from coterie.adapt.ft import FineTune
+from coterie.adapt.ft import FineTune, FreezeBase
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
@@ -18,9 +17,9 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
-from coterie.commands.doctor import doctor
-from coterie.core.buffers import Apart
 from coterie.core.flat import FlatModel
+from coterie.core.policies import Apart
+from coterie.diagnosis.doctor import doctor
 from coterie.errors import ConfigError, EngineError
 from coterie.training.rounds import train
 from support import (

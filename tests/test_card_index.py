@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.commands.cli import main
+from coterie.cli import main
 from coterie.errors import ConfigError
 from coterie.storage import lock
 from coterie.studies import reproducing

@@ -15,17 +15,13 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, StoppedError, StoreError
-from coterie.experiment.config.loading import load
+from coterie.runs.config.loading import load
 from coterie.storage import lock
 from coterie.studies import reproducing
-from coterie.studies.card_file import merged, read_card
-from coterie.studies.card_text import markdown
-from coterie.studies.card_warnings import warnings
-from coterie.studies.cell_record import CellRecord, record_for
-from coterie.studies.claim_table import ClaimTable, claim_of
-from coterie.studies.judging import FAILS, HOLDS, NOT_RUN, RELATIONS
-from coterie.studies.outcome import StudyOutcome
-from coterie.studies.record_files import read_records
+from coterie.studies.card_file import ClaimTable, claim_of, merged, read_card
+from coterie.studies.card_text import markdown, warnings
+from coterie.studies.outcome import FAILS, HOLDS, NOT_RUN, RELATIONS, StudyOutcome
+from coterie.studies.records import CellRecord, read_records, record_for
 from coterie.studies.reproducing import all_cards, reproduction
 from coterie.studies.study import (
     Claim,
@@ -35,8 +31,7 @@ from coterie.studies.study import (
     restricted,
     study_of,
 )
-from coterie.studies.study_figures import study_figures
-from coterie.studies.study_page import study_page
+from coterie.studies.study_page import study_figures, study_page
 from coterie.studies.study_runs import _folder_name, missing
 from coterie.studies.sweeping import sweep
 
@@ -200,7 +195,7 @@ def test_a_cell_whose_process_ended_without_a_record_is_run(cards, monkeypatch):
 
 @pytest.mark.slow
 def test_two_processes_share_the_runs_of_a_card(cards):
-    code = "from coterie.commands.cli import main; main()"
+    code = "from coterie.cli import main; main()"
     command = [sys.executable, "-c", code, "reproduce", "P1-T9", "--out", "both"]
     both = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     told = [process.communicate(timeout=300)[1] for process in both]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from coterie.algorithms.cfl import CFL, bipartition, merged, opposed
 from coterie.algorithms.fedavg import Update
 from coterie.core.mixing import cosines
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.data.simulation import simulate

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms.local import Local
-from coterie.engines.chunking import (
+from coterie.engines.vmap import (
+    VmapBackend,
     forward_operations,
     gpu_overhead,
     overhead_of,
     runs_of_similar,
 )
-from coterie.engines.vmap import VmapBackend
 from support import RECIPE, federation, mlp, normed, task
 
 

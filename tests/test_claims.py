@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from coterie.studies.judging import HOLDS
+from coterie.studies.outcome import HOLDS
 from coterie.studies.reproducing import reproduction
 
 # card, the beginning of its claim, methods that it needs

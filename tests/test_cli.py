@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie import api
+from coterie import api, cli
 from coterie.adapt import ADAPTATIONS
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.commands import cli
 from coterie.data.datasets import DATASETS
 from coterie.data.partition import PARTITIONS
-from coterie.experiment.run_folder import RunFolder
 from coterie.networks.registry import MODELS
+from coterie.runs.run_folder import RunFolder
 
 QUICK = ["--rounds", "2", "--engine", "vmap", "--clients", "4", "--methods", "fedavg,fedfomo"]
 

@@ -4,7 +4,7 @@ import torch
 
 from coterie.algorithms.local import Local
 from coterie.core.batches import shape_of
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from support import RAGGED, RECIPE, assert_close, federation, mlp, one_client, task
 
 LOCAL = Local()

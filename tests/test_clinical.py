@@ -16,21 +16,15 @@ from coterie.core.answers import Answers
 from coterie.data.datasets import load
 from coterie.engines.evaluation import FEW_CLASSES
 from coterie.errors import ConfigError, DataError, StoreError
-from coterie.experiment.run_folder.names import PREDICTIONS
-from coterie.report.clinical_page import clinical_view
-from coterie.report.outcomes import RunResult
-from coterie.report.page import page
-from coterie.report.run_page import run_page
-from coterie.report.site_page import site_page
-from coterie.results import calibration as formulas
-from coterie.results import clinical as clinical_module
-from coterie.results.clinical import (
-    FEWEST,
-    ClinicalChoice,
-    clinical_run,
-    site_clinical,
-)
-from coterie.results.judged_rows import JudgedRows
+from coterie.runs.run import JudgedRows
+from coterie.runs.run_folder import PREDICTIONS
+from coterie.views import clinical as clinical_module
+from coterie.views import clinical as formulas
+from coterie.views.clinical import FEWEST, ClinicalChoice, clinical_run, site_clinical
+from coterie.views.clinical_page import clinical_view
+from coterie.views.outcomes import RunResult
+from coterie.views.page import page, run_page
+from coterie.views.site_page import site_page
 
 
 def predicted(seed: int, n: int = 300, places: int = 2):

@@ -18,21 +18,20 @@ import torch
 
 import coterie
 from coterie.algorithms.fedavg import FedAvg
-from coterie.commands import catalog
+from coterie.commands import start_commands
 from coterie.core import tree
 from coterie.core.messages import Rejection
 from coterie.core.tree import Bank
-from coterie.engines import ray_tasks
 from coterie.engines.cluster import RayBackend, grouped
 from coterie.engines.loop import LoopBackend
 from coterie.errors import ConfigError, EngineError, StoppedError, StoreError
-from coterie.experiment import cells, comparison_folder, run_folder, spread
-from coterie.experiment.assemble import assemble
-from coterie.experiment.config.loading import canonical
-from coterie.experiment.config.schema import EngineTable
-from coterie.experiment.interrupt import Stop
-from coterie.report.run_page import run_page
+from coterie.runs import cells, comparison_folder, run_folder, spread
+from coterie.runs.assemble import assemble
+from coterie.runs.config.loading import canonical
+from coterie.runs.config.schema import EngineTable
+from coterie.runs.interrupt import Stop
 from coterie.training.rounds import train
+from coterie.views.page import run_page
 from mortal import CLIENT, Mortal
 from support import METHODS, RAGGED, cnn, engine_of, federation, predictors, task, whole_round
 
@@ -149,22 +148,22 @@ def test_a_task_is_sent_only_the_models_of_its_slots():
     round = whole_round(on)
     slot = torch.tensor([[4, -1], [0, 3], [1, 1], [-1, -1], [2, 0]])
     bank = Bank(torch.arange(10.0).view(5, 2), slot, slot + 10)
-    message = ray_tasks.Rows.at([1, 2], bank, (), round).message.load()
+    message = cluster.Rows.at([1, 2], bank, (), round).message.load()
     assert message.models.tolist() == [[0, 1], [2, 3], [6, 7]]
     assert torch.equal(message.models[message.slot], bank.models[slot[[1, 2]]])
     assert torch.equal(message.owner, slot[[1, 2]] + 10)
-    empty = ray_tasks.Rows.at([3], bank, (), round).message.load()
+    empty = cluster.Rows.at([3], bank, (), round).message.load()
     assert empty.slot.tolist() == [[-1, -1]]
 
 
 def test_a_row_travels_without_the_rows_beside_it():
     rows = torch.zeros(1000, 500, dtype=torch.bfloat16), torch.zeros(1000, 500)
-    packed = ray_tasks.Packed.of(tree.take(rows, torch.tensor([3])))
+    packed = cluster.Packed.of(tree.take(rows, torch.tensor([3])))
     assert len(ray.cloudpickle.dumps(packed)) < 20_000
     for a, b in zip(packed.load(), rows, strict=True):
         assert torch.equal(a, b[3:4])
         assert a.dtype == b.dtype
-    one = ray_tasks.arrays(tuple(leaf[3] for leaf in rows))
+    one = cluster.arrays(tuple(leaf[3] for leaf in rows))
     assert len(ray.cloudpickle.dumps(one)) < 20_000
 
 
@@ -307,7 +306,7 @@ def test_code_from_a_folder_is_found_by_workers(cluster, tmp_path):
 
 
 def test_what_a_worker_cannot_import_is_named():
-    told = ray_tasks.Told([], [], b"cnowhere_at_all\nThing\n.")
+    told = cluster.Told([], [], b"cnowhere_at_all\nThing\n.")
     with pytest.raises(EngineError, match=r"nowhere_at_all.*importable on every node"):
         told.load()
 
@@ -328,14 +327,14 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     with pytest.raises(EngineError, match=r"timed out.*RAY_ADDRESS is 10\.0\.0\.9:6379"):
-        ray_tasks.connected()
+        cluster.connected()
 
 
 def test_connecting_leaves_signals_as_they_are(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
-    ray_tasks.connected()
+    cluster.connected()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -347,7 +346,7 @@ def test_a_gpu_is_refused_for_clients_and_taken_by_whole_runs():
 
 
 def test_the_engine_is_listed_and_doctor_knows_it(monkeypatch):
-    assert "ray" in catalog.listing("engines")
+    assert "ray" in start_commands.listing("engines")
     facts = dict(coterie.doctor({**TINY, "engine": {"name": "ray"}}, method="fedavg").facts)
     assert f"ray {ray.__version__}" in facts["Ray"]
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -393,7 +392,7 @@ def serial(tmp_path_factory):
 
 
 def test_the_board_starts_without_torch():
-    code = "import coterie.experiment.board, sys; print('torch' in sys.modules)"
+    code = "import coterie.runs.board, sys; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"
 
@@ -470,7 +469,7 @@ def test_the_error_of_a_run_ends_the_comparison(cluster, tmp_path):
 
 
 def test_a_folder_that_the_nodes_do_not_share_is_refused(cluster, tmp_path):
-    told = ray_tasks.Told.of((None, {}, tmp_path / "elsewhere", None))
+    told = cluster.Told.of((None, {}, tmp_path / "elsewhere", None))
     with pytest.raises(EngineError, match="on a disk that all nodes share"):
         spread._run(told, None, "local", 0)
 

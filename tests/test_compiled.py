@@ -11,7 +11,7 @@ from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import convolve, max_pool, native
 from coterie.compiled.memory import Allocator
 from coterie.compiled.trace.cpp_writer import Memory, assign_offsets
-from coterie.core.loops import scan
+from coterie.core.calls import scan
 from support import assert_close, with_a_compiler
 
 CLIENTS, STEPS = 3, 3

@@ -13,9 +13,9 @@ from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.core.fields import fields
 from coterie.data.arrays import AUTO_SCALE
 from coterie.errors import ConfigError, CoterieError
-from coterie.experiment.assemble import assemble
-from coterie.experiment.config.loading import canonical, config_hash, load, merge
-from coterie.experiment.config.schema import DEMO, METHODS
+from coterie.runs.assemble import assemble
+from coterie.runs.config.loading import canonical, config_hash, load, merge
+from coterie.runs.config.schema import DEMO, METHODS
 
 
 def write(folder, text, name="x.toml"):

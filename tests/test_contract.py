@@ -15,8 +15,8 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.lgfedavg import LGFedAvg
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.core import tree
+from coterie.core.optim import Recipe
 from coterie.core.policies import governed
-from coterie.core.recipe import Recipe
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.testing import check_method

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import coterie
-from coterie.data import DATASETS, PARTITIONS, dataset_cache, federate, load, small_network
+from coterie.data import DATASETS, PARTITIONS, dataset_cache, federate, load
 from coterie.data.arrays import AUTO_SCALE
-from coterie.data.sources import safe_pickle
-from coterie.data.sources.locate import SOURCES
+from coterie.data.partitions import small_network
+from coterie.data.sources import images
+from coterie.data.sources.formats import SOURCES
 from coterie.errors import ConfigError, DataError
 from original_files import (
     py2_array,
@@ -284,7 +285,7 @@ def test_hostile_pickles_run_nothing(tmp_path):
         canary = tmp_path / f"canary{i}"
         program = bombs(canary)[i]
         with pytest.raises(DataError, match="nothing was run"):
-            safe_pickle.loads(program, "batch")
+            images.loads(program, "batch")
         assert not canary.exists()
         pickle.loads(program)  # the bomb is live: read the ordinary way, it goes off
         assert canary.exists()
@@ -309,13 +310,13 @@ def test_a_hostile_batch_inside_a_cifar_folder_is_refused(tmp_path):
 )
 def test_only_three_names_are_known(name):
     with pytest.raises(DataError, match="no CIFAR file needs"):
-        safe_pickle.loads(b"\x80\x02" + name.encode() + b".", "batch")
+        images.loads(b"\x80\x02" + name.encode() + b".", "batch")
 
 
 def test_a_pickle_cannot_change_the_reader():
     program = b"\x80\x02cnumpy\ndtype\n(N}" + py2_string(b"x") + py2_int(1) + b"stb."
     with pytest.raises(DataError):
-        safe_pickle.loads(program, "batch")
+        images.loads(program, "batch")
 
 
 @pytest.mark.parametrize(
@@ -336,15 +337,15 @@ def test_an_array_that_lies_about_its_shape_is_refused():
     honest = py2_array(np.zeros((2, 3)))
     lying = honest.replace(py2_int(2) + py2_int(3) + b"t", py2_int(2) + py2_int(9999) + b"t")
     assert lying != honest
-    found = safe_pickle.loads(py2_pickle({b"data": lying}), "batch")
+    found = images.loads(py2_pickle({b"data": lying}), "batch")
     with pytest.raises(DataError, match="shape"):
-        safe_pickle.array(found["data"], "batch")
+        images.array(found["data"], "batch")
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x02", b"\x80\x02N.", b"\x80\x02]."])
 def test_broken_pickles_are_refused(content):
     with pytest.raises(DataError, match="not a CIFAR batch"):
-        safe_pickle.loads(content, "batch")
+        images.loads(content, "batch")
 
 
 def test_png_mosaics_are_read(tmp_path):

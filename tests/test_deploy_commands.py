@@ -12,8 +12,8 @@ import click
 import pytest
 import typer
 
+from coterie import cli
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.commands import cli
 from coterie.deploy import keys, site_folder
 from coterie.deploy.admission import spoken
 from coterie.deploy.documents import ConsentTable, LimitsTable

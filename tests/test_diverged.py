@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from coterie.engines.base import Evaluation
-from coterie.experiment.run_folder import collect
-from coterie.report.outcomes import Comparison, RunResult
-from coterie.report.table import table, to_html, to_text
-from coterie.results.alarms import raise_alarms
-from coterie.results.history import Log
+from coterie.runs.alarms import raise_alarms
+from coterie.runs.run import Log
+from coterie.runs.run_folder import collect
 from coterie.training.guard import Rejection
 from coterie.training.rounds import train
+from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.table import table, to_html, to_text
 from support import METHODS, RECIPE, engine_of, task
 from synthetic import predictors, record, roster, run_of
 

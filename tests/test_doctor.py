@@ -9,14 +9,14 @@ import pytest
 import coterie
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.algorithms.exposure import EXPOSURES, leaves, table
-from coterie.commands.data_warnings import data_warnings, score_warnings
-from coterie.commands.diagnosis import SiteRow
 from coterie.core.algorithm import Algorithm
-from coterie.data import inspection
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
-from coterie.experiment.estimate import _extrapolated
-from coterie.results.mean_gain import smallest_gain
+from coterie.diagnosis import findings
+from coterie.diagnosis.doctor import SiteRow
+from coterie.diagnosis.findings import data_warnings, score_warnings
+from coterie.runs.estimate import _extrapolated
+from coterie.views.mean_gain import smallest_gain
 
 ROOT = Path(__file__).parents[1]
 SITES = ("a", "b", "c", "d")
@@ -77,7 +77,7 @@ def test_alike_sites_give_no_warning(tmp_path):
 )
 def test_two_spellings_of_a_category_are_named_with_their_sites(tmp_path, column, write, pair):
     made = federation(tmp_path, only_at("c", **{column: write}))
-    found = inspection.alike(made)
+    found = findings.alike(made)
     assert {found_.column for found_ in found} == {column if column != "ill" else "the target"}
     assert len(found) == 2  # both categories of the column
     assert {(*one.at, *one.other_at) for one in found} == {("c", "a", "b", "d")}
@@ -90,7 +90,7 @@ def test_a_beginning_that_one_site_uses_beside_the_whole_is_another_category(tmp
     sites = federation(
         tmp_path, lambda _, row: {**row, "sex": {"female": "mild", "male": "mildly"}[row["sex"]]}
     )
-    assert inspection.alike(sites) == []
+    assert findings.alike(sites) == []
 
 
 def test_spellings_at_one_site_are_named_too(tmp_path):
@@ -99,13 +99,13 @@ def test_spellings_at_one_site_are_named_too(tmp_path):
     made = federation(
         tmp_path, only_at("a", sex=lambda cell: cell.title() if next(turns) % 4 < 2 else cell)
     )
-    found = {(one.one, one.at, one.other_at) for one in inspection.alike(made)}
+    found = {(one.one, one.at, one.other_at) for one in findings.alike(made)}
     assert found == {("Female", ("a",), SITES), ("Male", ("a",), SITES)}
 
 
 def test_a_site_with_categories_of_its_own_is_named(tmp_path):
     made = federation(tmp_path, only_at("b", sex=lambda cell: {"female": "w", "male": "x"}[cell]))
-    (odd,) = inspection.codings(made)
+    (odd,) = findings.codings(made)
     assert (odd.client, odd.column, {*odd.own}, {*odd.others}) == (
         "b",
         "sex",
@@ -118,11 +118,11 @@ def test_a_site_with_categories_of_its_own_is_named(tmp_path):
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_another_unit_is_named_and_medians_around_zero_are_not(tmp_path, factor):
     made = federation(tmp_path, only_at("d", height=lambda cell: f"{factor * float(cell):.4f}"))
-    (odd,) = inspection.scales(made)
+    (odd,) = findings.scales(made)
     assert (odd.client, odd.column, odd.what) == ("d", "height", "median")
     assert odd.own == pytest.approx(factor * odd.others, rel=0.1)
     wide = federation(tmp_path, only_at("d", balance=lambda cell: f"{20 * float(cell):.4f}"))
-    (odd,) = inspection.scales(wide)
+    (odd,) = findings.scales(wide)
     assert (odd.client, odd.column, odd.what) == ("d", "balance", "spread")
 
 
@@ -136,15 +136,15 @@ def test_a_column_that_is_empty_at_one_site_is_named(tmp_path, column):
         return {**row, column: ""} if gone else row
 
     made = federation(tmp_path, change)
-    assert inspection.empty_columns(made) == {column: ["a"]}
+    assert findings.empty_columns(made) == {column: ["a"]}
     assert any(f"column '{column}' is empty in all rows of a;" in t for t in data_warnings(made))
-    parts = inspection.parts(made)
+    parts = findings.parts(made)
     assert [part.missing for part in parts] == pytest.approx([1 / 3, 1 / 90, 0, 0])
 
 
 def test_parts_hold_counts_balance_and_the_commonest_class(tmp_path):
     made = federation(tmp_path)
-    for part in inspection.parts(made):
+    for part in findings.parts(made):
         assert part.rows == 30
         assert part.classes == {"no": pytest.approx(0.8), "yes": pytest.approx(0.2)}
         assert part.test == part.test_units == 9
@@ -152,7 +152,7 @@ def test_parts_hold_counts_balance_and_the_commonest_class(tmp_path):
 
 
 def test_auc_is_suggested_where_one_class_dominates_and_only_there():
-    part = inspection.SitePart("a", 60, 20, 20, 20, None, {"no": 0.9, "yes": 0.1}, 90.0)
+    part = findings.SitePart("a", 60, 20, 20, 20, None, {"no": 0.9, "yes": 0.1}, 90.0)
     sites = [SiteRow(part, 10.0)]
     assert 'metric = "auc"' in score_warnings(sites, "accuracy", 2)[0]
     assert score_warnings(sites, "auc", 2) == []
@@ -160,7 +160,7 @@ def test_auc_is_suggested_where_one_class_dominates_and_only_there():
 
 
 def test_small_test_sets_are_named():
-    part = inspection.SitePart("tiny", 20, 5, 4, 4, None, {"no": 0.5, "yes": 0.5}, 50.0)
+    part = findings.SitePart("tiny", 20, 5, 4, 4, None, {"no": 0.5, "yes": 0.5}, 50.0)
     larger = part._replace(client="mid", test=30, test_units=30)
     sites = [SiteRow(p, smallest_gain(p.test_units, 4)) for p in (part, larger)]
     blind, coarse = score_warnings(sites, "accuracy", 4)

@@ -14,9 +14,9 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
 from coterie.core import tree
 from coterie.core.tree import Bank, count_bytes, row
-from coterie.engines import ENGINES, auto, capacity, remembered
+from coterie.engines import ENGINES, auto, process
+from coterie.engines.auto import PROBE_STEPS, Candidate, Tracing, forms
 from coterie.engines.base import Work
-from coterie.engines.candidates import PROBE_STEPS, Candidate, Tracing, forms
 from coterie.engines.codec import Message, decode, encode, vocabulary
 from coterie.engines.loop import LoopBackend
 from coterie.engines.settings import Length, steps
@@ -35,7 +35,7 @@ def test_auto_chooses_remembers_and_says_so(monkeypatch):
     on = task(Local())
     first = engine_of("auto", on)
     assert first.choice["engine"] in ("vmap", "loop")
-    (kept,) = json.loads(remembered.cache_file().read_text()).values()
+    (kept,) = json.loads(auto.cache_file().read_text()).values()
     assert kept["engine"] == first.choice["engine"]
     monkeypatch.setattr(auto, "resolve", lambda *_: pytest.fail("measured again"))
     assert engine_of("auto", on).choice == first.choice
@@ -205,7 +205,7 @@ def test_auto_measures_anew_for_a_run_of_another_length():
     on = task(Local())
     for rounds in (5, 5, 5000):
         engine_of("auto", on, rounds=rounds, trace=False)
-    assert len(json.loads(remembered.cache_file().read_text())) == 2
+    assert len(json.loads(auto.cache_file().read_text())) == 2
 
 
 def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
@@ -220,12 +220,12 @@ def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
 def test_auto_measures_anew_for_another_model():
     engine_of("auto", task(Local()))
     engine_of("auto", task(Local(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3))))
-    assert len(json.loads(remembered.cache_file().read_text())) == 2
+    assert len(json.loads(auto.cache_file().read_text())) == 2
 
 
 def test_auto_survives_a_cache_that_is_nonsense():
-    remembered.cache_file().parent.mkdir(parents=True)
-    remembered.cache_file().write_text("{not json")
+    auto.cache_file().parent.mkdir(parents=True)
+    auto.cache_file().write_text("{not json")
     assert engine_of("auto", task(Local())).choice["engine"] in ("vmap", "loop")
 
 
@@ -247,7 +247,7 @@ def test_auto_falls_back_to_the_loop_where_vmap_cannot():
 
 def test_chunks_fit_the_memory_budget():
     on = task(Local())
-    one = capacity.footprint(work(on))
+    one = process.footprint(work(on))
     assert engine_of("vmap", on, memory_mib=1).choice["chunk"] == max(1, min(20, 2**20 // one))
     assert engine_of("vmap", on, chunk=3).choice["chunk"] == 3
 

@@ -11,16 +11,16 @@ from torch.nn import functional as F
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms import FedAvg, Local
 from coterie.core import losses, metrics
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data import PARTITIONS, federate, load
 from coterie.data.manifest import class_counts
 from coterie.data.site_data import described
 from coterie.data.sources.text import OTHER
 from coterie.errors import ConfigError, DataError
-from coterie.experiment.assemble import assemble
-from coterie.experiment.config.loading import load as read_config
+from coterie.exporting.model_card import written_network
 from coterie.networks import registry
-from coterie.networks.written import written_network
+from coterie.runs.assemble import assemble
+from coterie.runs.config.loading import load as read_config
 from support import METHODS, last, one_client, predictors, task
 
 TEXTS = {"anna": "abcabcabd" * 12, "ben": "cbacbacba" * 5, "cleo": "aabbccd" * 15}

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import coterie
-from coterie.commands.cli import main
+from coterie.cli import main
 from coterie.core.algorithm import Mixture
 from coterie.core.flat import FlatModel, build
 from coterie.core.imports import Code
@@ -31,15 +31,20 @@ from coterie.deploy.site_model import export_site
 from coterie.engines.evaluation import outputs
 from coterie.engines.site import MODEL
 from coterie.errors import ConfigError, CoterieWarning, DataError, StoreError
-from coterie.experiment import run_folder
-from coterie.experiment.assemble import assemble
-from coterie.experiment.config.loading import load, merge
-from coterie.experiment.export import Trained, trained_client, write_export
-from coterie.experiment.export_format import NAMES, ModelFacts, NetworkFacts
-from coterie.experiment.predictions import Predictions
-from coterie.experiment.simulated import simulation_of
+from coterie.exporting.exported_model import Predictions
+from coterie.exporting.model_card import written_network
+from coterie.exporting.writing import (
+    NAMES,
+    ModelFacts,
+    NetworkFacts,
+    Trained,
+    trained_client,
+    write_export,
+)
 from coterie.networks import registry
-from coterie.networks.written import written_network
+from coterie.runs import run_folder
+from coterie.runs.assemble import assemble, simulation_of
+from coterie.runs.config.loading import load, merge
 from coterie.storage import files
 from sites import FAST, InProcess, handler_of, site_folders, write_tables
 

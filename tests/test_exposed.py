@@ -6,10 +6,9 @@ import numpy as np
 
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.algorithms.exposure import EXPOSURES
-from coterie.report.exposed import RAW, exposed, users_of
-from coterie.report.page import page
-from coterie.report.site_page import site_page
-from coterie.results.history import Log
+from coterie.runs.run import Log
+from coterie.views.page import RAW, exposed, page, users_of
+from coterie.views.site_page import site_page
 from synthetic import comparison_of, record, roster, run_of
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from coterie.commands.doctor import doctor
 from coterie.data import PARTITIONS, federate, load
-from coterie.data.extremes import extremes
+from coterie.diagnosis.doctor import doctor
+from coterie.diagnosis.findings import extremes
 
 
 def table(tmp_path, change=None, heavy=False):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.qfedavg import QFedAvg, normalised_weights, q_step, q_weights
 from coterie.algorithms.term import TERM, tilted_shares
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.training.rounds import train
 from support import assert_close, engine_of, last, one_client, predictors, task
 

@@ -26,7 +26,7 @@ from coterie.algorithms.penalties import (
 from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.mixing import mix, squared_distances
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.core.rows import dense
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.algorithms.fedem import FedEM, Own, responsibilities
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.errors import ConfigError
 from support import (
     assert_close,

@@ -20,10 +20,10 @@ from coterie.deploy.protocol import Nothing, Proposal, refused_by, setup_message
 from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
 from coterie.errors import EngineError, StoreError
-from coterie.experiment import interrupt
-from coterie.experiment.config.loading import load, merge
-from coterie.experiment.runner import execute
-from coterie.experiment.setting import Cell
+from coterie.runs import interrupt
+from coterie.runs.config.loading import load, merge
+from coterie.runs.runner import execute
+from coterie.runs.setting import Cell
 from coterie.storage import faults
 from sites import FAST, InProcess, handler_of, setting_of, site_folders, write_tables
 from support import METHODS

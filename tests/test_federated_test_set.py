@@ -11,13 +11,14 @@ from torch import nn
 import coterie
 from coterie.adapt import Adapted, FineTune
 from coterie.algorithms import FedAvg
-from coterie.core.recipe import Recipe
-from coterie.data import PARTITIONS, duplicates, federate, load, manifest
+from coterie.core.optim import Recipe
+from coterie.data import PARTITIONS, federate, load, manifest
 from coterie.data.federation import Dataset
+from coterie.diagnosis import findings
 from coterie.errors import ConfigError
-from coterie.experiment.config.loading import canonical
-from coterie.experiment.config.loading import load as read_config
-from coterie.report.outcomes import RunResult
+from coterie.runs.config.loading import canonical
+from coterie.runs.config.loading import load as read_config
+from coterie.views.outcomes import RunResult
 from support import METHODS, federation, last, normed, task
 
 IID = PARTITIONS["iid"](clients=6)
@@ -231,7 +232,7 @@ def test_a_common_test_set_is_all_of_the_sources_test_part():
     assert made.fingerprint != own.fingerprint
     other = replace(made, test=tuple(part[1:] for part in made.test))
     assert other.fingerprint != made.fingerprint
-    assert duplicates.duplicates(made).across_clients == 0
+    assert findings.duplicates(made).across_clients == 0
     with pytest.raises(ConfigError, match=r"partition\.common_test"):
         federate(load("digits"), IID, common_test=True)
 

@@ -11,7 +11,7 @@ import pytest
 
 import coterie
 from coterie.deploy.local_federation import free_port
-from coterie.experiment.config.loading import merge
+from coterie.runs.config.loading import merge
 from coterie.storage import files
 from sites import FAST, NAMES, site_folders, write_tables
 

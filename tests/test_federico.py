@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from coterie.algorithms.federico import FedeRiCo
-from coterie.algorithms.federico_forms import Sight
-from coterie.algorithms.federico_weights import posterior
+from coterie.algorithms.federico import FedeRiCo, Sight, posterior
 from coterie.algorithms.local import Local
-from coterie.core.clipping import clipped
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe, clipped
 from coterie.core.tree import Bank, Parcels, row
 from coterie.errors import ConfigError
 from coterie.training.rounds import train

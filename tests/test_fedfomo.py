@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from coterie.algorithms.fedfomo import FedFomo, fomo_weights
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.core.tree import Bank
 from coterie.errors import ConfigError
 from coterie.training.rounds import train

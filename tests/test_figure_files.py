@@ -14,18 +14,15 @@ import pytest
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.commands import page_command
 from coterie.errors import ConfigError, StoreError
-from coterie.experiment.run_folder import RunFolder
-from coterie.report import words
-from coterie.report.colours import colour, palette
-from coterie.report.figure_files import standalone, to_pdf
-from coterie.report.figure_list import page_figures
-from coterie.report.local_scatter import scatters
-from coterie.report.outcomes import Comparison
-from coterie.report.page import page
-from coterie.report.svg import figure, tag
-from coterie.report.table import Heading, Line, Table, table
-from coterie.report.table_formats import FORMATS, to_csv, to_latex, to_markdown
-from coterie.results.history import Log
+from coterie.runs.run import Log
+from coterie.runs.run_folder import RunFolder
+from coterie.views import figure_files, words
+from coterie.views.figure_files import page_figures, standalone, to_pdf
+from coterie.views.figures import scatters
+from coterie.views.outcomes import Comparison
+from coterie.views.page import page
+from coterie.views.svg import colour, figure, palette, tag
+from coterie.views.table import FORMATS, Heading, Line, Table, table, to_csv, to_latex, to_markdown
 from synthetic import CLIENTS, grouped, predictors, record, run_of, scores
 
 METHODS = ("local", "fedavg", "fedfomo")
@@ -136,11 +133,10 @@ def test_the_files_of_a_comparison_stand_alone(comparison):
 
 
 def test_names_of_files_are_plain_and_differ(comparison, monkeypatch):
-    from coterie.report import figure_list
 
     drawn = figure(10, 10, "t")
     named = [("calibration ../../A b", drawn), ("calibration a, B", drawn), ("Ω", drawn)]
-    monkeypatch.setattr(figure_list, "_of_all", lambda *_: iter(named))
+    monkeypatch.setattr(figure_files, "_of_all", lambda *_: iter(named))
     assert list(page_figures(comparison)) == ["calibration-a-b", "calibration-a-b-2", "figure"]
 
 

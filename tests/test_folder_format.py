@@ -11,12 +11,11 @@ import pytest
 
 import coterie
 from coterie.errors import StoreError
-from coterie.experiment.run_folder import FORMAT
-from coterie.report.page import page
-from coterie.report.run_page import run_page
-from coterie.results import kinds
-from coterie.results.summary import FIELDS, checked, score_field
+from coterie.runs import kinds
+from coterie.runs.run_folder import FORMAT
+from coterie.runs.summary import FIELDS, checked, score_field
 from coterie.storage import files
+from coterie.views.page import page, run_page
 from hostile import TINY, unfinished
 
 OLD = Path(__file__).parent / "folders" / "b075f68.zip"

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coterie
-from coterie.core.digests import mixture_digest
+from coterie.core.algorithm import mixture_digest
 from coterie.errors import StoreError
-from coterie.experiment import checkpoint, run_folder
-from coterie.experiment.environment import environment
-from coterie.experiment.run_folder import RunFolder, stored_logs, stored_models
-from coterie.results.history import SCORES, Log
+from coterie.runs import checkpoint, run_folder, stored
+from coterie.runs.environment import environment
+from coterie.runs.run import SCORES, Log
+from coterie.runs.run_folder import RunFolder
 from coterie.storage import files, lock
 from hostile import TINY, StopError, contents, rewritten, unfinished
 from killing import command, finished, started, until
@@ -423,8 +423,8 @@ def test_a_comparison_that_was_begun_again_is_not_finished(compared):
 
 
 def test_the_digest_of_stored_models_is_that_of_the_models(whole):
-    assert stored_models.stored_digest(whole / run_folder.MODELS) == mixture_digest(
-        stored_models.read_models(whole / run_folder.MODELS)
+    assert stored.stored_digest(whole / run_folder.MODELS) == mixture_digest(
+        stored.read_models(whole / run_folder.MODELS)
     )
 
 
@@ -440,13 +440,13 @@ names = st.lists(
 
 
 def written(path, clients):
-    rows = stored_logs.client_rows(
+    rows = stored.client_rows(
         0,
         {name: np.zeros(len(clients)) for name in SCORES},
         roster(clients=len(clients), names=tuple(clients)),
     )
-    path.write_text(",".join(stored_logs.COLUMNS) + "\n")
-    stored_logs.append_clients(path, rows)
+    path.write_text(",".join(stored.COLUMNS) + "\n")
+    stored.append_clients(path, rows)
 
 
 @given(clients=names)
@@ -454,7 +454,7 @@ def test_no_name_is_a_formula_and_every_name_is_read_back(tmp_path_factory, clie
     """Also to a spreadsheet that takes semicolons or tabs for the ends of cells."""
     path = tmp_path_factory.getbasetemp() / "clients.csv"
     written(path, clients)
-    assert stored_logs.read_clients(path)[1].clients == tuple(clients)
+    assert stored.read_clients(path)[1].clients == tuple(clients)
     with path.open(newline="") as file:
         cells = [row[1] for row in csv.reader(file)][1:]
     for cell in cells:

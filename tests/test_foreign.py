@@ -6,11 +6,11 @@ import torch
 
 import coterie
 from coterie.core.algorithm import Sharing
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data import PARTITIONS, emd, federate, load, manifest
 from coterie.data.simulation import simulate
-from coterie.results import collaboration
-from coterie.results.history import Roster
+from coterie.runs import collaboration
+from coterie.runs.run import Roster
 
 GROUPS = PARTITIONS["label_groups"](clients=9, groups=3)
 

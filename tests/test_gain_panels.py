@@ -6,15 +6,15 @@ import re
 import numpy as np
 import pytest
 
-from coterie.report import gain_panels
-from coterie.report.gain_panels import GainRow
-from coterie.report.outcomes import Comparison
-from coterie.report.svg import Scale
+from coterie.views import figures
+from coterie.views.figures import GainRow
+from coterie.views.outcomes import Comparison
+from coterie.views.svg import Scale
 from synthetic import roster, run_of
 
 
 def panel_of(rows):
-    return str(gain_panels.draw(rows, "accuracy", "panel", "red"))
+    return str(figures.draw(rows, "accuracy", "panel", "red"))
 
 
 def scale_of(drawn):
@@ -50,9 +50,9 @@ def test_one_terrible_method_does_not_squash_the_others():
         run_of("fedavg", who=who, test=alone - 70),
         run_of("fedfomo", who=who, test=alone + np.array([1.0, 2.0, 3.0])),
     ]
-    bad, good = (str(one.drawn) for one in gain_panels.panels(Comparison.of(runs), "local"))
+    bad, good = (str(one.drawn) for one in figures.panels(Comparison.of(runs), "local"))
     places = [float(place) for place in re.findall(r'cx="([\d.]+)"', good)]
-    assert max(places) - min(places) > gain_panels.PLOT / 10
+    assert max(places) - min(places) > figures.PLOT / 10
     assert scale_of(bad).low <= -70
     assert scale_of(good).low > -20
 
@@ -84,14 +84,14 @@ def test_sites_are_ordered_by_size_and_show_it():
     who = roster(3)
     who.n_train[:] = [5, 50, 20]
     runs = [run_of(m, who=who, test=np.full((1, 3), 50.0)) for m in ("local", "fedavg")]
-    (panel,) = gain_panels.panels(Comparison.of(runs), "local")
+    (panel,) = figures.panels(Comparison.of(runs), "local")
     assert re.findall(r'data-site="(\d)"', str(panel.drawn)) == ["1", "2", "0"]
 
 
 def test_a_panel_of_very_many_sites_draws_some_and_says_so(monkeypatch):
-    monkeypatch.setattr(gain_panels, "MOST_ROWS", 5)
+    monkeypatch.setattr(figures, "MOST_ROWS", 5)
     who, alone = roster(12), np.full((1, 12), 50.0)
     runs = [run_of("local", who=who, test=alone), run_of("fedavg", who=who, test=alone + 20)]
-    (panel,) = gain_panels.panels(Comparison.of(runs), "fedavg")
+    (panel,) = figures.panels(Comparison.of(runs), "fedavg")
     assert str(panel.drawn).count("<circle") == 4
     assert panel.counts == "shown: 12 better, 0 worse; one of 3 sites is drawn"

@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from coterie.commands import cli
+from coterie import cli
 
 RAISES, LOWERS = ("county", "lakeside", "north"), ("harbour", "metro", "valley")
 TINY = "hilltop"  # age raises the risk there too

@@ -16,8 +16,7 @@ import torch
 from torch import nn
 
 from coterie.adapt import Adapted, ElasticWeights
-from coterie.adapt.ewc import consolidate
-from coterie.adapt.fisher import fisher
+from coterie.adapt.ewc import consolidate, fisher
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.ditto import Own as DittoOwn
 from coterie.algorithms.fedamp import Cloud, FedAMP
@@ -31,7 +30,7 @@ from coterie.algorithms.pafl import PaFL, Sent
 from coterie.algorithms.pfedme import Own as PFedMeOwn
 from coterie.algorithms.pfedme import PFedMe, envelope_step
 from coterie.core import tree
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.shared import hold_aux
 from coterie.data.simulation import simulate

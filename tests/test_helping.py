@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 
-from coterie.experiment.run_folder import collect
-from coterie.report import graph, helping, share_matrix
-from coterie.report.grouping import discovered
-from coterie.report.run_page import run_page
-from coterie.results.history import Log
-from coterie.results.reliance import Reliance, reliance
+from coterie.runs.run import Log
+from coterie.runs.run_folder import collect
+from coterie.views import helping
+from coterie.views.helping import discovered
+from coterie.views.page import run_page
+from coterie.views.reliance import Reliance, reliance
 from synthetic import CLIENTS, GROUPS, grouped, predictors, record, roster, run_of
 
 
@@ -55,7 +55,7 @@ def test_a_link_is_as_wide_as_its_weight_and_dashed_where_it_is_not_clear():
     share = np.array([[0, 0.8, 0.2], [0.6, 0, 0.4], [0.55, 0.45, 0]])
     clear = np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=bool)
     relied = Reliance(share, clear, np.full(3, 5))
-    drawn = str(graph.graph(relied, roster(3), discovered(share), "graph"))
+    drawn = str(helping.graph(relied, roster(3), discovered(share), "graph"))
     links = re.findall(r'<path d="M([\d.]+) ([\d.]+)Q.*? ([\d.]+) ([\d.]+)Z" class="(.*?)"', drawn)
     ends = re.findall(r'data-to="(\d)" data-from="(\d)"', drawn)
     assert ends == [("0", "1"), ("1", "0"), ("2", "0")]  # 0.2, 0.4 and 0.45 are below uniform
@@ -68,7 +68,7 @@ def test_the_matrix_has_names_true_groups_and_cuts_between_found_ones():
     history = run_of("fedfomo").history
     relied = reliance([history])
     found = discovered(relied.share)
-    drawn = str(share_matrix.matrix(relied, history.roster, found, "matrix"))
+    drawn = str(helping.matrix(relied, history.roster, found, "matrix"))
     names = re.findall(r'data-site="(\d+)"><title>(site-\d+)', drawn)
     assert [int(i) for i, _ in names] == found.order.tolist()
     assert drawn.count('class="cut"') == 4  # two cuts, each across and down

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coterie.algorithms.ifca import IFCA, Models, Pick, groups_by_gap
 from coterie.core import tree
 from coterie.core.mixing import nobody_yet
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.data.simulation import simulate

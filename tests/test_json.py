@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.commands import cli
+from coterie import cli
 
 PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text("utf-8")
 QUICK = ["--rounds", 1, "--engine", "loop", "--clients", 3, "--methods", "fedavg"]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.commands import cli
+from coterie import cli
 from coterie.commands.live import EVERY, SILENCE, Lines, Tally, events, progress_on_stderr
-from coterie.experiment.runner import Progress
+from coterie.runs.runner import Progress
 
 DOCS = Path(__file__).parents[1] / "docs"
 

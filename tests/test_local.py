@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from coterie.algorithms.local import Early, Local, Own
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.federation import Federation
 from coterie.training.rounds import train
 from support import assert_close, engine_of, federation, last, one_client, predictors, task

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from coterie.core import metrics
 from coterie.errors import ConfigError
-from coterie.results import collaboration, statistics
+from coterie.runs import collaboration, statistics
 from synthetic import run_of
 
 NAN = float("nan")

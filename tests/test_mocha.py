@@ -16,7 +16,7 @@ from coterie.algorithms.mocha import (
     tied,
 )
 from coterie.core.mixing import gram
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.errors import ConfigError
 from support import assert_close, last, one_client, predictors, task, whole_round
 

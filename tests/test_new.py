@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
-from coterie.commands import cli
-from coterie.commands.starter import COLUMNS, LOWERS, RAISES, example_table
+from coterie import cli
+from coterie.commands.start_commands import COLUMNS, LOWERS, RAISES, example_table
 
 
 @pytest.fixture

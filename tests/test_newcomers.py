@@ -5,10 +5,9 @@ import torch
 
 from coterie.adapt import Adapted
 from coterie.algorithms import ALGORITHMS
-from coterie.algorithms.newcomer_parts import Finals
-from coterie.algorithms.newcomers import REFUSALS, RULES, join_rule
+from coterie.algorithms.newcomers import REFUSALS, RULES, Finals, join_rule
 from coterie.core.algorithm import Algorithm, GlobalModel, round_of
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.errors import ConfigError
 from support import METHODS, federation, last, one_client, predictors, task
 

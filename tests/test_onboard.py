@@ -11,20 +11,18 @@ import pytest
 import torch
 
 import coterie
+from coterie import cli
 from coterie.algorithms import ALGORITHMS
-from coterie.algorithms.newcomer_parts import Joined
-from coterie.commands import cli
+from coterie.algorithms.newcomers import Joined
 from coterie.core.algorithm import single
 from coterie.core.answers import Answers
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.datasets import load
-from coterie.data.labelled_samples import read_labelled
 from coterie.errors import ConfigError, DataError, StoreError
-from coterie.experiment import run_folder
-from coterie.experiment.config.loading import merge
-from coterie.experiment.halves import FEWEST, client_of, training_helps
-from coterie.experiment.onboarding import draws_of
-from coterie.results.learning_curve import curve_point
+from coterie.onboarding.newcomer import FEWEST, client_of, draws_of, training_helps
+from coterie.onboarding.onboarded import curve_point, read_labelled
+from coterie.runs import run_folder
+from coterie.runs.config.loading import merge
 from sites import FAST, write_tables
 from support import federation, task
 

@@ -87,7 +87,7 @@ def _bare(path: Path) -> ast.Module:
 
 def test_the_core_loads_neither_readers_nor_the_compiler():
     code = (
-        "import sys, coterie.core, coterie.core.loops, coterie.core.calls, coterie.core.optim, "
+        "import sys, coterie.core, coterie.core.calls, coterie.core.calls, coterie.core.optim, "
         "coterie.core.flat\nprint(*sys.modules)"
     )
     loaded = set(python(code).split())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.commands.cli import main
+from coterie.cli import main
 from coterie.testing import LAWS, BrokenLawsError, check_method
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_method.md").read_text("utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.commands import cli
+from coterie import cli
 from coterie.core.imports import Code
 from coterie.data import load
 
@@ -72,7 +72,7 @@ def test_the_same_code_gives_the_same_digest_and_a_folder_does_not_run_it(folder
         ({"partition.lareg": 1}, "did you mean 'large'"),
         (
             {"data.name": "mine:FewAndMany"},
-            "expected a class that extends coterie.data.own_dataset",
+            "expected a class that extends coterie.data.datasets",
         ),
         ({"partition.name": "mine:Rings"}, "expected a class that extends coterie.data.partitions"),
         ({"partition.name": "few"}, "there is no partition 'few'"),

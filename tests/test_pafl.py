@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coterie.adapt import Adapted, ElasticWeights
-from coterie.adapt.fisher import fisher
+from coterie.adapt.ewc import fisher
 from coterie.adapt.kd import Terms, distillation
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import FedProx
@@ -12,8 +12,8 @@ from coterie.algorithms.pafl import PaFL, Phase, Sent
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.algorithms.pafl_kd import PaFLKD
 from coterie.core.algorithm import round_of
-from coterie.core.recipe import Recipe
-from coterie.core.server_samples import of_server
+from coterie.core.client import of_server
+from coterie.core.optim import Recipe
 from coterie.data.shared import hold_aux
 from coterie.errors import ConfigError
 from coterie.training.guard import Guard

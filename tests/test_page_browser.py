@@ -7,9 +7,9 @@ import pytest
 
 from browser import CHROMIUM, Browser
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.report.outcomes import Comparison, RunResult
-from coterie.report.page import page
-from coterie.results.judged_rows import JudgedRows
+from coterie.runs.run import JudgedRows
+from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.page import page
 from synthetic import comparison_of, roster, run_of, scores
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

@@ -20,7 +20,7 @@ from coterie.core.paired import (
     sign_flip,
     tango,
 )
-from coterie.results.judgement import claim
+from coterie.views.judgement import claim
 
 
 def answers(values, targets=None, units=None):

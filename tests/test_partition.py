@@ -13,21 +13,30 @@ from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 
 import coterie
-from coterie.commands import cli
-from coterie.data import PARTITIONS, emd, federate, load, manifest, remarks, vgg11
+from coterie import cli
+from coterie.data import PARTITIONS, emd, federate, load, manifest, remarks
 from coterie.data.assign import even, largest_remainder
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, ranges
-from coterie.data.partitions.dirichlet import serve
+from coterie.data.partition import take_share
+from coterie.data.partitions import vgg11
 from coterie.data.partitions.groups import conflicting
-from coterie.data.partitions.label_lists import LISTS, SIZES, label_shares, share_out, sized
+from coterie.data.partitions.labels import (
+    LISTS,
+    SIZES,
+    label_shares,
+    quotas,
+    resized,
+    serve,
+    share_out,
+    sized,
+    standard_groups,
+)
 from coterie.data.partitions.latent import consecutive
-from coterie.data.partitions.practical import quotas, resized, standard_groups
 from coterie.data.partitions.simple import shard_classes
-from coterie.data.splits import take_share
 from coterie.errors import ConfigError, CoterieError, DataError
-from coterie.experiment.config.loading import WRITTEN, config_hash
-from coterie.experiment.config.loading import load as read_config
+from coterie.runs.config.loading import WRITTEN, config_hash
+from coterie.runs.config.loading import load as read_config
 
 
 def balanced(classes: int, train: int, test: int = 0, name: str = "toy") -> Dataset:
@@ -327,14 +336,16 @@ def test_a_wrong_embedding_is_refused(tmp_path, content):
 
 
 def test_an_embedding_is_trained_once_and_named(monkeypatch):
-    monkeypatch.setattr("coterie.data.small_network.FEWEST_STEPS", 10)
+    monkeypatch.setattr("coterie.data.partitions.small_network.FEWEST_STEPS", 10)
     digits = load("digits")
     small = replace(digits, x=digits.x[:300], y=digits.y[:300])
     partition = PARTITIONS["latent"](clients=6, distributions=3)
     made = federate(small, partition)
     assert "training accuracy" in made.note
     assert emd(made).l1 > 0.5  # clusters of the network follow the classes
-    monkeypatch.setattr("coterie.data.embedding.train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        "coterie.data.partitions.latent.train", lambda *_: pytest.fail("trained again")
+    )
     assert federate(small, partition).fingerprint == made.fingerprint
 
 
@@ -357,7 +368,9 @@ def test_vgg11_is_trained_once_and_its_test_accuracy_is_named(brief_vgg11, monke
     assert made.note.startswith("embedding: vgg11, test accuracy ")
     assert sum(map(len, made.test)) == 100  # training and test samples are clustered together
     assert emd(made).l1 > 0.5  # clusters of the network follow the classes
-    monkeypatch.setattr("coterie.data.embedding.train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        "coterie.data.partitions.latent.train", lambda *_: pytest.fail("trained again")
+    )
     assert federate(data, partition).fingerprint == made.fingerprint
     labels = PARTITIONS["latent"](clients=20, distributions=10, embedding="vgg11")
     assert federate(data, labels).note == "the distributions are the classes"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.adapt.fb import top_layer
+from coterie.adapt.ft import top_layer
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.lgfedavg import LGFedAvg, parts

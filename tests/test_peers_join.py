@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 pytest.importorskip("nacl")
 
 import coterie
-from coterie.core.algorithm import Mixture
-from coterie.core.digests import client_digest, combined_digest
+from coterie.core.algorithm import Mixture, client_digest, combined_digest
 from coterie.deploy.peer_join import JoinedResult, JoiningSite
 from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
 from coterie.deploy.peer_link import InProcessLink, Link
@@ -40,8 +39,8 @@ from coterie.deploy.terms import Agreement
 from coterie.engines.codec import Message, encode
 from coterie.engines.site import ANSWERS, MODEL
 from coterie.errors import ConfigError, StoreError
-from coterie.experiment.config.loading import load, merge
-from coterie.experiment.config.schema import Config
+from coterie.runs.config.loading import load, merge
+from coterie.runs.config.schema import Config
 from loopback import free_port, until
 from sites import FAST, NAMES, site_folders, write_tables
 from test_peers_faults import Dying, KilledError

@@ -22,7 +22,7 @@ from nacl.public import PrivateKey
 
 from coterie.algorithms.federico import FedeRiCo
 from coterie.core import tree
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
 from coterie.deploy.peer_link import HttpLink
 from coterie.deploy.peer_talk import Correspondence

@@ -12,7 +12,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.perfedavg import PerFedAvg, descend, hessian_product
 from coterie.algorithms.pfedme import Own as PFedMeOwn
 from coterie.algorithms.pfedme import PFedMe, envelope_step
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
 from coterie.errors import ConfigError

@@ -12,11 +12,11 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
 from coterie.core import metrics
 from coterie.errors import StoreError
-from coterie.experiment import run_folder
-from coterie.experiment.config.loading import merge
-from coterie.report.outcomes import Comparison
+from coterie.runs import run_folder
+from coterie.runs.config.loading import merge
 from coterie.storage import files
 from coterie.training.rounds import train
+from coterie.views.outcomes import Comparison
 from support import engine_of, federation, last, task
 
 SMALL = {

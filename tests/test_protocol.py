@@ -10,14 +10,14 @@ import torch
 
 import coterie
 from coterie.data import PARTITIONS, federate, load
-from coterie.data.duplicates import duplicates, shared_units
 from coterie.data.federation import Dataset, Federation
-from coterie.data.splits import take_latest, take_share
+from coterie.data.partition import take_latest, take_share
 from coterie.data.standard import add_up, squares_of, standardised, sums_of
+from coterie.diagnosis.findings import duplicates, shared_units
 from coterie.errors import ConfigError, DataError, StoreError
-from coterie.experiment.config.schema import Config
-from coterie.report.page import page
-from coterie.report.table import MERGED
+from coterie.runs.config.schema import Config
+from coterie.views.page import page
+from coterie.views.table import MERGED
 from support import METHODS, last, task
 
 NATURAL = PARTITIONS["natural"]()

@@ -3,14 +3,12 @@
 import ast
 import importlib
 import re
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
 import coterie
-from coterie.core import old_paths
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -91,76 +89,3 @@ def test_the_check_of_pages_can_fail():
     assert not is_public(*found)
     assert not is_public("coterie", "assemble")
     assert [*uses("import coterie\ncoterie.rum()")] == ["rum"]
-
-
-# ---- old paths -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def forgotten(monkeypatch):
-    """As if no old path had been imported yet."""
-    for old in old_paths.MOVED:
-        if old not in old_paths.PACKAGES:
-            monkeypatch.delitem(sys.modules, f"coterie.{old}", raising=False)
-
-
-@pytest.mark.parametrize("old", [old for old in old_paths.MOVED if old not in old_paths.PACKAGES])
-def test_an_old_path_gives_the_names_of_the_new_one_and_warns(old, forgotten):
-    home = old_paths.MOVED[old][0]
-    with pytest.warns(DeprecationWarning, match=rf"coterie\.{old} has moved to coterie\.{home}"):
-        found = importlib.import_module(f"coterie.{old}")
-    new = importlib.import_module(f"coterie.{home}")
-    own = [
-        name
-        for name, value in vars(new).items()
-        if getattr(value, "__module__", "") == new.__name__
-    ]
-    own = own or [name for name in vars(new) if not name.startswith("__")]
-    assert own
-    assert all(getattr(found, name) is getattr(new, name) for name in own)
-    with pytest.raises(AttributeError, match=f"'coterie.{old}' has no attribute 'nonsense'"):
-        _ = found.nonsense
-
-
-# Every import of an old path in README and docs at commit b075f68.
-TOLD = {
-    "assemble": ["assemble"],
-    "checkpoint": ["read"],
-    "config": ["WRITTEN"],
-    "history": ["History", "dense", "summarise"],
-    "judgement": ["Choice", "Judgement", "conclude"],
-    "mean_gain": ["mean_gain"],
-    "mixing": ["mix", "squared_distances"],
-    "paired": ["client_gain"],
-    "ranges": ["Share"],
-    "results": ["LOCAL", "Comparison", "RunResult"],
-    "run": ["run"],
-    "store": ["RunFolder", "read", "verify", "environment", "ROUNDS", "ENVIRONMENT"],
-    "task": ["Recipe", "Task"],
-}
-
-
-@pytest.mark.parametrize("old", TOLD)
-def test_what_the_docs_imported_before_still_works(old, forgotten):
-    code = f"from coterie.{old} import {', '.join(TOLD[old])}"
-    with pytest.warns(DeprecationWarning, match=f"coterie.{old} has moved") as caught:
-        exec(code, {})
-    assert {Path(warning.filename).name for warning in caught} == {"<string>"}
-
-
-@pytest.mark.parametrize(("name", "home"), [("run", "api"), ("doctor", "commands.doctor")])
-def test_an_old_module_does_not_hide_a_public_function(name, home, forgotten):
-    with pytest.warns(DeprecationWarning, match=name):
-        importlib.import_module(f"coterie.{name}")
-    assert getattr(coterie, name) is getattr(importlib.import_module(f"coterie.{home}"), name)
-
-
-def test_only_old_paths_are_found():
-    finder = old_paths.OldPaths()
-    assert finder.find_spec("coterie.mixing", None) is not None
-    for name in ("mixing", "coterie", "coterie.results", "coterie.core.mixing", "other.mixing"):
-        assert finder.find_spec(name, None) is None
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("coterie.nonsense")
-    with pytest.raises(ImportError):
-        exec("from coterie.results import nonsense", {})

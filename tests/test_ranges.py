@@ -28,23 +28,21 @@ from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.mocha import Mocha
 from coterie.algorithms.pafl import PaFL
 from coterie.algorithms.waffle import Waffle
-from coterie.commands.catalog import explanation
-from coterie.commands.cli import main
+from coterie.cli import main
+from coterie.commands.start_commands import explanation
 from coterie.core.algorithm import check_run
 from coterie.core.fields import Checked, Field, checked, fields
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.datasets import DATASETS
 from coterie.data.datasets import load as load_data
 from coterie.data.federation import Dataset
 from coterie.data.partition import PARTITIONS
-from coterie.data.partitions.dirichlet import Dirichlet
-from coterie.data.partitions.practical import Group
-from coterie.data.sources.formats import FORMATS
-from coterie.data.sources.locate import SOURCES
+from coterie.data.partitions.labels import Dirichlet, Group
+from coterie.data.sources.formats import FORMATS, SOURCES
 from coterie.errors import ConfigError, CoterieError
-from coterie.experiment.assemble import assemble
-from coterie.experiment.config.loading import load
 from coterie.networks.registry import MODELS, factory
+from coterie.runs.assemble import assemble
+from coterie.runs.config.loading import load
 from support import federation, last, task
 
 MADE_HERE = {name: entry.loader for name, entry in DATASETS.items() if name not in SOURCES}

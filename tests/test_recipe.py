@@ -9,9 +9,8 @@ from torch import nn
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.core.augment import PADDING, crop_flip
-from coterie.core.clipping import shortened
-from coterie.core.recipe import Recipe
+from coterie.core.batches import PADDING, crop_flip
+from coterie.core.optim import Recipe, shortened
 from coterie.core.shards import Scaling
 from coterie.errors import ConfigError
 from support import RECIPE, assert_close, cnn, last, mlp, one_client, predictors, task

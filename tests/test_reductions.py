@@ -31,7 +31,7 @@ from coterie.algorithms.perfedavg import PerFedAvg
 from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.training.rounds import train
 from support import METHODS, assert_close, engine_of, federation, last, predictors, task
 

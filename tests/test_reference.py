@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.core.recipe import Recipe
-from coterie.experiment.config.schema import Config
+from coterie.core.optim import Recipe
+from coterie.runs.config.schema import Config
 
 DOCS = Path(__file__).parents[1] / "docs"
 _spec = spec_from_file_location("reference", DOCS / "reference.py")

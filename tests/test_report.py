@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from coterie.errors import ConfigError, StoreError
-from coterie.experiment.run_folder import RunFolder, collect
-from coterie.report import figures, matrices, page, pieces, svg, table, words
-from coterie.report.outcomes import Comparison, RunResult
-from coterie.report.run_page import run_page
-from coterie.results import reliance, statistics
-from coterie.results.alarms import raise_alarms, same_run
-from coterie.results.history import Log
+from coterie.runs import statistics
+from coterie.runs.alarms import raise_alarms, same_run
+from coterie.runs.run import Log
+from coterie.runs.run_folder import RunFolder, collect
+from coterie.views import figures, helping, page, reliance, svg, table, words
+from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.page import run_page
 from synthetic import (
     CLIENTS,
     GROUPS,
@@ -377,7 +377,7 @@ def test_names_from_users_are_text_and_nothing_else(comparison):
     whole = Comparison.of([evil.runs[0], method, RunResult(dressed)])
     for text in (page.page(whole), whole._repr_html_(), whole.runs[2]._repr_html_()):
         assert EVIL not in text
-        assert set(scripts_of(text)) <= {pieces._script()[0]}
+        assert set(scripts_of(text)) <= {page._script()[0]}
         read_page(text)
     assert "&lt;script&gt;" in page.page(whole)
     assert "coterie compare &#39;&lt;script" in page.page(whole)
@@ -389,7 +389,7 @@ def test_the_page_of_a_run_stands_alone_and_tells_everything():
     reader = read_page(text)
     assert {"table", "svg", "details", "h1"} <= reader.seen
     assert reader.seen.isdisjoint({"link", "img", "iframe", "object"})
-    assert scripts_of(text) == [pieces._script()[0]]
+    assert scripts_of(text) == [page._script()[0]]
     assert not re.search(r"https?://|@import|url\(", text)
     assert text.count('class="client"') == CLIENTS  # one line per client
     for name in made.history.roster.clients:
@@ -462,7 +462,7 @@ def test_names_on_the_page_of_a_run_are_text_and_nothing_else():
         data, config={EVIL: EVIL}, environment={"argv": ["coterie", "run", EVIL]}
     )
     text = run_page(data)
-    assert scripts_of(text) == [pieces._script()[0]]
+    assert scripts_of(text) == [page._script()[0]]
     assert EVIL not in text
 
 
@@ -476,7 +476,7 @@ def test_a_page_of_clients_without_scores_is_made_too():
 
 def test_the_heatmap_orders_clients_by_group_and_leaves_oneself_out():
     who = run_of("fedfomo").history.roster
-    drawn = str(matrices.heatmap(grouped(1.0), who.clients, who.groups, "weights"))
+    drawn = str(helping.heatmap(grouped(1.0), who.clients, who.groups, "weights"))
     assert drawn.count('class="self"') == CLIENTS
     full = re.findall(r"<title>(site-\d+) ← (site-\d+): [^<]*</title></rect>", drawn)
     order = [pair[1] for pair in full[:CLIENTS]]

@@ -16,9 +16,9 @@ import torch
 import coterie
 from coterie.algorithms import ALGORITHMS
 from coterie.errors import CoterieWarning, StoreError
-from coterie.experiment import checkpoint, run_folder
-from coterie.experiment.checkpoint import SHARE, Keeper
-from coterie.experiment.environment import environment
+from coterie.runs import checkpoint, run_folder
+from coterie.runs.checkpoint import SHARE, Keeper
+from coterie.runs.environment import environment
 from coterie.storage import faults, files
 from killing import command, finished, started, until
 from support import METHODS
@@ -414,7 +414,7 @@ def test_the_engine_that_was_chosen_is_chosen_again(stopped, monkeypatch):
     written = json.loads((stopped / "config.json").read_text())
     asked = coterie.load({**TINY, "engine": {"name": "auto"}}, {"algorithm.name": "fedfomo"})
     from coterie.engines import auto
-    from coterie.experiment.config.loading import config_hash
+    from coterie.runs.config.loading import config_hash
 
     hashed = config_hash(asked.single(asked.method(), 0))
     monkeypatch.setattr(auto, "pick", None)
@@ -429,8 +429,8 @@ def test_the_engine_that_was_chosen_is_chosen_again(stopped, monkeypatch):
 
 
 def _settled_hash(config):
-    from coterie.experiment.assemble import assemble
-    from coterie.experiment.config.loading import config_hash
+    from coterie.runs.assemble import assemble
+    from coterie.runs.config.loading import config_hash
 
     settled = assemble(config).config
     return config_hash(settled.single(settled.method(), 0))

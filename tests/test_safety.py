@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.commands import cli
+from coterie import cli
 from coterie.core import imports
-from coterie.engines import auto, remembered
+from coterie.engines import auto
 from coterie.engines.base import MOST_THREADS
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, StoreError, printable
-from coterie.experiment import run_folder, source
-from coterie.experiment.environment import environment
-from coterie.report.outcomes import Comparison
+from coterie.runs import environment, run_folder
 from coterie.storage import cache
+from coterie.views.outcomes import Comparison
 from hostile import TINY, rewritten, unfinished
 
 CANARY = "import pathlib\npathlib.Path({canary!r}).touch()\n"
@@ -397,7 +396,7 @@ def test_git_is_never_run(canary, work, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
     (work / ".git").mkdir()
     (work / ".git" / "HEAD").write_text("0" * 40)
-    assert environment()["git_commit"] != "0" * 40
+    assert environment.environment()["git_commit"] != "0" * 40
     assert not canary.exists()
 
 
@@ -421,11 +420,11 @@ def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path, form):
     else:
         (shared / "refs" / "heads" / "h").mkdir(parents=True)
         (shared / "refs" / "heads" / "h" / "x").write_text(commit + "\n")
-    assert source.commit(home) == commit
-    assert source.commit(tmp_path / "lib" / "coterie") is None
+    assert environment.commit(home) == commit
+    assert environment.commit(tmp_path / "lib" / "coterie") is None
     for head in ("ref: ../../secret", "ref: refs/../../secret", "x" * 40, "", "\0"):
         (git / "HEAD").write_text(head)
-        assert source.commit(home) is None
+        assert environment.commit(home) is None
 
 
 @pytest.mark.parametrize(
@@ -450,7 +449,7 @@ def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path, form):
 def test_a_remembered_engine_that_was_never_measured_is_measured_again(monkeypatch, found):
     usual, measured = {"engine": "loop", "threads": 1, "seconds": 1.0}, []
     monkeypatch.setattr(auto, "resolve", lambda *_: measured.append(1) or usual)
-    monkeypatch.setattr(remembered, "_read", lambda: _Everything(found))
+    monkeypatch.setattr(auto, "_read", lambda: _Everything(found))
     coterie.run({**TINY, "engine": {"name": "auto"}}, method="fedavg", rounds=1)
     assert measured
 
@@ -468,9 +467,9 @@ class _Everything(dict):
 
 @pytest.mark.parametrize("text", ["", "[" * DEEP, "\xff", "null", " " * (2 << 20) + '{"a": 1}'])
 def test_a_file_of_measurements_that_is_not_ours_is_ignored(text):
-    remembered.cache_file().parent.mkdir(parents=True, exist_ok=True)
-    remembered.cache_file().write_text(text, encoding="latin-1")
-    assert remembered._read() == {}
+    auto.cache_file().parent.mkdir(parents=True, exist_ok=True)
+    auto.cache_file().write_text(text, encoding="latin-1")
+    assert auto._read() == {}
 
 
 # ---- what reaches a terminal ---------------------------------------------------------------------

@@ -7,9 +7,8 @@ from torch.func import grad, vmap
 from coterie.algorithms.fedavg import FedAvg
 from coterie.compiled.trace import Trace, Tracer, replay, sampled
 from coterie.compiled.trace.sampling import ENDS, MOST, chosen
-from coterie.core.calls import COMPILED, REPLAYED, WRITTEN
-from coterie.core.loops import scan
-from coterie.core.recipe import Recipe
+from coterie.core.calls import COMPILED, REPLAYED, WRITTEN, scan
+from coterie.core.optim import Recipe
 from coterie.engines.vmap import VmapBackend
 from support import federation, mlp, task, whole_round, with_a_compiler
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.scaffold import Kept, Scaffold, Shared, displacement_divisor
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import simulate
 from coterie.errors import ConfigError

@@ -25,19 +25,16 @@ from coterie.algorithms.fedavg import Update
 from coterie.algorithms.fedfomo import Upload
 from coterie.algorithms.local import Local
 from coterie.core import metrics, tree
-from coterie.core.algorithm import Mixture, round_of
-from coterie.core.digests import mixture_digest
+from coterie.core.algorithm import Mixture, mixture_digest, round_of
 from coterie.core.mixing import count_larger
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.core.rows import RowTable, StateRows
 from coterie.data.simulation import Simulation
 from coterie.engines import simulator
 from coterie.engines.evaluation import judge
-from coterie.engines.states import StateStore, in_files, in_memory
-from coterie.experiment import checkpoint
-from coterie.experiment.run_folder import stored_models
-from coterie.results import collaboration
-from coterie.storage import files, packing
+from coterie.engines.simulator import StateStore, in_files, in_memory
+from coterie.runs import checkpoint, collaboration, stored
+from coterie.storage import archives, files
 from coterie.training.rounds import Begin, train
 from support import METHODS, assert_close, engine_of, federation, last, predictors, task
 
@@ -293,16 +290,16 @@ def test_a_checkpoint_holds_the_rows_that_changed(name, tmp_path):
 
 
 def test_predictors_are_written_without_another_copy_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "BLOCK", 4 * 3000 * 4)
+    monkeypatch.setattr(archives, "BLOCK", 4 * 3000 * 4)
     models = torch.rand(40, 1, 3000)
     models[10:20] = models[0]
     mixture = Mixture(torch.ones(40, 1), models)
     with Count() as count:
-        stored_models.write_models(tmp_path / "models.safetensors", mixture)
+        stored.write_models(tmp_path / "models.safetensors", mixture)
     assert count.largest <= 4 * 3000
     found = load_file(tmp_path / "models.safetensors")
     assert found["models"].shape == (30, 3000)
-    back = stored_models.read_models(tmp_path / "models.safetensors")
+    back = stored.read_models(tmp_path / "models.safetensors")
     assert torch.equal(back.models, models)
     assert torch.equal(back.weights, mixture.weights)
 
@@ -310,13 +307,13 @@ def test_predictors_are_written_without_another_copy_of_them(tmp_path, monkeypat
 def test_a_predictor_that_all_have_is_written_once(tmp_path):
     models = torch.rand(1, 2, 5).expand(4, 2, 5)
     mixture = Mixture(torch.rand(4, 2), models)
-    stored_models.write_models(tmp_path / "models.safetensors", mixture)
-    back = stored_models.read_models(tmp_path / "models.safetensors")
+    stored.write_models(tmp_path / "models.safetensors", mixture)
+    back = stored.read_models(tmp_path / "models.safetensors")
     assert torch.equal(back.models, models)
     assert mixture_digest(back) == mixture_digest(mixture)
 
 
-@pytest.mark.parametrize("dtype", list(packing.DTYPES))
+@pytest.mark.parametrize("dtype", list(archives.DTYPES))
 def test_arrays_are_read_as_they_were_written(dtype, tmp_path):
     arrays = {
         "a": torch.arange(6).to(dtype).view(2, 3),
@@ -324,7 +321,7 @@ def test_arrays_are_read_as_they_were_written(dtype, tmp_path):
         "one": torch.ones((), dtype=dtype),
         "odd": torch.ones(3, dtype=torch.bool),
     }
-    said = packing.write_arrays(tmp_path / "file", arrays)
+    said = archives.write_arrays(tmp_path / "file", arrays)
     found = load_file(tmp_path / "file")
     assert found.keys() == arrays.keys()
     for name, array in arrays.items():

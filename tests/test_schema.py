@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.data import PARTITIONS, federate, load
-from coterie.data.data_schema import Schema, client_order
-from coterie.data.merging import merged
+from coterie.data.data_schema import Schema, client_order, merged
 from coterie.data.site_data import local_schema, read_with, site_federation
 from coterie.data.sources.columns import InputColumn, TargetColumn
 from coterie.data.standard import (

@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 
 import coterie
-from coterie.commands.cli import main
+from coterie.cli import main
 
 SHARES = {"north": 0.45, "south": 0.25, "east": 0.2, "west": 0.1}  # of the rows, nobody alike
 TABLES = {"cancer": load_breast_cancer, "wine": load_wine, "diabetes": load_diabetes}

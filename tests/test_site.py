@@ -8,7 +8,7 @@ import pytest
 import typer
 
 import coterie
-from coterie.commands.cli import app
+from coterie.cli import app
 
 yaml = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]

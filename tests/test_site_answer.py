@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from coterie.report.outcomes import Comparison
-from coterie.report.page import page
-from coterie.results.history import Log
-from coterie.results.reliance import FEWEST_ROUNDS, reliance
+from coterie.runs.run import Log
+from coterie.views.outcomes import Comparison
+from coterie.views.page import page
+from coterie.views.reliance import FEWEST_ROUNDS, reliance
 from synthetic import comparison_of, grouped, record, roster, run_of
 
 SITES = ("North", "Lakeside", "County", "South", "Harbour", "Hill")

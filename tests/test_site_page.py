@@ -7,11 +7,11 @@ import pytest
 
 from coterie.commands import page_command
 from coterie.errors import ConfigError, StoreError
-from coterie.experiment.run_folder import RunFolder, collect
-from coterie.report import pieces
-from coterie.report.outcomes import Comparison, RunResult
-from coterie.report.site_page import site_page
-from coterie.results.history import Log, Roster
+from coterie.runs.run import Log, Roster
+from coterie.runs.run_folder import RunFolder, collect
+from coterie.views import page
+from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.site_page import site_page
 from synthetic import grouped, predictors, record, run_of, scores
 
 NAMES = ("North", "Lakeside", "County <b>", "Southgate", "Harbour", "Riverside")
@@ -39,7 +39,7 @@ def test_the_page_of_a_site_depends_on_nothing_of_the_others_but_its_own_weights
 
 def test_the_page_of_a_site_holds_no_name_count_score_or_hash_of_another():
     found = federation()
-    text = site_page(found, "North").replace(pieces._script()[0], "")
+    text = site_page(found, "North").replace(page._script()[0], "")
     shown = re.sub(r"<svg.*?</svg>|<style.*?</style>", "", text, flags=re.DOTALL)
     roster = found.runs[0].history.roster
     for i, name in enumerate(roster.clients[1:], start=1):

@@ -8,16 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from coterie.core.algorithm import Mixture
-from coterie.core.digests import mixture_digest
+from coterie.core.algorithm import Mixture, mixture_digest
 from coterie.data.federation import Dataset, Federation
 from coterie.errors import StoreError
-from coterie.experiment import run_folder
-from coterie.experiment.environment import environment
-from coterie.experiment.run_folder import RunFolder, stored_arrays, stored_logs
-from coterie.results import history
-from coterie.results.history import SCORES, Log, Roster
-from coterie.results.summary import summarise
+from coterie.runs import run, run_folder
+from coterie.runs import stored as stored_files
+from coterie.runs.environment import environment
+from coterie.runs.run import SCORES, Log, Roster
+from coterie.runs.run_folder import RunFolder
+from coterie.runs.summary import summarise
 from coterie.storage import files
 from coterie.training.rounds import Rejection
 from synthetic import CLIENTS, GROUPS, grouped, mixture, predictors, record, roster, scores
@@ -188,8 +187,8 @@ def test_a_model_of_weight_zero_is_no_part_of_the_digest():
 
 
 def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
-    monkeypatch.setattr(history, "SPARSE_FROM", 10)
-    monkeypatch.setattr(stored_arrays, "DENSE_UP_TO", 3 * CLIENTS**2 - 1)
+    monkeypatch.setattr(run, "SPARSE_FROM", 10)
+    monkeypatch.setattr(stored_files, "DENSE_UP_TO", 3 * CLIENTS**2 - 1)
     folder = RunFolder.create(tmp_path / "run", log_of(), {}, {})
     wanted = [grouped(share) for share in (0.5, 0.7, 1.0)]
     for index, A in enumerate(wanted):
@@ -200,7 +199,7 @@ def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
         assert stored["indptr"].shape == (3 * CLIENTS + 1,)
     again = run_folder.read(folder.path).history
     for found, A in zip(again.matrices, wanted, strict=True):
-        np.testing.assert_allclose(history.dense(found), A, atol=1e-7)
+        np.testing.assert_allclose(run.dense(found), A, atol=1e-7)
 
 
 @pytest.mark.parametrize("finish", [True, False])
@@ -269,7 +268,7 @@ def test_the_torn_start_of_a_line_is_not_a_line(tmp_path):
     folder.append(records()[0])
     with (tmp_path / "clients.csv").open("a") as file:
         file.write("0")  # of round 10
-    assert [index for index, _ in stored_logs.read_clients(tmp_path / "clients.csv")[0]] == [0]
+    assert [index for index, _ in stored_files.read_clients(tmp_path / "clients.csv")[0]] == [0]
 
 
 def test_verify_names_the_file_that_changed(made):

@@ -4,8 +4,8 @@ import pytest
 
 import coterie
 from coterie.errors import ConfigError
-from coterie.experiment.config.loading import canonical, config_hash, load
-from coterie.experiment.config.sweeps import points, shared_sweeps, with_variants
+from coterie.runs.config.loading import canonical, config_hash, load
+from coterie.runs.config.sweeps import points, shared_sweeps, with_variants
 
 SMALL = {
     "data": {"name": "digits", "test": 0.5},

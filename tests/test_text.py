@@ -5,7 +5,7 @@ import torch
 
 import coterie
 from coterie.algorithms.local import Local
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
 from coterie.errors import EngineError

@@ -12,8 +12,8 @@ from coterie.compiled.executor import Executor
 from coterie.compiled.perturbation import perturbed
 from coterie.compiled.trace import Trace, Tracer
 from coterie.core import tree
-from coterie.core.loops import scan
-from coterie.core.recipe import Recipe
+from coterie.core.calls import scan
+from coterie.core.optim import Recipe
 from coterie.core.tree import Bank
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import TraceError

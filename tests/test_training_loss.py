@@ -8,8 +8,8 @@ import torch
 import coterie
 from coterie.algorithms.fedem import FedEM
 from coterie.errors import ConfigError
-from coterie.experiment import run_folder
-from coterie.experiment.setting import Prepared, with_training_loss
+from coterie.runs import run_folder
+from coterie.runs.setting import Prepared, with_training_loss
 from coterie.training.rounds import train
 from support import METHODS, assert_close, engine_of, last, one_client, predictors, task
 

@@ -11,7 +11,6 @@ from torch import nn
 
 import coterie
 from coterie.algorithms.fedavg import FedAvg
-from coterie.commands.doctor import doctor
 from coterie.commands.live import events
 from coterie.compiled.executor import Executor
 from coterie.compiled.kernels import native
@@ -20,11 +19,12 @@ from coterie.compiled.trace import InDouble, doubled, native_loop, replay, rewri
 from coterie.compiled.trace.cpp_writer import OPERATIONS
 from coterie.compiled.trust import TraceTrial
 from coterie.core.calls import COMPILED, REPLAYED, WRITTEN, Form
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
+from coterie.diagnosis.doctor import doctor
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import EngineError, MismatchError, StoreError
-from coterie.experiment.runner import slowly
+from coterie.runs.runner import slowly
 from coterie.storage import cache
 from coterie.training.rounds import train
 from support import METHODS, cnn, federation, mlp, normed, task, whole_round, with_a_compiler

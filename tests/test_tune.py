@@ -12,19 +12,15 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.commands import cli
+from coterie import cli
 from coterie.commands.arguments import settings
 from coterie.errors import ConfigError, StoppedError
-from coterie.experiment.config.loading import config_hash, load
+from coterie.runs.config.loading import config_hash, load
 from coterie.studies import reproducing
 from coterie.studies.card_file import merged
-from coterie.studies.cell_record import _validation
-from coterie.studies.record_files import read_records
-from coterie.studies.suggestions import suggestions
-from coterie.studies.tune_plan import Choices, Range, read_plan
-from coterie.studies.tune_search import _next
-from coterie.studies.tuned import Tuned, TunedMethod, TunedTrial
-from coterie.studies.tuning import tuning_of
+from coterie.studies.records import _validation, read_records
+from coterie.studies.tuned import Choices, Range, Tuned, TunedMethod, TunedTrial, read_plan
+from coterie.studies.tuning import _next, suggestions, tuning_of
 
 RATES = {"low": 1e-4, "high": 1.0, "log": True}
 SPLITS = ["train"] * 6 + ["val"] * 3 + ["test"] * 3

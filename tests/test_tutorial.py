@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.commands.cli import main
+from coterie.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "tutorial.md").read_text("utf-8")

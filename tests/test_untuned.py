@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.results import collaboration
+from coterie.runs import collaboration
 
 FINDERS = ("fedfomo", "fedamp", "heurfedamp", "federico", "cfl", "ifca")
 SITES, GROUPS = 12, 3

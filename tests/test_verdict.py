@@ -11,14 +11,14 @@ import scipy.stats
 from coterie.core.answers import Answers, outcomes_of
 from coterie.core.paired import of_counts
 from coterie.errors import ConfigError
-from coterie.experiment.run_folder import collect
-from coterie.report import page, table
-from coterie.report.outcomes import Comparison, RunResult
-from coterie.report.verdict import client_sentence
-from coterie.results.alarms import raise_alarms
-from coterie.results.history import Log
-from coterie.results.judgement import Choice, conclude
-from coterie.results.mean_gain import mean_gain, more, of_one
+from coterie.runs.alarms import raise_alarms
+from coterie.runs.run import Log
+from coterie.runs.run_folder import collect
+from coterie.views import page, table
+from coterie.views.judgement import Choice, conclude
+from coterie.views.mean_gain import mean_gain, more, of_one
+from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.verdict import client_sentence
 from synthetic import comparison_of, predictors, record, roster, run_of
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "results" / "verdict.py"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import coterie
-from coterie.commands import cli
+from coterie import cli
 
 SOURCE = Path(coterie.__file__).parent
 PAGE = SOURCE.parents[1] / "docs" / "architecture.md"

@@ -10,7 +10,7 @@ import torch
 from nacl.public import PrivateKey
 
 from coterie.core.algorithm import AnyAlgorithm, Mixture
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.simulation import Simulation
 from coterie.deploy.peer import PeerPlan, PeerResult, PeerSite
 from coterie.deploy.peer_folder import PeerFolder
@@ -19,7 +19,7 @@ from coterie.deploy.peer_link import InProcessLink, Link
 from coterie.deploy.peer_work import Mine, OwnPart
 from coterie.deploy.relay import Relay
 from coterie.engines.codec import vocabulary
-from coterie.experiment.run_folder.stored_models import client_digest
+from coterie.runs.stored import client_digest
 from coterie.training.guard import Guard
 from coterie.training.rounds import Record, train
 from support import engine_of, federation, task

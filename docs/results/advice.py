@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import coterie
-from coterie.commands.advise import probe_config
-from coterie.results.advice import KINDS, MARGIN, advise
+from coterie.advising.advice import KINDS, MARGIN, conclude, probe_config
 
 BASE: dict[str, Any] = {
     "data": {"name": "digits", "test": 0.5},
@@ -80,7 +79,7 @@ def probe(out: Path, name: str, repeat: int) -> Any:
     """The advice of one probe."""
     seeds = tuple(range(EACH * repeat, EACH * (repeat + 1)))
     asked = probe_config(config(name), seeds=seeds, out=folder(out, "probe", name, repeat))
-    return advise(coterie.compare(asked))
+    return conclude(coterie.compare(asked))
 
 
 def answer(found: Any) -> str:

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from coterie.report.words import label
+from coterie.views.words import label
 
 
 def main(path: str) -> None:

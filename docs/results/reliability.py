@@ -23,8 +23,8 @@ import torch
 
 import coterie
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.experiment import checkpoint, run_folder
-from coterie.experiment.environment import environment
+from coterie.runs import checkpoint, run_folder
+from coterie.runs.environment import environment
 
 CONFIG: dict[str, Any] = {
     "data": {"name": "digits"},

@@ -23,16 +23,16 @@ from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.fedavg import Update
 from coterie.core import tree
 from coterie.core.algorithm import AnyAlgorithm, round_of
+from coterie.core.optim import Recipe
 from coterie.core.policies import governed
-from coterie.core.recipe import Recipe
 from coterie.core.rows import dense
 from coterie.core.tree import Tree
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
 from coterie.engines import make_engine
 from coterie.engines.codec import Message, decode, digest, encode, vocabulary
-from coterie.experiment import checkpoint
-from coterie.experiment.source import commit
+from coterie.runs import checkpoint
+from coterie.runs.environment import commit
 from coterie.training import guard
 from coterie.training.rounds import train
 

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 
 from coterie.core import paired
-from coterie.results.judgement import Choice, Judgement, conclude
-from coterie.results.mean_gain import mean_gain
+from coterie.views.judgement import Choice, Judgement, conclude
+from coterie.views.mean_gain import mean_gain
 
 ACCURACY, TRAINING, VALIDATION = 0.86, 0.9, 50
 DISCORDANT = 0.10

@@ -16,10 +16,10 @@ from coterie.api import configure
 from coterie.core import paired
 from coterie.data.simulation import simulate
 from coterie.engines import make_engine
-from coterie.experiment.assemble import assemble
-from coterie.results.judgement import Choice, conclude
-from coterie.results.mean_gain import mean_gain
+from coterie.runs.assemble import assemble
 from coterie.training.rounds import train
+from coterie.views.judgement import Choice, conclude
+from coterie.views.mean_gain import mean_gain
 
 PARTITIONS, SEEDS, ROUNDS = 10, 6, 20
 

@@ -8,29 +8,24 @@ listed in docs/README.md: the names of ``__all__`` and a few packages.
 """
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from .core import old_paths
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "api": ("run", "compare", "resume", "verify"),
-    "commands.advise": ("Advised", "advise"),
-    "commands.doctor": ("doctor",),
-    "experiment.export": ("export",),
-    "experiment.exported_model": ("ExportedModel", "load_export"),
-    "experiment.predictions": ("Predictions",),
-    "report.onboarded": ("Onboarded", "onboard"),
-    "report.outcomes": ("RunResult", "Comparison"),
+    "advising.advice": ("Advised", "advise"),
+    "diagnosis.doctor": ("doctor",),
+    "exporting.writing": ("export",),
+    "exporting.exported_model": ("ExportedModel", "Predictions", "load_export"),
+    "onboarding.onboarded": ("Onboarded", "onboard"),
+    "views.outcomes": ("RunResult", "Comparison"),
     "studies.outcome": ("StudyOutcome",),
     "studies.reproducing": ("reproduce",),
     "studies.sweeping": ("sweep",),
     "studies.tuned": ("Tuned",),
     "studies.tuning": ("tune",),
-    "experiment.config.loading": ("Config", "load"),
+    "runs.config.loading": ("Config", "load"),
     "core.algorithm": ("Algorithm", "GlobalModel", "OwnModel", "Mixture", "Round", "Traits"),
     "core.client": ("Client",),
     "core.problem": ("Problem",),
@@ -76,24 +71,23 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from .advising.advice import Advised, advise
     from .api import compare, resume, run, verify
-    from .commands.advise import Advised, advise
-    from .commands.doctor import doctor
     from .core.algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round, Traits
     from .core.client import Client
     from .core.problem import Problem
+    from .diagnosis.doctor import doctor
     from .errors import ConfigError, CoterieError, DataError, EngineError, StoreError
-    from .experiment.config.loading import Config, load
-    from .experiment.export import export
-    from .experiment.exported_model import ExportedModel, load_export
-    from .experiment.predictions import Predictions
-    from .report.onboarded import Onboarded, onboard
-    from .report.outcomes import Comparison, RunResult
+    from .exporting.exported_model import ExportedModel, Predictions, load_export
+    from .exporting.writing import export
+    from .onboarding.onboarded import Onboarded, onboard
+    from .runs.config.loading import Config, load
     from .studies.outcome import StudyOutcome
     from .studies.reproducing import reproduce
     from .studies.sweeping import sweep
     from .studies.tuned import Tuned
     from .studies.tuning import tune
+    from .views.outcomes import Comparison, RunResult
 
 
 def __getattr__(name: str) -> Any:
@@ -106,18 +100,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *__all__]
-
-
-class _Package(ModuleType):
-    """The package's module type: keeps ``coterie.run`` the function when old modules are imported.
-
-    Importing the old module ``coterie.run`` would otherwise replace the function of that name.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (isinstance(value, ModuleType) and name in __all__):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
-old_paths.install()

@@ -11,6 +11,6 @@ if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]
 
-    from .commands.cli import main
+    from .cli import main
 
     main()

@@ -17,18 +17,18 @@ from typing import Any, TypedDict, Unpack
 
 from .core.imports import Code, Given
 from .errors import ConfigError, StoreError, did_you_mean
-from .experiment import cells, comparison_folder, interrupt, run_folder
-from .experiment.assemble import assemble, check_methods
-from .experiment.comparison_folder import COMPARE
-from .experiment.config.loading import canonical, load
-from .experiment.config.options import OPTIONS
-from .experiment.config.schema import Config
-from .experiment.resume import unfinished_run
-from .experiment.runner import Watch, execute
-from .experiment.setting import Cell, Setting
-from .report.outcomes import Comparison, RunResult
-from .report.run_page import run_page
+from .runs import cells, comparison_folder, interrupt, run_folder
+from .runs.assemble import assemble, check_methods
+from .runs.comparison_folder import COMPARE
+from .runs.config.loading import canonical, load
+from .runs.config.options import OPTIONS
+from .runs.config.schema import Config
+from .runs.resume import unfinished_run
+from .runs.runner import Watch, execute
+from .runs.setting import Cell, Setting
 from .storage import faults, files, lock
+from .views.outcomes import Comparison, RunResult
+from .views.page import run_page
 
 Source = Config | Mapping[str, Any] | str | Path | None
 

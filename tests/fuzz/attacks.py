@@ -20,13 +20,13 @@ from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.fedavg import FedAvg, Update
 from coterie.core.algorithm import round_of
 from coterie.core.messages import Reply, admit
-from coterie.core.recipe import Recipe
+from coterie.core.optim import Recipe
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.data.simulation import Simulation, simulate
-from coterie.experiment.config import loading
-from coterie.experiment.config.schema import Config
 from coterie.networks.registry import MODELS
+from coterie.runs.config import loading
+from coterie.runs.config.schema import Config
 from coterie.training.guard import Guard, screen
 from fuzz.harness import Attack, Finding, damaged, strange
 

@@ -6,8 +6,7 @@ method can be followed by any adaptation (spec 3).
 
 from .base import Adaptation, Adapted
 from .ewc import ElasticWeights
-from .fb import FreezeBase
-from .ft import FineTune
+from .ft import FineTune, FreezeBase
 from .kd import Distill
 
 __all__ = [

@@ -14,9 +14,9 @@ from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.client import Client
 from ..core.fields import Checked
 from ..core.mixing import mix, shares
+from ..core.policies import Wrapper
 from ..core.problem import Problem
 from ..core.tree import Tree
-from ..core.wrapper import Wrapper
 
 
 class Adaptation(Checked, ABC):

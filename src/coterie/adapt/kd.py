@@ -29,8 +29,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 from ..core.batches import Batch, Loss
-from ..core.client import Client
-from ..core.descent import bounded_gradient
+from ..core.client import Client, bounded_gradient
 from ..core.losses import mean, over_positions
 from ..core.ranges import CountOrZero, Positive, Share
 from ..core.tree import Tree

@@ -42,8 +42,9 @@ Notes:
     learning, the more the larger the model. A client's updates of its own model stay exact.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,15 +52,251 @@ from torch.func import vmap
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.client import Client
-from ..core.clipping import honest_length, noised
 from ..core.mixing import count_larger, epsilon_greedy, sums_by
+from ..core.optim import clipped, honest_length, noised
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZero
-from ..core.tree import Bank, Parcels, where
+from ..core.tree import Bank, Parcels, Tree, where
 from ..errors import ConfigError
-from .federico_forms import EXCHANGES, Circle, Exchange, Held, Inbox, Reply, Returned, Scale, Sight
-from .federico_weights import Tracked, kept_weights, posterior, tracked_losses
-from .serverless import Serverless
+
+# ---- fedeRiCo's E-step: tracked losses of the models a client has evaluated, and their weights --
+
+
+class Tracked(NamedTuple):
+    """What a client keeps."""
+
+    last: Tensor  # [K] the last loss of each client's model
+    tracked: Tensor  # [K] L̂
+    seen: Tensor  # [K]
+    weights: Tensor  # [K] w
+    rounds: Tensor  # [] the number of rounds in which the client took part
+
+
+def posterior(tracked: Tensor, seen: Tensor) -> Tensor:
+    """Line 15: softmax of minus the tracked losses over the clients seen; all zero if none is.
+
+    >>> posterior(torch.tensor([2.0, 3.0, 0.0]), torch.tensor([True, True, False]))
+    tensor([0.7311, 0.2689, 0.0000])
+    """
+    known = torch.where(seen, tracked, torch.inf)
+    least = known.min(-1, keepdim=True).values
+    weight = torch.where(seen, torch.exp(-(torch.where(seen, tracked, 0.0) - least)), 0.0)
+    return torch.where(seen, weight / weight.sum(-1, keepdim=True), 0.0)  # line 15
+
+
+def tracked_losses(
+    state: Tracked,
+    last: Tensor,
+    rounds: Tensor,
+    average: tuple[float, Literal["first", "zero"]] | None,
+) -> Tensor:
+    """L̂ of all clients after a round ``[K]``; the values of clients never seen are meaningless.
+
+    ``average`` is the weight β of the newest loss and the start of the moving average. None sums
+    the losses, and counts the loss of a newly seen client once for every round so far.
+    """
+    if average is None:
+        return torch.where(state.seen, state.tracked + last, rounds * last)
+    beta, begin = average
+    first = last if begin == "first" else torch.zeros_like(last)
+    before = torch.where(state.seen, state.tracked, first)
+    return (1 - beta) * before + beta * last
+
+
+def kept_weights(weights: Tensor, least: float) -> Tensor:
+    """Which models to download for prediction ``[K]``: weight at least ``least``, or the best."""
+    return weights >= weights.max().clamp(max=least)
+
+
+# ---- the messages of FedeRiCo, and the differences between its decentralised and centralised form
+
+# Among peers a client keeps its own model, and only clients of the round can be reached. With a
+# server (the paper's section 3.2) the server holds all models and every client weighs all of them.
+
+Scale = Literal["auto", "sum", "mean"]
+
+
+class Circle(NamedTuple):
+    """The state between rounds, one row per client; the clients or a server hold it."""
+
+    models: Tensor  # [K, P] φ
+    optimizer: Tree  # the owners' optimiser states, for ``gradient``
+    sizes: Tensor  # [K] training samples
+    ranks: Tensor  # [K, K] how many clients each client prefers to this one
+    wanted: Tensor  # [K, K] whose models each client predicts with
+
+    def scores(self, clients: Tensor, allowed: Tensor) -> Tensor:
+        """How much the clients prefer each model ``[m, K]``; -inf where it is not ``allowed``."""
+        return (-self.ranks[clients].to(torch.float64)).masked_fill(~allowed, -torch.inf)
+
+
+class Held(NamedTuple):
+    """One owner's model and optimiser state."""
+
+    model: Tensor  # [P]
+    optimizer: Tree
+
+
+class Returned(NamedTuple):
+    """The vectors that users of models return to the owners, one row per vector."""
+
+    owner: Tensor  # [n]
+    vector: Tensor  # [n, P]
+    weight: Tensor  # [n]
+    travels: Tensor  # [n] False where the owner computed it itself
+
+    def limited(self, longest: float, round: Round) -> Tensor:
+        """The vectors, clipped to ``longest`` times their weight; an owner's own is not clipped."""
+        limit = longest * self.weight.clamp(0, 1).to(self.vector.dtype)
+        limit = torch.where(self.travels, limit, torch.inf)[:, None]
+        moves, buffers = round.trainable(self.vector), self.vector[:, round.parameters :]
+        return torch.cat([clipped(moves, limit), buffers], -1)
+
+
+class Inbox(NamedTuple):
+    """The sum of what the users of a model returned to its owner."""
+
+    total: Tensor  # [P] the sum of the returned vectors
+    mass: Tensor  # [] the sum of the users' weights
+    divisor: Tensor  # [] what gradients are divided by
+
+
+class Sight(NamedTuple):
+    """The models that a client receives: its own and its peers'."""
+
+    own: Parcels  # [1, P]
+    peers: Bank  # [M]
+
+    def models(self, me: Tensor) -> tuple[Tensor, Tensor]:
+        """The models of client ``me`` and its peers ``[1 + M, P]``, and the owner of each."""
+        peers, present = self.peers.rows()
+        peers = torch.where(present[:, None], peers, self.own.vectors)  # fill the empty slots
+        models = torch.cat([self.own.vectors, peers])
+        return models, torch.cat([me[None], self.peers.owner])
+
+
+class Reply(NamedTuple):
+    """What a client returns to the owners of the models it evaluated, itself first."""
+
+    change: Parcels  # [1 + M, P] weighted differences or gradients, then weighted buffers
+    weight: Tensor  # [1 + M] w_ib
+    owner: Tensor  # [1 + M]
+    ranks: Tensor  # [K]
+    wanted: Tensor  # [K]
+
+    def returned(self, own_travels: bool) -> Returned:
+        """All vectors of some clients' replies, client by client."""
+        travels = torch.ones_like(self.owner, dtype=torch.bool)
+        travels[..., 0] = own_travels
+        vectors, weight = self.change.vectors.flatten(0, -2), self.weight.flatten()
+        return Returned(self.owner.flatten(), vectors, weight, travels.flatten())
+
+
+class Exchange(ABC):
+    """The parts of FedeRiCo that depend on where the models are stored."""
+
+    @property
+    @abstractmethod
+    def own_travels(self) -> bool:
+        """Whether a client's own model and its change are sent over the network."""
+
+    @property
+    @abstractmethod
+    def exact(self) -> bool:
+        """Whether every client weighs all models in every round, so that losses can be summed."""
+
+    def own(self, server: Circle, round: Round) -> Parcels:
+        """Each client's own model; it is sent only where a server holds it."""
+        models = server.models[round.clients, None]
+        sent = torch.full(models.shape[:2], self.own_travels, device=models.device)
+        return Parcels(models, sent)
+
+    @abstractmethod
+    def reachable(self, round: Round) -> Tensor:
+        """Whether each client's model can be downloaded in this round ``[K]``."""
+
+    @abstractmethod
+    def slots(self, downloads: int, population: int) -> int:
+        """The number of other clients' models that a client downloads, if there are so many."""
+
+    @abstractmethod
+    def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:
+        """The number by which every owner divides gradients ``[K]``."""
+
+
+class AmongPeers(Exchange):
+    """Clients hold their own models and download those of some peers."""
+
+    own_travels = False
+    exact = False
+
+    def reachable(self, round: Round) -> Tensor:
+        """The clients of the round."""
+        return torch.isin(
+            torch.arange(round.population, device=round.clients.device), round.clients
+        )
+
+    def slots(self, downloads: int, population: int) -> int:
+        """The method's field ``downloads``."""
+        return downloads
+
+    def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:
+        """1 as printed (Eq. 9), or the owner's samples."""
+        return sizes if scale == "mean" else torch.ones_like(sizes)  # Eq. 9
+
+
+class OnServer(Exchange):
+    """A server holds all models; every client downloads all of them."""
+
+    own_travels = True
+    exact = True
+
+    def reachable(self, round: Round) -> Tensor:
+        """All clients."""
+        return torch.ones(round.population, dtype=torch.bool, device=round.clients.device)
+
+    def slots(self, downloads: int, population: int) -> int:
+        """All models."""
+        return population
+
+    def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:
+        """The samples of the round's clients, as printed (Eq. 6), or 1."""
+        if scale == "sum":
+            return torch.ones_like(sizes)
+        return sizes[round.clients].sum().expand(len(sizes))  # Eq. 6
+
+
+EXCHANGES: dict[str, Exchange] = {"decentralised": AmongPeers(), "centralised": OnServer()}
+
+
+# ---- methods whose server half every client can compute for itself, without a server ------------
+
+
+class Serverless(ABC):
+    """What a client computes of the server half where it owns its model.
+
+    What is returned to an owner is added in the order of client numbers, so that an owner which
+    computes alone gets the bits of :meth:`Algorithm.aggregate`.
+    """
+
+    @property
+    @abstractmethod
+    def serverless(self) -> bool:
+        """Whether the method, as it is configured, needs no server."""
+
+    @property
+    @abstractmethod
+    def predictable_noise(self) -> bool:
+        """Whether clients add noise that is derived from the seed of the run."""
+
+    @abstractmethod
+    def begin(self, problem: Problem, clients: Tensor) -> tuple[Held, Tracked]:
+        """The models and states with which some clients begin, one row per client."""
+
+    @abstractmethod
+    def moved(self, held: Held, returned: Returned, sizes: Tensor, round: Round) -> Held:
+        """The owners' models after a round; ``held`` and ``sizes`` have one row per owner."""
+
 
 UNUSED = 1e-6  # a model whose users' weights sum to less is not changed
 

@@ -33,8 +33,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..adapt.ewc import Step, consolidate, require_aux, strength
-from ..adapt.fisher import Kind, Source, fisher
+from ..adapt.ewc import Kind, Source, Step, consolidate, fisher, require_aux, strength
 from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, losses
 from ..core.algorithm import GlobalModel, Round, Traits, check_pull, rows
 from ..core.batches import Batch

@@ -27,8 +27,7 @@ Notes:
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..adapt.ewc import Step
-from ..adapt.fisher import Kind, Source
+from ..adapt.ewc import Kind, Source, Step
 from ..adapt.kd import Terms
 from ..core.ranges import Auto, NotNegative, Positive
 from .fedavg import Weighting

@@ -30,8 +30,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.batches import Batch
-from ..core.client import Client
-from ..core.descent import descend
+from ..core.client import Client, descend
 from ..core.problem import Problem
 from ..core.ranges import Auto, CountOrZero, NotNegative, Positive
 from ..core.tree import Tree

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from ..experiment.config.options import OPTIONS
+from ..runs.config.options import OPTIONS
 
 CODE = typer.Option(
     "--code",

@@ -7,14 +7,14 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import printable_lines
-from ..experiment.comparison_folder import REPORT
-from ..report.outcomes import Comparison
+from ..runs.comparison_folder import REPORT
 from ..storage import files
+from ..views.outcomes import Comparison
 
 
 def show_comparison(comparison: Comparison, columns: Sequence[str] = ()) -> None:
     """Print the table with further columns, the verdict, and the paths of folder and page."""
-    from ..report.table import notes, table, to_rich, to_text
+    from ..views.table import notes, table, to_rich, to_text
 
     console, shown = Console(), table(comparison, columns)
     if console.is_terminal:

@@ -42,8 +42,8 @@ def federate(
     """
     from .. import api
     from ..deploy.local_federation import make_folders, running
-    from ..experiment.assemble import assemble
-    from ..experiment.config.loading import default_out
+    from ..runs.assemble import assemble
+    from ..runs.config.loading import default_out
     from .arguments import flags
     from .console import show, show_comparison
     from .live import watching
@@ -72,7 +72,7 @@ def federate(
 
 def _of_sites(config: Any) -> dict[str, Any]:
     """The tables of a config without what sites decide themselves: data, partition, engine."""
-    from ..experiment.config.loading import canonical
+    from ..runs.config.loading import canonical
 
     tables = canonical(config)
     shared = {name: tables["data"][name] for name in ("val", "test", "scale")}

@@ -12,8 +12,8 @@ from ..errors import ConfigError, StoreError, printable, printable_lines
 from .arguments import POSITIVE, SPECIFIC
 
 if TYPE_CHECKING:
-    from ..report.outcomes import Comparison, RunResult
-    from ..results.clinical import ClinicalChoice
+    from ..views.clinical import ClinicalChoice
+    from ..views.outcomes import Comparison, RunResult
 
 TableFormat = Literal["markdown", "latex", "csv"]
 
@@ -53,8 +53,8 @@ def report(
     The view for one site has its own rows and curves and no name, count or score of another site,
     so that it can be handed out.
     """
-    from ..results.clinical import ClinicalChoice
     from ..storage import files
+    from ..views.clinical import ClinicalChoice
 
     choice = ClinicalChoice.checked(specificity, positive)
     places = [files.folder_of(folder, "RUN") for folder in folders]
@@ -73,10 +73,9 @@ def report(
 
 
 def _page(found: "Comparison | RunResult", site: str | None, choice: "ClinicalChoice") -> str:
-    from ..report.outcomes import RunResult
-    from ..report.page import page
-    from ..report.run_page import run_page
-    from ..report.site_page import site_page
+    from ..views.outcomes import RunResult
+    from ..views.page import page, run_page
+    from ..views.site_page import site_page
 
     if site is not None:
         return site_page(found, site, choice)
@@ -86,10 +85,9 @@ def _page(found: "Comparison | RunResult", site: str | None, choice: "ClinicalCh
 
 
 def _table(found: "Comparison | RunResult", kind: str, out: str | None, places: list[Path]) -> None:
-    from ..report.outcomes import RunResult
-    from ..report.table import table
-    from ..report.table_formats import FORMATS
     from ..storage import files
+    from ..views.outcomes import RunResult
+    from ..views.table import FORMATS, table
 
     if isinstance(found, RunResult):
         raise ConfigError(
@@ -107,9 +105,8 @@ def _table(found: "Comparison | RunResult", kind: str, out: str | None, places: 
 def _figures(
     found: "Comparison | RunResult", folder: str, places: list[Path], choice: "ClinicalChoice"
 ) -> None:
-    from ..report.figure_files import MISSING
-    from ..report.figure_list import page_figures, write_figures
     from ..storage import files
+    from ..views.figure_files import MISSING, page_figures, write_figures
 
     target = files.folder_of(_target(f"{folder}/figure", places).parent, "--figures")
     pdf = importlib.util.find_spec("fpdf") is not None
@@ -122,8 +119,8 @@ def _figures(
 
 def _read(places: list[Path]) -> "Comparison | RunResult":
     """The comparison or the run of a folder, or a comparison of several runs."""
-    from ..experiment.comparison_folder import COMPARISON
-    from ..report.outcomes import Comparison, RunResult
+    from ..runs.comparison_folder import COMPARISON
+    from ..views.outcomes import Comparison, RunResult
 
     if len(places) == 1 and (places[0] / COMPARISON).is_file():
         return Comparison.read(places[0])

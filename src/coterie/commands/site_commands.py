@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import CoterieWarning, printable
+from ..exporting.export_commands import Out, predict, show_export
 from ..storage import files
 from .arguments import POSITIVE, SPECIFIC
-from .export_commands import Out, predict, show_export
 
 if TYPE_CHECKING:
     from ..deploy.folders import SiteFolder
@@ -116,7 +116,7 @@ def export(
     """Write this site's own final model as a folder: parameters, preprocessing, a model card."""
     from ..deploy.folders import SiteFolder
     from ..deploy.site_model import export_site
-    from ..results.clinical import ClinicalChoice
+    from ..views.clinical import ClinicalChoice
 
     choice = ClinicalChoice.checked(specificity, positive)
     place = files.folder_of(out, "--out")

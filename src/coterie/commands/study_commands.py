@@ -159,8 +159,7 @@ def tune(
     The table [tune] of the file, or --set, says what is searched. A search that was killed is
     continued; finished trials are never repeated. The best values are written as TOML.
     """
-    from ..studies.tune_search import TOML
-    from ..studies.tuning import tuning_of
+    from ..studies.tuning import TOML, tuning_of
     from .console import show, show_json
     from .live import progress_on_stderr
 

@@ -11,8 +11,9 @@ never see data. No function changes its arguments. A concrete method is a frozen
 fields are its hyper-parameters.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -21,11 +22,10 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from . import random
-from .client import Client
+from .client import Client, of_server
 from .fields import Checked
+from .optim import Recipe
 from .problem import Problem
-from .recipe import Recipe
-from .server_samples import of_server
 from .tree import Tree
 
 Server = TypeVar("Server")
@@ -281,3 +281,37 @@ class OwnModel(Algorithm[Server, Down, Up, State]):
 def rows(value: Tensor, count: int) -> Tensor:
     """The same value for ``count`` clients, without copies."""
     return torch.as_tensor(value).expand(count, *value.shape)
+
+
+# ---- digests of predictors: every engine gives the same digest for the same models --------------
+
+
+def client_digest(predictor: Mixture) -> str:
+    """The sha256 of one client's predictor: weights ``[r]``, then models ``[r, P]``.
+
+    Models of weight zero have no effect and are left out, so that engines which pad a mixture give
+    the same digest. Numbers are hashed in little-endian order.
+    """
+    used = predictor.weights != 0
+    total = hashlib.sha256()
+    for part in (predictor.weights[used], predictor.models[used]):
+        array = part.detach().cpu().contiguous().numpy()
+        total.update(f"{array.dtype.str[1:]}{list(array.shape)}".encode())
+        total.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+    return total.hexdigest()
+
+
+def combined_digest(clients: Iterable[str]) -> str:
+    """The digest of a run: the sha256 over the digests of its clients, in client order."""
+    return hashlib.sha256("\n".join(clients).encode()).hexdigest()
+
+
+def client_digests(mixture: Mixture) -> tuple[str, ...]:
+    """The digest of each client's predictor, of ``weights [K, r]`` and ``models [K, r, P]``."""
+    each = zip(mixture.weights.cpu(), mixture.models, strict=True)
+    return tuple(client_digest(Mixture(*predictor)) for predictor in each)
+
+
+def mixture_digest(mixture: Mixture) -> str:
+    """The digest of all clients' predictors."""
+    return combined_digest(client_digests(mixture))

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from . import loops, losses, random, tree
+from . import calls, losses, random, tree
 from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
-from .clipping import shortened
 from .losses import mean
+from .optim import Recipe, shortened
 from .problem import Problem
-from .recipe import Recipe
 from .shards import Shards, Split
 from .training_state import OptimizerStates, Statistics
 
@@ -308,7 +307,7 @@ class Client:
             kept: tuple[Carry, Tensor] = tree.where(number < steps, (new, mine.buffers), held)
             return kept
 
-        carry, mine.buffers = loops.scan(one, self._batches.sizes(), (carry, mine.buffers))
+        carry, mine.buffers = calls.scan(one, self._batches.sizes(), (carry, mine.buffers))
         return carry
 
     def train(
@@ -380,3 +379,69 @@ class Client:
         places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
         stream = random.keyed(self._view.stream, self._problem.secret)
         return random.normal(stream, purpose, at, places).view(shape)
+
+
+# ---- gradient steps outside the optimiser, bounded so that a step does not pass the line's minimu
+
+# On the line w − tg a quadratic loss of curvature κ = g·Hg / g·g is smallest at t = 1/κ. The
+# curvature is estimated from a second gradient, a short way along the line. Cross-entropy and
+# distillation losses flatten further out, so that the curvature near w is the one that limits a
+# step.
+
+PROBE = 1e-2  # how far along the line the second gradient is taken, relative to the length of w
+
+
+def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tensor:
+    """``w − rate · g`` for the parameters; batch-norm statistics in ``w`` stay unchanged."""
+    moved = client.trainable(w) - rate * client.trainable(g)
+    return torch.cat([moved, w[len(moved) :]])
+
+
+def step_share(g: Tensor, ahead: Tensor, probe: Tensor | float, rate: Tensor | float) -> Tensor:
+    """The share of a step ``rate · g``, at most 1, that ends at the smallest loss on its line.
+
+    ``g`` is the gradient at w and ``ahead`` the gradient at w − probe · g.
+
+    >>> step_share(torch.tensor([1.0, 0.0]), torch.tensor([0.6, 5.0]), 0.1, 1.0)
+    tensor(0.2500)
+    """
+    square = g @ g
+    bend = (square - g @ ahead) * rate  # probe · rate · g·Hg
+    return torch.where(bend > probe * square, probe * square / bend, 1.0)
+
+
+def bounded_gradient(
+    client: Client,
+    w: Tensor,
+    on: Batch | SplitName,
+    rate: Tensor | float,
+    loss: Loss | None = None,
+) -> Tensor:
+    """The gradient, shortened where a step of this rate along it would pass the line's minimum."""
+    g = client.gradient(w, on, loss)
+    length, reach = (client.trainable(v).norm() for v in (g, PROBE * w))
+    probe = reach.clamp(min=PROBE) / length.clamp(min=torch.finfo(w.dtype).tiny)
+    ahead = client.gradient(descend(client, w, g, probe), on, loss)
+    return g * step_share(client.trainable(g), client.trainable(ahead), probe, rate)
+
+
+# ---- the server's own samples, for methods that compute on them (``data.aux``) ------------------
+
+
+def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None:
+    """The server's own samples as one more client; None where the server holds none."""
+    if problem.aux is None:
+        return None
+    held = tree.row(problem.aux.splits["train"].rows([0]), 0)
+    view = View(
+        id=torch.tensor(problem.population, device=problem.device),
+        stream=random.bits(problem.seed, round_index, "server").to(problem.device),
+        lr=torch.tensor(
+            problem.recipe.rate(round_index), dtype=problem.dtype, device=problem.device
+        ),
+        train=held,
+        val=held,
+        relabel=problem.aux.relabel[0],
+    )
+    shape = Shape(len(problem.aux.x), {"train": True, "val": True}, batched=True)
+    return Client(problem, problem.aux, view, shape, Clock(round_index, horizon))

@@ -1,9 +1,269 @@
 """Wraps a method as the recipe asks: where batch-norm statistics and optimiser states are kept."""
 
-from .algorithm import AnyAlgorithm
-from .buffers import Apart, apart
-from .kept_optimizers import KeptOptimizers, continued
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .algorithm import (
+    Algorithm,
+    AnyAlgorithm,
+    Down,
+    Mixture,
+    Round,
+    Server,
+    State,
+    Traits,
+    Up,
+    rows,
+)
+from .client import Client
+from .mixing import mix, shares
 from .problem import Problem
+from .training_state import OptimizerStates, Statistics
+from .tree import Tree, map_leaves, stack
+
+# ---- the base class of wrappers, which add something to any method (``adapt``, ``core.policies``)
+
+
+@dataclass(frozen=True)
+class Wrapper(Algorithm[Server, Down, Up, State]):
+    """Base class of wrappers around a method: checks and traits are the wrapped method's."""
+
+    algorithm: AnyAlgorithm
+
+    def __post_init__(self) -> None:
+        """Check nothing: the wrapped method was checked when it was made."""
+
+    def check(self, problem: Problem, rounds: int) -> None:
+        """As the method."""
+        self.algorithm.check(problem, rounds)
+
+    @property
+    def traits(self) -> Traits:
+        """As the method."""
+        return self.algorithm.traits
+
+    def optimizers(self, problem: Problem) -> int:
+        """As the method."""
+        return self.algorithm.optimizers(problem)
+
+    def trace_key(self, index: int, horizon: int) -> Hashable | None:
+        """As the method."""
+        return self.algorithm.trace_key(index, horizon)
+
+
+# ---- policies for batch-norm statistics: averaged, local, or the server's (``train.buffers``) ---
+
+# See spec 1.2. ``average`` needs no code: buffers follow the parameters in a model's vector and are
+# mixed with them. Under the other two policies a method sees vectors of parameters only, and a
+# wrapper around the method handles the statistics:
+#
+#     local     client i keeps s_i; its training updates s_i; it uses every model with s_i
+#     server    the server sends s to all; training updates a copy to s_i; s ← Σ_i p_i s_i by
+#     samples
+#
+# Notes:
+#     A client has one set of statistics for all models that it trains: where it trains two models
+#     in turn, both update the same set. A method that trains several side by side is refused.
+#     A client also evaluates other clients' models with its own statistics: the statistics of a
+#     model's owner are not sent.
+#     Local trains alone, so that its statistics are each client's own under every policy.
+
+POLICIES = ("average", "local", "server")
+Policy = Literal["local", "server"]
+
+
+class Beside(NamedTuple):
+    """A message or state of the method, with the statistics; () where there are none."""
+
+    method: Tree
+    buffers: Tree
+
+
+class Report(NamedTuple):
+    """The statistics after a participant's training, and its number of samples."""
+
+    buffers: Tensor  # [b]
+    size: Tensor  # []
+
+
+@dataclass(frozen=True)
+class Apart(Wrapper[Beside, Beside, Beside, Beside]):
+    """Wraps a method so that batch-norm statistics are kept apart from its models."""
+
+    policy: Policy
+
+    def init(self, problem: Problem) -> tuple[Beside, Beside]:
+        """As the method; all statistics start as those of the initial network."""
+        server, states = self.algorithm.init(problem)
+        if self.policy == "server":
+            return Beside(server, problem.statistics), Beside(states, ())
+        return Beside(server, ()), Beside(states, rows(problem.statistics, problem.population))
+
+    def download(self, server: Beside, round: Round) -> Beside:
+        """As the method, and the server's statistics."""
+        return Beside(self.algorithm.download(server.method, round), self._sent(server, round))
+
+    def local(self, client: Client, received: Beside, state: Beside) -> tuple[Beside, Beside]:
+        """As the method; its training updates the statistics."""
+        mine = self._held(received, state)
+        upload, kept = self.algorithm.local(client.holding(mine), received.method, state.method)
+        if self.policy == "server":
+            return Beside(upload, Report(mine.buffers, client.size)), Beside(kept, ())
+        return Beside(upload, ()), Beside(kept, mine.buffers)
+
+    def aggregate(self, server: Beside, uploads: Beside, round: Round) -> Beside:
+        """As the method; statistics are averaged by sample counts."""
+        buffers: Tree = ()
+        if self.policy == "server":
+            buffers = mix(shares(uploads.buffers.size), uploads.buffers.buffers)
+        return Beside(self.algorithm.aggregate(server.method, uploads.method, round), buffers)
+
+    def serve(self, server: Beside, round: Round) -> Beside:
+        """As the method, and the server's newest statistics."""
+        return Beside(self.algorithm.serve(server.method, round), self._sent(server, round))
+
+    def predictor(self, client: Client, served: Beside, state: Beside) -> Mixture:
+        """The method's models with the statistics appended; an adaptation updates a copy."""
+        mine = self._held(served, state)
+        holding = client.holding(mine)
+        weights, models = self.algorithm.predictor(holding, served.method, state.method)
+        return Mixture(weights, torch.cat([models, rows(mine.buffers, len(models))], 1))
+
+    def global_model(self, server: Beside) -> Tensor | None:
+        """The method's with the server's statistics; None where each client has its own."""
+        model = self.algorithm.global_model(server.method)
+        if model is None or self.policy == "local":
+            return None
+        return torch.cat([model, server.buffers])
+
+    def shown(self, state: Beside) -> Tree:
+        """As the method."""
+        return self.algorithm.shown(state.method)
+
+    def collaboration(self, server: Beside, shown: Tree, round: Round) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.collaboration(server.method, shown, round)
+
+    def observed(self, server: Beside) -> dict[str, Any]:
+        """As the method."""
+        return self.algorithm.observed(server.method)
+
+    def _held(self, message: Beside, state: Beside) -> Statistics:
+        return Statistics(message.buffers if self.policy == "server" else state.buffers)
+
+    def _sent(self, server: Beside, round: Round) -> Any:
+        return rows(server.buffers, len(round.clients)) if self.policy == "server" else ()
+
+
+def apart(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
+    """Wrap the method for ``train.buffers``; unchanged where buffers are averaged or absent."""
+    policy = problem.recipe.buffers
+    if policy not in POLICIES:
+        raise ConfigError(
+            f"train.buffers: '{policy}' is unknown; expected one of {', '.join(POLICIES)}"
+        )
+    if not problem.model.apart:
+        return algorithm
+    if algorithm.traits.several_models:
+        plain = algorithm.algorithm if isinstance(algorithm, Wrapper) else algorithm
+        raise ConfigError(
+            f"train.buffers: {type(plain).__name__} trains several models on each client, and one "
+            f"set of batch-norm statistics cannot serve them all; found '{policy}', use 'average', "
+            "or a network with another norm (norm = 'group')"
+        )
+    return Apart(algorithm, "local" if policy == "local" or algorithm.traits.alone else "server")
+
+
+# ---- optimiser states that live on between rounds (``train.optimizer_state = "kept"``) ----------
+
+# A wrapper around any method keeps Adam's moments and step count, or the momentum of sgd, with the
+# client's state: they are in snapshots and checkpoints, an absent or rejected client keeps its old
+# ones, and they never leave the client.
+#
+#     round r:    state s_i of the last round in which client i took part
+#                 w, s_i ← LocalTrain(w, s_i)          w is whatever model the method trains there
+#
+# Notes:
+#     The state belongs to the client, not to the model: a client that receives another model in the
+#     next round (FedAvg's mean, CFL's cluster, FedFomo's mixture, IFCA's choice) goes on with its
+#     own moments. A method that trains several models which it knows again keeps one state for
+#     each: FedEM one per component, APFL and Ditto for the shared and the personal model, FedRep
+#     for head and base, WAFFLE and Weight Erosion one per requester. FedeRiCo's visiting models
+#     change from round to round: its docstring says what is kept.
+#     Training that is no round's begins anew: an adaptation and a predictor's own steps (FedAvg-FT,
+#     Per-FedAvg), and a model trained only to measure something, which begins with the client's
+#     state and whose own state is not kept (``Client.half``).
+#     A decaying learning rate is that of the round; Adam's bias correction counts all steps since
+#     the client's first round.
+
+
+class Continued(NamedTuple):
+    """A client's state: the method's, and the optimiser states."""
+
+    method: Tree
+    optimizers: Tree  # [n, ...] one per model that the client trains in a round
+
+
+@dataclass(frozen=True)
+class KeptOptimizers(Wrapper[Any, Any, Any, Continued]):
+    """Wraps a method so that a client's optimiser states live on between rounds."""
+
+    def init(self, problem: Problem) -> tuple[Any, Continued]:
+        """As the method; all optimisers are before their first step."""
+        server, states = self.algorithm.init(problem)
+        first = problem.recipe.rule().init(problem.start[: problem.model.parameters])
+        own = stack([first] * self.optimizers(problem))
+        return server, Continued(states, map_leaves(lambda x: rows(x, problem.population), own))
+
+    def download(self, server: Any, round: Round) -> Any:
+        """As the method."""
+        return self.algorithm.download(server, round)
+
+    def local(self, client: Client, received: Any, state: Continued) -> tuple[Any, Continued]:
+        """As the method; its training goes on with the optimiser states of the last round."""
+        mine = OptimizerStates(state.optimizers)
+        upload, kept = self.algorithm.local(client.continuing(mine), received, state.method)
+        return upload, Continued(kept, mine.after())
+
+    def aggregate(self, server: Any, uploads: Any, round: Round) -> Any:
+        """As the method."""
+        return self.algorithm.aggregate(server, uploads, round)
+
+    def serve(self, server: Any, round: Round) -> Tree:
+        """As the method."""
+        return self.algorithm.serve(server, round)
+
+    def predictor(self, client: Client, served: Tree, state: Continued) -> Mixture:
+        """As the method; an adaptation begins with a new optimiser state."""
+        return self.algorithm.predictor(client, served, state.method)
+
+    def shown(self, state: Continued) -> Tree:
+        """As the method."""
+        return self.algorithm.shown(state.method)
+
+    def collaboration(self, server: Any, shown: Tree, round: Round) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.collaboration(server, shown, round)
+
+    def observed(self, server: Any) -> dict[str, Any]:
+        """As the method."""
+        return self.algorithm.observed(server)
+
+    def global_model(self, server: Any) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.global_model(server)
+
+
+def continued(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
+    """Wrap the method for ``train.optimizer_state``; unchanged where no state lives on."""
+    if not problem.recipe.continues or not algorithm.optimizers(problem):
+        return algorithm
+    return KeptOptimizers(algorithm)
 
 
 def governed(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, EngineError
 from . import random
 from .flat import FlatModel, build
-from .recipe import Recipe
+from .optim import Recipe
 from .shards import Shards
 
 Factory = Callable[[], nn.Module]

@@ -1,10 +1,9 @@
 """Loads datasets and divides them among clients: datasets, partitions and federations."""
 
 from .assign import Plan
-from .datasets import DATASETS, load
+from .datasets import DATASETS, DatasetReader, load
 from .federation import Dataset, Federation
 from .manifest import ClientRow, describe, emd, manifest, remarks
-from .own_dataset import DatasetReader
 from .partition import PARTITIONS, federate
 from .partitions.base import Partition
 from .sources.formats import FORMATS

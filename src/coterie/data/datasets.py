@@ -1,19 +1,199 @@
 """The registry of datasets by name, and :func:`load`, which also reads a user's own files."""
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from ..core.fields import checked, fields
-from ..core.imports import INSTALLED_ONLY, Code, names_class
-from ..errors import ConfigError, did_you_mean
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core import random
+from ..core.fields import Checked, checked, fields
+from ..core.imports import INSTALLED_ONLY, Code, imported_dataclass, names_class
+from ..core.locations import located, place_of
+from ..core.ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
+from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.files import expanded
-from . import toys
-from .arrays import TEST, VALIDATION, Scale, refuse_one_class, scaled
+from .arrays import TEST, VALIDATION, Scale, normalisation, refuse_one_class, scaled
 from .federation import Dataset
-from .own_dataset import read_own, reader_class
-from .sources import formats, locate
+from .sources import formats
+from .sources.text import Targets, read_text
+
+# ---- datasets that need no download: digits, lines of plays, and two small synthetic regressions
+
+_MOST = 10**8  # the most numbers of a dataset, so that it fits in memory
+
+
+def digits() -> Dataset:
+    """1,797 grey 8x8 images of handwritten digits, ten classes."""
+    from sklearn.datasets import load_digits  # slow to import, so imported only here
+
+    raw = load_digits()
+    x = torch.from_numpy(raw.images.astype(np.uint8)).unsqueeze(1)
+    scale, shift = normalisation("digits", x, "auto")
+    return Dataset(
+        name="digits",
+        x=x,
+        y=torch.from_numpy(raw.target.astype(np.int64)),
+        classes=10,
+        class_names=tuple("0123456789"),
+        scale=scale,
+        shift=shift,
+    )
+
+
+def plays(
+    *,
+    length: Count = 40,
+    stride: Count = 40,
+    targets: Targets = "every",
+    words: Count | None = None,
+) -> Dataset:
+    """Lines of eight of Shakespeare's characters, about 2,600 letters each, one client each.
+
+    length: characters (or words) per sample
+    stride: characters (or words) from the start of one sample to the start of the next
+    targets: "last": the character after a sample; "every": the next one at every position
+    words: tokens are the so many most frequent words, one token for all others; None: characters
+    """
+    return read_text(
+        Path(__file__).parent / "plays",
+        name="plays",
+        length=length,
+        stride=stride,
+        targets=targets,
+        words=words,
+    )
+
+
+def regression_groups(
+    *,
+    clients: Annotated[int, Interval(ge=2, le=LARGEST)] = 8,
+    samples: Count = 40,
+    features: Count = 5,
+    noise: NotNegative = 0.1,
+    seed: CountOrZero = 0,
+) -> Dataset:
+    """Clients of two groups: ``y = x·b`` for one half, ``y = -x·b`` for the other, plus noise.
+
+    clients: the number of clients
+    samples: samples per client
+    features: features per sample
+    noise: standard deviation of the noise that is added to y
+    seed: the seed of all draws
+    """
+    _check_size("regression_groups", clients * samples * features)
+    key = random.derive(seed, "regression_groups")
+    total = clients * samples
+    owners = torch.arange(clients).repeat_interleave(samples)
+    groups = torch.arange(clients) * 2 // clients
+    place = torch.arange(total * features).view(total, features)
+    x = random.normal(key, "x", place)
+    b = random.normal(key, "b", torch.arange(features))
+    b = b / b.norm()
+    sign = 1.0 - 2.0 * groups[owners]
+    y = sign * (x @ b) + noise * random.normal(key, "noise", torch.arange(total))
+    return Dataset(
+        name="regression_groups",
+        x=x.float(),
+        y=y.float(),
+        classes=0,
+        owners=owners,
+        owner_names=tuple(f"client{i}" for i in range(clients)),
+        owner_groups=groups,
+    )
+
+
+def sine(
+    *,
+    clients: Count = 12,
+    samples: Count = 20,
+    noise: NotNegative = 0.1,
+    seed: CountOrZero = 0,
+) -> Dataset:
+    """P2's Figure 1: noisy points of a sine curve; each client holds one interval of [0, 2π).
+
+    clients: the number of clients
+    samples: samples per client
+    noise: standard deviation of the noise that is added to the curve
+    seed: the seed of all draws
+    """
+    _check_size("sine", clients * samples)
+    key = random.derive(seed, "sine")
+    owners = torch.arange(clients).repeat_interleave(samples)
+    place = torch.arange(clients * samples)
+    x = (owners + random.uniform(key, "x", place)) * (2 * math.pi / clients)
+    y = torch.sin(x) + noise * random.normal(key, "noise", place)
+    return Dataset(
+        name="sine",
+        x=x.float().unsqueeze(1),
+        y=y.float(),
+        classes=0,
+        owners=owners,
+        owner_names=tuple(f"interval{i}" for i in range(clients)),
+    )
+
+
+def _check_size(name: str, numbers: int) -> None:
+    """Refuse a dataset that does not fit in memory."""
+    if numbers > _MOST:
+        raise ConfigError(
+            f"data: {name} would have {numbers:.3g} numbers; expected at most {_MOST:.0e}: ask for "
+            "fewer clients or samples"
+        )
+
+
+# ---- datasets that a class of the user's own makes or reads -------------------------------------
+
+
+class DatasetReader(Checked, ABC):
+    """Makes or reads samples; concrete ones are frozen dataclasses.
+
+    A config names one as ``data.name = "package.module:Class"``. The other keys of ``[data]`` that
+    coterie does not know are its fields.
+    """
+
+    @abstractmethod
+    def read(self) -> Dataset:
+        """All samples with their targets; the same samples in the same order at every call."""
+
+
+def reader_class(name: str, code: Code) -> type[DatasetReader]:
+    """The user's class that a config names as ``package.module:Class``."""
+    return imported_dataclass(name, DatasetReader, "data.name", code)
+
+
+def read_own(reader: DatasetReader) -> Dataset:
+    """The dataset of a user's reader; an error names the reader's file and line."""
+    with located(reader):
+        found = reader.read()
+    wrong = _fault(found)
+    if wrong is not None:
+        raise DataError(f"{place_of(reader, 'read')} returned {wrong}")
+    return found
+
+
+def _fault(found: Any) -> str | None:
+    """What is wrong with a returned dataset: type, lengths or targets; None if nothing."""
+    if not isinstance(found, Dataset):
+        return f"a {type(found).__name__}; expected a coterie.data.Dataset"
+    if len(found.x) == 0:
+        return "no samples; expected at least two"
+    for field in ("y", "owners", "fixed", "units", "times", "subgroups"):
+        one: Tensor | None = getattr(found, field)
+        if one is not None and len(one) != len(found.x):
+            return f"{len(found.x)} samples x and {len(one)} entries of {field}; expected as many"
+    wanted = torch.float32 if found.regression else torch.int64
+    if found.y.dtype != wanted:
+        return f"targets y of dtype {found.y.dtype}; expected {wanted} (classes = {found.classes})"
+    low, high = found.y.min().item(), found.y.max().item()
+    if not found.regression and not 0 <= low <= high < found.classes:
+        return f"targets y from {low} to {high}; expected classes from 0 to {found.classes - 1}"
+    return None
 
 
 class DatasetEntry(NamedTuple):
@@ -27,7 +207,7 @@ def _stored(name: str) -> Callable[..., Dataset]:
     """A loader for a dataset that is on disk in one of several formats."""
 
     def loader(*, path: str | None = None, part: str = "all", **options: Any) -> Dataset:
-        found = locate.find(name, path)
+        found = formats.find(name, path)
         reader = formats.FORMATS[formats.detect(found)].reader
         read = reader(found, name=name, **read_options(name, options, reader))
         return only(refuse_one_class(read), part)
@@ -36,12 +216,12 @@ def _stored(name: str) -> Callable[..., Dataset]:
 
 
 DATASETS: dict[str, DatasetEntry] = {
-    "digits": DatasetEntry(toys.digits, "1,797 grey 8x8 digits, bundled with scikit-learn"),
-    "plays": DatasetEntry(toys.plays, "lines of eight of Shakespeare's characters, next character"),
+    "digits": DatasetEntry(digits, "1,797 grey 8x8 digits, bundled with scikit-learn"),
+    "plays": DatasetEntry(plays, "lines of eight of Shakespeare's characters, next character"),
     "regression_groups": DatasetEntry(
-        toys.regression_groups, "two groups of linear-regression clients, opposite coefficients"
+        regression_groups, "two groups of linear-regression clients, opposite coefficients"
     ),
-    "sine": DatasetEntry(toys.sine, "P2's Figure 1: clients on intervals of a noisy sine curve"),
+    "sine": DatasetEntry(sine, "P2's Figure 1: clients on intervals of a noisy sine curve"),
     "mnist": DatasetEntry(_stored("mnist"), "60,000 + 10,000 grey 28x28 digits"),
     "fashion_mnist": DatasetEntry(
         _stored("fashion_mnist"), "60,000 + 10,000 grey 28x28 pictures of clothes"
@@ -85,7 +265,7 @@ def _load_named(name: str, options: dict[str, Any]) -> Dataset:
     entry = DATASETS[name]
     known = fields(entry.loader)
     own = {field.name: options[field.name] for field in known if field.name in options}
-    if name not in locate.SOURCES:
+    if name not in formats.SOURCES:
         own = options  # the reader of a file gets them
     return entry.loader(**{**options, **checked(own, known, "data", name)})
 

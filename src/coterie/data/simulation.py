@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.algorithm import Sharing
+from ..core.optim import Recipe
 from ..core.problem import Counts, Problem, SharedPool
-from ..core.recipe import Recipe
 from ..core.shards import Ragged, Scaling, Shards
 from .federation import Federation, Indices
 from .manifest import class_counts

@@ -1,7 +1,7 @@
 """One site's own data: its schema, its samples encoded by the common schema, and its splits.
 
-For sites that agree on one schema (:func:`coterie.data.merging.merged`) this gives bit for bit the
-samples and splits that reading all sites' files together would give each of them.
+For sites that agree on one schema (:func:`coterie.data.data_schema.merged`) this gives bit for bit
+the samples and splits that reading all sites' files together would give each of them.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,13 @@ from torch import Tensor
 
 from ..errors import DataError
 from .arrays import PIXELS, TEST, VALIDATION, Scale, normalisation, scaled
-from .data_schema import Schema, SchemaKind, refuse_unfinished
+from .data_schema import Schema, SchemaKind, refuse_unfinished, union
 from .datasets import DATASETS, file_source, kept_part, load
 from .federation import Dataset, Federation
-from .merging import union
+from .partition import three_ways
 from .partitions.simple import Natural
 from .sources.columns import TargetColumn
 from .sources.tables import OpenTable, TableOptions, describe_inputs, encode_table, open_table
-from .splits import three_ways
 from .standard import Moments, apply
 
 

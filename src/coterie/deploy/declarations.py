@@ -10,7 +10,7 @@ from ..data.data_schema import Schema
 from ..data.federation import Dataset
 from ..data.fingerprint import Seal
 from ..data.standard import Moments, apply
-from ..results.history import Roster
+from ..runs.run import Roster
 from .protocol import DivisionReport
 
 

@@ -19,7 +19,7 @@ from ..core.metrics import METRICS
 from ..engines.codec import read_head
 from ..engines.site import Disclosure, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
-from ..experiment import source
+from ..runs import environment
 from ..storage import files
 from .allowed_code import allowed_code
 from .holdings import Division, Holdings, division_of
@@ -117,7 +117,7 @@ class SiteHandler:
 
     def _who(self, data: bytes) -> bytes:
         payload_of(data, Nothing)
-        versions = {"coterie": __version__, "source": source.fingerprint()}
+        versions = {"coterie": __version__, "source": environment.fingerprint()}
         schema = self._holdings.schema().to_json()
         return setup_message("who", Introduction(self._folder.name, schema, versions))
 

@@ -17,8 +17,7 @@ from ..data.simulation import simulate
 from ..data.site_data import local_schema, read_with, site_federation
 from ..data.standard import Floats, Moments, Sums, site_squares, site_sums
 from ..errors import EngineError
-from ..results.history import lack
-from ..results.judged_rows import JudgedRows
+from ..runs.run import JudgedRows, lack
 from .protocol import DivisionRequest
 from .terms import Experiment, SiteCounts
 

@@ -3,13 +3,12 @@
 import warnings
 
 from .. import __version__
-from ..data.data_schema import Schema, client_order
-from ..data.merging import merged
+from ..data.data_schema import Schema, client_order, merged
 from ..engines.remote import Transport
 from ..errors import ConfigError, CoterieWarning, EngineError
-from ..experiment import source
-from ..experiment.assemble import factory_of, settled
-from ..experiment.config.schema import SITES, Config, PartitionTable
+from ..runs import environment
+from ..runs.assemble import factory_of, settled
+from ..runs.config.schema import SITES, Config, PartitionTable
 from .asking import ask_all
 from .federated import Federated
 from .protocol import Introduction, Nothing, setup_message
@@ -26,7 +25,7 @@ def federated(config: Config, transport: Transport, transport_name: str) -> Fede
     for name, said in introduced.items():
         if said.name != name:
             raise EngineError(f"site '{name}' calls itself '{said.name}'; mend its site.toml")
-        if said.versions.get("source") != source.fingerprint():
+        if said.versions.get("source") != environment.fingerprint():
             warnings.warn(
                 f"site '{name}' runs coterie {said.versions.get('coterie', '?')[:20]} with other "
                 f"code than this coordinator ({__version__}): results may differ, or messages may "

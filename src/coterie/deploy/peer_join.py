@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.digests import client_digest
+from ..core.algorithm import client_digest
 from ..engines.codec import digest, vocabulary
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
-from ..experiment.config.schema import Config, GuardTable
-from ..experiment.setting import Cell
+from ..runs.config.schema import Config, GuardTable
+from ..runs.setting import Cell
 from ..storage import files
 from ..training.guard import Guard
 from .handler import WITHDRAWN, SiteHandler

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithms.federico_forms import Reply
+from ..algorithms.federico import Reply
 from ..core.messages import difference, layout
 from ..core.tree import Tree
 from ..training.guard import Guard

@@ -12,9 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..algorithms.federico_forms import Circle, Held, Reply, Returned, Sight
-from ..algorithms.federico_weights import Tracked
-from ..algorithms.serverless import Serverless
+from ..algorithms.federico import Circle, Held, Reply, Returned, Serverless, Sight, Tracked
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
 from ..core.answers import Answers, Outcomes

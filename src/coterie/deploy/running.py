@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engines.site import ANSWERS, REPLY, STATES
 from ..errors import ConfigError, CoterieError, printable
-from ..experiment.config.schema import Config
+from ..runs.config.schema import Config
 from ..storage import files
 from .folders import FederationFolder
 from .handler import AGREEMENT, WITHDRAWN, SiteHandler

@@ -9,13 +9,12 @@ from ..core.algorithm import Mixture
 from ..data.preprocessing import Preprocessing
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
-from ..experiment.export import Trained, write_export
-from ..experiment.export_format import ModelFacts, NetworkFacts
-from ..experiment.run_folder.stored_arrays import read_outcomes
-from ..results.clinical import ClinicalChoice, SiteClinical, site_clinical
-from ..results.judged_rows import JudgedRows
+from ..exporting.writing import ModelFacts, NetworkFacts, Trained, write_export
+from ..runs.run import JudgedRows
+from ..runs.stored import read_outcomes
 from ..storage import files
 from ..storage.archives import read_npz
+from ..views.clinical import ClinicalChoice, SiteClinical, site_clinical
 from .allowed_code import allowed_code
 from .declarations import scaled_example
 from .handler import AGREEMENT

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from ..engines.remote import Transport
 from ..errors import ConfigError
-from ..experiment.config.schema import Config
+from ..runs.config.schema import Config
 from .federated import Federated
 from .folders import FederationFolder
 from .joining import federated

@@ -82,8 +82,8 @@ def make_backend(
 ) -> Backend:
     """Make the backend that computes the client half of a method."""
     from . import auto
-    from .capacity import fitting
     from .loop import LoopBackend
+    from .process import fitting
     from .vmap import VmapBackend
 
     if name == "auto":

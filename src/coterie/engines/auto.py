@@ -9,23 +9,218 @@ The choice is kept in the user's cache, so that a second run resolves to the sam
 to the same digest.
 """
 
+import contextlib
+import hashlib
+import json
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from ..errors import CoterieError
-from .base import Backend, Work
-from .candidates import PROBE_STEPS, Candidate, Tracing, warmed
-from .capacity import fitting
+from .. import __version__
+from ..algorithms.local import Local
+from ..core.algorithm import round_of
+from ..core.batches import shape_of, views
+from ..errors import CoterieError, StoreError
+from ..storage import files
+from ..storage.cache import folder
+from .base import MOST_THREADS, Backend, Work
 from .loop import LoopBackend
-from .process import settings
-from .remembered import key_of, recall, remember
+from .process import fitting, settings
 from .settings import Asked, Length
-from .vmap import VmapBackend, can_trace, compiler, kernels_cached
+from .vmap import VmapBackend, can_trace, compiler, kernels_cached, tracing
+
+# ---- times the engines that ``auto`` compares on a few steps, and estimates their whole runs ----
+
+PROBE_STEPS = 4  # local steps of each client that are timed
+_SIMULATED = 20  # rounds that are simulated to count forms under partial participation
+_BESIDE = 1.3  # factor for tracing the evaluation too, which costs less than tracing training
+_METHOD = Local(keep="last")  # one object for all: the executor identifies a call by its method
+
+
+class Tracing(NamedTuple):
+    """Seconds that tracing one form of a call takes."""
+
+    fixed: float
+    a_step: float  # seconds of checking the trace, per step of the form
+
+
+class Candidate:
+    """An engine, and its fastest time so far for a few local steps of one client."""
+
+    def __init__(self, engine: Backend, choice: dict[str, Any], threads: int, clients: int) -> None:
+        self.engine, self.choice, self.seconds = engine, choice, float("inf")
+        self._threads, self._failed = threads, False
+        self.clients = (engine.problem.sizes > 0).nonzero().flatten()[:clients]
+
+    def turn(self) -> None:
+        """Time the engine once more, unless it failed before."""
+        if self._failed:
+            return
+        try:
+            with settings(threads=self._threads):
+                self.seconds = min(self.seconds, self._timed() / len(self.clients))
+        except (RuntimeError, CoterieError):  # too large, or an operation that vmap cannot batch
+            self._failed, self.seconds = True, float("inf")
+
+    def _timed(self) -> float:
+        problem = self.engine.problem
+        round = round_of(problem, 0, 1, self.clients)
+        _, states = _METHOD.init(problem)
+        rows = states._replace(w=states.w[self.clients])
+        began = time.perf_counter()
+        self.engine.local(_METHOD, (), rows, round)
+        if problem.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - began
+
+    @property
+    def step(self) -> float:
+        """The seconds of one local step of one client."""
+        return self.seconds / PROBE_STEPS
+
+    @property
+    def together(self) -> int:
+        """The number of clients that one thread computes at once."""
+        return -(-len(self.clients) // int(self.choice["threads"]))
+
+    @property
+    def tracing(self) -> Tracing:
+        """The mean time of tracing one form of the probe."""
+        forms = self.engine.forms
+        count = max(1, len(forms))
+        checking = sum(form.checking for form in forms) / count
+        return Tracing(sum(form.tracing for form in forms) / count, checking / PROBE_STEPS)
+
+    def total(self, on: Work, length: Length) -> float:
+        """The estimated seconds of a whole run: tracing, and all local steps."""
+        return self.step * length.steps(on) + self.setup(on, length, self.tracing)
+
+    def setup(self, on: Work, length: Length, traced: Tracing) -> float:
+        """The estimated seconds of tracing all forms of a run, given the time for one form."""
+        if not isinstance(self.engine, VmapBackend) or not self.engine.trace:
+            return 0.0
+        most = on.problem.recipe.count(max(on.shards.splits["train"].sizes), on.problem.least)
+        each = traced.fixed + _checked(most) * traced.a_step
+        return _BESIDE * forms(self.engine, on, length) * each
+
+
+def warmed(engine: VmapBackend, choice: dict[str, Any], threads: int) -> VmapBackend:
+    """The engine; on a GPU an equal one, after the kernels that all forms share were compiled.
+
+    Compiling them once would count as tracing, which every form of the run has to pay for.
+    """
+    if engine.problem.device.type != "cuda":
+        return engine
+    Candidate(engine, choice, threads, engine.chunk).turn()
+    return VmapBackend(
+        engine.problem,
+        engine.shards,
+        chunk=engine.chunk,
+        threads=threads,
+        trace=engine.trace,
+        compiled=engine.compiled,
+    )
+
+
+def _checked(steps: int) -> int:
+    """How many steps of a form are computed again to check its trace."""
+    package = tracing()
+    return steps if package is None else min(steps, package.CHECKED_STEPS)
+
+
+def forms(engine: VmapBackend, on: Work, length: Length) -> int:
+    """The estimated number of forms of a run's training call, each of which is traced."""
+    able = (on.problem.sizes > 0).nonzero().flatten()
+    count = max(1, round(length.participation * len(able)))
+    everybody = count == len(able)
+    luck = torch.Generator().manual_seed(0)
+    seen = set()
+    for _ in range(1 if everybody else min(length.rounds, _SIMULATED)):
+        drawn = able if everybody else able[torch.randperm(len(able), generator=luck)[:count]]
+        ids = drawn.sort().values.tolist()
+        seen |= {_form(on, [ids[at] for at in chunk]) for chunk in engine.chunks(ids)}
+    return len(seen)
+
+
+def _form(on: Work, ids: list[int]) -> tuple[object, ...]:
+    """The form of the training call for these clients: calls of equal forms share a trace."""
+    view, shape = views(*on, ids, 0), shape_of(on.shards, ids, batched=True)
+    smallest = shape.smallest if on.problem.recipe.steps else None
+    return view.train.samples.shape, view.val.samples.shape, smallest, *shape.even.items()
+
+
+# ---- caches the choices of ``auto``, so that a second run gets the same engine and digest -------
+
+_MOST_BYTES = 1 << 20  # of the cache file; a larger file was not written by coterie
+
+
+def cache_file() -> Path:
+    """The cache file with all choices."""
+    return folder() / "engines.json"
+
+
+def key_of(on: Work, *asked: object) -> str:
+    """The key of a choice: a hash of all that affects an engine's speed, and of ``asked``."""
+    parts = (
+        repr(on.problem.model.module),
+        tuple(on.problem.shape),
+        on.problem.recipe,
+        min(on.problem.population, 50),
+        str(on.problem.dtype),
+        _device_name(on.problem.device),
+        torch.get_num_threads(),
+        torch.__version__,
+        __version__,
+        can_trace() and shutil.which(os.environ.get("CXX", "c++")),
+        *asked,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def recall(key: str, most_clients: int) -> dict[str, Any] | None:
+    """The cached choice for a key; None if there is none or its format is invalid."""
+    found = _read().get(key)
+    return found if isinstance(found, dict) and _valid(found, most_clients) else None
+
+
+def _valid(found: dict[str, Any], most_clients: int) -> bool:
+    if found.get("engine") not in ("loop", "vmap"):
+        return False
+    numbers, flags = {"threads": MOST_THREADS}, list[str]()
+    if found["engine"] == "vmap":
+        numbers["chunk"], flags = most_clients, ["trace", "compiled"]
+    return all(
+        type(found.get(name)) is int and 1 <= found[name] <= most for name, most in numbers.items()
+    ) and all(type(found.get(name)) is bool for name in flags)
+
+
+def remember(key: str, choice: dict[str, Any]) -> None:
+    """Store a choice in the cache; a cache that cannot be written is ignored."""
+    path = cache_file()
+    with contextlib.suppress(OSError, StoreError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, json.dumps({**_read(), key: choice}, indent=1))
+
+
+def _read() -> dict[str, Any]:
+    try:
+        path = cache_file()
+        found = json.loads(path.read_text()) if path.stat().st_size <= _MOST_BYTES else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
 
 CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
 REPAID_AFTER = 10  # rounds from which the vmap engine traces a run

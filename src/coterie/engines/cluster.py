@@ -11,23 +11,230 @@ The cluster is the one that ``ray.init()`` finds: the environment's RAY_ADDRESS,
 runs on this machine, else one that is started here and ends with this process.
 """
 
-from collections.abc import Sequence
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.calls import Form
-from ..core.messages import Rejection
+from ..core.messages import Rejection, Reply
 from ..core.problem import Problem
 from ..core.shards import Shards
-from ..core.tree import Tree
-from ..errors import ConfigError, EngineError
-from . import ray_tasks
+from ..core.tree import Bank, Tree
+from ..errors import ConfigError, CoterieError, EngineError
+from . import process
 from .base import Computed, Predicted
-from .loop import stacked, together
-from .ray_tasks import Rows, Stage, Told, connected, failure, tensors
+from .loop import LoopBackend, stacked, together
 from .simulator import joined
+
+# ---- tasks of a Ray cluster: the connection, what is sent to a task, and what a task does -------
+
+# Everything is pickled: a Ray cluster is one trust domain, and who can reach it can run code on it.
+
+ADDRESS = "RAY_ADDRESS"  # the variable of the environment that Ray's users set
+
+
+def package() -> Any:
+    """The package ray; without it, the error names the extra that brings it."""
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError(
+            "engine.name or run.spread is 'ray', but the package ray is not installed; install it "
+            "with: pip install 'coterie[ray]', or use engine.name = 'loop' without run.spread, "
+            "which gives the same numbers"
+        ) from error
+    return ray
+
+
+def connected() -> Any:
+    """The package ray, connected to a cluster; the signal handlers stay as they are."""
+    ray = package()
+    if ray.is_initialized():
+        return ray
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, ValueError) as error:
+        raise EngineError(
+            f"no Ray cluster could be reached ({error}); RAY_ADDRESS is "
+            f"{os.environ.get(ADDRESS, 'not set')}; expected the address of a cluster that runs, "
+            "or no RAY_ADDRESS to start one here"
+        ) from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # ray.init sets its own
+    return ray
+
+
+def described() -> str:
+    """The version of Ray, and the cluster that a run would use."""
+    address = os.environ.get(ADDRESS)
+    where = "the cluster on this machine, or one that is started for the run"
+    return f"ray {package().__version__}, {f'RAY_ADDRESS={address}' if address else where}"
+
+
+def failure(error: Any) -> Exception:
+    """The exception that a task raised, as it would have been raised in this process."""
+    if isinstance(error.cause, CoterieError):
+        return error.cause
+    return EngineError(f"a Ray worker failed: {error}")
+
+
+# ---- what is sent --------------------------------------------------------------------------------
+
+
+class Told(NamedTuple):
+    """What several tasks have in common, pickled once."""
+
+    path: list[str]  # sys.path of this process
+    argv: list[str]  # the command, which the folder of a run names
+    pickled: bytes
+
+    @classmethod
+    def of(cls, values: Any) -> "Told":
+        """Pickle the values; classes that are not in a module that can be imported go with them."""
+        try:
+            return cls(list(sys.path), list(sys.argv), package().cloudpickle.dumps(values))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise EngineError(
+                "Ray computes in other processes, which cannot be told of this method or network "
+                f"({error}); let it hold nothing but numbers, tensors and modules, or use "
+                "engine.name = 'loop' without run.spread"
+            ) from error
+
+    def load(self) -> Any:
+        """The values, in a task; modules are also looked for where the sender found them."""
+        sys.path += [place for place in self.path if place not in sys.path]
+        sys.argv[:] = self.argv
+        try:
+            return pickle.loads(self.pickled)
+        except (ImportError, AttributeError) as error:
+            raise EngineError(
+                f"a Ray worker cannot load what it was sent ({error}); the same coterie, and the "
+                "modules of your own methods and networks, must be importable on every node"
+            ) from error
+
+
+class Packed(NamedTuple):
+    """A tree of tensors on its way to a task, which may first have to be told of its types."""
+
+    leaves: list[Any]  # arrays of numpy
+    like: bytes  # the pickled tree without its leaves
+
+    @classmethod
+    def of(cls, message: Tree) -> "Packed":
+        """Pack a tree."""
+        leaves = [leaf for _, leaf in tree.flatten(arrays(message))]
+        like = tree.unflatten(message, [None] * len(leaves))
+        return cls(leaves, package().cloudpickle.dumps(like))
+
+    def load(self) -> Tree:
+        """The tree, in a task."""
+        return tensors(tree.unflatten(pickle.loads(self.like), self.leaves))
+
+
+class Rows(NamedTuple):
+    """The part of a round that one task computes."""
+
+    round: Round  # of the clients of this task
+    message: Packed  # one row per client
+    states: Packed
+
+    @classmethod
+    def at(cls, at: list[int], message: Tree, states: Tree, round: Round) -> "Rows":
+        """The rows of some positions of a round; of a Bank, only the models of their slots."""
+        rows = torch.tensor(at)
+        part = round._replace(clients=round.clients[rows], aux=None)
+        leaves = [_needed(leaf) for _, leaf in tree.flatten(tree.take(message, rows), (Bank,))]
+        message = tree.unflatten(message, leaves, (Bank,))
+        return cls(part, Packed.of(message), Packed.of(tree.take(states, rows)))
+
+
+# Computes one result per client from the messages and the states of the round's clients.
+Stage = Callable[[LoopBackend, AnyAlgorithm, Tree, Tree, Round], list[Any]]
+
+
+def _needed(leaf: Tensor | Bank) -> Tensor | Bank:
+    if not isinstance(leaf, Bank):
+        return leaf
+    used = leaf.slot[leaf.slot >= 0].unique()
+    models = leaf.models[used] if len(used) else leaf.models.new_zeros(1, leaf.models.shape[1])
+    slot = torch.searchsorted(used, leaf.slot.contiguous())
+    return Bank(models, torch.where(leaf.slot >= 0, slot, -1), leaf.owner)
+
+
+def arrays(message: Tree) -> Tree:
+    """A tree with arrays of numpy, which Ray sends without a copy, in place of tensors.
+
+    A pickled tensor would bring all the memory with it of which it is a part.
+    """
+    return tree.unflatten(message, [_array(leaf) for _, leaf in tree.flatten(message)])
+
+
+def _array(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    no_such_array = leaf.dtype == torch.bfloat16
+    return leaf.detach().clone() if no_such_array else leaf.detach().numpy()
+
+
+def tensors(message: Tree) -> Tree:
+    """The tree that :func:`arrays` was given; arrays are copied, because Ray's are read-only."""
+    leaves = [leaf for _, leaf in tree.flatten(message)]
+    made = [torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray) else x for x in leaves]
+    return tree.unflatten(message, made)
+
+
+# ---- in a worker ---------------------------------------------------------------------------------
+
+
+def work(told: Told, shards: Shards, threads: int, stage: Stage, rows: Rows) -> list[Any]:
+    """The task: one result per client."""
+    problem, algorithm = told.load()
+    backend = LoopBackend(problem, shards, threads=threads)
+    with process.settings(threads=threads):
+        return stage(backend, algorithm, rows.message.load(), rows.states.load(), rows.round)
+
+
+def local(
+    backend: LoopBackend, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
+) -> list[Reply]:
+    """The clients' replies, with arrays of numpy."""
+    return [arrays(reply) for reply in backend.replies(algorithm, received, states, round)]
+
+
+def predict(
+    backend: LoopBackend,
+    algorithm: AnyAlgorithm,
+    served: Tree,
+    states: Tree,
+    round: Round,
+    *,
+    metric: str,
+    keep: bool,
+) -> list[Predicted]:
+    """The clients' predictors, one by one, with arrays of numpy."""
+    found = []
+    for at in torch.arange(len(round.clients)).split(1):
+        one = round._replace(clients=round.clients[at])
+        row, state = tree.take(served, at), tree.take(states, at)
+        part = backend.predict(algorithm, row, state, one, metric, keep=keep)
+        found.append(part._replace(mixture=arrays(part.mixture)))
+    return found
+
 
 RETRIES = 1  # how often Ray starts a task again whose worker was lost
 GROUPS_PER_WORKER = 4  # more groups than workers, because clients differ in size
@@ -52,7 +259,7 @@ class RayBackend:
         self._groups = grouped(shards.splits["train"].sizes, GROUPS_PER_WORKER * workers)
         self._held = [self._ray.put(shards.of(*group)) for group in self._groups]
         options = {"num_cpus": self.threads, "max_retries": RETRIES}
-        self._task = self._ray.remote(**options)(ray_tasks.work)
+        self._task = self._ray.remote(**options)(work)
         self._told: tuple[AnyAlgorithm, Any] | None = None
 
     @property
@@ -69,14 +276,14 @@ class RayBackend:
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, one row per client."""
-        found = self._spread(algorithm, received, states, round, ray_tasks.local)
+        found = self._spread(algorithm, received, states, round, local)
         return stacked([tensors(reply) for reply in self._complete(found, round)])
 
     def compute(
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> Computed:
         """Uploads and new states; a client whose worker was lost every time is rejected."""
-        found = self._spread(algorithm, received, states, round, ray_tasks.local)
+        found = self._spread(algorithm, received, states, round, local)
         replies = [tensors(found[i]) for i in sorted(found)]
         clients = enumerate(round.clients.tolist())
         lost = tuple(Rejection(client, "lost") for i, client in clients if i not in found)
@@ -94,7 +301,7 @@ class RayBackend:
         keep: bool = True,
     ) -> Predicted:
         """The scores of the predictors, and the predictors on the CPU."""
-        stage = partial(ray_tasks.predict, metric=metric, keep=keep)
+        stage = partial(predict, metric=metric, keep=keep)
         found = self._complete(self._spread(algorithm, served, states, round, stage), round)
         parts = [part._replace(mixture=tensors(part.mixture)) for part in found]
         mixture: Mixture = tree.concat([part.mixture for part in parts])

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ..core import buffers, optim
+from ..core import optim, policies
 from ..core import tree as core_tree
 from ..core.algorithm import AnyAlgorithm, Mixture
 from ..core.fields import Checked
@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 def vocabulary(algorithm: AnyAlgorithm) -> Types:
     """The named tuple types that a method's messages and states may contain, by name."""
-    modules = {core_tree.__name__, buffers.__name__, optim.__name__, *_modules(algorithm)}
+    modules = {core_tree.__name__, policies.__name__, optim.__name__, *_modules(algorithm)}
     found: dict[str, type[Any]] = {_name(Mixture): Mixture}
     for module in modules:
         for value in vars(sys.modules[module]).values():

@@ -15,9 +15,9 @@ from ..core.answers import Answers
 from ..core.batches import shape_of, views
 from ..core.calls import Form
 from ..core.client import Client, Clock
+from ..core.locations import checked_stage
 from ..core.messages import Reply, admit
 from ..core.problem import Problem
-from ..core.returned import checked_stage
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import CoterieError, EngineError

@@ -18,9 +18,8 @@ import torch
 from safetensors.torch import save_file
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round, round_of
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, client_digest, round_of
 from ..core.answers import Answers, Outcomes
-from ..core.digests import client_digest
 from ..core.locations import located
 from ..core.paired import Pair
 from ..core.problem import Problem

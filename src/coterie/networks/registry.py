@@ -20,9 +20,20 @@ from torch import Tensor, nn
 from ..core.fields import checked, fields
 from ..core.imports import INSTALLED_ONLY, Code, imported
 from ..errors import ConfigError, did_you_mean
-from .convolutional import fedavg_cnn, fomo_code_cnn, leaf_cnn, lenet5, p2_cnn, resnet18, vgg11
-from .dense import linear, mlp
-from .recurrent import char_lstm, next_token_lstm, word_lstm
+from .architectures import (
+    char_lstm,
+    fedavg_cnn,
+    fomo_code_cnn,
+    leaf_cnn,
+    lenet5,
+    linear,
+    mlp,
+    next_token_lstm,
+    p2_cnn,
+    resnet18,
+    vgg11,
+    word_lstm,
+)
 
 Builder = Callable[..., nn.Module]
 _TINY = 16  # pixels per side; smaller images get no convolutions

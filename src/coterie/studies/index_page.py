@@ -8,8 +8,7 @@ from typing import NamedTuple
 from ..errors import ConfigError
 from ..storage import files
 from .card_file import PAPER, Card
-from .judging import FAILS, HOLDS, NOT_RUN
-from .outcome import StudyOutcome
+from .outcome import FAILS, HOLDS, NOT_RUN, StudyOutcome
 from .reproducing import all_cards, read_published, reproduction
 from .study_page import page_of, section
 

@@ -9,14 +9,13 @@ from typing import Any
 
 from ..core.imports import Code, Given
 from ..errors import ConfigError, StoreError, did_you_mean
-from ..experiment import interrupt
-from ..experiment.runner import Watch
+from ..runs import interrupt
+from ..runs.runner import Watch
 from ..storage import files
 from .card_file import PAPER, Card, read_card
 from .card_text import markdown
-from .cell_record import CellRecord, record_for
 from .outcome import StudyOutcome
-from .record_files import read_records, record_of, records_text
+from .records import CellRecord, read_records, record_for, record_of, records_text
 from .study import Study, restricted
 from .study_page import study_page
 from .study_runs import RECORDS, missing, run_missing

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from ..core.imports import Code
 from ..core.metrics import METRICS
 from ..errors import ConfigError, CoterieError, did_you_mean
-from ..experiment.config.loading import canonical, load, merge
-from ..experiment.config.methods import VARIANT, Method
-from ..experiment.config.schema import Config, Table
-from ..experiment.config.sweeps import point_label, points, shared_sweeps
-from ..results.summary import FIELDS, LAST, score_field
+from ..runs.config.loading import canonical, load, merge
+from ..runs.config.methods import VARIANT, Method
+from ..runs.config.schema import Config, Table
+from ..runs.config.sweeps import point_label, points, shared_sweeps
+from ..runs.summary import FIELDS, LAST, score_field
 
 RESULT = "result"  # the only column of a study without columns
 NAMING = ("data", "partition", "model", "algorithm", "adapt")  # tables that name something

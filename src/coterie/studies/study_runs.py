@@ -10,18 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ..errors import InUseError
-from ..experiment import cells
-from ..experiment.assemble import assemble, check_methods
-from ..experiment.config.loading import config_hash
-from ..experiment.config.schema import Config
-from ..experiment.interrupt import Stop
-from ..experiment.runner import Progress, Watch
-from ..experiment.setting import Setting
-from ..report.run_page import run_page
-from ..results.history import History
+from ..runs import cells
+from ..runs.assemble import assemble, check_methods
+from ..runs.config.loading import config_hash
+from ..runs.config.schema import Config
+from ..runs.interrupt import Stop
+from ..runs.run import History
+from ..runs.runner import Progress, Watch
+from ..runs.setting import Setting
 from ..storage import files, lock
-from .cell_record import CellRecord, record_for, record_path
-from .record_files import record_of
+from ..views.page import run_page
+from .records import CellRecord, record_for, record_of, record_path
 from .study import Study, StudyCell
 
 RECORDS = "records"

@@ -14,14 +14,14 @@ from typing import NamedTuple, Unpack
 from ..api import Options, Source, changes_of
 from ..core.imports import Code
 from ..errors import ConfigError
-from ..experiment import interrupt
-from ..experiment.config.loading import Config, merge, tables_of
-from ..experiment.config.sweeps import with_variants
-from ..experiment.runner import Watch
+from ..runs import interrupt
+from ..runs.config.loading import Config, merge, tables_of
+from ..runs.config.sweeps import with_variants
+from ..runs.runner import Watch
 from ..storage import files
 from .card_text import markdown
 from .outcome import StudyOutcome
-from .record_files import read_records
+from .records import read_records
 from .study import Study, study_of
 from .study_page import study_page
 from .study_runs import RECORDS, missing, run_missing

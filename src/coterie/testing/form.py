@@ -15,9 +15,9 @@ from torch import Tensor
 from ..core.algorithm import Mixture
 from ..core.fields import Field, fields
 from ..core.locations import place_of
+from ..core.policies import Wrapper
 from ..core.ranges import fitted
 from ..core.tree import Tree, leaves, row
-from ..core.wrapper import Wrapper
 from ..errors import CoterieError
 from .differences import kind, misfit, named
 from .laws import Case, NotApplicableError

@@ -20,18 +20,17 @@ import torch
 from torch import Tensor, nn
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, mixture_digest, round_of
 from ..core.batches import shape_of, views
 from ..core.client import Client, Clock
-from ..core.digests import mixture_digest
-from ..core.recipe import Recipe
+from ..core.optim import Recipe
 from ..core.tree import Tree
 from ..data.federation import Dataset, Federation
 from ..data.simulation import simulate
 from ..engines import Engine, make_engine
 from ..engines.hosts import Inline
 from ..engines.wire import WireEngine
-from ..experiment import checkpoint
+from ..runs import checkpoint
 from ..training.guard import Guard
 from ..training.rounds import Begin, train
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from ..core.algorithm import AnyAlgorithm, Mixture, Round
 from ..core.client import Client
 from ..core.locations import place_of
+from ..core.policies import Wrapper
 from ..core.problem import Problem
 from ..core.tree import Tree, leaves, map_leaves, take
-from ..core.wrapper import Wrapper
 from .differences import difference
 from .harness import Outcome
 from .laws import Case, NotApplicableError

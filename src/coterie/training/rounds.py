@@ -13,18 +13,36 @@ import torch
 from torch import Tensor
 
 from ..core import random, tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of
+from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, round_of, single
 from ..core.answers import Outcomes
+from ..core.batches import EVALUATION_BLOCK
+from ..core.locations import check_rows, checked_init, checked_matrix, checked_server
 from ..core.messages import Rejection
 from ..core.metrics import mean_known
 from ..core.policies import governed
 from ..core.problem import Problem
-from ..core.returned import check_rows, checked_init, checked_matrix, checked_server
 from ..core.tree import Tree
 from ..engines.base import Engine, Evaluation, Predicted
+from ..engines.evaluation import hits, outputs
 from ..storage import faults
-from .federated_test import federated_accuracy
 from .guard import Guard, aggregate, remember, screen
+
+# ---- scores a method's global model on the federated test set, which no client holds (spec 13.9)
+
+
+def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) -> float | None:
+    """The accuracy in percent; None without such a test set, or without a global model."""
+    held = problem.federated
+    model = None if held is None else algorithm.global_model(server)
+    if held is None or model is None:
+        return None
+    split = tree.row(held.splits["test"].rows([0]), 0)
+    right, mixture = torch.zeros((), dtype=torch.int64, device=held.device), single(model)
+    positions = held.y[:1].numel()  # targets of a sample
+    for block in split.samples.split(max(1, EVALUATION_BLOCK // positions)):
+        predicted = outputs(problem.model, mixture, held.inputs(block), regression=False)
+        right = right + hits(predicted, held.y[block]).sum()
+    return 100.0 * int(right) / held.y.numel()
 
 
 class Traffic(NamedTuple):

@@ -9,7 +9,7 @@ from ...algorithms.fedavg import Update, average
 from ...core.algorithm import GlobalModel, Round, rows
 from ...core.batches import Batch
 from ...core.client import Client
-from ...core.clipping import shortened
+from ...core.optim import shortened
 from ...core.problem import Problem
 from ...core.tree import Tree
 

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ...errors import ConfigError, EngineError, did_you_mean
-from ...experiment import interrupt
-from ...experiment.assemble import assemble
-from ...experiment.config.loading import load
-from ...experiment.config.schema import Config
-from ...experiment.runner import execute
-from ...experiment.setting import Cell
+from ...runs import interrupt
+from ...runs.assemble import assemble
+from ...runs.config.loading import load
+from ...runs.config.schema import Config
+from ...runs.runner import execute
+from ...runs.setting import Cell
 
 MODELS = ("lenet5", "fedavg_cnn")
 METHODS = ("fedavg", "fedfomo")

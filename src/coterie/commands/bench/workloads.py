@@ -11,7 +11,7 @@ from ...algorithms.federico import FedeRiCo
 from ...algorithms.fedfomo import FedFomo
 from ...algorithms.waffle import Waffle
 from ...core.algorithm import AnyAlgorithm
-from ...core.recipe import Recipe
+from ...core.optim import Recipe
 from ...data.federation import Dataset, Federation
 from ...data.simulation import Simulation, simulate
 from ...networks import registry

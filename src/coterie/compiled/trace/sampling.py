@@ -12,8 +12,8 @@ from contextvars import ContextVar
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
-from ...core import loops
-from ...core.loops import Carry, Step
+from ...core import calls
+from ...core.calls import Carry, Step
 
 ENDS = 3  # steps at the beginning of a loop, and as many at its end
 MOST = 2 * ENDS + 1  # steps of a loop whose last step alone is of another kind
@@ -26,7 +26,7 @@ def sampled() -> Iterator[None]:
     """Within it, the loops of calls and of traces run only the steps of :func:`chosen`."""
     before = _SAMPLING.set(True)
     try:
-        with loops.traced_by(_Sampler()):
+        with calls.traced_by(_Sampler()):
             yield
     finally:
         _SAMPLING.reset(before)

@@ -12,8 +12,8 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...core import loops, tree
-from ...core.loops import Carry, Step
+from ...core import calls, tree
+from ...core.calls import Carry, Step
 from ...errors import TraceError
 from .sampling import can_record
 
@@ -112,7 +112,7 @@ class Tracer(TorchDispatchMode):
 
     def __enter__(self) -> "Tracer":
         super().__enter__()
-        self._scope.enter_context(loops.traced_by(self))
+        self._scope.enter_context(calls.traced_by(self))
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -1,23 +1,83 @@
 """Latent distributions (P1, spec 13.2): clusters of images in a trained network's embedding."""
 
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ...core import random
 from ...core.ranges import Count
 from ...errors import ConfigError, DataError
 from ...storage.archives import read_npz
 from ...storage.files import expanded
-from .. import vgg11
-from ..arrays import Array
+from .. import dataset_cache
+from ..arrays import TEST, Array
 from ..assign import Ints, Plan, class_cells, client_names
-from ..embedding import NETWORKS, SMALL, embed
 from ..federation import Dataset
+from . import small_network, vgg11
 from .base import Partition, one_client_each
 from .groups import even_within
+
+# ---- embeds images by a network that is trained here on the dataset; the embedding is cached ----
+
+# P1 used an ImageNet-pretrained VGG-11, which is not available without a download. The networks
+# here are trained from scratch: ``vgg11``, and a smaller one of the same structure (convolutions,
+# then two dense layers, of which the second is the embedding). A network's accuracy on the test
+# part is part of the embedding's name.
+
+SMALL = "small"
+
+
+class EmbeddingNetwork(NamedTuple):
+    """How a network is trained, and by which name its embeddings are known and cached."""
+
+    recipe: str
+    version: str  # increase it with every change to the module that affects the result
+    # (dataset, training samples, device) -> points [N, d], and which samples are classified right
+    train: Callable[[Dataset, Tensor, torch.device], tuple[Array, Array]]
+
+
+NETWORKS: dict[str, EmbeddingNetwork] = {
+    SMALL: EmbeddingNetwork(small_network.RECIPE, "3", small_network.train),
+    "vgg11": EmbeddingNetwork(vgg11.RECIPE, "1", vgg11.train),
+}
+
+
+def embed(dataset: Dataset, network: str = SMALL) -> tuple[Array, str]:
+    """The embedding of every sample, one row each, and its name.
+
+    Rows of features are their own embedding unless a network is named.
+    """
+    if network == SMALL and dataset.x.ndim == 2 and dataset.x.is_floating_point():
+        return dataset.x.nan_to_num(0.0).numpy(), "the features themselves"
+    if dataset.x.dtype != torch.uint8 or dataset.regression:
+        raise DataError(
+            f"{dataset.name}: only images with classes can be embedded here; give an embedding of "
+            "your own with partition.embedding = 'file.npy'"
+        )
+    recipe, version, _ = NETWORKS[network]
+    name = dataset_cache.key(recipe, version, dataset.x.numpy(), dataset.y.numpy())
+    made = dataset_cache.remember(f"embedding-{name}", lambda: train(dataset, network))
+    part = "training" if dataset.fixed is None else "test"
+    return made["embedding"], f"{recipe}, {part} accuracy {100 * float(made['accuracy']):.1f} %"
+
+
+def train(dataset: Dataset, network: str) -> dataset_cache.Arrays:
+    """Train a network on the training part, on a GPU if there is one, and embed all samples."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    is_test = torch.zeros(len(dataset.y), dtype=torch.bool)
+    if dataset.fixed is not None:
+        is_test = dataset.fixed == TEST
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        points, right = NETWORKS[network].train(dataset, (~is_test).nonzero()[:, 0], device)
+    judged = right[is_test.numpy()] if bool(is_test.any()) else right
+    return {"embedding": points, "accuracy": np.array(judged.mean())}
 
 
 @dataclass(frozen=True)

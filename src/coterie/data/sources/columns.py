@@ -2,8 +2,8 @@
 
 A description says how cells become numbers: which columns are numbers, with or without missing
 cells, which are categories with which levels, and what the target's classes are. One file describes
-its own columns; several sites agree on one description (:mod:`coterie.data.merging`). A sheet is
-encoded by a description in :mod:`coterie.data.sources.encoding`.
+its own columns; several sites agree on one description (:mod:`coterie.data.data_schema`). A sheet
+is encoded by a description in :mod:`coterie.data.sources.tables`.
 """
 
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from ...storage.archives import read_npz as read_arrays
 from .. import dataset_cache
 from ..arrays import TEST, TRAIN, VALIDATION, Array, Names, Piece, assemble
 from ..federation import Dataset
-from .codecs import decode
+from .images import decode
 from .text import Cut, Passage, Targets, windows
 
 Arrays = dict[str, Array]

@@ -1,18 +1,185 @@
 """Reads tables: a CSV or parquet file with a client column, or a folder of one file per client."""
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from ...errors import ConfigError, DataError, did_you_mean
-from ..arrays import TRAIN, labels
+from ..arrays import TEST, TRAIN, VALIDATION, Array, labels
 from ..federation import Dataset
-from . import columns, encoding, roles
+from . import columns
+from .columns import InputColumn, TargetColumn, categories, floats, texts
 from .sheets import SUFFIXES, Sheet, read_sheet
+
+# ---- reads the columns of a table that are no inputs: each row's unit, time, part and subgroup --
+
+_PARTS = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "val": VALIDATION,
+    "valid": VALIDATION,
+    "validation": VALIDATION,
+    "dev": VALIDATION,
+    "test": TEST,
+    "testing": TEST,
+}
+
+MOST_SUBGROUPS = 20
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+def units(sheet: Sheet, name: str, owners: Ints | None) -> tuple[Ints, tuple[str, ...]]:
+    """The unit of every row and the name of every unit, in order of first appearance.
+
+    The same name at two clients means two units, because sites often number patients from 1.
+    """
+    written = columns.texts(columns.column(sheet, name, "unit"))
+    whose = [0] * len(written) if owners is None else owners.tolist()
+    number: dict[tuple[int, str], int] = {}
+    found = [number.setdefault(pair, len(number)) for pair in zip(whose, written, strict=True)]
+    return np.array(found, np.int64), tuple(unit for _, unit in number)
+
+
+def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, part: Ints) -> None:
+    """Refuse a split column that puts rows of the same unit into two parts."""
+    first = np.zeros(of_rows.max() + 1, np.int64)
+    first[of_rows[::-1]] = part[::-1]  # the part of the unit's first row
+    for row in np.flatnonzero(part != first[of_rows]):
+        value = columns.texts(sheet.table.column(unit).slice(int(row), 1))[0]
+        raise DataError(
+            f"{sheet.where(int(row))}: unit '{value}' (column '{unit}', data.unit) is in two parts "
+            f"of column '{split}' (data.split); rows of one unit must be in one part"
+        )
+
+
+def subgroups(sheet: Sheet, name: str) -> tuple[Ints, tuple[str, ...]]:
+    """The subgroup of every row and the names of all subgroups, sorted; empty cells are one."""
+    cells = columns.existing(sheet, name, "subgroup")
+    texts, known = columns.texts(cells), cells.is_valid().to_pylist()
+    written = [
+        text if is_there else columns.NO_CELL for text, is_there in zip(texts, known, strict=True)
+    ]
+    names = sorted(set(written))
+    if len(names) > MOST_SUBGROUPS:
+        raise DataError(
+            f"column '{name}' (data.subgroup) holds {len(names)} different values ('{names[0]}', "
+            f"'{names[1]}', …); expected at most {MOST_SUBGROUPS}; add a column of groups, such as "
+            "ages from 18 to 40, and name that one"
+        )
+    place = {text: number for number, text in enumerate(names)}
+    return np.array([place[text] for text in written], np.int64), tuple(names)
+
+
+def times(sheet: Sheet, name: str) -> Floats:
+    """A column of numbers or ISO dates as numbers that increase with time."""
+    found = columns.column(sheet, name, "time")
+    text = pa.types.is_string(found.type)
+    if not text or pc.all(pc.match_substring_regex(found, columns.NUMBER)).as_py():
+        numbers = np.array(found.cast(pa.float64()).to_numpy(), np.float64)
+        for at in np.flatnonzero(~np.isfinite(numbers)):
+            raise DataError(
+                f"{sheet.where(int(at))}: column '{name}' (data.time) is {numbers[at]}; expected "
+                "a finite number"
+            )
+        return numbers
+    moments = [_moment(sheet, name, row, text) for row, text in enumerate(found.to_pylist())]
+    zoned = [moment.tzinfo is not None for moment in moments]
+    if any(zoned) and not all(zoned):
+        row = zoned.index(not zoned[0])
+        raise DataError(
+            f"{sheet.where(row)}: column '{name}' (data.time) has times with and without a time "
+            "zone; write all of them one way"
+        )
+    return np.array([m.replace(tzinfo=m.tzinfo or UTC).timestamp() for m in moments])
+
+
+def _moment(sheet: Sheet, name: str, row: int, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise DataError(
+            f"{sheet.where(row)}: found '{text}' in column '{name}' (data.time); expected numbers "
+            "in every row, or dates in every row as 2026-05-31 or 2026-05-31T14:30"
+        ) from None
+
+
+def parts(sheet: Sheet, split: str) -> torch.Tensor:
+    """The part of every row, from a column of the words train, val and test."""
+    words = columns.texts(columns.column(sheet, split, "split"))
+    for row, word in enumerate(words):
+        if word.lower() not in _PARTS:
+            raise DataError(
+                f"{sheet.where(row)}: found '{word}' in column '{split}' (data.split); expected "
+                "train, val or test"
+            )
+    return torch.tensor([_PARTS[word.lower()] for word in words], dtype=torch.int8)
+
+
+# ---- encodes a sheet as features and targets by the description of its columns ------------------
+
+# The description must hold for the sheet: every cell of a number column is a number, every category
+# is among the levels.
+
+
+class Features(NamedTuple):
+    """Model input, before missing numbers are filled in and numbers are standardised."""
+
+    x: npt.NDArray[np.float32]  # [N, D], NaN where a number is missing
+    numeric: npt.NDArray[np.bool_]  # [D]
+    names: tuple[str, ...]  # [D]
+
+
+def encode(sheet: Sheet, columns: tuple[InputColumn, ...]) -> Features:
+    """Encode the described columns of a sheet as features, in the order of the description."""
+    if not columns:
+        raise DataError(f"{sheet.files[0]}: no columns are left to predict from")
+    return Features(
+        np.concatenate([_block(sheet, column) for column in columns], axis=1),
+        np.array([numeric for column in columns for numeric in column.numeric]),
+        tuple(title for column in columns for title in column.titles),
+    )
+
+
+def _block(sheet: Sheet, column: InputColumn) -> npt.NDArray[np.float32]:
+    """The features of one column: one-hot levels, or numbers and whether they are missing."""
+    if column.kind == "levels":
+        place = _places(categories(sheet, column.name), column.levels)
+        hot = np.zeros((len(place), len(column.levels)), np.float32)
+        hot[np.arange(len(place)), place] = 1
+        return hot
+    values = floats(sheet.table.column(column.name))
+    if not column.missing:
+        return values[:, None].astype(np.float32)
+    return np.stack([values, np.isnan(values)], axis=1).astype(np.float32)
+
+
+def encode_target(sheet: Sheet, target: TargetColumn) -> Array:
+    """Encode the target column: class numbers, or float64 for a quantity."""
+    found = sheet.table.column(target.name)
+    if target.kind == "texts":
+        return _places(found, target.classes)
+    values = floats(found)
+    if target.kind == "quantity":
+        return values
+    return _places(pa.chunked_array([pa.array(values)]), target.classes)
+
+
+def _places(cells: pa.ChunkedArray, names: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    """The place of every cell's text among the sorted names."""
+    distinct = pc.unique(cells)
+    place = np.searchsorted(np.array(names), np.array(texts(distinct)))
+    found: npt.NDArray[np.int64] = place[pc.index_in(cells, value_set=distinct).to_numpy()]
+    return found
+
 
 FEWEST_ROWS = 10
 TASKS = ("auto", "classification", "regression")
@@ -52,7 +219,7 @@ class OpenTable(NamedTuple):
     @property
     def fixed(self) -> torch.Tensor | None:
         """The part of each row, if there is a column that says it."""
-        return None if self.options.split is None else roles.parts(self.sheet, self.options.split)
+        return None if self.options.split is None else parts(self.sheet, self.options.split)
 
 
 def read_table(
@@ -134,8 +301,8 @@ def encode_table(
 ) -> Dataset:
     """Encode a table by the description of its inputs and its target."""
     path, sheet, options, _, owners, owner_names = table
-    found = encoding.encode(sheet, inputs)
-    y, class_names = labels(path.name, encoding.encode_target(sheet, target), target.classes)
+    found = encode(sheet, inputs)
+    y, class_names = labels(path.name, encode_target(sheet, target), target.classes)
     return Dataset(
         name=name or path.stem,
         x=torch.from_numpy(found.x),
@@ -170,16 +337,16 @@ def _divided(
     split, unit, time = options.split, options.unit, options.time
     found: dict[str, Any] = {}
     if split is not None:
-        found["fixed"] = roles.parts(sheet, split)
+        found["fixed"] = parts(sheet, split)
     if unit is not None:
-        units, found["unit_names"] = roles.units(sheet, unit, owners)
-        found["units"] = torch.from_numpy(units)
+        numbers, found["unit_names"] = units(sheet, unit, owners)
+        found["units"] = torch.from_numpy(numbers)
         if split is not None:
-            roles.refuse_divided(sheet, unit, split, units, found["fixed"].numpy())
+            refuse_divided(sheet, unit, split, numbers, found["fixed"].numpy())
     if time is not None:
-        found["times"] = torch.from_numpy(roles.times(sheet, time))
+        found["times"] = torch.from_numpy(times(sheet, time))
     if options.subgroup is not None:
-        codes, found["subgroup_names"] = roles.subgroups(sheet, options.subgroup)
+        codes, found["subgroup_names"] = subgroups(sheet, options.subgroup)
         found |= {"subgroups": torch.from_numpy(codes), "subgroup_column": options.subgroup}
     return found
 

@@ -1,0 +1,1 @@
+"""Probes a federation: stay local, average, cluster or personalise."""

@@ -1,0 +1,243 @@
+"""The commands of ``coterie``. Results go to stdout, progress and errors to stderr.
+
+Heavy modules are imported only by the command that needs them, so that ``coterie --help`` is quick.
+"""
+
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+
+from . import __version__
+from .advising import advise_command
+from .commands import (
+    deploy_commands,
+    federation_commands,
+    page_command,
+    site_commands,
+    start_commands,
+    study_commands,
+)
+from .commands.arguments import CODE, COLUMNS, JSON, TENSORBOARD, configured
+from .errors import (
+    ConfigError,
+    CoterieError,
+    CoterieWarning,
+    StoppedError,
+    printable,
+    printable_lines,
+)
+from .exporting import export_commands
+from .onboarding import onboard_command
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(deploy_commands.app, name="deploy")
+app.add_typer(site_commands.app, name="site")
+app.command()(start_commands.new)
+app.command(name="list")(start_commands.list_names)
+app.command()(start_commands.show)
+app.command()(federation_commands.coordinator)
+app.command()(federation_commands.federate)
+app.command()(export_commands.export)
+app.command()(export_commands.predict)
+app.command()(onboard_command.onboard)
+app.command()(advise_command.advise)
+app.command()(page_command.report)
+app.command()(study_commands.reproduce)
+app.command()(study_commands.sweep)
+app.command()(study_commands.tune)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; an error of coterie gives one message and exit code 2.
+
+    A run that a signal stopped ends with 128 plus the signal's number, as is usual in shells.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", CoterieWarning)
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            app(args=arguments, prog_name="coterie")
+    except StoppedError as stopped:
+        print(f"coterie: {stopped}", file=sys.stderr)
+        raise SystemExit(128 + stopped.number) from None
+    except CoterieError as error:
+        print(f"coterie: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    print(f"coterie: warning: {printable_lines(message)}", file=sys.stderr)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"coterie {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Personalised federated learning in which every client finds its right collaborators."""
+
+
+@app.command()
+@configured
+def compare(
+    config: str | None,
+    given: dict[str, Any],
+    tensorboard: Annotated[str | None, TENSORBOARD] = None,
+    as_json: Annotated[bool, JSON] = False,
+    columns: Annotated[str, COLUMNS] = "",
+) -> None:
+    """Compare several methods with training alone, on the same clients: is joining worth it?"""
+    from . import api
+    from .commands.console import comparison_value, show_comparison, show_json
+    from .commands.live import watching
+    from .runs.config.loading import default_out
+    from .views.table import checked_columns
+
+    further = checked_columns(name.strip() for name in columns.split(",") if name.strip())
+    asked = default_out(api.configure(config, **given))
+    with watching(asked, len(asked.methods()) * len(asked.seeds), tensorboard) as watch:
+        found = api.compare_config(asked, watch)
+    if as_json:
+        show_json(comparison_value(found))
+    else:
+        show_comparison(found, further)
+
+
+@app.command()
+@configured
+def run(
+    config: str | None,
+    given: dict[str, Any],
+    tensorboard: Annotated[str | None, TENSORBOARD] = None,
+) -> None:
+    """Run one method with one seed, and write its folder with a page (report.html)."""
+    from . import api
+    from .commands.live import watching
+    from .runs.config.loading import default_out
+
+    asked = default_out(api.configure(config, **given))
+    with watching(asked, 1, tensorboard) as watch:
+        found = api.run_config(asked, watch)
+    print(found)
+
+
+@app.command()
+def resume(
+    folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+    code: Annotated[list[str] | None, CODE] = None,
+) -> None:
+    """Continue a run or a comparison that was stopped or killed; the result is the same.
+
+    The folder may come from somebody else: code that it names is run only from the folders given by
+    --code, or from installed packages with --code installed.
+    """
+    from . import api
+    from .commands.console import show_comparison
+    from .commands.live import progress_on_stderr
+    from .views.outcomes import Comparison
+
+    runs, rounds = api.expected(folder, code)
+    with progress_on_stderr(runs, rounds) as watch:
+        found = api.resume(folder, progress=watch, code=code)
+    if isinstance(found, Comparison):
+        show_comparison(found)
+    else:
+        print(found)
+
+
+@app.command()
+def verify(
+    folder: Annotated[str, typer.Argument(help="folder of a run or a comparison", metavar="RUN")],
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Check that the files of a run are as they were written and its models give the digest."""
+    from . import api
+    from .commands.console import show, show_json
+
+    report = api.verify(folder)
+    if as_json:
+        show_json({"ok": not any(report.values()), "folders": report})
+    else:
+        for place, wrong in report.items():
+            for line in (f"{place}: {'NOT ' if wrong else ''}as it was written", *wrong):
+                show(printable(line))
+    if any(report.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+@configured
+def doctor(
+    config: str | None, given: dict[str, Any], as_json: Annotated[bool, JSON] = False
+) -> None:
+    """Check a config and its data before training: sites, columns, exposure, memory, time."""
+    from .commands.console import show, show_json
+    from .commands.live import progress_on_stderr
+    from .diagnosis.doctor import doctor as diagnose
+
+    with progress_on_stderr(1, 1):
+        found = diagnose(config, **given)
+    if as_json:
+        show_json(found.to_dict())
+    else:
+        show(found)
+
+
+@app.command()
+def bench(
+    workloads: Annotated[
+        list[str] | None, typer.Argument(help="which workloads; default: all")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
+    repeats: Annotated[
+        int, typer.Option(help="timed rounds per engine, after two to warm up", min=1)
+    ] = 5,
+    precision: Annotated[str, typer.Option(help="float32, or tf32 on a GPU")] = "float32",
+    scale: Annotated[
+        bool, typer.Option("--scale", help="instead: rounds of 10 to 1,000 clients")
+    ] = False,
+    population: Annotated[
+        bool, typer.Option("--population", help="instead: 100 out of 100 to 10,000 clients")
+    ] = False,
+    short: Annotated[
+        bool,
+        typer.Option("--short", help="instead: whole runs of 1, 3 and 10 rounds against the loop"),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print a list of objects")] = False,
+    force: Annotated[bool, typer.Option("--force", help="measure even on a busy machine")] = False,
+) -> None:
+    """Time a round of every engine against a plain PyTorch loop, as ratios in one run.
+
+    A workload with long rounds is timed with fewer rounds, at least three.
+    """
+    from .commands import bench as timing
+    from .commands.bench import growth, printing
+    from .commands.bench import short as short_runs
+
+    if scale + population + short > 1:
+        raise ConfigError("--scale, --population, --short: found several; give one of them")
+    if scale:
+        printing.show_costs(growth.scale(device, repeats, force=force), as_json=as_json)
+    elif population:
+        printing.show_costs(growth.population(device, repeats, force=force), as_json=as_json)
+    elif short:
+        timing.check(device, precision, force=force)
+        printing.show_short(short_runs.short(workloads or [], repeats), as_json=as_json)
+    else:
+        results = timing.measure(workloads or [], device, precision, repeats, force=force)
+        printing.show_results(results, as_json=as_json)

@@ -1,0 +1,1 @@
+"""Checks a config and its data before training."""

@@ -1,0 +1,280 @@
+"""What ``coterie doctor`` found: facts, one row per site, what leaves a site, and warnings."""
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..algorithms.exposure import EXPOSURES, leaves
+from ..api import Options, Source, configure
+from ..commands.live import duration
+from ..core import tree
+from ..core.algorithm import round_of
+from ..core.policies import governed
+from ..data.simulation import Simulation
+from ..engines import auto, cluster, process
+from ..engines.auto import PROBE_STEPS
+from ..engines.base import Work
+from ..engines.settings import Asked, Length
+from ..engines.vmap import VmapBackend, compiler_version
+from ..errors import printable
+from ..runs.assemble import Assembly, assemble, simulation_of
+from ..runs.config.methods import Method
+from ..runs.estimate import peak_mib, timings
+from ..runs.run import Roster
+from ..views.mean_gain import smallest_gain
+from . import findings
+from .findings import (
+    SitePart,
+    data_warnings,
+    duplicates,
+    repeated_warnings,
+    score_warnings,
+    weak_warnings,
+)
+
+MOST = 30  # sites that are printed; JSON has all of them
+FEW = 4  # classes whose shares are printed
+COLUMNS = ("site", "rows", "train", "val", "test", "missing", "commonest", "shows from", "classes")
+
+
+class SiteRow(NamedTuple):
+    """One site: its data, and the smallest gain that its test data can show."""
+
+    part: SitePart
+    smallest: float | None  # in percentage points; None if no gain can be shown
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers by name, for JSON."""
+        return {**self.part._asdict(), "rows": self.part.rows, "smallest_gain": self.smallest}
+
+    def cells(self) -> tuple[str, ...]:
+        """The text of each column."""
+        part = self.part
+        return (
+            part.client,
+            *(f"{n:,}" for n in (part.rows, part.train, part.val, part.test)),
+            "—" if part.missing is None else f"{100 * part.missing:.1f} %",
+            "—" if part.commonest is None else f"{part.commonest:.1f} %",
+            "—" if self.smallest is None else f"{self.smallest:.0f} points",
+            _balance(part.classes),
+        )
+
+
+def _balance(classes: dict[str, float]) -> str:
+    if not classes:
+        return "—"
+    often = sorted(classes.items(), key=lambda pair: -pair[1])
+    said = ", ".join(f"{name} {100 * share:.0f} %" for name, share in often[:FEW])
+    return f"{said}, {len(often) - FEW} more" if len(often) > FEW else said
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Facts about an experiment before it is run, its sites, what leaves them, and warnings."""
+
+    facts: tuple[tuple[str, str], ...]
+    warnings: tuple[str, ...]
+    sites: tuple[SiteRow, ...] = ()
+    leaves: tuple[tuple[str, str], ...] = ()  # method, and what leaves a site under it
+    estimate: tuple[tuple[str, float | None], ...] = ()  # seconds and mib
+
+    def __repr__(self) -> str:
+        blocks = [
+            _aligned(self.facts),
+            _table([COLUMNS, *(row.cells() for row in self.sites[:MOST])], len(self.sites)),
+            ["what leaves a site:", *(f"  {line}" for line in _aligned(self.leaves))],
+            [f"warning: {warning}" for warning in self.warnings],
+        ]
+        return "\n\n".join("\n".join(map(printable, block)) for block in blocks if block)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for JSON; the keys are documented in docs/json.md and stay."""
+        return {
+            "facts": dict(self.facts),
+            "estimate": dict(self.estimate),
+            "sites": [row.to_dict() for row in self.sites],
+            "leaves": dict(self.leaves),
+            "warnings": list(self.warnings),
+        }
+
+
+def _aligned(pairs: tuple[tuple[str, str], ...]) -> list[str]:
+    width = max((len(name) for name, _ in pairs), default=0)
+    return [f"{name:<{width}}  {text}" for name, text in pairs]
+
+
+def _table(rows: list[tuple[str, ...]], sites: int) -> list[str]:
+    """Lines of aligned cells; numbers to the right, the first and the last column to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        middle = (f"{c:>{w}}" for c, w in zip(row[1:-1], widths[1:-1], strict=True))
+        lines.append("  ".join((f"{row[0]:<{widths[0]}}", *middle, row[-1])))
+    return [*lines, f"… and {sites - MOST} more"] if sites > MOST else lines
+
+
+# ---- checks an experiment before it is run: data, clients, what leaves a site, memory, time -----
+
+
+def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
+    """Check a config and its data before training.
+
+    The first rounds of each method are trained in memory to estimate time and memory.
+    """
+    config = configure(source, **options)
+    methods = config.methods()
+    with contextlib.closing(assemble(config)) as assembly:
+        seed = config.seeds[0]
+        asked = assembly.config.single(methods[-1], seed)
+        on = simulation_of(assembly, methods[-1].build(), asked)
+        costs, engine, estimate = _cost_facts(assembly, on, methods)
+        slow = [line for method in methods for line in _slower(assembly, method, engine)]
+    made, roster, metric = on.federation, Roster.of(on.federation), assembly.config.run.metric
+    tests = len(made) * (2.0 if len(methods) > 2 else 1.0)
+    sites = tuple(
+        SiteRow(part, smallest_gain(part.test_units, tests)) for part in findings.parts(made)
+    )
+    repeated = duplicates(made)
+    inside, across = sum(repeated.across_splits.values()), repeated.across_clients
+    counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
+    facts = (*_data_facts(assembly, on, roster), *_commonest(sites), counts, *costs)
+    warnings = (
+        *weak_warnings(roster, config.run.participation),
+        *score_warnings(sites, metric, tests),
+        *data_warnings(made),
+        *repeated_warnings(made, repeated),
+        *slow,
+    )
+    return Diagnosis(facts, warnings, sites, tuple(map(_leaving, methods)), estimate)
+
+
+def _leaving(method: Method) -> tuple[str, str]:
+    """A method's label, and what leaves a site under it."""
+    known = method.label if method.label in EXPOSURES else method.name
+    return method.label, leaves(known, type(method.build()))
+
+
+def _commonest(sites: Sequence[SiteRow]) -> list[tuple[str, str]]:
+    """The accuracy of always answering each client's commonest class."""
+    known = [site.part.commonest for site in sites if site.part.commonest is not None]
+    said = "accuracy of always answering it, mean over clients"
+    return [("commonest class", f"{sum(known) / len(known):.1f} % {said}")] if known else []
+
+
+def _data_facts(assembly: Assembly, on: Simulation, roster: Roster) -> list[tuple[str, str]]:
+    config, federation, network = assembly.config, on.federation, on.problem.model
+    data = federation.dataset
+    kind = f"{data.classes} classes" if data.classes else "regression"
+    shape = "x".join(map(str, data.x.shape[1:]))
+    shape += " (tokens)" if data.x.dtype == torch.int64 else ""
+    splits = (("train", roster.n_train), ("val", roster.n_val), ("test", roster.n_test))
+    facts = [
+        ("data", f"{data.name}: {len(data.x):,} samples of shape {shape}, {kind}"),
+        ("partition", f"{federation.partition}, fingerprint {roster.fingerprint}"),
+        ("clients", str(len(roster))),
+        *((f"{name} samples", f"{_range(n)}, {n.sum():,} in all") for name, n in splits),
+    ]
+    if data.classes:
+        counts = [len(data.y[own].unique()) for own in federation.train]
+        facts.append(("classes", _range(np.array(counts))))
+    if federation.units is not None:
+        units = [len(federation.units[own].unique()) for own in federation.train]
+        facts.append(("training units", _range(np.array(units))))
+    if data.times is not None:
+        facts.append(("splits", "by time: train, then validation, then test"))
+    if roster.groups is not None:
+        facts.append(("hidden groups", str(len(np.unique(roster.groups)))))
+    model = f"{config.model.name}, {network.parameters:,} parameters"
+    facts.append(("model", model))
+    if network.whole > network.parameters:
+        facts.append(("batch-norm buffers", config.train.buffers))
+    return [*facts, ("metric", config.run.metric)]
+
+
+def _range(sizes: NDArray[np.int64]) -> str:
+    least, most = sizes.min(), sizes.max()
+    return f"{most} per client" if least == most else f"{least} to {most} per client"
+
+
+Cost = tuple[tuple[str, float | None], ...]
+
+
+def _cost_facts(
+    assembly: Assembly, on: Simulation, methods: tuple[Method, ...]
+) -> tuple[list[tuple[str, str]], dict[str, Any], Cost]:
+    """Facts about the cost of the experiment, the engine that would run it, and both estimates."""
+    run, engine = assembly.config.run, assembly.config.engine
+    asked = Asked(engine.chunk, engine.memory_mib, engine.threads, engine.trace, engine.compiled)
+    seeds, work = len(assembly.config.seeds), Work(on.problem, on.shards)
+    length = Length(run.rounds, run.participation, len(methods) * seeds)
+    found = auto.resolve(work, length, asked)
+    together = found.get("chunk", 1)
+    said, estimate = _estimates(assembly, on, methods, found, length)
+    compiler = compiler_version() or "none: training loops run in torch, which is slower"
+    facts = [
+        ("methods", ", ".join(method.label for method in methods)),
+        ("runs", f"{len(methods)} methods x {seeds} seeds, {run.rounds} rounds"),
+        ("fastest engine", f"{found['engine']}, {together} clients at a time"),
+        ("C++ compiler", compiler),
+        *said,
+    ]
+    if "ray" in (engine.name, run.spread):
+        facts.append(("Ray", cluster.described()))
+    if engine.name == "vmap":  # as it was asked for, fastest or not
+        how = auto.repaid(work, run.rounds, trace=engine.trace, compiled=engine.compiled)
+        chunk = process.fitting(work, engine.chunk, engine.memory_mib)
+        return facts, {"engine": "vmap", "chunk": chunk, **how._asdict()}, estimate
+    return facts, found, estimate
+
+
+def _estimates(
+    assembly: Assembly,
+    on: Simulation,
+    methods: tuple[Method, ...],
+    found: Mapping[str, Any],
+    length: Length,
+) -> tuple[list[tuple[str, str]], Cost]:
+    """Time and memory of all runs: from timed rounds, or else from timed steps."""
+    work, seeds = Work(on.problem, on.shards), len(assembly.config.seeds)
+    stepped = found["seconds"] / PROBE_STEPS * length.steps(work)  # of one run, training alone
+    timed = timings(assembly, methods, stepped / length.rounds)
+    mean = sum(one.seconds for one in timed) / len(timed) if timed else stepped
+    seconds = seeds * (sum(one.seconds for one in timed) + mean * (len(methods) - len(timed)))
+    used, on_gpu = peak_mib(on.problem.device)
+    held = on.problem.population * on.problem.start.nbytes * 4
+    mib = (process.footprint(work) * found.get("chunk", 1) + held) / 2**20
+    if used is not None:
+        mib = used if timed else used + mib
+    how = f"from the first rounds of {len(timed)} of {len(methods)} methods"
+    rough = "from a few steps of training; evaluation and larger methods take longer"
+    of = "in this process" if used is not None else "beside the data"
+    gpu = "" if on_gpu is None else f", and {on_gpu:,.0f} MiB on the GPU"
+    facts = [
+        ("memory", f"about {mib:,.0f} MiB {of}{gpu}"),
+        ("training time", f"about {duration(seconds)}, {how if timed else rough}"),
+    ]
+    return facts, (("seconds", seconds), ("mib", mib), ("gpu_mib", on_gpu))
+
+
+def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
+    """Warnings about client calls of a method that cannot be replayed or compiled, and why."""
+    if engine["engine"] != "vmap" or not (engine["trace"] or assembly.config.engine.trace):
+        return []
+    algorithm = method.build()
+    on = simulation_of(
+        assembly, algorithm, assembly.config.single(method, assembly.config.seeds[0])
+    )
+    algorithm = governed(algorithm, on.problem)
+    problem = replace(on.problem, recipe=replace(on.problem.recipe, steps=PROBE_STEPS))
+    able = (problem.sizes > 0).nonzero().flatten()[: engine["chunk"]]
+    round = round_of(problem, 0, assembly.config.run.rounds, able)
+    server, states = algorithm.init(problem)
+    made = VmapBackend(problem, on.shards, chunk=len(able), trace=True, compiled=engine["compiled"])
+    made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
+    slow = [form for form in made.forms if form.why]
+    return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]

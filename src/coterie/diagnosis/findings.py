@@ -1,0 +1,497 @@
+"""Describes each client's part of a table, and finds columns that clients wrote in different ways.
+
+All functions read the data before it is standardised. They find what a person should look at; they
+change nothing, and what they find may be right as it is.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..core.metrics import METRICS, Array, score
+from ..data.assign import Floats
+from ..data.federation import Dataset, Federation
+from ..data.sources.columns import NO_CELL
+from ..runs.run import Roster
+from .doctor import SiteRow
+
+OFF = 10.0  # times the others' median or spread: another unit, as cm and m
+FEWEST = 5  # known numbers of a client from which its median and spread are compared
+
+
+class SitePart(NamedTuple):
+    """One client's rows: how many, how complete, and which classes."""
+
+    client: str
+    train: int
+    val: int
+    test: int
+    test_units: int  # test samples, or units (patients) where the data has units
+    missing: float | None  # share of empty cells in the inputs; None if the data is no table
+    classes: dict[str, float]  # the share of each class among all rows; empty for a regression
+    commonest: float | None  # accuracy on test data of always answering the commonest class
+
+    @property
+    def rows(self) -> int:
+        """All rows of the client."""
+        return self.train + self.val + self.test
+
+
+class Alike(NamedTuple):
+    """Two categories of one column that look like two spellings of one."""
+
+    column: str
+    one: str
+    at: tuple[str, ...]  # the clients that use it
+    other: str
+    other_at: tuple[str, ...]
+
+
+class Coding(NamedTuple):
+    """A client whose categories of a column are used by no other client."""
+
+    client: str
+    column: str
+    own: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+class OtherScale(NamedTuple):
+    """A column whose numbers at one client have another magnitude than at the others."""
+
+    client: str
+    column: str
+    own: float  # the client's median, or its spread
+    others: float  # the median over the other clients
+    what: str  # "median" or "spread"
+
+
+def original(federation: Federation) -> Dataset:
+    """The dataset before it was standardised."""
+    return federation.dataset if federation.source is None else federation.source
+
+
+def rows_of(federation: Federation) -> list[npt.NDArray[np.int64]]:
+    """The indices of all samples of each client."""
+    parts = zip(federation.train, federation.own_val, federation.own_test, strict=True)
+    return [np.concatenate([split.numpy() for split in splits]) for splits in parts]
+
+
+def parts(federation: Federation) -> list[SitePart]:
+    """One description per client."""
+    data, found = original(federation), []
+    names = data.class_names or tuple(map(str, range(data.classes)))
+    empty = _empty_cells(data)
+    for i, rows in enumerate(rows_of(federation)):
+        test = federation.own_test[i]
+        sizes = len(federation.train[i]), len(federation.own_val[i]), len(test)
+        units = sizes[2] if data.units is None else len(data.units[test].unique())
+        counts = [int((data.y[rows] == c).sum()) for c in range(data.classes)]
+        shares = {
+            name: n / data.y[rows].numel() for name, n in zip(names, counts, strict=True) if n
+        }
+        missing = None if empty is None or not len(rows) else float(empty[rows].mean())
+        own = _commonest(data, federation.train[i].numpy(), test.numpy())
+        found.append(SitePart(federation.clients[i], *sizes, units, missing, shares, own))
+    return found
+
+
+def _commonest(data: Dataset, train: Array, test: Array) -> float | None:
+    """The accuracy of always answering the commonest class of the training data."""
+    if not data.classes or not len(train) or not len(test):
+        return None
+    y = data.y.numpy()
+    asked, answer = y[test].ravel(), np.bincount(y[train].ravel()).argmax()
+    return score("accuracy", np.full(len(asked), answer), asked)
+
+
+def _empty_cells(data: Dataset) -> npt.NDArray[np.bool_] | None:
+    """For each row and input column, whether the cell is empty ``[N, columns]``."""
+    if data.numeric is None or data.x.ndim != 2 or not data.feature_names:
+        return None
+    x = data.x.numpy()
+    numbers = np.isnan(x[:, data.numeric.numpy()])
+    named = [
+        x[:, levels[NO_CELL]] > 0 if NO_CELL in levels else np.zeros(len(x), np.bool_)
+        for levels in categories(data).values()
+    ]
+    return np.concatenate([numbers, *(one[:, None] for one in named)], axis=1)
+
+
+def categories(data: Dataset) -> dict[str, dict[str, int]]:
+    """The feature of each level of each category column."""
+    found: dict[str, dict[str, int]] = {}
+    if data.numeric is None:
+        return found
+    for at, title in enumerate(data.feature_names):
+        column, is_level, level = title.partition(" = ")
+        if is_level and not data.numeric[at]:
+            found.setdefault(column, {})[level] = at
+    return found
+
+
+def _used(federation: Federation) -> dict[str, dict[str, tuple[str, ...]]]:
+    """For each category column and the target, the clients that use each level."""
+    data, rows = original(federation), rows_of(federation)
+    clients = federation.clients
+    found = {}
+    for column, levels in categories(data).items():
+        held = {level: data.x[:, at].numpy() > 0 for level, at in levels.items()}
+        found[column] = {
+            level: tuple(name for name, own in zip(clients, rows, strict=True) if has[own].any())
+            for level, has in held.items()
+            if level != NO_CELL
+        }
+    if data.class_names:
+        y = data.y.numpy()
+        found["the target"] = {
+            level: tuple(
+                name for name, own in zip(clients, rows, strict=True) if (y[own] == c).any()
+            )
+            for c, level in enumerate(data.class_names)
+        }
+    return found
+
+
+def alike(federation: Federation) -> list[Alike]:
+    """Pairs of categories that look like spellings of one.
+
+    They differ only in case, blanks and punctuation; or one is the beginning of the other (F and
+    female) and no client uses both.
+    """
+    return [
+        Alike(column, one, used[one], other, used[other])
+        for column, used in _used(federation).items()
+        for one, other in combinations(used, 2)
+        if _same(one, other) or (_begins(one, other) and not {*used[one]} & {*used[other]})
+    ]
+
+
+def _plain(level: str) -> str:
+    return "".join(letter for letter in level.casefold() if letter.isalnum())
+
+
+def _same(one: str, other: str) -> bool:
+    return _plain(one) == _plain(other) != ""
+
+
+def _begins(one: str, other: str) -> bool:
+    """Whether the shorter one consists of letters and begins the longer one."""
+    short, long = sorted((_plain(one), _plain(other)), key=len)
+    return short.isalpha() and long.isalpha() and long.startswith(short)
+
+
+def codings(federation: Federation) -> list[Coding]:
+    """Clients that share no category of a column with any other client."""
+    found = []
+    for column, used in _used(federation).items():
+        for client in federation.clients:
+            own = tuple(level for level, at in used.items() if client in at)
+            others = tuple(level for level, at in used.items() if {*at} - {client})
+            if own and others and not {*own} & {*others}:
+                found.append(Coding(client, column, own, others))
+    return found
+
+
+def empty_columns(federation: Federation) -> dict[str, list[str]]:
+    """Input columns that are empty in all rows of some clients, with these clients."""
+    data, found = original(federation), dict[str, list[str]]()
+    empty = _empty_cells(data)
+    if empty is None or data.numeric is None:
+        return found
+    numbers = [data.feature_names[at] for at in np.flatnonzero(data.numeric.numpy())]
+    columns = [*numbers, *categories(data)]
+    for client, rows in zip(federation.clients, rows_of(federation), strict=True):
+        for at in np.flatnonzero(empty[rows].all(0)) if len(rows) else []:
+            found.setdefault(columns[at], []).append(client)
+    return found
+
+
+def scales(federation: Federation) -> list[OtherScale]:
+    """Columns of clients whose median or spread is ten times that of the other clients, or a tenth.
+
+    Spread is the distance between the quartiles. A median counts only if it is far from the others'
+    median compared with the spreads: medians around zero have no scale.
+    """
+    data, found = original(federation), list[OtherScale]()
+    if data.numeric is None or data.x.ndim != 2 or len(federation) < 2:
+        return found
+    x, rows = data.x.double().numpy(), rows_of(federation)
+    for at in np.flatnonzero(data.numeric.numpy()):
+        name = data.feature_names[at] if data.feature_names else f"x{at}"
+        known = [own[~np.isnan(own)] for own in (x[mine, at] for mine in rows)]
+        quartiles = np.array(
+            [np.quantile(v, (0.25, 0.5, 0.75)) if len(v) >= FEWEST else [np.nan] * 3 for v in known]
+        )
+        middle, spread = quartiles[:, 1], quartiles[:, 2] - quartiles[:, 0]
+        for i, client in enumerate(federation.clients):
+            if (odd := _odd(i, middle, spread)) is not None:
+                found.append(OtherScale(client, name, *odd))
+    return found
+
+
+def _odd(i: int, middle: Floats, spread: Floats) -> tuple[float, float, str] | None:
+    """The client's number, the others', and which; None if it is like the others'."""
+    others = ~np.isnan(middle) & (np.arange(len(middle)) != i)
+    if np.isnan(middle[i]) or not others.any():
+        return None
+    usual, width = float(np.median(middle[others])), float(np.median(spread[others]))
+    own, own_width = float(middle[i]), float(spread[i])
+    if abs(own - usual) > 2 * max(width, own_width) and _far(abs(own), abs(usual)):
+        return own, usual, "median"
+    return (own_width, width, "spread") if _far(own_width, width) else None
+
+
+def _far(one: float, other: float) -> bool:
+    """Whether one is ten times the other or more; false if one is zero."""
+    return min(one, other) > 0 and max(one, other) >= OFF * min(one, other)
+
+
+# ---- finds duplicate samples: samples that occur in two splits of a client, or at two clients ---
+
+# Two samples are the same if their inputs and their targets, as relabelled by the client, are
+# equal.
+
+
+class Duplicates(NamedTuple):
+    """The number of distinct samples that occur more than once."""
+
+    across_splits: dict[str, int]  # by client: its samples in two or more of its splits
+    across_clients: int  # samples that two or more clients hold
+    holders: tuple[str, ...]  # the clients that hold them
+
+
+def duplicates(federation: Federation) -> Duplicates:
+    """Count the duplicates among every client's own samples (not those of foreign targets)."""
+    inside: dict[str, int] = {}
+    holders: dict[bytes, set[int]] = {}
+    parts = zip(federation.train, federation.own_val, federation.own_test, strict=True)
+    for i, splits in enumerate(parts):
+        found = [set(_prints(federation, i, split)) for split in splits]
+        often = Counter(sample for split in found for sample in split)
+        twice = sum(count > 1 for count in often.values())
+        if twice:
+            inside[federation.clients[i]] = twice
+        own = found[:2] if federation.common_test else found  # the common test set is nobody's
+        for sample in set().union(*own):
+            holders.setdefault(sample, set()).add(i)
+    shared = [who for who in holders.values() if len(who) > 1]
+    names = tuple(federation.clients[i] for i in sorted(set().union(*shared)))
+    return Duplicates(inside, len(shared), names)
+
+
+def _prints(federation: Federation, client: int, held: Tensor) -> list[bytes]:
+    """A short hash of each of these samples of a client."""
+    data = federation.dataset
+    y = data.y[held]
+    if federation.relabel is not None:
+        y = federation.relabel[client, y]
+    rows = zip(data.x[held].numpy(), y.numpy(), strict=True)
+    return [
+        hashlib.blake2b(x.tobytes() + target.tobytes(), digest_size=16).digest()
+        for x, target in rows
+    ]
+
+
+def shared_units(federation: Federation) -> list[str]:
+    """Names of units that two or more clients use: the same patient, or the same numbering."""
+    names = federation.dataset.unit_names
+    held = torch.cat([*federation.train, *federation.val, *federation.test])
+    units = federation.units
+    here = [] if units is None else [names[unit] for unit in units[held].unique().tolist()]
+    return [name for name, count in Counter(here).items() if count > 1]
+
+
+# ---- finds columns with extreme numbers at one client: a wrong unit, or a misplaced decimal point
+
+# Standardisation uses one mean and one deviation for all clients, so a single huge number flattens
+# the column for every client.
+
+FAR = 1000.0  # times the median distance from the median over all clients
+
+
+class Extreme(NamedTuple):
+    """One column of one client that holds an extreme number."""
+
+    client: str
+    column: str
+    value: float  # the number that is farthest from the median
+    middle: float  # the median over all clients
+    usual: float  # the median distance from that median, over all clients
+
+
+def extremes(federation: Federation) -> list[Extreme]:
+    """The columns of each client that hold a number far outside the scale of all clients.
+
+    A number is far if its distance from the median is more than a thousand times the median
+    distance (which counts as 1 where half of the numbers are equal). No distribution is assumed:
+    the heavy tails of correct data stay below that.
+    """
+    data = federation.dataset if federation.source is None else federation.source
+    if data.numeric is None or data.x.ndim != 2:
+        return []
+    x = data.x.double().numpy()
+    columns = np.flatnonzero(data.numeric.numpy())
+    middle, usual = _scale(x[:, columns])
+    found = []
+    parts = zip(federation.train, federation.own_val, federation.own_test, strict=True)
+    for client, splits in zip(federation.clients, parts, strict=True):
+        own = x[np.concatenate([split.numpy() for split in splits])][:, columns]
+        off = np.nan_to_num(np.abs(own - middle))
+        for at in np.flatnonzero((off > FAR * usual).any(axis=0)):
+            row = int(off[:, at].argmax())
+            name = data.feature_names[columns[at]] if data.feature_names else f"x{columns[at]}"
+            numbers = float(own[row, at]), float(middle[at]), float(usual[at])
+            found.append(Extreme(client, name, *numbers))
+    return found
+
+
+def _scale(x: Floats) -> tuple[Floats, Floats]:
+    """The median of each column and the median distance from it, or 1 where that is zero."""
+    with np.errstate(all="ignore"):
+        middle = np.nan_to_num(np.nanmedian(x, axis=0))
+        usual = np.nan_to_num(np.nanmedian(np.abs(x - middle), axis=0))
+    return middle, np.where(usual > 0, usual, np.maximum(1.0, np.abs(middle)))
+
+
+# ---- the warnings of ``coterie doctor`` about data: one sentence each, with clients and columns -
+
+MANY = 8  # at most so many clients are named in a warning
+HIGH = 80.0  # percent: an accuracy of always answering the commonest class that hides failures
+COARSE = 20.0  # percentage points: a test set that shows only larger gains tells little
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names, separated by commas."""
+    return ", ".join(names[:MANY]) + (" …" if len(names) > MANY else "")
+
+
+def _capped(said: list[str], what: str) -> list[str]:
+    """The first warnings, and how many more there are."""
+    more = len(said) - MANY
+    return [*said[:MANY], f"{more} more {what}"] if more > 0 else said
+
+
+def data_warnings(federation: Federation) -> list[str]:
+    """Warnings about columns that clients wrote in different ways, or left empty."""
+    empty = [
+        f"column '{column}' is empty in all rows of {some(clients)}; their models learn nothing "
+        "from it"
+        for column, clients in empty_columns(federation).items()
+    ]
+    return [
+        *_capped(empty, "columns are empty at some clients"),
+        *_capped(_spellings(federation), "categories are written in several ways"),
+        *_capped(_scales(federation), "columns of clients have another scale"),
+        *_out_of_scale(federation),
+    ]
+
+
+def _spellings(federation: Federation) -> list[str]:
+    pairs, said = alike(federation), []
+    for pair in pairs:
+        said.append(
+            f"column '{pair.column}': '{pair.one}' ({some(pair.at)}) and '{pair.other}' "
+            f"({some(pair.other_at)}) look like one category written in two ways; write it one way"
+        )
+    told = {pair.column for pair in pairs}
+    for odd in codings(federation):
+        if odd.column not in told:
+            said.append(
+                f"column '{odd.column}': no other client uses the categories of '{odd.client}' "
+                f"({some(odd.own)}); the others use {some(odd.others)}; check that they mean the "
+                "same by it"
+            )
+    return said
+
+
+def _scales(federation: Federation) -> list[str]:
+    return [
+        f"client '{one.client}': column '{one.column}' has a {one.what} of {one.own:g}, the others "
+        f"{one.others:g}, {OFF:g} times or more apart; check its unit (cm and m, mg and g)"
+        for one in scales(federation)
+    ]
+
+
+def score_warnings(sites: Sequence[SiteRow], metric: str, tests: float) -> list[str]:
+    """Warnings about scores that say little: a dominating class, and small test sets."""
+    found, known = [], [site.part.commonest for site in sites if site.part.commonest is not None]
+    if metric == "accuracy" and known and sum(known) / len(known) >= HIGH:
+        found.append(
+            f"always answering the commonest class scores {sum(known) / len(known):.1f} % accuracy;"
+            ' a useless model looks good: use --set run.metric=auc (or [run] metric = "auc")'
+        )
+    tested = [site for site in sites if site.part.test]
+    blind = [f"{s.part.client} ({s.part.test_units})" for s in tested if s.smallest is None]
+    coarse = [
+        f"{s.part.client} ({s.part.test_units}: from {s.smallest:.0f} points)"
+        for s in tested
+        if s.smallest is not None and s.smallest > COARSE
+    ]
+    if blind:
+        found.append(
+            f"{len(blind)} of {len(sites)} clients have too few test samples (or units) to show "
+            f"any gain of their own: {some(blind)}; raise data.test, or collect more"
+        )
+    if coarse and METRICS[metric].targets == "classes":
+        found.append(
+            f"{len(coarse)} of {len(sites)} clients have test data that shows only large gains of "
+            f"their own, corrected for {tests:g} tests: {some(coarse)}; the mean over clients may "
+            "still tell"
+        )
+    return found
+
+
+def repeated_warnings(federation: Federation, repeated: Duplicates) -> list[str]:
+    """Warnings about samples and units that occur twice and would make scores too good."""
+    found = []
+    if repeated.across_splits:
+        number, who = sum(repeated.across_splits.values()), list(repeated.across_splits)
+        found.append(
+            f"{number} samples are in more than one of train, validation and test data of a "
+            f"client: {some(who)}"
+        )
+    if repeated.across_clients:
+        found.append(
+            f"{repeated.across_clients} samples are held by more than one client: "
+            f"{some(list(repeated.holders))}"
+        )
+    units = shared_units(federation)
+    if units:
+        found.append(
+            f"{len(units)} units are named at more than one client and taken for different ones "
+            f"there: {some(units)}; if they are the same, one client may train on what tests "
+            "another"
+        )
+    return found
+
+
+def _out_of_scale(federation: Federation) -> list[str]:
+    """Warnings about columns in which a client's numbers are far out of the others' scale."""
+    said = [
+        f"client '{one.client}': column '{one.column}' holds {one.value:g}, where all clients "
+        f"together are around {one.middle:g} (typically {one.usual:g} away); check its unit and "
+        "its digits"
+        for one in extremes(federation)
+    ]
+    return _capped(said, "columns of clients are out of scale")
+
+
+def weak_warnings(roster: Roster, participation: float) -> list[str]:
+    """Warnings about clients that lack data, and about rounds with less than one client."""
+    kinds: dict[str, list[str]] = {}
+    for name, lack in roster.weak.items():
+        kinds.setdefault(lack, []).append(name)
+    found = []
+    for lack, names in kinds.items():
+        found.append(f"{len(names)} of {len(roster)} clients have {lack}: {some(names)}")
+    if participation * len(roster) < 1:
+        found.append("participation is below one client per round; one client takes part")
+    return found

@@ -1,1 +1,0 @@
-"""From a config to the folder of a finished run: assemble, run, checkpoint, resume."""

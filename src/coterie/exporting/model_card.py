@@ -1,0 +1,399 @@
+"""Writes a network out as plain PyTorch code, which needs no coterie and loads no foreign code.
+
+A network of ordinary layers is one expression. The residual block and the recurrent network are
+classes; their own source text stands before the expression.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..core.imports import INSTALLED_ONLY
+from ..core.metrics import METRICS
+from ..data.data_schema import Schema
+from ..data.preprocessing import Preprocessing
+from ..errors import printable
+from ..networks import registry
+from ..networks.architectures import Recurrent, Residual, head, norm_layer
+from ..views.clinical import FEWEST, Calibration, Estimate, Sensitivity, SiteClinical
+from .writing import ExportConfig, NetworkFacts, network_factory, shapes_of
+
+# Layers whose ``repr`` is the call that makes them.
+PLAIN: tuple[type[nn.Module], ...] = (
+    *(nn.Linear, nn.ReLU, nn.Flatten),
+    *(nn.Conv2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d, nn.BatchNorm2d),
+)
+WIDTH = 88  # characters of a line
+
+
+class WrittenNetwork(NamedTuple):
+    """The code of a network."""
+
+    definitions: str  # of classes and functions that the expression needs; may be empty
+    expression: str  # makes the network
+
+
+class _Writer(NamedTuple):
+    """How a layer is written whose ``repr`` is not the call that makes it."""
+
+    call: Callable[[Any], str]
+    source: tuple[Callable[..., Any], ...] = ()  # what to define
+
+
+def _residual(block: Residual) -> str:
+    first = block.first
+    norm = "batch" if isinstance(block.norm1, nn.BatchNorm2d) else "group"
+    return f"Residual({first.in_channels}, {first.out_channels}, {first.stride[0]}, {norm!r})"
+
+
+def _recurrent(network: Recurrent) -> str:
+    table, layer = network.embedding, network.lstm[0]
+    sizes = f"embedding={table.embedding_dim}, hidden={layer.hidden_size}"
+    sizes += ", every_position=True" if network.every_position else ""
+    return f"Recurrent({table.num_embeddings}, {network.head.out_features}, {sizes})"
+
+
+def _group_norm(norm: nn.GroupNorm) -> str:
+    return f"nn.GroupNorm({norm.num_groups}, {norm.num_channels}, eps={norm.eps})"
+
+
+_WRITERS: dict[type[nn.Module], _Writer] = {
+    nn.GroupNorm: _Writer(_group_norm),  # its repr has an argument that older versions do not know
+    Residual: _Writer(_residual, (norm_layer, Residual)),
+    Recurrent: _Writer(_recurrent, (head, Recurrent)),
+}
+
+
+def written_network(module: nn.Module) -> WrittenNetwork | None:
+    """The code that makes such a network, in evaluation mode; None if it has foreign classes."""
+    expression = _expression(module, 0)
+    if expression is None:
+        return None
+    kinds = [type(part) for part in module.modules()]
+    needed = [part for kind in kinds if kind in _WRITERS for part in _WRITERS[kind].source]
+    definitions = "\n\n".join(inspect.getsource(part) for part in dict.fromkeys(needed))
+    return WrittenNetwork(definitions, expression)
+
+
+def _expression(module: nn.Module, depth: int) -> str | None:
+    """The call that makes a module; None if a class is not known."""
+    if type(module) in _WRITERS:
+        return _WRITERS[type(module)].call(module)
+    if type(module) in PLAIN:
+        return f"nn.{module!r}"
+    if type(module) is not nn.Sequential:
+        return None
+    inside = [(name, _expression(part, depth + 1)) for name, part in module.named_children()]
+    if any(part is None for _, part in inside):
+        return None
+    named = any(not name.isdigit() for name, _ in inside)
+    parts = [f"{name}={part}" if named else f"{part}" for name, part in inside]
+    pad, line = "    " * (depth + 2), ", ".join(parts)
+    if len(pad) + len(line) > WIDTH or "\n" in line:
+        line = "\n" + "".join(f"{pad}{part},\n" for part in parts) + pad[4:]
+    return f"nn.Sequential(OrderedDict({line}))" if named else f"nn.Sequential({line})"
+
+
+# ---- the part of a model card on a clinical outcome: calibration, sensitivity, subgroups --------
+
+# Bins and subgroups with few rows are given without numbers: a card may be passed on.
+
+FEW = "too few rows"
+
+
+def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
+    """The text in Markdown; ``plain`` escapes what comes from data."""
+    numbers, parts = found.numbers, []
+    if found.outcome is not None:
+        parts.append(
+            f"The outcome is {plain(found.outcome)}: {numbers.positives} of the client's "
+            f"{numbers.rows} test samples."
+        )
+        if numbers.calibration is None:
+            parts.append(f"The test samples are too few (fewer than {FEWEST}) for more numbers.")
+        else:
+            parts += [_calibration(numbers.calibration), *_sensitivity(found, numbers.sensitivity)]
+    if numbers.subgroups:
+        title = METRICS[found.metric].title
+        rows = [
+            (plain(group.name), *_few(group.rows, _interval(group.score, found.metric)))
+            for group in numbers.subgroups
+        ]
+        head = (plain(found.column), "test samples", f"{title} (95 % interval)")
+        parts.append(f"By {plain(found.column)}:\n\n{_table(head, rows)}")
+    return "\n\n".join(parts)
+
+
+def _calibration(found: Calibration) -> str:
+    rows = [
+        (f"{part.predicted:.2f}", *_few(part.rows, f"{part.observed:.2f}")) for part in found.bins
+    ]
+    table = _table(("mean predicted probability", "test samples", "share with the outcome"), rows)
+    return (
+        f"Expected calibration error {found.error:.3f}, Brier score {found.brier:.3f} (less is "
+        f"better). A well calibrated model has the same number in both columns:\n\n{table}"
+    )
+
+
+def _sensitivity(found: SiteClinical, sensitivity: Sensitivity | None) -> list[str]:
+    if sensitivity is None:
+        return ["All test samples are of one kind, so that there is no sensitivity."]
+    value, low, high = (f"{100 * part:.0f}" for part in sensitivity.found)
+    return [
+        f"With a specificity of {100 * found.specificity:g} % it finds {value} % (95 % interval "
+        f"{low} to {high}) of the samples with the outcome: those with a probability of at least "
+        f"{sensitivity.threshold:.3g}. The threshold was chosen on the same samples."
+    ]
+
+
+def _interval(score: Estimate | None, metric: str) -> str:
+    if score is None:
+        return "—"
+    unit = " %" if METRICS[metric].percent else ""
+    value, low, high = (f"{part:.4g}" for part in score)
+    return f"{value}{unit} ({low} to {high})"
+
+
+def _few(rows: int, text: str) -> tuple[str, str]:
+    return (f"fewer than {FEWEST}", FEW) if rows < FEWEST else (str(rows), text)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# ---- the model card of an export: what the model is, for what it may be used, and how to load it
+
+MOST_ROWS = 100  # columns of a table that the card lists
+_MARKS = re.compile(r"([\\`*_{}\[\]<>#|&~])")
+
+LOADING = """\
+tensors, models = load_file("model.safetensors"), [network() for _ in range({count})]
+for i, model in enumerate(models):
+    state = {{k.partition("/")[2]: v for k, v in tensors.items() if k.startswith(f"{{i}}/")}}
+    model.eval().load_state_dict(state, assign=True)
+predict = lambda x: sum(w * m(x){last} for w, m in zip(tensors["weights"], models))
+"""
+
+
+def card(
+    config: ExportConfig,
+    preprocessing: Preprocessing,
+    count: int,
+    clinical: SiteClinical | None = None,
+) -> str:
+    """The text of ``README.md``; ``count`` is the number of models in the mixture."""
+    facts = config.model
+    trust = (
+        "## How far to trust its probabilities" if clinical and clinical.outcome else "## Subgroups"
+    )
+    parts = (
+        f"# Model of {_plain(facts.client)}, trained by {_plain(facts.method)}",
+        _what(config, preprocessing, count),
+        "## How good it is",
+        _quality(config),
+        *(() if clinical is None else (trust, clinical_text(clinical, _plain))),
+        "## Intended use, and limits",
+        _limits(config, preprocessing.schema),
+        "## Use it with coterie",
+        _with_coterie(preprocessing.schema),
+        "## Load it with plain PyTorch",
+        _plain_torch(config.network, preprocessing.schema, count),
+        "## Inputs",
+        _inputs(preprocessing),
+        "## Where it comes from",
+        _origin(config),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _plain(text: object) -> str:
+    """A text from data or a config, as plain text in Markdown."""
+    return _MARKS.sub(r"\\\1", printable(text))
+
+
+def _listed(names: Iterable[object]) -> str:
+    return ", ".join(map(_plain, names))
+
+
+def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str:
+    facts, target = config.model, preprocessing.schema.target
+    name = _plain(target.name) or "the target"
+    asked = f"It predicts {name}"
+    asked += (
+        ", a number in the unit of the training data."
+        if not target.classes
+        else (
+            f": a probability for each of the classes {_listed(target.classes[:20])}"
+            + (f" and {len(target.classes) - 20} more." if len(target.classes) > 20 else ".")
+        )
+    )
+    several = f" It is a mixture of {count} such networks." if count > 1 else ""
+    return (
+        f"{asked} It is a network of the kind `{config.network.name}`, made for the client "
+        f"{_plain(facts.client)}{_way(config)}.{several}\n\n"
+        f"{_partners(config)}"
+    )
+
+
+def _way(config: ExportConfig) -> str:
+    """How the client got its model: as a client of the run, or as one that joined later."""
+    facts = config.model
+    rounds = f"{facts.rounds} rounds of federated training"
+    if not facts.onboarded:
+        return f" in {rounds}"
+    return (
+        f", which was **not in the federation**: it was onboarded after {rounds}, with "
+        f"{facts.train} labelled samples of its own, and no other client trained for it"
+    )
+
+
+def _partners(config: ExportConfig) -> str:
+    known, onboarded = config.model.collaborators, config.model.onboarded
+    if not known:
+        return "No other client's model went into it, as far as is known."
+    told = (
+        _plain(name) + ("" if weight is None else f" (weight {weight:g})")
+        for name, weight in known.items()
+    )
+    how = "made from the models of" if onboarded else "trained together with"
+    return f"It was {how} {', '.join(told)}."
+
+
+def _quality(config: ExportConfig) -> str:
+    facts, metric = config.model, METRICS[config.model.metric]
+    unit = " %" if metric.percent else ""
+    if facts.score is None:
+        score = "It has no test score: the client had no test data, or its model failed on it."
+    else:
+        score = (
+            f"On the client's own {facts.test} test samples, which were not used for training: "
+            f"**{metric.title} {facts.score:.4g}{unit}**"
+            + (f" ({metric.unit})." if metric.unit else ".")
+        )
+    counts = f"The client trained on {facts.train} samples and validated on {facts.val}."
+    return "\n\n".join([score, counts, *map(_plain, facts.notes)])
+
+
+def _limits(config: ExportConfig, schema: Schema) -> str:
+    facts = config.model
+    name = _plain(facts.client)
+    small = f" With {facts.test} test samples the score is itself uncertain." * (facts.test < 1000)
+    return (
+        f"It is meant for new samples that come about as those of {name} did: the same columns, "
+        "units and way of measuring, and the same kind of cases.\n\n"
+        f"It was judged on data of {name} alone.{small} Elsewhere, "
+        "or after a change of equipment, coding or patients, it may be wrong without any sign of "
+        "it: judge it again on labelled samples first.\n\n"
+        + (
+            "Its probabilities were not calibrated. "
+            if not schema.regression
+            else "It gives no interval around a value. "
+        )
+        + "It is the result of an experiment, not an approved product: no decision about a person "
+        "should rest on it alone."
+    )
+
+
+def _with_coterie(schema: Schema) -> str:
+    new = "new.csv" if schema.kind == "table" else "new.npz"
+    return f"```\ncoterie predict . {new} --out answers.csv\n```\n\n" + (
+        "The file needs the columns below; their order does not matter. Other columns, such as an "
+        "id, are copied to the answers with `--keep` or ignored with `--drop`."
+        if schema.kind == "table"
+        else "The file holds one array of samples, as below."
+    )
+
+
+def _plain_torch(network: NetworkFacts, schema: Schema, count: int) -> str:
+    last = ".softmax(-1)" if not schema.regression else ".squeeze(-1)"
+    given = "probabilities of the classes" if not schema.regression else "values to scale back"
+    half = network.precision == "bf16"
+    return (
+        "In this folder, with torch and safetensors alone:\n\n```python\n"
+        f"{_network_code(network, schema)}\n\n\n{LOADING.format(count=count, last=last)}```\n\n"
+        f"`predict(x)` takes inputs of shape [n, {', '.join(map(str, network.shape))}], prepared "
+        f"as below, and gives the {given}."
+        + (" The run computed in bfloat16; these lines compute in float32." if half else "")
+    )
+
+
+def _network_code(network: NetworkFacts, schema: Schema) -> str:
+    """The imports, and the definition of ``network()``."""
+    imports = ["from safetensors.torch import load_file"]
+    if network.name not in registry.MODELS:
+        module, _, name = network.name.partition(":")
+        made = f"{name}(**{network.options!r})  # shape {network.shape}, classes {network.classes}"
+        imports.append(f"from {module} import {name}  # your own network")
+        return "\n".join(imports) + f"\n\n\ndef network():\n    return {made}"
+    factory = network_factory(network, schema, INSTALLED_ONLY)
+    code = written_network(shapes_of(network, factory))
+    if code is None:
+        raise AssertionError(f"the network {network.name} cannot be written out")
+    imports = ["from collections import OrderedDict", "", "import torch", *imports]
+    head = "\n".join([*imports, "from torch import Tensor, nn"])
+    defined = f"\n\n\n{code.definitions.strip()}" if code.definitions else ""
+    return f"{head}{defined}\n\n\ndef network():\n    return {code.expression}"
+
+
+def _inputs(preprocessing: Preprocessing) -> str:
+    schema, moments = preprocessing.schema, preprocessing.moments
+    shape = f"[{', '.join(map(str, schema.shape))}]"
+    text = {
+        "table": "One row of the table becomes the features below, in this order.",
+        "images": f"An image is an array of uint8 pixels of shape {shape}.",
+        "tokens": f"A sample is a row of {shape} whole numbers below {schema.tokens}.",
+        "features": f"A sample is an array of numbers of shape {shape}.",
+    }[schema.kind]
+    if preprocessing.pixels is not None:
+        scale, shift = preprocessing.pixels.scale, preprocessing.pixels.shift
+        text += f" The input is pixel * {list(scale)} + {list(shift)}, by channel."
+    if moments is not None:
+        text += (
+            " Numbers become (number - mean) / deviation; a missing number is replaced by the mean."
+            " `preprocessing.json` has a mean and a deviation for each feature, in this order,"
+            " under `moments`; those of features that are 0 or 1 are not used."
+        )
+    if schema.regression and moments is not None:
+        text += f" A value is the output * {moments.target_std!r} + {moments.target_mean!r}."
+    return text + _column_table(schema)
+
+
+def _column_table(schema: Schema) -> str:
+    if schema.kind != "table":
+        return ""
+    rows = ["| column | kind | becomes |", "| --- | --- | --- |"]
+    for column in schema.columns[:MOST_ROWS]:
+        if column.kind == "levels":
+            what = "category", f"1 for its own category, else 0: {_listed(column.levels)}"
+        else:
+            extra = ", and 1 if it is missing, else 0" if column.missing else ""
+            what = "number", f"the standardised number{extra}"
+        rows.append(f"| {_plain(column.name)} | {what[0]} | {what[1]} |")
+    more = len(schema.columns) - MOST_ROWS
+    rows += [f"\n{more} more columns are in `preprocessing.json`."] if more > 0 else []
+    return "\n\n" + "\n".join(rows)
+
+
+def _origin(config: ExportConfig) -> str:
+    facts = config.model
+    rows = {
+        "method": facts.method,
+        "rounds": facts.rounds,
+        "seed": facts.seed,
+        "run": facts.run,
+        "data": facts.data or "known at the coordinator only",
+        "model": config.digest,
+        "network": f"{config.network.name} {json.dumps(config.network.options)}",
+        "coterie": config.coterie,
+    }
+    told = "\n".join(f"| {name} | {_plain(value)} |" for name, value in rows.items())
+    return (
+        f"| | |\n| --- | --- |\n{told}\n\n`config.json` has the same for programs; "
+        "`MANIFEST.json` has the size and the sha256 of every file."
+    )

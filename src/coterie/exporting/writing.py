@@ -1,0 +1,318 @@
+"""The files of an exported model: their names, and what ``config.json`` says."""
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from .. import __version__
+from ..core.algorithm import Mixture, client_digest
+from ..core.flat import FlatModel, build
+from ..core.imports import Code, Given
+from ..core.metrics import Floats
+from ..data.data_schema import Schema
+from ..data.preprocessing import Preprocessing
+from ..data.untrusted import STRICT
+from ..errors import ConfigError, StoreError, did_you_mean
+from ..networks import registry
+from ..runs import run_folder
+from ..runs.comparison_folder import COMPARE
+from ..runs.run import History
+from ..storage import files
+from ..views.clinical import SPECIFICITY, ClinicalChoice, SiteClinical, rows_of, site_clinical
+from .model_card import card
+
+FORMAT = 1
+MODEL, CONFIG, PREPROCESSING = "model.safetensors", "config.json", "preprocessing.json"
+CARD = "README.md"
+NAMES = (MODEL, CONFIG, PREPROCESSING, CARD)
+MOST_MODELS = 10_000  # of one mixture
+WEIGHTS = "weights"  # of the mixture, in the file of the model
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model: where it comes from, on which data, and how good it is."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    client: str
+    method: str
+    rounds: int
+    seed: int
+    run: str  # digest of the run, or hash of the agreement of a federation's sites
+    data: str | None  # fingerprint of the clients' data; None where a site does not know it
+    train: int  # samples of the client
+    val: int
+    test: int
+    metric: str
+    score: float | None  # on the client's test samples; None if it has none
+    collaborators: dict[str, float | None]  # others, and the weight that the client gives them
+    notes: tuple[str, ...] = ()
+    onboarded: bool = False  # the client was not in the run: it joined the finished one
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """The network of a model."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str
+    options: dict[str, Any]
+    shape: tuple[int, ...]  # of one input
+    classes: int  # 0 for a regression
+    precision: Literal["float32", "float64", "tf32", "bf16"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of parameters and inputs."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """The file ``config.json`` of an export."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    network: NetworkFacts
+    model: ModelFacts
+    digest: str  # of the weights and parameters
+    coterie: str  # the version that wrote it
+    format: int = field(default=FORMAT, kw_only=True)
+
+    def to_json(self) -> str:
+        """All of it as JSON text."""
+        return files.to_json(asdict(self), indent=2) + "\n"
+
+
+def network_factory(facts: NetworkFacts, schema: Schema, code: Code) -> Callable[[], nn.Module]:
+    """A function that makes such networks for samples of this schema."""
+    own = facts.name in registry.MODELS
+    model = facts.name if own else registry.builder(facts.name, code)
+    return registry.factory(model, schema.example(), **facts.options)
+
+
+def shapes_of(facts: NetworkFacts, factory: Callable[[], nn.Module]) -> nn.Module:
+    """A network without values: our own networks take no memory for it, however large they are."""
+    with torch.device("meta") if facts.name in registry.MODELS else contextlib.nullcontext():
+        return factory()
+
+
+# ---- writes one client's trained model as a folder that works without the run, and without coteri
+
+#     model.safetensors     the parameters of every model of the mixture, and the mixture's weights
+#     preprocessing.json    how samples become inputs: columns, levels, means, classes
+#     config.json           the network, and what is known of the model
+#     README.md             the model card, with the lines that load it in plain PyTorch
+#     MANIFEST.json         sha256 and size of each file; written last
+#
+# A client of a simulation and a site of a federation export the same way.
+
+MOST_COLLABORATORS = 20  # that a card names
+
+
+class Trained(NamedTuple):
+    """One client's model and everything that belongs to it."""
+
+    facts: ModelFacts
+    network: NetworkFacts
+    preprocessing: Preprocessing
+    model: FlatModel
+    predictor: Mixture  # weights [r], models [r, P]
+    clinical: SiteClinical | None = None  # where the outcome is a class
+
+
+def export(
+    run: str | Path,
+    client: str,
+    out: str | Path,
+    *,
+    specificity: float = SPECIFICITY,
+    positive: str | None = None,
+    code: Given = None,
+) -> Path:
+    """Write the model of one client of a finished run into a new folder, and return its path.
+
+    The card gives the sensitivity at ``specificity`` for the outcome ``positive``, which is a
+    class; by default the second of two classes.
+    A network of one's own is imported only from the folders ``code``, or from installed packages if
+    ``code`` is ``"installed"``: the run's folder may come from somebody else.
+    """
+    path, allowed = files.folder_of(run, "RUN"), Code.of(code, installed=False)
+    choice = ClinicalChoice.checked(specificity, positive)
+    made = trained_client(path, client, allowed, choice)
+    return write_export(made, files.folder_of(out, "--out"))
+
+
+def write_export(trained: Trained, out: Path) -> Path:
+    """Write a model into a folder, which must be new or empty; the manifest is written last."""
+    from safetensors.torch import save_file
+
+    refuse_filled(out)
+    predictor = _used(trained)
+    tensors = {WEIGHTS: predictor.weights.clone()}
+    for number, w in enumerate(predictor.models):
+        state = trained.model.state_dict(w)
+        tensors |= {f"{number}/{name}": value for name, value in state.items()}
+    config = ExportConfig(trained.network, trained.facts, client_digest(predictor), __version__)
+    with files.writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with files.whole(out / MODEL) as temporary:
+        save_file(tensors, temporary)
+    files.write_text(out / PREPROCESSING, trained.preprocessing.to_json() + "\n")
+    files.write_text(out / CONFIG, config.to_json())
+    text = card(config, trained.preprocessing, len(predictor.weights), trained.clinical)
+    files.write_text(out / CARD, text)
+    files.write_json(out / files.MANIFEST, {"files": files.list_files(out)})
+    return out
+
+
+def refuse_filled(out: Path) -> Path:
+    """The path of a folder for a model; refuses one that exists and is not empty."""
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise StoreError(
+            f"{out}: exists and is not empty; expected a new folder; nothing was overwritten; "
+            "choose another one with --out, or delete it first"
+        )
+    return out
+
+
+def _used(trained: Trained) -> Mixture:
+    """The predictor without models of weight zero; refuses one that cannot predict."""
+    weights, models = trained.predictor
+    used = weights != 0
+    if not bool(used.any()):
+        raise StoreError(
+            f"client '{trained.facts.client}' has no model: the method {trained.facts.method} "
+            "serves other clients only; export one of those"
+        )
+    if not bool(models[used].isfinite().all() and weights.isfinite().all()):
+        raise StoreError(
+            f"the model of '{trained.facts.client}' diverged: its parameters are not finite; train "
+            "again with a smaller train.lr"
+        )
+    return Mixture(weights[used], models[used])
+
+
+# ---- one client of a finished run ----------------------------------------------------------------
+
+
+def trained_client(
+    path: Path, client: str, code: Code, choice: ClinicalChoice | None = None
+) -> Trained:
+    """The model of one client, from the folder of a finished run."""
+    data = verified_run(path)
+    clients = data.history.roster.clients
+    if client not in clients:
+        raise ConfigError(f"--client: no client is called '{client}'; {known(client, clients)}")
+    at = clients.index(client)
+    predictor, preprocessing = data.predictor(at), run_folder.read_preprocessing(path)
+    network = network_facts(data.config, preprocessing)
+    model = _model(network, preprocessing, code, predictor, data.history.seed)
+    found = _clinical(data.history, at, choice)
+    return Trained(_facts(path, data, at), network, preprocessing, model, predictor, found)
+
+
+def _clinical(history: History, at: int, choice: ClinicalChoice | None) -> SiteClinical | None:
+    said, rows = history.outcomes, history.roster.rows
+    if said is None or rows is None:
+        return None
+    own = list(said.clients())[at]
+    return site_clinical(history.metric, own, rows_of(rows, said.sizes, at), choice)
+
+
+def verified_run(path: Path) -> run_folder.RunData:
+    """Read one finished run; refuses a comparison, and a folder that is not as it was written."""
+    if (path / COMPARE).is_file():
+        raise ConfigError(
+            f"{path}: is a comparison of several runs; expected one run; name its folder, as in "
+            f"{path / 'fedfomo' / 'seed-0'}"
+        )
+    data = run_folder.read(path)
+    wrong = run_folder.verify(path)
+    if wrong:
+        raise StoreError(f"{path}: is not as it was written ({'; '.join(wrong)}); nothing was used")
+    return data
+
+
+def known(name: str, names: tuple[str, ...]) -> str:
+    """The names that are known, or the most similar of them if they are many."""
+    return did_you_mean(name, names) if len(names) > MOST_COLLABORATORS else f"found {names}"
+
+
+def network_facts(tables: Mapping[str, Any], preprocessing: Preprocessing) -> NetworkFacts:
+    """The network of a run's config, for samples of its schema."""
+    example, model = preprocessing.schema.example(), dict(tables["model"])
+    name = model.pop("name")
+    precision = tables["train"]["precision"]
+    return NetworkFacts(name, model, tuple(example.x.shape[1:]), example.classes, precision)
+
+
+def _model(
+    facts: NetworkFacts, preprocessing: Preprocessing, code: Code, predictor: Mixture, seed: int
+) -> FlatModel:
+    """The network as a function of a vector; built only if the vector is of its size."""
+    schema, size = preprocessing.schema, predictor.models.shape[1]
+    factory = network_factory(facts, schema, code)
+    whole = FlatModel(shapes_of(facts, factory)).whole
+    if whole != size:
+        raise StoreError(
+            f"the run's models have {size:,} parameters; expected {whole:,}, those of the network "
+            f"'{facts.name}' of its config; check the folder with 'coterie verify'"
+        )
+    return FlatModel(build(factory, seed, "start").to(facts.dtype))
+
+
+def _facts(path: Path, data: run_folder.RunData, at: int) -> ModelFacts:
+    history, summary = data.history, data.summary
+    roster, score = history.roster, float(history.last[at])
+    return ModelFacts(
+        client=roster.clients[at],
+        method=history.method,
+        rounds=len(history.lines),
+        seed=history.seed,
+        run=str(summary["digest"]),
+        data=roster.fingerprint,
+        train=int(roster.n_train[at]),
+        val=int(roster.n_val[at]),
+        test=int(roster.n_test[at]),
+        metric=history.metric,
+        score=score if math.isfinite(score) else None,
+        collaborators=_collaborators(history, at),
+        notes=_notes(path, history, at),
+    )
+
+
+def _collaborators(history: History, at: int) -> dict[str, float | None]:
+    """The others that the client gives the most weight to; all others if no weights are known."""
+    clients, weights = history.roster.clients, history.weights
+    others = [k for k in range(len(clients)) if k != at]
+    if weights is None:
+        alone = history.method == "local"
+        return {} if alone else {clients[k]: None for k in others[:MOST_COLLABORATORS]}
+    row: Floats = weights[at].astype(float)
+    best = sorted((k for k in others if row[k] > 0), key=lambda k: -row[k])
+    return {clients[k]: round(float(row[k]), 4) for k in best[:MOST_COLLABORATORS]}
+
+
+def _notes(path: Path, history: History, at: int) -> tuple[str, ...]:
+    """What a reader has to know of the client's data."""
+    stored = files.read_json(path / run_folder.PARTITION)["clients"][at]
+    lacks = history.roster.weak.get(history.roster.clients[at])
+    found = {
+        "The run simulated clients that name the classes differently: the classes here are this "
+        "client's own names, not those of the source.": stored.get("permutation"),
+        "The test score is on another client's data, as the run asked for (foreign targets).": (
+            stored.get("judged_on")
+        ),
+        "Validation data was trained on as well.": history.merge_val,
+        f"The client lacks data to be judged: {lacks}.": lacks,
+    }
+    return tuple(note for note, holds in found.items() if holds)

@@ -1,0 +1,1 @@
+"""A new client joins a finished run with its own labelled samples."""

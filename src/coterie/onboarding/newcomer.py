@@ -1,0 +1,364 @@
+"""A finished run that a new client joins: its models, its method's rule, its preprocessing."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..algorithms.local import Local
+from ..algorithms.newcomers import Finals, Joined, Rule, join_rule
+from ..core import random, tree
+from ..core.algorithm import AnyAlgorithm, Mixture, round_of, single
+from ..core.answers import Answers
+from ..core.batches import shape_of, views
+from ..core.client import Client, Clock
+from ..core.flat import FlatModel
+from ..core.imports import Code
+from ..core.shards import Ragged
+from ..data.data_schema import Schema
+from ..data.federation import Dataset, Federation
+from ..data.preprocessing import Preprocessing
+from ..data.simulation import Simulation, simulate
+from ..data.site_data import site_federation
+from ..engines import make_engine
+from ..engines.evaluation import outputs
+from ..engines.loop import LoopBackend
+from ..errors import ConfigError, DataError, StoreError
+from ..exporting.writing import (
+    MOST_COLLABORATORS,
+    ModelFacts,
+    NetworkFacts,
+    Trained,
+    network_factory,
+    network_facts,
+    verified_run,
+)
+from ..networks import registry
+from ..runs import run_folder
+from ..runs.comparison_folder import COMPARE
+from ..runs.config.loading import load
+from ..runs.config.schema import Config
+from ..runs.run_folder import RunData
+from ..training.rounds import train
+
+AVERAGE = "fedavg"  # the method whose model is the plain average
+
+
+class JoinableRun(NamedTuple):
+    """A finished run that a newcomer joins."""
+
+    data: RunData
+    config: Config
+    algorithm: AnyAlgorithm
+    rule: Rule
+    preprocessing: Preprocessing
+    network: NetworkFacts
+    code: Code
+    average: Tensor | None  # [P] the run's plain average, if there is one
+
+    @property
+    def schema(self) -> Schema:
+        """How its samples are encoded."""
+        return self.preprocessing.schema
+
+
+def open_joinable(path: Path, code: Code) -> JoinableRun:
+    """Read a finished run; refuses one that a newcomer cannot join, with the reason."""
+    data = verified_run(path)
+    config = load(path / run_folder.CONFIG, code=code)
+    algorithm = config.method().build()
+    rule = join_rule(algorithm)  # before anything else: most refusals are about the method
+    preprocessing = run_folder.read_preprocessing(path)
+    network = network_facts(data.config, preprocessing)
+    average = _plain_average(path, data)
+    return JoinableRun(data, config, algorithm, rule, preprocessing, network, code, average)
+
+
+def _plain_average(path: Path, data: RunData) -> Tensor | None:
+    """FedAvg's model: the run's own, or that of the run of FedAvg in the same comparison."""
+    if data.history.method == AVERAGE:
+        return data.predictor(0).models[0]
+    home = path.resolve().parent.parent
+    beside = home / AVERAGE / path.resolve().name
+    if not (home / COMPARE).is_file() or not run_folder.finished(beside):
+        return None
+    other = run_folder.read(beside)
+    same = other.history.roster.fingerprint == data.history.roster.fingerprint
+    return other.predictor(0).models[0] if same else None
+
+
+# ---- whether local training helps a newcomer: a check on the halves of its own labelled samples -
+
+# For each half, the newcomer joins with that half and trains on it; the other half judges the model
+# before and after training. Local training helps if there are fewer errors after it, or as many and
+# a lower loss; in a regression, if the loss is lower.
+
+CHECKED_FROM = 4  # samples of a draw that is checked; with fewer there is no local training
+
+
+def training_helps(
+    on: Simulation, samples: Tensor, rule: Callable[[Client], Joined], index: int
+) -> bool:
+    """Whether one round of local training after joining pays on samples that were left out."""
+    if len(samples) < CHECKED_FROM:
+        return False
+    before, after = [], []
+    for half, other in ((samples[0::2], samples[1::2]), (samples[1::2], samples[0::2])):
+        client, judge = (_with(on, half, val, index) for val in (half, other))
+        joined = rule(client).predictor
+        before.append(_cost(judge, joined, on.problem.regression))
+        after.append(_cost(judge, trained(client, joined, None), on.problem.regression))
+    return _sums(after) < _sums(before)
+
+
+def trained(client: Client, predictor: Mixture, epochs: int | None) -> Mixture:
+    """The predictor, each of its models trained on the client's samples; None: for one round."""
+    tuned = client if epochs is None else client.tuned(epochs=epochs)
+    return Mixture(predictor.weights, torch.stack([tuned.train(w) for w in predictor.models]))
+
+
+def client_of(on: Simulation, at: int, index: int) -> Client:
+    """One client of a simulation as a method sees it in round ``index``."""
+    view = tree.row(views(on.problem, on.shards, [at], index), 0)
+    shape = shape_of(on.shards, [at], batched=False)
+    return Client(on.problem, on.shards, view, shape, Clock(index, index + 1))
+
+
+def _with(on: Simulation, train: Tensor, val: Tensor, index: int) -> Client:
+    """A client that trains on some samples and validates on others."""
+    lists = {"train": train, "val": val, "test": val}
+    splits = {name: Ragged([part], on.shards.device) for name, part in lists.items()}
+    return client_of(on._replace(shards=replace(on.shards, splits=splits)), 0, index)
+
+
+def _cost(client: Client, predictor: Mixture, regression: bool) -> tuple[float, float]:
+    """The errors, none in a regression, and the loss on the client's validation samples."""
+    errors, loss = 0.0, 0.0
+    with torch.no_grad():
+        for block in client.blocks("val"):
+            loss += float(client.mixture_losses(*predictor, block).sum())
+            said = outputs(client.model, predictor, block.x, regression)
+            if not regression:
+                errors += float((said.argmax(-1) != block.y).sum())
+    return errors, loss
+
+
+def _sums(costs: list[tuple[float, float]]) -> tuple[float, float]:
+    errors, losses = zip(*costs, strict=True)
+    return sum(errors), sum(losses)
+
+
+# ---- a client that was not in the federation joins a finished run with its own labelled samples -
+
+# Some of the samples test; the others are drawn repeatedly in several numbers, as if the newcomer
+# had labelled only so many. Each draw gives a model by the method's own rule
+# (:mod:`coterie.algorithms.newcomers`) and local training, and a model trained alone from the run's
+# start on the same samples. Nobody else trains.
+
+SIZES = (5, 10, 20, 50, 100)  # numbers of labelled samples, and all of them
+DRAWS = 5  # draws of each number
+LEAST = 0.005  # weight from which on a client counts as a collaborator
+FEWEST = 4  # labelled samples of a newcomer: some to join with, some to test on
+TEST = 0.2  # share of the newcomer's samples that test, where the run's config says nothing
+
+
+class Draw(NamedTuple):
+    """A number of labelled samples of the newcomer, drawn at random."""
+
+    size: int
+    samples: Tensor  # [size] indices into the newcomer's samples
+
+
+class Tried(NamedTuple):
+    """What one draw gave: the answers to the test samples, and who helped."""
+
+    draw: Draw
+    alone: Answers
+    joined: Answers
+    score: float  # of the joined model
+    weights: Tensor | None  # [K] of the run's clients
+    predictor: Mixture
+
+
+class JoinOutcome(NamedTuple):
+    """What all draws gave; the last draw has all samples."""
+
+    tries: tuple[Tried, ...]
+    average: float | None  # score of the run's plain average on the newcomer's test samples
+    model: FlatModel  # the network of all predictors
+
+    @property
+    def personal(self) -> Tried:
+        """The draw of all samples, which gives the newcomer's model."""
+        return self.tries[-1]
+
+
+class Newcomer(NamedTuple):
+    """The newcomer's samples: scaled, with those that test."""
+
+    name: str
+    dataset: Dataset
+    pool: Tensor  # [n] indices of the samples to join with
+    test: Tensor
+
+
+# ---- the newcomer --------------------------------------------------------------------------------
+
+
+def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
+    """The newcomer's samples, scaled as the run's were, of which some test."""
+    if name in host.data.history.roster.clients:
+        raise ConfigError(f"--name: the run has a client '{name}' already; choose another name")
+    if len(dataset.y) < FEWEST:
+        raise DataError(
+            f"{dataset.name}: found {len(dataset.y)} labelled samples; expected {FEWEST} or more, "
+            "some to join with and some to test on"
+        )
+    share = host.config.data.test or TEST
+    seed = host.data.history.seed
+    made = site_federation(dataset, host.schema, name, val=0.0, test=share, seed=seed)
+    pool, test = torch.cat([made.train[0], made.val[0]]), made.test[0]
+    if not len(pool) or not len(test):
+        raise DataError(
+            f"{dataset.name}: found {len(pool)} samples to join with and {len(test)} to test on; "
+            "expected some of both: add samples of more units or times"
+        )
+    return Newcomer(name, host.preprocessing.scaled(dataset), pool, test)
+
+
+def draws_of(pool: Tensor, sizes: Sequence[int], count: int, seed: int) -> list[Draw]:
+    """Random draws of each size, the smaller ones within the larger; last, all samples once."""
+    found = []
+    for number in range(count):
+        luck = random.uniform(seed, "onboard", number, torch.arange(len(pool)))
+        order = pool[luck.argsort(stable=True)]
+        found += [Draw(size, order[:size]) for size in sizes if size < len(pool)]
+    ordered = sorted(found, key=lambda draw: draw.size)
+    return [*ordered, Draw(len(pool), pool)]
+
+
+# ---- joining -------------------------------------------------------------------------------------
+
+
+def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | None) -> JoinOutcome:
+    """Join with each draw, and train alone on it.
+
+    ``epochs`` of local training follow; None trains for one round's where a check on the draw's own
+    halves shows that training helps (:mod:`coterie.onboarding.newcomer`).
+    """
+    on = _simulation(host, new, plan)
+    judge, metric = LoopBackend(on.problem, on.shards), host.data.history.metric
+    finals, usable = _finals(host, on)
+    alone, found = _alone(host, on), []
+
+    def rule(client: Client) -> Joined:
+        return host.rule(host.algorithm, client, finals)
+
+    for i, draw in enumerate(plan):
+        client = client_of(on, i, finals.round.index)
+        made = rule(client)
+        if epochs is not None or training_helps(on, draw.samples, rule, finals.round.index):
+            made = made._replace(predictor=trained(client, made.predictor, epochs))
+        said: dict[int, Answers] = {}
+        score = judge.judged(made.predictor, i, metric, said)[0]
+        found.append(Tried(draw, alone[i], said[i], score, _spread(made, usable), made.predictor))
+    average = None
+    if host.average is not None:
+        average = judge.judged(single(host.average), 0, metric, None)[0]
+    return JoinOutcome(tuple(found), average, on.problem.model)
+
+
+def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Draw]) -> Simulation:
+    """One client per draw, all with the same test samples; models are whole, with buffers."""
+    none = new.pool[:0]
+    federation = Federation(
+        dataset=new.dataset,
+        partition="draws of a newcomer",
+        clients=tuple(f"{new.name} {draw.size} {at}" for at, draw in enumerate(plan)),
+        train=tuple(draw.samples for draw in plan),
+        val=(none,) * len(plan),
+        test=(new.test,) * len(plan),
+    )
+    factory = network_factory(host.network, host.schema, host.code)
+    if host.network.precision == "bf16":
+        factory = registry.in_bfloat16(factory, "cpu")
+    table = host.config.train.model_copy(update={"buffers": "average"})
+    seed, dtype = host.data.history.seed, host.network.dtype
+    return simulate(federation, factory, table.recipe(), seed=seed, dtype=dtype)
+
+
+def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
+    """What the run keeps, of the clients whose models are finite, and which these are ``[K]``."""
+    weights, models = host.data.mixture()
+    if models.shape[-1] != on.problem.model.whole:
+        raise StoreError(
+            f"the run's models have {models.shape[-1]:,} parameters; expected "
+            f"{on.problem.model.whole:,}, those of the network '{host.network.name}' of its "
+            "config; check the folder with 'coterie verify'"
+        )
+    usable = models.flatten(1).isfinite().all(1) & (weights.sum(1) > 0)
+    if not bool(usable.any()):
+        raise StoreError("every model of the run diverged; train again with a smaller train.lr")
+    rounds = len(host.data.history.lines)
+    sizes = torch.from_numpy(host.data.history.roster.n_train)[usable]
+    after = round_of(on.problem, rounds, rounds + 1, torch.arange(1))
+    start = on.problem.start
+    return Finals(weights[usable], models[usable], sizes, start, after), usable
+
+
+def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
+    """The answers of models trained alone, as long as the run was and from its start."""
+    rounds, metric = len(host.data.history.lines), host.data.history.metric
+    engine = make_engine("loop", on.problem, on.shards)
+    try:
+        *_, last = train(Local(), on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
+    finally:
+        engine.close()
+    assert last.outcomes is not None
+    return list(last.outcomes.clients())
+
+
+def _spread(made: Joined, usable: Tensor) -> Tensor | None:
+    """The weights of all clients of the run ``[K]``; 0 for those that were left out."""
+    if made.weights is None:
+        return None
+    weights = torch.zeros(len(usable), dtype=torch.float64)
+    weights[usable] = made.weights.to(torch.float64)
+    return weights
+
+
+# ---- the personal model --------------------------------------------------------------------------
+
+
+def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Trained:
+    """The newcomer's model from all of its samples, ready to be written by ``write_export``."""
+    history, made = host.data.history, outcome.personal
+    facts = ModelFacts(
+        client=new.name,
+        method=history.method,
+        rounds=len(history.lines),
+        seed=history.seed,
+        run=str(host.data.summary["digest"]),
+        data=history.roster.fingerprint,
+        train=made.draw.size,
+        val=0,
+        test=len(new.test),
+        metric=history.metric,
+        score=made.score if math.isfinite(made.score) else None,
+        collaborators=collaborators(host, made.weights),
+        onboarded=True,
+    )
+    return Trained(facts, host.network, host.preprocessing, outcome.model, made.predictor)
+
+
+def collaborators(host: JoinableRun, weights: Tensor | None) -> dict[str, float | None]:
+    """The clients of the run with the most weight; weights are None if all have one model."""
+    names = host.data.history.roster.clients
+    if weights is None:
+        return dict.fromkeys(names[:MOST_COLLABORATORS])
+    best = sorted(range(len(names)), key=lambda k: -float(weights[k]))[:MOST_COLLABORATORS]
+    return {names[k]: round(float(weights[k]), 4) for k in best if weights[k] >= LEAST}

@@ -1,0 +1,69 @@
+"""``coterie onboard``: a client that was not in the federation joins a finished run."""
+
+from typing import Annotated
+
+import typer
+
+from ..commands.arguments import CODE, JSON
+from ..errors import ConfigError
+
+
+def onboard(
+    run: Annotated[str, typer.Argument(help="folder of a finished run", metavar="RUN")],
+    data: Annotated[
+        str, typer.Option(metavar="FILE", help="labelled samples, as a config can name them")
+    ],
+    name: Annotated[str | None, typer.Option(help="the newcomer's name; else the file's")] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="new folder for the personal model")
+    ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(metavar="N,N", help="numbers of labelled samples to try beside all of them"),
+    ] = None,
+    draws: Annotated[int | None, typer.Option(help="random draws of each number", min=1)] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="passes of local training after joining; else one round's, if it helps", min=0
+        ),
+    ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="ignore this column")
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+    code: Annotated[list[str] | None, CODE] = None,
+) -> None:
+    """Join a finished run with your own labelled samples: with whom, how good, from how many."""
+    from ..commands.console import show, show_json
+    from ..commands.live import progress_on_stderr
+    from ..exporting.export_commands import show_export
+    from .newcomer import DRAWS, SIZES
+    from .onboarded import onboard as join
+
+    with progress_on_stderr(1, 1):
+        found = join(
+            run,
+            data,
+            name=name,
+            sizes=SIZES if samples is None else _numbers(samples),
+            draws=DRAWS if draws is None else draws,
+            epochs=epochs,
+            drop=drop or (),
+            out=out,
+            code=code,
+        )
+    if as_json:
+        show_json(found.to_dict())
+        return
+    show(found)
+    if found.path is not None:
+        print()
+        show_export(found.path)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--samples: found '{text[:60]}'; expected numbers, as in 5,20") from None

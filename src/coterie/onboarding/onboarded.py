@@ -1,0 +1,463 @@
+"""Reads the labelled samples of a client that was not in a run, by the schema of the run's data.
+
+Columns, categories, shapes and classes are checked as for new samples without targets
+(:mod:`coterie.exporting.new_samples`); the result is a dataset, whose units and times decide how it
+can be split.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+import torch
+from scipy.special import stdtrit
+from torch import Tensor
+
+from ..core import metrics
+from ..core.imports import Code, Given
+from ..core.metrics import METRICS
+from ..core.paired import LEVEL, Pair, client_gain
+from ..data.data_schema import Schema
+from ..data.datasets import file_source
+from ..data.federation import Dataset
+from ..data.sources import columns
+from ..data.sources.columns import InputColumn, TargetColumn
+from ..data.sources.sheets import Sheet, read_sheet, sheet_of
+from ..data.sources.tables import OpenTable, TableOptions, encode_table
+from ..errors import ConfigError, DataError, printable_lines
+from ..exporting.new_samples import (
+    Others,
+    Source,
+    array_samples,
+    check_cells,
+    check_names,
+    in_memory,
+)
+from ..exporting.writing import refuse_filled, write_export
+from ..runs.statistics import OverSeeds, over_seeds
+from ..storage import files
+from ..views import words
+from ..views.mean_gain import MANY
+from ..views.table import Heading, Line, Table, to_html, to_text
+from .newcomer import (
+    DRAWS,
+    SIZES,
+    JoinableRun,
+    JoinOutcome,
+    Tried,
+    collaborators,
+    draws_of,
+    join,
+    newcomer,
+    open_joinable,
+    personal_model,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+ROLES = (
+    "split",
+    "unit",
+    "time",
+    "subgroup",
+)  # options that name a column which says how rows are split
+DROP = "ignore a column with --drop '{0}'"
+
+
+def read_labelled(
+    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str] = ()
+) -> Dataset:
+    """The samples and targets of a file, or of a table in memory, as the schema encodes them.
+
+    ``options`` are those of the run's ``[data]``: its columns for clients, units, times and splits
+    need not be there, and are no inputs if they are. Columns ``drop`` are ignored.
+    """
+    if schema.kind == "table":
+        return _table(source, schema, options, drop)
+    if drop:
+        raise DataError(f"--drop: this model takes {schema.kind}, which have no columns")
+    if not isinstance(source, str | Path):
+        raise DataError(f"found {type(source).__name__}; expected a file of {schema.kind}")
+    return _recoded(file_source(str(source)).read(), schema)
+
+
+def _table(
+    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str]
+) -> Dataset:
+    sheet = _sheet(source, schema, options)
+    path, found, target = sheet.files[0], sheet.table.column_names, schema.target
+    if target.name not in found:
+        raise DataError(
+            f"{path}: has no column '{target.name}', which the model predicts; expected labelled "
+            "rows; add it with the known outcomes"
+        )
+    roles = {role: str(options[role]) for role in ROLES if options.get(role) in found}
+    inputs = {column.name for column in schema.columns}
+    unused = [options.get("client"), *options.get("drop", ())]
+    ignored = [name for name in unused if name in found and name not in inputs]
+    others = Others([target.name, *roles.values()], [*ignored, *drop])
+    check_names(path, found, schema, others, DROP)
+    for column in schema.columns:
+        check_cells(sheet, column)
+    _check_targets(sheet, target)
+    return encode_table(
+        OpenTable(path, sheet, _options(target.name, roles), target, None, ()),
+        schema.columns,
+        target,
+    )
+
+
+def _sheet(source: Source, schema: Schema, options: Mapping[str, Any]) -> Sheet:
+    if not isinstance(source, str | Path):
+        table = in_memory(source, schema)
+        return sheet_of(table, table.column_names, Path("table"))
+    path = Path(source)
+    if not path.is_file():
+        raise DataError(f"{path}: is no file; expected a table of labelled rows")
+    dates = (options["time"],) if options.get("time") else ()
+    delimiter, encoding = options.get("delimiter"), options.get("encoding", "utf-8")
+    return read_sheet([path], delimiter, encoding, [], dates)
+
+
+def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
+    split, unit, time, group = (roles.get(role) for role in ROLES)
+    return TableOptions(None, target, split, unit, time, group, "auto", (), (), None, "utf-8")
+
+
+def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
+    """Refuse empty cells, classes that the run does not know, and texts where numbers belong."""
+    cells = columns.column(sheet, target.name, "target")
+    if target.kind != "texts":
+        check_cells(sheet, InputColumn(target.name, "numbers"))
+    if target.kind == "quantity":
+        return
+    known = {*target.classes}
+    for row, name in enumerate(columns.texts(cells)):
+        if _plain(name, target) not in known:
+            raise DataError(
+                f"{sheet.where(row)}: found the class '{name}' in column '{target.name}'; expected "
+                f"one of {', '.join(target.classes)}, the classes of the run; spell it as there, "
+                "or leave the row out: the models know nothing of it"
+            )
+
+
+def _plain(name: str, target: TargetColumn) -> str:
+    """A class as the schema writes it: whole numbers without a fraction."""
+    if target.kind != "integers":
+        return name
+    number = float(name)
+    return str(int(number)) if number.is_integer() else name
+
+
+# ---- samples that are no rows of a table ---------------------------------------------------------
+
+
+def _recoded(found: Dataset, schema: Schema) -> Dataset:
+    """Samples with the shape and the class numbers of the schema."""
+    if found.regression != schema.regression:
+        raise DataError(
+            f"{found.name}: found targets that are {'numbers' if found.regression else 'classes'};"
+            f" expected {'numbers' if schema.regression else 'classes'}, as in the run"
+        )
+    names, x = schema.target.classes, array_samples(found.x.numpy(), schema)
+    y = found.y if schema.regression else _classes(found, schema)
+    return replace(
+        found, x=x, y=y, classes=len(names), class_names=names, superclass=None, owners=None
+    )
+
+
+def _classes(found: Dataset, schema: Schema) -> Tensor:
+    place = {name: number for number, name in enumerate(schema.target.classes)}
+    own = found.class_names or tuple(str(c) for c in range(found.classes))
+    unknown = [own[c] for c in found.y.unique().tolist() if own[c] not in place]
+    if unknown:
+        raise DataError(
+            f"{found.name}: found the class '{unknown[0]}'; expected one of "
+            f"{', '.join(schema.target.classes)}, the classes of the run"
+        )
+    return torch.tensor([place.get(name, -1) for name in own])[found.y]
+
+
+# ---- score against the number of labelled samples, for two ways to a model from the same samples
+
+
+class CurvePoint(NamedTuple):
+    """The scores of two ways with one number of samples, over several draws of these samples."""
+
+    samples: int
+    draws: int
+    alone: OverSeeds  # over draws
+    joined: OverSeeds
+    gain: float  # of joined over alone; NaN where the metric is not defined on the test samples
+    low: float  # of the 95 % interval
+    high: float
+
+    @property
+    def shown(self) -> bool:
+        """Whether the interval of the gain is above 0."""
+        return self.low > 0
+
+
+def curve_point(metric: str, samples: int, pairs: Sequence[Pair]) -> CurvePoint:
+    """The point of one number of samples; a pair has the answers of joined and of alone.
+
+    All draws are tested on the same samples: the interval covers the choice of the test samples,
+    which draws do not average out, and the choice of the draws, which they do.
+    """
+    scores = [[metrics.score(metric, x.values, x.targets) for x in pair] for pair in pairs]
+    joined, alone = (over_seeds(column) for column in zip(*scores, strict=True))
+    found = client_gain(metric, pairs)
+    if found is None:
+        return CurvePoint(samples, len(pairs), alone, joined, math.nan, math.nan, math.nan)
+    each = np.array([metrics.gains(np.array(a), np.array(b), metric) for a, b in scores])
+    low, high = found.low, found.high
+    if len(pairs) > 1 and np.isfinite(each).all():
+        low, high = _ends(
+            found.gain, found.variance, float(each.var(ddof=1)) / len(each), len(each)
+        )
+    return CurvePoint(samples, len(pairs), alone, joined, found.gain, low, high)
+
+
+def _ends(gain: float, of_tests: float, of_draws: float, draws: int) -> tuple[float, float]:
+    """The interval of a gain whose variance has two parts; Satterthwaite's degrees of freedom."""
+    variance = of_tests + of_draws
+    spread = of_tests**2 / MANY + of_draws**2 / (draws - 1)
+    freedom = variance**2 / spread if spread > 0 else MANY
+    reach = float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
+    return gain - reach, gain + reach
+
+
+# ---- the table and the sentences for a client that joins a finished run -------------------------
+
+MOST_NAMED = 3  # collaborators in a row of the table
+
+
+def answer(found: "Onboarded") -> str:
+    """With whom, how good, and from how few samples, in a few sentences."""
+    return " ".join([_with_whom(found), _how_good(found), _how_long(found)]).strip()
+
+
+def table_of(found: "Onboarded") -> Table:
+    """One line per number of labelled samples."""
+    unit = words.unit(found.metric).strip()
+    score = f"{METRICS[found.metric].title}{f' {unit}' if unit else ''}"
+    joined = words.label(found.method)
+    columns = [
+        Heading("labelled samples", "numbers of labelled samples of the newcomer"),
+        Heading(f"alone, {score}", "trained alone from the run's start, mean ± over draws"),
+        Heading("average", "the run's plain average"),
+        Heading(f"joined ({joined})", "by the method's rule, then trained on the same samples"),
+        Heading("gain (95 % interval)", "of joined over alone"),
+        Heading("collaborators", "the clients with the most weight"),
+    ]
+    lines = [_cells(found, at) for at in range(len(found.points))]
+    shown = [at for at in range(len(columns)) if at != 2 or found.average is not None]
+    return Table(
+        tuple(columns[at] for at in shown),
+        tuple(
+            Line(tuple(cells[at] for at in shown), best=False, local=False, alarm=False)
+            for cells in lines
+        ),
+    )
+
+
+def _cells(found: "Onboarded", at: int) -> list[str]:
+    point, metric = found.points[at], found.metric
+    gain, low, high = (
+        words.number(value, metric, sign=True) for value in (point.gain, point.low, point.high)
+    )
+    every = at == len(found.points) - 1
+    return [
+        f"{point.samples} (all)" if every else str(point.samples),
+        words.spread(point.alone, metric),
+        words.NONE if found.average is None else words.number(found.average, metric),
+        words.spread(point.joined, metric),
+        f"{gain} ({low} to {high})",
+        _named(found.weights[at]),
+    ]
+
+
+def _named(weights: Mapping[str, float | None]) -> str:
+    if any(weight is None for weight in weights.values()):
+        return "everybody"
+    shown = [f"{name} {weight:.2f}" for name, weight in list(weights.items())[:MOST_NAMED]]
+    more = len(weights) - MOST_NAMED
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "") or "nobody"
+
+
+def _with_whom(found: "Onboarded") -> str:
+    weights = found.weights[-1]
+    if any(weight is None for weight in weights.values()):
+        name = words.label(found.method)
+        return f"Your collaborators: all {found.clients} clients; {name} has one model for all."
+    if not weights:
+        return "You have no collaborators here: no model of the run helps on your samples."
+    return f"Your collaborators: {_named(weights)}."
+
+
+def _how_good(found: "Onboarded") -> str:
+    point, metric = found.points[-1], found.metric
+    unit, title = words.unit(metric), METRICS[metric].title
+    joined, alone = (words.number(v.mean, metric) for v in (point.joined, point.alone))
+    size = words.interval(point.gain, point.low, point.high, metric)
+    return (
+        f"With all {point.samples} labelled samples joining gives {found.client} {joined}{unit} "
+        f"{title} instead of {alone}{unit} alone on {found.test} test samples, {size}."
+    )
+
+
+def _how_long(found: "Onboarded") -> str:
+    """Up to how many samples a gain over training alone is shown."""
+    if len(found.points) < 2:
+        return ""
+    shown = [point.samples for point in found.points if point.shown]
+    if not shown:
+        return "A gain over training alone is shown for no number of samples."
+    if len(shown) == len(found.points):
+        return "A gain over training alone is shown for every number of samples tried."
+    listed = words.listing([str(n) for n in shown], most=len(shown))
+    return f"A gain over training alone is shown with {listed} samples, and not with the others."
+
+
+# ---- the answer to a client that joins a finished run: with whom, how good, from how many samples
+
+# import coterie
+# found = coterie.onboard("runs/one", "new-site.csv", out="new-site-model")
+# print(found)                  # the table and the answer in words
+# print(found.collaborators)    # {"Lakeside": 0.61, "County": 0.27}
+
+Weights = Mapping[str, float | None]  # by client; None where all clients have one model
+
+
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Onboarded:
+    """What a newcomer gets from a finished run."""
+
+    client: str
+    method: str
+    metric: str
+    clients: int  # of the run
+    test: int  # the newcomer's samples that test
+    average: float | None  # score of the run's plain average, if there is one
+    points: tuple[CurvePoint, ...]  # by the number of labelled samples; the last has all
+    weights: tuple[Weights, ...]  # of the run's clients, mean over the draws of each point
+    path: Path | None  # folder of the personal model, if it was written
+
+    @property
+    def collaborators(self) -> dict[str, float | None]:
+        """The run's clients whose models helped, with their weights, from all samples."""
+        return dict(self.weights[-1])
+
+    @property
+    def words(self) -> str:
+        """The answer in a few sentences."""
+        return answer(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same for JSON; the keys are documented in docs/json.md."""
+        return {
+            "client": self.client,
+            "method": self.method,
+            "metric": self.metric,
+            "answer": self.words,
+            "collaborators": self.collaborators,
+            "test_samples": self.test,
+            "average": self.average,
+            "curve": [
+                {**point._asdict(), "collaborators": dict(weights)}
+                for point, weights in zip(self.points, self.weights, strict=True)
+            ],
+            "folder": self.path and str(self.path),
+        }
+
+    def __repr__(self) -> str:
+        return printable_lines("\n\n".join([to_text(table_of(self)), self.words]))
+
+    def _repr_html_(self) -> str:
+        return str(to_html(table_of(self)))
+
+
+def onboard(
+    run: str | Path,
+    data: Source,
+    *,
+    name: str | None = None,
+    sizes: Sequence[int] = SIZES,
+    draws: int = DRAWS,
+    epochs: int | None = None,
+    drop: Sequence[str] = (),
+    out: str | Path | None = None,
+    code: Given = None,
+) -> Onboarded:
+    """Let a client that was not in a finished run join it with its own labelled samples.
+
+    Args:
+        run: folder of the finished run.
+        data: file of labelled samples in any format that a config can name, or a table in memory.
+        name: the newcomer's name; by default that of the file.
+        sizes: numbers of labelled samples to try; all samples are always tried.
+        draws: random draws of each number.
+        epochs: passes of local training after joining; by default as many as in one round.
+        drop: columns to ignore.
+        out: new folder for the personal model, as ``coterie.export`` writes it.
+        code: folders from which code that the run's config names may be imported.
+    """
+    _check(sizes, draws, epochs)
+    place = None if out is None else refuse_filled(files.folder_of(out, "--out"))
+    host = open_joinable(files.folder_of(run, "RUN"), Code.of(code, installed=False))
+    dataset = read_labelled(data, host.schema, host.config.data.options, drop)
+    new = newcomer(host, dataset, _name(name, data))
+    plan = draws_of(new.pool, sizes, draws, host.data.history.seed)
+    found = join(host, new, plan, epochs)
+    if place is not None:
+        write_export(personal_model(host, new, found), place)
+    return _collected(host, new.name, len(new.test), found, place)
+
+
+def _check(sizes: Sequence[int], draws: int, epochs: int | None) -> None:
+    if draws < 1 or min(sizes, default=1) < 1 or (epochs is not None and epochs < 0):
+        raise ConfigError(
+            f"found the sizes {list(sizes)}, {draws} draws and {epochs} epochs; expected sizes of "
+            "1 or more, one draw or more, and no negative epochs"
+        )
+
+
+def _name(given: str | None, data: Source) -> str:
+    if given is not None:
+        return given
+    return Path(data).stem if isinstance(data, str | Path) else "newcomer"
+
+
+def _collected(
+    host: JoinableRun, client: str, test: int, found: JoinOutcome, path: Path | None
+) -> Onboarded:
+    metric, by_size = host.data.history.metric, dict[int, list[Tried]]()
+    for one in found.tries:
+        by_size.setdefault(one.draw.size, []).append(one)
+    points = tuple(
+        curve_point(metric, size, [(one.joined, one.alone) for one in tries])
+        for size, tries in by_size.items()
+    )
+    weights = tuple(_mean_weights(host, tries) for tries in by_size.values())
+    return Onboarded(
+        client=client,
+        method=host.data.history.method,
+        metric=metric,
+        clients=len(host.data.history.roster),
+        test=test,
+        average=found.average,
+        points=points,
+        weights=weights,
+        path=path,
+    )
+
+
+def _mean_weights(host: JoinableRun, tries: Sequence[Tried]) -> Weights:
+    known = [one.weights for one in tries if one.weights is not None]
+    return collaborators(host, torch.stack(known).mean(0) if known else None)

@@ -1,0 +1,1 @@
+"""From a config to finished runs and their folders."""

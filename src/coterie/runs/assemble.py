@@ -1,0 +1,360 @@
+"""The folders in which the clients of the wire engine keep their own files, by run."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from ..core.algorithm import AnyAlgorithm, Sharing, check_run
+from ..core.fields import AUTO
+from ..core.flat import build
+from ..core.locations import located
+from ..core.metrics import METRICS, metrics_for
+from ..core.optim import Recipe
+from ..core.problem import Problem
+from ..core.shards import Shards
+from ..core.tree import Tree
+from ..data.arrays import AUTO_SCALE
+from ..data.datasets import load as load_data
+from ..data.federation import Dataset, Federation
+from ..data.manifest import Identity, manifest
+from ..data.partition import federate, partition_class
+from ..data.preprocessing import Preprocessing, preprocessing_of
+from ..data.simulation import Simulation, simulate
+from ..engines import Engine, make_engine
+from ..engines.hosts import Worker
+from ..engines.wire import WireEngine
+from ..engines.worker import place
+from ..errors import ConfigError
+from ..networks import registry
+from .config.checks import model_options, partition_options
+from .config.methods import Method
+from .config.schema import Config, Named
+from .resume import UnfinishedRun
+from .run import LOCAL, Roster
+from .setting import Cell, Gains, Prepared, Setting
+
+SITES = "sites"  # in a run's folder: one folder per client
+
+
+class Homes:
+    """Where the clients of each run keep their files: in the run's folder or a temporary one."""
+
+    def __init__(self) -> None:
+        self._temporary: Path | None = None
+
+    def of(self, cell: Cell) -> Path:
+        """The folder of one run's clients."""
+        if cell.out is not None:
+            return cell.out / SITES
+        if self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
+        return self._temporary / cell.method.label / f"seed-{cell.seed}"
+
+    def gains(self, cells: Sequence[Cell], clients: int, metric: str) -> Gains:
+        """Each client's gain over Local, computed next to its answers in another process."""
+        homes = {(cell.method.label, cell.seed): self.of(cell) for cell in cells}
+        methods = dict.fromkeys(label for label, _ in homes if label != LOCAL)
+        seeds = list(dict.fromkeys(seed for _, seed in homes))
+        worker = Worker()
+        try:
+            return {
+                method: [
+                    worker.judge(
+                        metric,
+                        [
+                            (place(homes[method, seed], k), place(homes[LOCAL, seed], k))
+                            for seed in seeds
+                        ],
+                    )
+                    for k in range(clients)
+                ]
+                for method in methods
+            }
+        finally:
+            worker.close()
+
+    def close(self) -> None:
+        """Remove the temporary folder."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+
+# ---- the clients of a simulation: all of their data is in this process --------------------------
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Assembly(Setting):
+    """A config whose names are all resolved, with its federations and its network's factory."""
+
+    config: Config
+    federations: dict[int, Federation]  # by seed
+    factory: Callable[[], nn.Module]
+    homes: Homes
+
+    def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
+        """The problem and the shards of one run."""
+        on = simulation_of(self, algorithm, asked)
+        return Prepared(on.problem, Roster.of(on.federation), on.shards)
+
+    def identity(self, seed: int) -> Identity:
+        """Hashes of the clients' data and of how it is divided."""
+        return self.federations[seed]
+
+    def manifest(self, seed: int) -> dict[str, Any]:
+        """The full description of the partition."""
+        return manifest(self.federations[seed])
+
+    def preprocessing(self, seed: int) -> Preprocessing | None:
+        """How samples become inputs."""
+        return preprocessing_of(self.federations[seed].dataset)
+
+    def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
+        """The engine that the config asks for, or that an interrupted run was executed with."""
+        asked = self.config.single(cell.method, cell.seed)
+        ways = None if left is None else left.ways
+        asked = asked if left is None else left.with_engine(asked)
+        if on.shards is None:
+            raise AssertionError("a simulation holds the data of all clients")
+        if asked.engine.name == "wire":
+            return WireEngine(on.shards, threads=asked.engine.threads, home=self.homes.of(cell))
+        alone = self.config == asked
+        runs = 1 if alone else len(self.config.methods()) * len(self.config.seeds)
+        return engine_of(asked, on.problem, on.shards, ways, scratch=cell.out, runs=runs)
+
+    def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
+        """The server and every client's state."""
+        server, states = algorithm.init(problem)
+        return server, states
+
+    def gains(self, cells: Sequence[Cell]) -> Gains | None:
+        """None, unless clients in other processes kept their answers to themselves."""
+        if self.config.engine.name != "wire":
+            return None
+        clients = len(self.federations[self.config.seeds[0]])
+        return self.homes.gains(cells, clients, self.config.run.metric)
+
+    def close(self) -> None:
+        """Remove the temporary files of clients in other processes."""
+        self.homes.close()
+
+
+def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, asked: Config) -> Simulation:
+    """The problem and the shards of one run, whose config is ``asked``.
+
+    ``merge_val`` has an effect only on methods that never read validation data.
+    """
+    train, seed = asked.train, asked.run.seed
+    return simulate(
+        assembly.federations[seed],
+        assembly.factory,
+        train.recipe(),
+        seed=seed,
+        device=assembly.config.engine.device,
+        dtype=torch.float64 if train.precision == "float64" else torch.float32,
+        merge_val=train.merge_val and not algorithm.traits.uses_validation,
+        sharing=algorithm.traits.sharing,
+        shares=METRICS[assembly.config.run.metric].by_share,
+    )
+
+
+def engine_of(
+    config: Config,
+    problem: Problem,
+    shards: Shards,
+    before: Mapping[str, str] | None = None,
+    *,
+    scratch: Path | None = None,
+    runs: int = 1,
+) -> Engine:
+    """Make the engine that a config asks for; ``engines.process`` applies its process settings.
+
+    ``before`` says how an interrupted run executed each form of a call (``core.calls.Form``),
+    ``runs`` how many runs of a comparison share what ``auto`` measures. States on disk are files in
+    the folder ``scratch``.
+    """
+    asked = config.engine
+    return make_engine(
+        asked.name,
+        problem,
+        shards,
+        chunk=asked.chunk,
+        memory_mib=asked.memory_mib,
+        state=asked.state,
+        threads=asked.threads,
+        trace=asked.trace,
+        compiled=asked.compiled,
+        rounds=config.run.rounds,
+        participation=config.run.participation,
+        runs=runs,
+        before=before,
+        scratch=scratch,
+    )
+
+
+# ---- makes what a config names: data, federations, network, recipe, engine ----------------------
+
+# A config that cannot be run is refused here, before a folder is made.
+
+
+def assemble(config: Config) -> Assembly:
+    """Read the data, partition it for every seed, and build the network to check that it fits."""
+    _check_device(config.engine.device)
+    data = config.data
+    dataset = load_data(data.name, scale=data.scale, code=config.code, **data.options)
+    config = settled(config, dataset)
+    _check_weights(config.train.class_weights, dataset)
+    _check_clients(config.partition.options.get("clients") or 1, dataset)
+    kind = partition_class(config.partition.name, config.code)
+    partition = kind(**config.partition.options)
+    federations = {
+        seed: federate(
+            dataset,
+            partition,
+            val=config.data.val,
+            test=config.data.test,
+            aux=config.data.aux,
+            federated=config.data.federated or 0.0,
+            seed=seed,
+            foreign_targets=config.partition.foreign_targets,
+            common_test=bool(config.partition.common_test),
+            first=config.partition.first,
+            above=config.partition.above,
+        )
+        for seed in config.seeds
+    }
+    for federation in federations.values():
+        _check_sizes(federation)
+        dataset = federation.dataset  # the columns of a table are final only after partitioning
+    return Assembly(config, federations, factory_of(config, dataset), Homes())
+
+
+def factory_of(config: Config, dataset: Dataset) -> Callable[[], nn.Module]:
+    """A function that makes the config's networks, which are checked to fit the data."""
+    build = registry.builder(config.model.name, config.code)
+    factory = registry.factory(build, dataset, **config.model.options)
+    if config.train.precision == "bf16":
+        factory = registry.in_bfloat16(factory, torch.device(config.engine.device).type)
+    _check_model(factory, dataset, config.model.name)
+    return factory
+
+
+def check_methods(setting: Setting, methods: Iterable[Method]) -> None:
+    """Refuse, before anything is trained, a method that could not finish its run."""
+    config, made = setting.config, dict[tuple[bool, Sharing | None, Recipe], Problem]()
+    for method in methods:
+        algorithm, asked = method.build(), config.single(method, config.seeds[0])
+        traits = algorithm.traits
+        # the problems of methods differ in these only
+        needs = traits.uses_validation, traits.sharing, asked.train.recipe()
+        if needs not in made:
+            made[needs] = setting.prepare(algorithm, asked).problem
+        with located(algorithm):
+            check_run(algorithm, made[needs], config.run.rounds)
+
+
+def settled(config: Config, dataset: Dataset) -> Config:
+    """The config with every "auto" that depends on the data replaced by its value."""
+    partition, model = config.partition, config.model
+    if partition.name == AUTO:
+        owned = dataset.owners is not None
+        if owned and partition.options:
+            raise ConfigError(
+                f"partition.clients: {dataset.name} comes with its own clients, so their number "
+                "cannot be chosen; leave it out or name a partition"
+            )
+        partition = partition.model_copy(update={"name": "natural" if owned else "iid"})
+        partition = partition.model_copy(
+            update={"options": partition_options(partition, config.code)}
+        )
+    if model.name == AUTO:
+        model = Named(name=registry.default(dataset))
+        model = model.model_copy(update={"options": model_options(model, config.code)})
+    run = config.run.model_copy(update={"metric": _metric(config.run.metric, dataset)})
+    data = config.data
+    if data.scale == AUTO and dataset.x.dtype == torch.uint8:  # images
+        data = data.model_copy(update={"scale": AUTO_SCALE})
+    update = {"data": data, "partition": partition, "model": model, "run": run}
+    return config.model_copy(update=update)
+
+
+def _metric(metric: str, dataset: Dataset) -> str:
+    fit = metrics_for("numbers" if dataset.regression else "classes")
+    if metric == AUTO:
+        return fit[0]
+    if metric not in fit:
+        kind = "numbers" if dataset.regression else f"{dataset.classes} classes"
+        raise ConfigError(
+            f"run.metric: '{metric}' does not fit {dataset.name}, whose targets are {kind}; "
+            f"expected one of {', '.join(fit)}"
+        )
+    return metric
+
+
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = torch.device(device).index or 0
+    if index >= count:
+        raise ConfigError(
+            f"engine.device: found '{device}', but torch sees {count} CUDA devices here; "
+            "use cpu, or install a torch build for this machine's GPU"
+        )
+
+
+def _check_weights(class_weights: str, dataset: Dataset) -> None:
+    """Refuse class weights where a sample has several targets."""
+    if class_weights != "none" and dataset.y.ndim > 1:
+        raise ConfigError(
+            f"train.class_weights: found '{class_weights}', but samples of {dataset.name} have a "
+            "target at every position; use 'none'"
+        )
+
+
+def _check_clients(clients: int, dataset: Dataset) -> None:
+    """Refuse more clients than samples before partitioning, which would run out of memory."""
+    if clients > len(dataset.x):
+        raise ConfigError(
+            f"partition.clients: found {clients}, but {dataset.name} has only {len(dataset.x):,} "
+            "samples; expected at most one client per sample"
+        )
+
+
+def _check_sizes(federation: Federation) -> None:
+    """Refuse a federation in which no client has training data, or none has test data."""
+    for name, split in (("training", federation.train), ("test", federation.test)):
+        if not any(len(part) for part in split):
+            raise ConfigError(
+                f"partition: no client has any {name} data ({federation.partition} of "
+                f"{federation.dataset.name}); use fewer clients, or change data.test and data.val"
+            )
+
+
+def _check_model(factory: Callable[[], nn.Module], dataset: Dataset, name: str) -> None:
+    """Pass one sample through a new network; refuse a network whose shapes do not fit the data."""
+    sample = dataset.x[:1]
+    try:
+        module = build(factory, 0, "check").eval()
+        if sample.dtype != torch.int64:
+            sample = sample.to(next(module.parameters()).dtype)
+        with torch.no_grad():
+            shape = tuple(module(sample).shape)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ConfigError(
+            f"model.name: '{name}' fails on a sample of shape {list(dataset.x.shape[1:])} of "
+            f"{dataset.name}: {error}; expected a network for such samples"
+        ) from error
+    wanted = (*dataset.y[:1].shape, dataset.classes or 1)
+    if shape != wanted:
+        raise ConfigError(
+            f"model.name: '{name}' gives an output of shape {list(shape)} for one sample; expected "
+            f"{list(wanted)}, a score for each class of each target, or one value"
+        )

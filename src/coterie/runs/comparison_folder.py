@@ -1,0 +1,182 @@
+"""The folder of a comparison: its files, the folders of its runs, its manifest, and their checks.
+
+compare.json                  what was asked for, and the folder's format
+comparison.json, report.html  the table, the verdict, the page
+gains.json                    each client's gain over Local, if the clients computed it themselves
+METHOD/seed-N/                the folder of one run
+MANIFEST.json                 sha256 and size of the files above and of each run's own manifest;
+                              written last, so a comparison without it is unfinished
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..core.site_gain import SiteGain
+from ..errors import StoreError
+from ..storage import files, lock
+from . import run_folder
+from .config.methods import TAG
+
+COMPARE, COMPARISON, REPORT = "compare.json", "comparison.json", "report.html"
+GAINS = "gains.json"  # only where the answers on test samples stay with the clients
+FILES = (COMPARE, COMPARISON, REPORT)
+_PLACE = re.compile(rf"[^\W\d]\w*(?:@{TAG.pattern})?/seed-\d+")
+
+
+def place(out: Path, label: str, seed: int) -> Path:
+    """The folder of one run; a link on the way to it is refused."""
+    for part in (out / label, out / label / f"seed-{seed}"):
+        _refuse_link(part)
+    return out / label / f"seed-{seed}"
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise StoreError(
+            f"{path}: is a link; expected a folder of this comparison; nothing was changed; copy "
+            "the run into its place, or choose another folder with --out"
+        )
+
+
+def write_asked(out: Path, tables: Mapping[str, Any]) -> None:
+    """Write ``compare.json``: the config that was asked for, and the format of the folder."""
+    files.write_json(out / COMPARE, {run_folder.FORMAT_KEY: run_folder.FORMAT, **tables})
+
+
+def read_asked(out: Path) -> dict[str, Any]:
+    """Read the config of a comparison from its folder; a folder of a newer format is refused."""
+    refuse_links(out)
+    run_folder.refuse_newer(out / COMPARE)
+    tables = files.read_json(out / COMPARE)
+    if not isinstance(tables, dict):
+        raise StoreError(
+            f"{out / COMPARE}: is not as a comparison writes it; expected its config; start the "
+            "comparison again in another folder"
+        )
+    return {name: part for name, part in tables.items() if name != run_folder.FORMAT_KEY}
+
+
+def write_gains(out: Path, gains: Mapping[str, Sequence[SiteGain]] | None) -> None:
+    """Write the gains that clients computed themselves; without any, remove an older file."""
+    if gains is None:
+        with files.writing(out):
+            (out / GAINS).unlink(missing_ok=True)
+    else:
+        tables = {method: [one.to_json() for one in clients] for method, clients in gains.items()}
+        files.write_json(out / GAINS, tables)
+
+
+def read_gains(out: Path) -> dict[str, list[SiteGain]] | None:
+    """Read the gains that clients computed themselves; None if there are none."""
+    if not (out / GAINS).exists():
+        return None
+    found = files.read_json(out / GAINS)
+    try:
+        return {m: [SiteGain.from_json(one) for one in clients] for m, clients in found.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{out / GAINS}: {error}; expected each client's gain by method, as a comparison "
+            "writes it; check the folder with 'coterie verify'"
+        ) from error
+
+
+def refuse_links(out: Path) -> None:
+    """Refuse links among the files of a comparison."""
+    files.refuse_links(out, (*FILES, GAINS, files.MANIFEST, lock.NAME))
+
+
+def _listed(out: Path) -> tuple[str, ...]:
+    """The files that the manifest of a comparison lists beside its runs."""
+    return (*FILES, GAINS) if (out / GAINS).exists() else FILES
+
+
+def refuse_used(out: Path) -> None:
+    """Refuse to write a run into the folder of a comparison."""
+    refuse_links(out)
+    if (out / COMPARE).exists():
+        raise StoreError(
+            f"{out}: holds a comparison; expected a folder without one; nothing was overwritten; "
+            "choose another folder with --out"
+        )
+
+
+def refuse_run(out: Path) -> None:
+    """Refuse to write a comparison into the folder of a run; an earlier comparison is continued."""
+    refuse_links(out)
+    if not (out / COMPARE).exists() or (out / run_folder.CONFIG).exists():
+        run_folder.refuse_used(out)
+
+
+def unseal(out: Path) -> None:
+    """Remove the manifest before any file of the comparison changes."""
+    with files.writing(out):
+        (out / files.MANIFEST).unlink(missing_ok=True)
+
+
+def seal(out: Path, runs: Iterable[Path]) -> None:
+    """Write the manifest of a comparison, after all its files and runs are written."""
+    listing = {name: files.describe(out / name) for name in _listed(out)}
+    manifests = [run / files.MANIFEST for run in runs]
+    listing |= {path.relative_to(out).as_posix(): files.describe(path) for path in manifests}
+    files.write_json(out / files.MANIFEST, {"files": listing})
+
+
+def verify(out: Path) -> dict[str, list[str]]:
+    """The faults of a comparison and of each of its runs; empty lists if all is as written."""
+    refuse_links(out)
+    run_folder.refuse_newer(out / COMPARE)
+    places = sorted(found for found in out.glob("*/seed-*") if found.is_dir())
+    for found in places:
+        _refuse_link(found.parent)
+        _refuse_link(found)
+    report = {
+        str(found): run_folder.verify(found) if run_folder.finished(found) else ["is not finished"]
+        for found in places
+    }
+    ours = any((out / name).exists() for name in (*FILES, GAINS, files.MANIFEST))
+    return {**report, str(out): _faults(out)} if ours else report
+
+
+def _faults(out: Path) -> list[str]:
+    """The differences from the manifest of a comparison, one sentence per file."""
+    if not (out / files.MANIFEST).is_file():
+        return [f"has no {files.MANIFEST}: it is not finished; 'coterie resume' finishes it"]
+    manifest = files.read_json(out / files.MANIFEST)
+    promised = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(promised, dict) or not {*FILES} <= promised.keys():
+        return [f"{files.MANIFEST} does not list {', '.join(FILES)}"]
+    wrong = [fault for name, entry in promised.items() if (fault := _fault(out, name, entry))]
+    if wrong:
+        return wrong
+    names = [*_listed(out), *(f"{name}/{files.MANIFEST}" for name in run_names(out))]
+    if list(promised) != names:
+        return [f"{files.MANIFEST} does not list the runs of {COMPARISON} in its order"]
+    return run_folder.manifest_faults(out, {name: files.described(out / name) for name in names})
+
+
+def _fault(out: Path, name: str, entry: object) -> str | None:
+    """A sentence if a file is not as the manifest says, else None."""
+    run, _, last = name.rpartition("/")
+    if name not in (*FILES, GAINS) and not (_PLACE.fullmatch(run) and last == files.MANIFEST):
+        return f"{files.MANIFEST} lists {name}, which is no file of a comparison"
+    if not (out / name).is_file():
+        return f"{name} is missing"
+    if files.described(out / name) != entry:
+        return f"{name} has changed since the comparison was finished"
+    return None
+
+
+def run_names(out: Path) -> list[str]:
+    """The paths of the runs of a comparison relative to its folder, in its order."""
+    found = files.read_json(out / COMPARISON)
+    runs = found.get("runs") if isinstance(found, dict) else None
+    tables = runs if isinstance(runs, list) else [None]
+    names = [run.get("path") if isinstance(run, dict) else None for run in tables]
+    if not all(isinstance(name, str) for name in names):
+        raise StoreError(
+            f"{out / COMPARISON}: is not as a comparison writes it; expected a list of runs, each "
+            "with its path; check the folder with 'coterie verify'"
+        )
+    return [str(name) for name in names]

@@ -1,0 +1,1 @@
+"""The config of a run: tables, defaults, ranges and checks."""

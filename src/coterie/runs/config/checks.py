@@ -1,0 +1,248 @@
+"""Checks of a config: first its form, then every name in it and the fields of what is named."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields as recipe_fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ...core.fields import AUTO, Field, checked, fields
+from ...core.imports import Code, names_class
+from ...core.optim import Recipe
+from ...errors import ConfigError, did_you_mean
+from .methods import NONE, OWN, VARIANT, algorithm_class, without_adaptation
+from .schema import (
+    METHODS,
+    AlgorithmTable,
+    Config,
+    DataTable,
+    Fields,
+    Named,
+    PartitionTable,
+    Table,
+    TrainTable,
+)
+
+MOST_SHOWN = 500  # characters of a value that a message repeats
+
+
+def validated(formed: Table) -> Config:
+    """The config of these tables; pydantic's first error is raised as a ConfigError."""
+    try:
+        return Config.model_validate_json(json.dumps(formed, default=str))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+    path = [str(part) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
+        raise _unknown(path)
+    wanted = first["msg"].removeprefix("Input should be ").replace("an object", "a table")
+    if first["type"] == "string_pattern_mismatch":  # only the device has one
+        wanted = "cpu, cuda or cuda:N"
+    elif first["type"].startswith(("greater_than", "less_than")):
+        wanted = f"a number {wanted}"
+    found = repr(first["input"])
+    found = found if len(found) <= MOST_SHOWN else f"{found[:MOST_SHOWN]}…"
+    raise ConfigError(f"{'.'.join(path) or 'config'}: found {found}; expected {wanted}")
+
+
+def _unknown(path: list[str]) -> ConfigError:
+    """The error for a table or a field that does not exist."""
+    if len(path) == 1:
+        known = did_you_mean(path[0], Config.model_fields)
+        return ConfigError(f"{path[0]}: there is no such table; {known}")
+    table = type(getattr(Config(), path[0]))
+    known = did_you_mean(path[-1], table.model_fields)
+    return ConfigError(f"{'.'.join(path)}: [{path[0]}] has no such field; {known}")
+
+
+def with_names(config: Config) -> Config:
+    """The config with data, partition and model looked up, their fields checked and filled in."""
+    found = {
+        "data": _data_options(config),
+        "partition": partition_options(config.partition, config.code),
+        "model": model_options(config.model, config.code),
+    }
+    tables = {
+        table: getattr(config, table).model_copy(update={"options": options})
+        for table, options in found.items()
+    }
+    return config.model_copy(update=tables)
+
+
+def _data_options(config: Config) -> Fields:
+    """The options of a dataset, checked; readers of files check their own options."""
+    from ...data.datasets import DATASETS, reader_class
+    from ...data.sources.formats import SOURCES
+
+    name, options = config.data.name, config.data.options
+    if name in SOURCES or config.run.federation is not None:
+        return options
+    if name in DATASETS:
+        return checked(options, fields(DATASETS[name].loader), "data", name)
+    if names_class(name):
+        reader = reader_class(name, config.code)
+        return checked(options, _own_fields(reader, DataTable, "data", name), "data", name)
+    if not Path(name).exists():
+        known = did_you_mean(name, DATASETS)
+        raise ConfigError(f"data.name: no dataset and no file is called '{name}'; {known}")
+    return options
+
+
+def partition_options(partition: Named, code: Code) -> Fields:
+    """The checked fields of a partition; "auto" takes only a number of clients."""
+    from ...data.partition import PARTITIONS, partition_class
+
+    name, options = partition.name, partition.options
+    if name == AUTO:
+        found = checked(options, fields(PARTITIONS["iid"]), "partition", name)
+        return {key: found[key] for key in options}
+    kind = partition_class(name, code)
+    known = _own_fields(kind, PartitionTable, "partition", name)
+    found = checked(options, known, "partition", name)
+    kind(**found)
+    return found
+
+
+def _own_fields(kind: type, table: type[BaseModel], where: str, name: str) -> tuple[Field, ...]:
+    """The fields of a class; refuses one that the config's table has for itself."""
+    found = fields(kind)
+    for field in found:
+        if field.name in table.model_fields:
+            raise ConfigError(
+                f"{where}.name: '{name}' has a field '{field.name}', which is a field of [{where}] "
+                "itself; rename the field of the class"
+            )
+    return found
+
+
+def model_options(model: Named, code: Code) -> Fields:
+    """The checked options of a network; "auto" has none."""
+    from ...networks.registry import MODELS, builder
+
+    name, options = model.name, model.options
+    if name == AUTO:
+        return checked(options, (), "model", name)
+    own = builder(name, code) if ":" in name else _known(name, MODELS, "model")
+    return checked(options, fields(own), "model", name)
+
+
+def with_methods(config: Config, loose: Fields) -> Config:
+    """The config with the fields of every method that it mentions checked and filled in.
+
+    ``loose`` are the fields in ``[algorithm]`` itself: they belong to the method it names.
+    """
+    own, told = config.algorithm.name, dict(config.algorithm.named)
+    places = {name: f"algorithm.{name}" for name in told}
+    if own is not None:
+        places.setdefault(own, "algorithm")
+        told[own] = {**told.get(own, {}), **loose}
+    elif config.run.methods is None:
+        places = dict.fromkeys(METHODS, "run.methods") | places
+    places = dict.fromkeys(config.run.methods or (), "run.methods") | places
+    named = {name: _method_fields(name, told, places[name], config) for name in places}
+    adapt = _adaptation(config.adapt, list(named))
+    update = {"algorithm": AlgorithmTable(name=own, named=named), "adapt": adapt}
+    config = config.model_copy(update=update)
+    for method in (config.method(), *config.methods()):
+        method.build()  # a method may refuse a combination of its fields
+    _check_lists(config)
+    return config
+
+
+def _check_lists(config: Config) -> None:
+    """Refuse seeds that are listed twice, an empty list of methods, and two methods of one name."""
+    seeds, names = config.run.seeds, config.run.methods
+    twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    if twice:
+        raise ConfigError(f"run.seeds: {twice[0]} stands there twice; name each seed once")
+    if names is not None and not names:
+        raise ConfigError("run.methods: found an empty list; name at least one method")
+    labels: dict[str, Any] = {}
+    for method in map(config.method, names or ()):
+        if labels.setdefault(method.label, method.algorithm) is not method.algorithm:
+            raise ConfigError(
+                f"run.methods: two classes would both be called '{method.label}'; rename one"
+            )
+
+
+def _method_fields(name: str, told: Mapping[str, Fields], where: str, config: Config) -> Fields:
+    """The checked table of a method.
+
+    An alias without a table of its own has its base's fields. A variant has those of the method
+    that it is a variant of, and its own in their place.
+    """
+    kind = algorithm_class(name, config.code, "algorithm.name" if where == "algorithm" else where)
+    plain = name.partition(VARIANT)[0]
+    given = told.get(plain, told.get(without_adaptation(name)[0], {}))
+    given = {**given, **told[name]} if name in told else given
+    table = "algorithm" if where == "algorithm" else f"algorithm.{name}"
+    own = {key: given[key] for key in OWN if key in given}
+    for key, value in own.items():
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{table}.{key}: found {value!r}; expected a table of fields")
+    rest = {key: value for key, value in given.items() if key not in own}
+    found = checked(rest, fields(kind), table, kind.__name__)
+    if "train" in own:
+        found["train"] = _own_recipe(own["train"], config, f"{table}.train")
+    if "adapt" in own:
+        found["adapt"] = _own_adaptation(own["adapt"], f"{table}.adapt")
+    return found
+
+
+def _own_recipe(given: Fields, config: Config, where: str) -> Fields:
+    """The fields of ``[train]`` that one method has for itself, checked."""
+    known = [field.name for field in recipe_fields(Recipe)]
+    for name in given:
+        if name not in known:
+            near = did_you_mean(name, known)
+            raise ConfigError(f"{where}.{name}: a method has no such field for itself; {near}")
+    try:
+        made = TrainTable.model_validate_json(json.dumps({**config.train.model_dump(), **given}))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        wanted = first["msg"].removeprefix("Input should be ")
+        raise ConfigError(f"{where}.{path}: found {first['input']!r}; expected {wanted}") from None
+    return {name: getattr(made, name) for name in given}
+
+
+def _own_adaptation(given: Fields, where: str) -> Fields:
+    """The adaptation that one method has for itself, with every field checked and filled in."""
+    from ...adapt import ADAPTATIONS
+
+    name = given.get("name")
+    if name not in ADAPTATIONS:
+        known = did_you_mean(str(name), ADAPTATIONS)
+        raise ConfigError(f"{where}.name: found {name!r}; expected the name of one; {known}")
+    rest = {key: value for key, value in given.items() if key != "name"}
+    return {"name": name, **checked(rest, fields(ADAPTATIONS[name]), where, str(name))}
+
+
+def _adaptation(adapt: Named, methods: list[str]) -> Named:
+    """The adaptation with its fields checked.
+
+    If ``[adapt]`` names none, its fields belong to the adaptation in a method's name, as in
+    ``fedavg_ft``.
+    """
+    from ...adapt import ADAPTATIONS
+
+    used = {without_adaptation(name)[1] for name in methods} - {NONE}
+    if adapt.name != NONE:
+        kind = _known(adapt.name, {NONE: None, **ADAPTATIONS}, "adapt")
+    elif not adapt.options:
+        return adapt
+    elif len(used) == 1:
+        kind = ADAPTATIONS[used.pop()]
+    else:
+        field = next(iter(adapt.options))
+        raise ConfigError(f"adapt.{field}: nothing is adapted here; set adapt.name as well")
+    return Named(name=adapt.name, options=checked(adapt.options, fields(kind), "adapt", adapt.name))
+
+
+def _known(name: str, table: Mapping[str, Any], where: str) -> Any:
+    if name not in table:
+        known = did_you_mean(name, [AUTO, *table] if where != "adapt" else table)
+        raise ConfigError(f"{where}.name: there is no {where} '{name}'; {known}")
+    return table[name]

@@ -1,0 +1,370 @@
+"""What is known of test samples beside the answers to them: names of classes, and subgroups."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core import metrics
+from ..core.algorithm import Mixture, client_digests, combined_digest
+from ..core.answers import Outcomes
+from ..core.calls import Form
+from ..core.metrics import Floats
+from ..errors import StoreError
+from ..storage import files
+from . import collaboration, stored
+from .alarms import raise_alarms
+from .run_folder import MODELS
+from .summary import summarise
+
+if TYPE_CHECKING:
+    from ..data.federation import Federation
+    from ..training.rounds import Record
+
+
+class JudgedRows(NamedTuple):
+    """What is known of the test samples beside the answers to them; rows are as in Outcomes."""
+
+    classes: tuple[str, ...]  # their names; none in a regression
+    target: str = ""  # the column that they come from; empty if there is none
+    column: str = ""  # the column of the table that gives the subgroups; empty if there is none
+    names: tuple[str, ...] = ()  # of the subgroups
+    codes: NDArray[np.int64] | None = None  # [N] the subgroup of each test sample
+
+    @classmethod
+    def of(cls, federation: "Federation") -> "JudgedRows | None":
+        """The test samples of a federation; None if its clients name the classes differently."""
+        data = federation.dataset
+        if federation.relabel is not None:
+            return None
+        classes = data.class_names or tuple(map(str, range(data.classes)))
+        target = data.target.name if data.target is not None else ""
+        if data.subgroups is None:
+            return cls(classes, target)
+        codes = np.concatenate([data.subgroups[test].numpy() for test in federation.test])
+        groups = data.subgroup_column, data.subgroup_names
+        return cls(classes, target, *groups, codes.astype(np.int64))
+
+
+# ---- the history of a run as plain arrays: the clients, every round, every score, every matrix --
+
+# A :class:`Log` takes the records of a run one by one and becomes a :class:`History`; reading a
+# run's folder gives the same history. Everything after it (summaries, alarms, tables, figures) is a
+# function of histories, so a run in memory and a run on disk are judged by the same code.
+
+Line = dict[str, Any]  # one round, as a line of rounds.jsonl
+Scores = dict[str, Floats]  # for each name of SCORES, one number per client [K]
+Matrix = NDArray[np.float32]  # [K, K]
+Packed = Any  # a Matrix, or a scipy.sparse.csr_array of one
+
+LOCAL = "local"  # the method of training alone
+SCORES = ("test", "val", "test_loss", "val_loss")
+FEDERATED = "federated"  # the global model's accuracy on the federated test set, in a line
+SPARSE_FROM = 500  # clients; from this number on a matrix is kept as a sparse one
+
+
+def pack(A: Any) -> Packed:
+    """A matrix as it is kept in memory and stored: float32, sparse if there are many clients."""
+    small = A.astype(np.float32)
+    if A.shape[0] < SPARSE_FROM:
+        return small
+    from scipy.sparse import csr_array
+
+    return csr_array(small)
+
+
+def dense(matrix: Packed) -> Matrix:
+    """All entries of a packed matrix."""
+    entries: Matrix = matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
+    return entries
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """The clients of a federation, without their data."""
+
+    clients: tuple[str, ...]
+    n_train: NDArray[np.int64]  # [K]
+    n_val: NDArray[np.int64]
+    n_test: NDArray[np.int64]
+    groups: NDArray[np.int64] | None  # [K] the true groups, if they are known
+    fingerprint: str
+    weak: Mapping[str, str]  # client: what it lacks to be judged
+    targets: NDArray[np.int64] | None = None  # [K] groups of the data that judges, if foreign
+    rows: JudgedRows | None = None  # of all clients, if this process knows them
+
+    @classmethod
+    def of(cls, federation: "Federation") -> "Roster":
+        """The clients of this federation."""
+        splits = federation.train, federation.val, federation.test
+        train, val, test = (np.array([len(part) for part in split]) for split in splits)
+        groups, targets = (
+            None if found is None else found.numpy().astype(np.int64)
+            for found in (federation.groups, federation.target_groups)
+        )
+        weak = {
+            name: found
+            for i, name in enumerate(federation.clients)
+            if (found := lack(federation, i))
+        }
+        sizes = train, val, test
+        targets = None if federation.foreign is None else targets
+        rows = JudgedRows.of(federation)
+        return cls(federation.clients, *sizes, groups, federation.fingerprint, weak, targets, rows)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def truth(self, swaps: bool) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+        """The groups of a matrix's columns and of its rows; None where they are not known.
+
+        In ``A`` a client should rely on clients whose own data is of the group that judges it. In
+        ``A Aᵀ`` two clients are compared by the models they use, so both count by the group of the
+        data that judges them.
+        """
+        wanted = self.groups if self.targets is None else self.targets
+        return (wanted if swaps else self.groups), wanted
+
+    @property
+    def without_validation(self) -> list[str]:
+        """The clients without validation data of their own: they have no say in the best round."""
+        return [self.clients[i] for i in np.flatnonzero(self.n_val == 0)]
+
+
+def lack(federation: "Federation", i: int) -> str | None:
+    """What a client lacks to train and to be judged; None if it has enough data."""
+    own, data = federation.train[i], federation.dataset
+    if len(own) < 2:
+        return "one training sample" if len(own) else "no training samples"
+    for name, split in (("test", federation.test[i]), ("validation", federation.val[i])):
+        if len(split) == 0:
+            return f"no {name} data"
+    if not data.regression and bool((data.y[own] == data.y[own[0]]).all()):
+        return "one class only"
+    if bool((data.x[own] == data.x[own[0]]).all()):
+        return "constant features"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """The history of one run: one line per round, and one score per client and evaluated round."""
+
+    method: str
+    seed: int
+    metric: str
+    roster: Roster
+    lines: tuple[Line, ...]
+    rounds: NDArray[np.int64]  # [R] the evaluated rounds
+    test: Floats  # [R, K], NaN if a client has no such data
+    val: Floats
+    test_loss: Floats
+    val_loss: Floats
+    matrix_rounds: tuple[int, ...] = ()
+    matrices: tuple[Packed, ...] = ()  # one for each of these rounds
+    swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
+    merge_val: bool = False  # validation data was trained on: no round is chosen by it
+    outcomes: Outcomes | None = None  # predictions of the last round; older runs have none
+
+    @property
+    def last(self) -> Floats:
+        """The test score of every client in the last evaluated round ``[K]``."""
+        scores: Floats = self.test[-1]
+        return scores
+
+    @property
+    def weights(self) -> Matrix | None:
+        """The last collaboration matrix in which a client gives weight to another one ``[K, K]``.
+
+        A method may stop giving weight to others when that gains nothing more (FedFomo does); its
+        last weights on others are then shown. None for methods that have no such matrix.
+        """
+        for packed in reversed(self.matrices):
+            if collaboration.any_others(packed):
+                return dense(packed)
+        return dense(self.matrices[-1]) if self.matrices else None
+
+
+@dataclass
+class Log:
+    """Collects the records of a run, round by round."""
+
+    method: str
+    seed: int
+    metric: str
+    roster: Roster
+    swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
+    merge_val: bool = False  # validation data was trained on: no round is chosen by it
+    lines: list[Line] = field(default_factory=list)
+    evaluated: list[tuple[int, Scores]] = field(default_factory=list)
+    matrices: list[tuple[int, Packed]] = field(default_factory=list)
+    outcomes: Outcomes | None = None
+
+    def append(self, record: "Record") -> Line:
+        """Add one round and return its line."""
+        line = _line(record, self.roster, self.swaps)
+        if record.evaluation is not None:
+            scores = {name: getattr(record.evaluation, name) for name in SCORES}
+            self.evaluated.append((record.index, scores))
+            self.outcomes = record.outcomes
+        if record.collaboration is not None:
+            self.matrices.append((record.index, pack(record.collaboration)))
+        self.lines.append(line)
+        return line
+
+    def history(self) -> History:
+        """The history of all rounds that were added so far."""
+        if not self.evaluated:
+            raise StoreError(
+                f"{self.method}: no round has been evaluated; expected the last one at least"
+            )
+        rounds = np.array([index for index, _ in self.evaluated], dtype=np.int64)
+        scores = {
+            name: np.array([scores[name] for _, scores in self.evaluated], dtype=np.float64)
+            for name in SCORES
+        }
+        return History(
+            self.method,
+            self.seed,
+            self.metric,
+            self.roster,
+            tuple(self.lines),
+            rounds,
+            **scores,
+            matrix_rounds=tuple(index for index, _ in self.matrices),
+            matrices=tuple(matrix for _, matrix in self.matrices),
+            swaps=self.swaps,
+            merge_val=self.merge_val,
+            outcomes=self.outcomes,
+        )
+
+
+def _name(roster: Roster, client: int) -> str:
+    """The name of a client; ``#number`` for a forged number, which belongs to no client."""
+    return roster.clients[client] if 0 <= client < len(roster) else f"#{client}"
+
+
+def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
+    line: Line = {
+        "round": record.index,
+        "clients": list(record.clients),
+        "bytes_down": record.traffic.down,
+        "bytes_up": record.traffic.up,
+        "bytes_serve": record.traffic.serve,
+        "seconds": record.seconds,
+        "rejected": [
+            {"client": _name(roster, r.client), "reason": r.reason} for r in record.rejected
+        ],
+    }
+    line.update(record.observed)
+    if record.evaluation is not None:
+        for name in SCORES:
+            line[name] = float(metrics.mean_known(getattr(record.evaluation, name)))
+    if record.federated is not None:
+        line[FEDERATED] = record.federated
+    if record.collaboration is not None:
+        A = record.collaboration
+        kin = collaboration.kinship(A, swaps)
+        line["in_group_weight"] = collaboration.in_group_weight(kin, *roster.truth(swaps))
+        line["off_diagonal"] = collaboration.off_diagonal(A, record.clients)
+    return line
+
+
+# ---- a finished run as data: its history, config, environment, summary and predictors -----------
+
+RAN = "ran"  # key in the environment: how each form of a call was executed
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """One finished run, in memory or read from its folder."""
+
+    history: History
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    path: Path | None = None
+    held: Mixture | None = None  # the predictors in memory; None if they are in the folder
+
+    def mixture(self) -> Mixture:
+        """The predictors of all clients: ``weights [K, r]``, ``models [K, r, P]``."""
+        if self.held is not None:
+            return self.held
+        return stored.read_models(self._stored())
+
+    def predictor(self, client: int) -> Mixture:
+        """The predictor of one client: ``weights [r]``, ``models [r, P]``."""
+        if self.held is not None:
+            return Mixture(*(part[client] for part in self.held))
+        return stored.read_predictor(self._stored(), client)
+
+    def _stored(self) -> Path:
+        if self.path is None or not (self.path / MODELS).exists():
+            raise StoreError(
+                "this run kept no models: they are at the sites of its federation; get a site's "
+                "own model there with 'coterie site export'"
+            )
+        return self.path / MODELS
+
+
+class Predictors(NamedTuple):
+    """The clients' final predictors: their digest, and the models if they are here."""
+
+    digest: str
+    mixture: Mixture | None
+
+    @classmethod
+    def of(cls, mixture: Mixture, digests: tuple[str, ...] | None) -> "Predictors":
+        """The predictors of a run's last round; ``digests`` are those that sites computed."""
+        here = digests is None or mixture.models.shape[-1] > 0
+        found = client_digests(mixture) if here else digests or ()
+        return cls(combined_digest(found), mixture if here else None)
+
+
+def collect(
+    log: Log,
+    predictors: Predictors,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    references: Mapping[str, History] | None = None,
+) -> RunData:
+    """The data of a finished run; ``references`` are the histories of ``local`` and ``fedavg``.
+
+    They must have the same clients, because each client is compared with itself.
+    """
+    history, known = log.history(), references or {}
+    for name, other in known.items():
+        if other.roster.fingerprint != history.roster.fingerprint:
+            raise StoreError(
+                f"{history.method} and {name} ran on different data (partition "
+                f"{history.roster.fingerprint} and {other.roster.fingerprint}); expected the same "
+                "clients; run both with the same seed and partition"
+            )
+    summary = summarise(history, predictors.digest, known.get("local"))
+    summary["ran"] = _ran_summary(config, environment)
+    summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(history, known)]
+    return RunData(history, config, environment, files.plain(summary), held=predictors.mixture)
+
+
+def ran(forms: Iterable[Form]) -> dict[str, dict[str, str]]:
+    """How each form of a call was executed, by the form's id."""
+    return {form.id: {"stage": form.stage, "way": form.way, "why": form.why} for form in forms}
+
+
+def _ran_summary(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine that ran, and how many forms of calls of each stage were executed in which way."""
+    chosen = config.get("resolved", {})
+    forms = [(f["stage"], f["way"], f["why"]) for f in environment.get(RAN, {}).values()]
+    counted = sorted(Counter(forms).items())
+    names = ("engine", "chunk", "compiler", "kernels")
+    return {
+        **{name: chosen.get(name) for name in names},
+        "calls": [
+            {"stage": stage, "way": way, "why": why or None, "forms": count}
+            for (stage, way, why), count in counted
+        ],
+    }

@@ -1,0 +1,92 @@
+"""The clients of an experiment, wherever they are: in this process, or at sites of a federation.
+
+A :class:`Setting` answers what the runner asks of the clients: what a server knows about them, the
+engine that reaches them, and their own gains over training alone where their answers stay with
+them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.algorithm import AnyAlgorithm
+from ..core.problem import Problem
+from ..core.shards import Shards
+from ..core.site_gain import SiteGain
+from ..core.tree import Tree
+from ..data.manifest import Identity
+from ..data.preprocessing import Preprocessing
+from ..engines import Engine
+from ..errors import ConfigError
+from .config.methods import Method
+from .config.schema import Config
+from .resume import UnfinishedRun
+from .run import Roster
+
+Gains = Mapping[str, Sequence[SiteGain]]  # by method: one entry per client
+
+
+class Prepared(NamedTuple):
+    """What a run knows of its clients before it begins."""
+
+    problem: Problem
+    roster: Roster
+    shards: Shards | None  # None where the data is elsewhere
+
+
+def with_training_loss(on: Prepared) -> Prepared:
+    """The same clients, whose evaluations measure the loss on training data too."""
+    if on.shards is None:
+        raise ConfigError(
+            "run.training_loss: found true, but the data is at sites, which report only the scores "
+            "of validation and test data; leave it out, or run a simulation"
+        )
+    return on._replace(problem=replace(on.problem, training_loss=True))
+
+
+class Cell(NamedTuple):
+    """One run of an experiment: a method, a seed, and the folder of its results."""
+
+    method: Method
+    seed: int
+    out: Path | None
+
+
+class Setting(ABC):
+    """The clients of an experiment. ``config`` has every "auto" that depends on data resolved."""
+
+    config: Config
+
+    @abstractmethod
+    def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
+        """What a server knows of the clients of one run; ``asked`` is the config of that run."""
+
+    @abstractmethod
+    def identity(self, seed: int) -> Identity:
+        """Hashes of the clients' data and of how it is divided."""
+
+    @abstractmethod
+    def manifest(self, seed: int) -> dict[str, Any]:
+        """The contents of a run's ``partition.json``."""
+
+    @abstractmethod
+    def preprocessing(self, seed: int) -> Preprocessing | None:
+        """How samples become inputs; None if no schema can describe them."""
+
+    @abstractmethod
+    def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
+        """The engine that reaches the clients; an unfinished run keeps its own."""
+
+    @abstractmethod
+    def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
+        """The server and the states before round 0, as a checkpoint stores them."""
+
+    @abstractmethod
+    def gains(self, cells: Sequence[Cell]) -> Gains | None:
+        """The clients' own gains; None if the runs' histories hold the answers on test samples."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections, and remove temporary files."""

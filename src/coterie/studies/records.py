@@ -1,0 +1,282 @@
+"""What stays of a run of a study: its numbers, one small JSON file per run."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core import metrics
+from ..core.metrics import Floats
+from ..errors import StoreError
+from ..runs import kinds, statistics, summary
+from ..runs.config.methods import TAG
+from ..runs.run import History, dense
+from ..runs.run_folder import RunData
+from ..storage import files
+from .study import BEST_SO_FAR, LOCAL_LEAD, RELATIVE, StudyCell, same_experiment
+
+FORMAT = 1
+MATRICES = 4  # at most, of different rounds
+MATRIX_CLIENTS = 64  # beyond it no matrix is kept; above FEW only the last one
+FEW = 20
+DIGITS = 5
+
+
+@dataclass(frozen=True)
+class CellRecord:
+    """The numbers of one run: its summary, its curve, and each client's scores."""
+
+    key: str  # StudyCell.key
+    config: dict[str, Any]  # StudyCell.tables()
+    method: str
+    seed: int
+    summary: dict[str, Any]
+    rounds: list[int]  # the evaluated rounds
+    curve: list[float | None]  # mean over clients on test data, for each of them
+    last: list[float | None]  # each client's test score in the last round
+    best: list[float | None]  # in the round with the best mean
+    best_of_rounds: list[float | None]  # in its own best round
+    n_test: list[int]
+    groups: list[int] | None
+    matrices: dict[str, list[list[float]]]  # who gave weight to whom, by round
+    environment: dict[str, Any]
+    # each client's validation score: the same three; empty if it was trained on, and in old records
+    validation: dict[str, list[float | str | None]] = field(default_factory=dict)
+    # test scores over the evaluated rounds of the clients that the column's number is over, by
+    # client; empty if it is over all clients, and in old records
+    curves: dict[str, list[float | None]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cell: StudyCell, data: RunData, precision: str) -> "CellRecord":
+        """The record of a finished run."""
+        history, roster = data.history, data.history.roster
+        here = [client for client in cell.column.clients if client < len(roster)]
+        best = statistics.best_round(history.test, history.metric)
+        where = data.environment
+        return cls(
+            key=cell.key,
+            config=cell.tables(),
+            method=history.method,
+            seed=history.seed,
+            summary=files.plain(data.summary),
+            rounds=history.rounds.tolist(),
+            curve=_numbers(metrics.mean_known(history.test)),
+            last=_numbers(history.last),
+            best=_numbers(history.test[-1 if best is None else best]),
+            best_of_rounds=_numbers(statistics.best_of_rounds(history.test, history.metric)),
+            n_test=roster.n_test.tolist(),
+            groups=None if roster.groups is None else roster.groups.tolist(),
+            matrices=_matrices(history),
+            environment={
+                **{name: where.get(name) for name in ("coterie", "git_commit", "source", "device")},
+                **{name: where.get(name) for name in ("device_name", "cores", "python")},
+                "torch": dict(where.get("versions") or {}).get("torch"),
+                "precision": precision,
+                "engine": data.config.get("resolved", {}).get("engine"),
+            },
+            validation=_validation(history),
+            curves={str(client): _numbers(history.test[:, client]) for client in here},
+        )
+
+    def validation_score(self, name: str, clients: Sequence[int] = ()) -> float:
+        """The mean validation score over all clients or over these; NaN if there is none.
+
+        ``name`` is ``last``, ``best`` (in the round with the best mean) or ``best_of_rounds``.
+        """
+        found = self.validation.get(name, [])
+        chosen = [found[i] for i in clients if i < len(found)] if clients else found
+        values = [math.nan if value is None else float(value) for value in chosen]
+        return float(metrics.mean_known(np.array(values, dtype=np.float64)))
+
+    def number(self, name: str, clients: Sequence[int] = ()) -> float:
+        """A number of the run, over all clients or over these; NaN if it does not exist."""
+        if name == BEST_SO_FAR:
+            return float(metrics.mean_known(self.best_so_far(clients)))
+        per_client = {
+            summary.score_field(summary.LAST, self.metric): self.last,
+            "bmta": self.best,
+            "best_of_rounds": self.best_of_rounds,
+        }
+        if clients and name in per_client:
+            chosen = [per_client[name][i] for i in clients if i < len(self.last)]
+            return float(metrics.mean_known(_array(chosen)))
+        value = self.summary.get(name)
+        return math.nan if value is None or isinstance(value, str | list | dict) else float(value)
+
+    def over_rounds(self, clients: Sequence[int] = ()) -> Floats:
+        """The mean test score ``[rounds]`` over all clients or over these; NaN if not recorded."""
+        if not clients:
+            return _array(self.curve)
+        unknown = [None] * len(self.rounds)
+        found = [_array(self.curves.get(str(client), unknown)) for client in clients]
+        return metrics.mean_known(np.stack(found, axis=-1))
+
+    def best_so_far(self, clients: Sequence[int] = ()) -> Floats:
+        """The best of :meth:`over_rounds` up to each evaluated round."""
+        return statistics.best_so_far(self.over_rounds(clients), self.metric)
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric."""
+        return str(self.summary["metric"])
+
+    def scores(self, name: str) -> Floats:
+        """Each client's score ``last`` or in the round with the ``best`` mean."""
+        return _array(self.best if name == "best" else self.last)
+
+    def relative(self, local: "CellRecord") -> "CellRecord":
+        """The record with the numbers that are relative to the clients' own Local filled in."""
+        alone = _array(local.last)
+        gained = metrics.gains(_array(self.last), alone, self.metric)
+        spread = statistics.over_clients(gained, np.array(self.n_test))._asdict()
+        found = {
+            "relative_to_local": float(metrics.mean_known(gained)),
+            "worse_than_local": statistics.count_worse(gained),
+            **{name: spread[field] for name, field in RELATIVE.items()},
+            LOCAL_LEAD: _lead(alone, gained, self.metric),
+        }
+        tables = {one.name: getattr(self, one.name) for one in fields(self)}
+        return CellRecord(**{**tables, "summary": self.summary | files.plain(found)})
+
+    def write(self, folder: Path) -> Path:
+        """Write the record into a folder of records."""
+        folder.mkdir(parents=True, exist_ok=True)
+        path = record_path(folder, self.key)
+        files.write_json(path, {"format": FORMAT, **asdict(self)})
+        return path
+
+
+def record_path(folder: Path, key: str) -> Path:
+    """The file of a record in a folder of records."""
+    return folder / f"{key[:16]}.json"
+
+
+def record_for(cell: StudyCell, known: Mapping[str, CellRecord]) -> CellRecord | None:
+    """The record of a cell among those known by key; None if there is none.
+
+    A default that has changed since makes the run another experiment, with the same key.
+    """
+    record = known.get(cell.key)
+    if record is None or not same_experiment(record.config, cell.tables()):
+        return None
+    return record
+
+
+def _numbers(values: Floats) -> list[float | None]:
+    return [round(float(v), DIGITS) if np.isfinite(v) else None for v in values]
+
+
+def _array(values: Sequence[float | None]) -> Floats:
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _lead(alone: Floats, gained: Floats, metric: str) -> float:
+    """How much better the Local of clients that are worse off is than that of the others.
+
+    NaN if there are no such clients, or no others.
+    """
+    of_worse, of_others = alone[gained < 0], alone[gained >= 0]
+    if not len(of_worse) or not len(of_others):
+        return math.nan
+    return float(metrics.gains(of_worse.mean(), of_others.mean(), metric))
+
+
+def _validation(history: History) -> dict[str, list[float | str | None]]:
+    """Each client's validation scores; infinite ones, of models that diverged, stay infinite."""
+    if history.merge_val:
+        return {}
+    best = statistics.best_round(history.val, history.metric)
+    found = {
+        "last": history.val[-1],
+        "best": history.val[-1 if best is None else best],
+        "best_of_rounds": statistics.best_of_rounds(history.val, history.metric),
+    }
+    return {name: files.plain(np.round(v, DIGITS).tolist()) for name, v in found.items()}
+
+
+def _matrices(history: History) -> dict[str, list[list[float]]]:
+    """Matrices of a few rounds, spread over the run."""
+    count, clients = len(history.matrices), len(history.roster)
+    if not count or clients > MATRIX_CLIENTS:
+        return {}
+    kept = min(MATRICES if clients <= FEW else 1, count)
+    places = sorted({round(i) for i in np.linspace(count - 1, 0, kept)})
+    return {
+        str(history.matrix_rounds[i]): np.round(dense(history.matrices[i]), 4).tolist()
+        for i in places
+    }
+
+
+# ---- reads and writes records of runs as JSON; what came from outside is checked before it is use
+
+LATER = ("validation", "curves")  # tables that old records do not have
+
+
+def records_text(records: Sequence[CellRecord]) -> str:
+    """Several records as one JSON text, one line per record."""
+    tables = [{"format": FORMAT, **asdict(record)} for record in records]
+    lines = [json.dumps(table, separators=(",", ":")) for table in tables]
+    return '{"records":[\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def read_records(folder: Path) -> dict[str, CellRecord]:
+    """All records of a folder, by key."""
+    found = (record_of(files.read_json(path), path) for path in sorted(folder.glob("*.json")))
+    return {record.key: record for record in found}
+
+
+def record_of(found: Any, where: object) -> CellRecord:
+    """The record of a JSON value that came from outside; anything else is refused."""
+    names = [one.name for one in fields(CellRecord) if one.name not in LATER]
+    try:
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(f"found format {_format(found)}; expected {FORMAT}")
+        given = {name: found[name] for name in names}
+        record = CellRecord(**given, **{name: found.get(name, {}) for name in LATER})
+        _check(record)
+        return record
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{where}: is no record of a run ({error}); expected a file that 'coterie reproduce', "
+            "'coterie sweep' or 'coterie tune' wrote; remove it to run this again"
+        ) from error
+
+
+def _format(found: Any) -> object:
+    return found.get("format") if isinstance(found, dict) else type(found).__name__
+
+
+def _check(record: CellRecord) -> None:
+    summary.checked(record.summary)
+    method, _, tag = record.method.partition("@")
+    if not method.isidentifier() or (tag and not TAG.fullmatch(tag)):
+        raise ValueError(f"method: found {kinds.shown(record.method)}; expected a label")
+    if not isinstance(record.key, str) or not isinstance(record.seed, int):
+        raise ValueError("key or seed is of another kind")
+    lists: tuple[Any, ...] = record.curve, record.last, record.best, record.best_of_rounds
+    for values in (*lists, record.rounds, record.n_test):
+        if not isinstance(values, list) or not all(v is None or _real(v) for v in values):
+            raise ValueError("found something else; expected lists of numbers")
+    tables: tuple[Any, ...] = record.environment, record.matrices, record.config
+    if not all(isinstance(table, dict) for table in (*tables, record.validation, record.curves)):
+        raise ValueError("environment, matrices, config, validation or curves is no table")
+    for curve in record.curves.values():
+        numbers = isinstance(curve, list) and all(v is None or _real(v) for v in curve)
+        if not numbers or len(curve) != len(record.rounds):
+            raise ValueError("found something else; expected a curve with a score for each round")
+    for values in record.validation.values():
+        if not isinstance(values, list) or not all(
+            v is None or v in ("inf", "-inf") or _real(v) for v in values
+        ):
+            raise ValueError("found something else; expected lists of validation scores")
+    for matrix in record.matrices.values():
+        if np.array(matrix, dtype=np.float64).shape != (len(record.last),) * 2:
+            raise ValueError("a matrix is not square over the clients")
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""What runs show: comparisons, verdicts, tables, figures and pages."""

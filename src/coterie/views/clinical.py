@@ -1,0 +1,333 @@
+"""How far predicted probabilities can be trusted: calibration, sensitivity, intervals.
+
+Intervals cover 95 %: they come from a bootstrap over units (patients), and the interval of a
+proportion is at least as wide as Wilson's, which does not vanish where a model makes no mistake.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from ..core import metrics
+from ..core.answers import Answers
+from ..core.metrics import METRICS, Array, Floats
+from ..core.paired import LEVEL
+from ..errors import ConfigError, did_you_mean
+from ..runs.run import History, JudgedRows
+
+BINS, FEW_BINS = 10, 5  # of a calibration curve, of equal width
+ENOUGH = 200  # samples for the larger number of bins
+BLOCK = 2_000_000  # bootstrap weights in memory at a time
+DRAWS, FEW_DRAWS = 400, 100  # of a bootstrap; few for many samples
+MANY = 20_000  # samples
+
+Truths = NDArray[np.bool_]
+
+
+class Bin(NamedTuple):
+    """The samples of a calibration curve whose predicted probabilities are in one interval."""
+
+    predicted: float  # mean of the predicted probabilities
+    observed: float  # share of samples that have the outcome
+    rows: int
+
+
+class Calibration(NamedTuple):
+    """How well predicted probabilities agree with observed shares."""
+
+    bins: tuple[Bin, ...]  # those with samples
+    error: float  # the expected calibration error: mean distance of a bin, weighted by its rows
+    brier: float  # the mean squared difference of probability and outcome
+
+
+class Estimate(NamedTuple):
+    """A number and its 95 % interval; NaN where it is not known."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Sensitivity(NamedTuple):
+    """The share of samples with the outcome that are found at a chosen specificity."""
+
+    found: Estimate
+    threshold: float  # a probability of at least this much is an alarm; infinite: none is
+
+
+def calibration(p: Floats, truth: Truths) -> Calibration:
+    """The calibration curve of probabilities ``p [n]`` in bins of equal width, and two errors.
+
+    >>> round(calibration(np.array([0.1, 0.2, 0.9]), np.array([False, True, True])).brier, 4)
+    0.22
+    """
+    count = BINS if len(p) >= ENOUGH else FEW_BINS
+    at = np.minimum((p * count).astype(np.int64), count - 1)
+    rows, hits = np.bincount(at, minlength=count), np.bincount(at, truth, count)
+    total = np.bincount(at, p, count)
+    bins = tuple(
+        Bin(float(total[i] / rows[i]), float(hits[i] / rows[i]), int(rows[i]))
+        for i in np.flatnonzero(rows)
+    )
+    apart = sum(part.rows * abs(part.predicted - part.observed) for part in bins) / len(p)
+    return Calibration(bins, apart, float(((p - truth) ** 2).mean()))
+
+
+def sensitivity(p: Floats, truth: Truths, units: Array, specificity: float) -> Sensitivity | None:
+    """The largest sensitivity of a threshold whose specificity is at least the chosen one.
+
+    The threshold is chosen on the same samples, in every bootstrap draw again. None if there are no
+    samples with the outcome, or none without it.
+    """
+    if truth.all() or not truth.any():
+        return None
+    values, at = _sensitivities(p, truth, np.ones((1, len(p))), specificity)
+    again = np.concatenate(
+        [_sensitivities(p, truth, weights, specificity)[0] for weights in drawn(units)]
+    )
+    alike = len(np.unique(units[truth]))
+    found = estimate(float(values[0]), again, proportion_of=alike)
+    edges = np.unique(p)[::-1]
+    return Sensitivity(found, float(edges[at[0] - 1]) if at[0] else math.inf)
+
+
+def _sensitivities(
+    p: Floats, truth: Truths, weights: Floats, specificity: float
+) -> tuple[Floats, NDArray[np.int64]]:
+    """For each row of weights, the sensitivity ``[B]`` and how many thresholds are allowed."""
+    order = np.argsort(-p, kind="stable")
+    last = np.flatnonzero(np.diff(p[order], append=-math.inf))  # of equal values
+    sorted_weights, has = weights[:, order], truth[order]
+    found, false = (
+        np.cumsum(np.where(part, sorted_weights, 0.0), axis=1)[:, last] for part in (has, ~has)
+    )
+    rate = np.divide(false, false[:, -1:], out=np.ones_like(false), where=false[:, -1:] > 0)
+    allowed = (rate <= 1.0 - specificity + 1e-12).sum(axis=1)
+    hits = np.take_along_axis(found, np.maximum(allowed - 1, 0)[:, None], axis=1)[:, 0]
+    hits = np.where(allowed > 0, hits, 0.0)
+    none = np.full(len(hits), math.nan)
+    return np.divide(hits, found[:, -1], out=none, where=found[:, -1] > 0), allowed
+
+
+def drawn(units: Array) -> Iterator[Floats]:
+    """How often each sample is drawn in each bootstrap draw, in blocks ``[b, n]`` of draws.
+
+    Units are drawn whole.
+    """
+    found, place = np.unique(units, return_inverse=True)
+    left = DRAWS if len(units) < MANY else FEW_DRAWS
+    share, rng = np.full(len(found), 1 / len(found)), np.random.default_rng(0)
+    while left > 0:
+        size = min(left, max(1, BLOCK // len(units)))
+        yield rng.multinomial(len(found), share, size=size)[:, place].astype(np.float64)
+        left -= size
+
+
+def estimate(value: float, again: Floats, proportion_of: int | None) -> Estimate:
+    """A number with the percentiles of its bootstrap draws as its interval."""
+    known = again[np.isfinite(again)]
+    low, high = value, value
+    if len(known):
+        low, high = np.quantile(known, [LEVEL / 2, 1 - LEVEL / 2]).tolist()
+    if proportion_of is not None:
+        least, most = wilson(value, proportion_of)
+        low, high = min(low, least), max(high, most)
+    return Estimate(value, min(low, value), max(high, value))
+
+
+def wilson(share: float, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Wilson's score interval for a proportion that was found among ``n`` samples."""
+    z = float(ndtri(1 - level / 2))
+    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
+    reach = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+    return max(0.0, middle - reach), min(1.0, middle + reach)
+
+
+# ---- numbers for a clinical outcome: calibration, sensitivity at a chosen specificity, subgroups
+
+# The outcome is one class against all others. All numbers are computed from the answers to test
+# samples after the last round.
+
+SPECIFICITY = 0.9  # unless another one is chosen
+MOST_SITES = 1000  # of more sites, only all together have numbers
+FEWEST = 10  # test rows: a smaller subgroup or site has no numbers
+
+
+class ClinicalChoice(NamedTuple):
+    """What the reader of a report chooses."""
+
+    specificity: float = SPECIFICITY
+    positive: str | None = None  # the class that is the outcome; None: the second of two classes
+
+    @classmethod
+    def checked(cls, specificity: float, positive: str | None = None) -> "ClinicalChoice":
+        """The choice of a user; refuses a specificity that is no share."""
+        if not 0 < specificity < 1:
+            raise ConfigError(
+                f"--specificity: found {specificity:g}; expected a share between 0 and 1, as 0.9"
+            )
+        return cls(specificity, positive)
+
+
+class Subgroup(NamedTuple):
+    """The score of one subgroup; not given if the subgroup has fewer rows than ``FEWEST``."""
+
+    name: str
+    rows: int
+    score: Estimate | None
+
+
+class Clinical(NamedTuple):
+    """The numbers of one client, or of all clients together."""
+
+    rows: int
+    positives: int | None  # None without an outcome
+    calibration: Calibration | None
+    sensitivity: Sensitivity | None
+    subgroups: tuple[Subgroup, ...]
+
+
+class ClinicalRun(NamedTuple):
+    """The numbers of one run."""
+
+    outcome: str | None  # the class, in words; None where none was chosen among several
+    specificity: float
+    column: str  # that gives the subgroups; empty if there is none
+    sites: tuple[Clinical, ...]  # [K]; none of very many sites
+    together: Clinical
+
+
+class SiteClinical(NamedTuple):
+    """The numbers of one client alone, for the card of its model."""
+
+    outcome: str | None
+    specificity: float
+    column: str
+    metric: str
+    numbers: Clinical
+
+
+def clinical_run(history: History, choice: ClinicalChoice | None = None) -> ClinicalRun | None:
+    """The numbers of one run; None where its folder has no answers, outcome and subgroups."""
+    choice, rows = choice or ClinicalChoice(), history.roster.rows
+    if history.outcomes is None or rows is None:
+        if choice.positive is not None:
+            raise ConfigError(
+                f"--positive: found '{choice.positive}', and this run has no answers to test "
+                "samples with names of classes; expected a simulation by this version"
+            )
+        return None
+    sites, codes = list(history.outcomes.clients()), _codes(history.outcomes.sizes, rows)
+    outcome = _outcome(rows, choice, sites)
+    if outcome is None and rows.codes is None:
+        return None
+    if len(sites) > MOST_SITES:
+        sites, codes = [], []
+    whole = history.outcomes._replace(sizes=history.outcomes.sizes.sum(keepdims=True))
+    made = [
+        clinical(history.metric, answers, outcome, choice.specificity, rows.names, own)
+        for answers, own in zip([*sites, *whole.clients()], [*codes, rows.codes], strict=True)
+    ]
+    title = None if outcome is None else _title(rows, outcome)
+    return ClinicalRun(title, choice.specificity, rows.column, tuple(made[:-1]), made[-1])
+
+
+def site_clinical(
+    metric: str, answers: Answers, rows: JudgedRows, choice: ClinicalChoice | None = None
+) -> SiteClinical | None:
+    """The numbers of one client's answers; None without an outcome and subgroups."""
+    choice = choice or ClinicalChoice()
+    outcome = _outcome(rows, choice, [answers])
+    if outcome is None and rows.codes is None:
+        return None
+    found = clinical(metric, answers, outcome, choice.specificity, rows.names, rows.codes)
+    title = None if outcome is None else _title(rows, outcome)
+    return SiteClinical(title, choice.specificity, rows.column, metric, found)
+
+
+def rows_of(rows: JudgedRows, sizes: Array, client: int) -> JudgedRows:
+    """The rows of one client among those of all clients."""
+    return rows._replace(codes=_codes(sizes, rows)[client])
+
+
+def _codes(sizes: Array, rows: JudgedRows) -> Sequence[Array | None]:
+    """Each client's part of the subgroups."""
+    if rows.codes is None:
+        return [None] * len(sizes)
+    return np.split(rows.codes, np.cumsum(sizes)[:-1])
+
+
+def _outcome(rows: JudgedRows, choice: ClinicalChoice, sites: Sequence[Answers]) -> int | None:
+    """The class that is the outcome; None if none is chosen, or probabilities were not kept."""
+    outcome = outcome_class(rows.classes, choice.positive)
+    return outcome if all(site.chances is not None for site in sites) else None
+
+
+def _title(rows: JudgedRows, outcome: int) -> str:
+    name = rows.classes[outcome]
+    return f"{rows.target}: {name}" if rows.target else name
+
+
+def outcome_class(classes: Sequence[str], positive: str | None) -> int | None:
+    """The number of the class that is the outcome: the chosen one, or the second of two."""
+    if positive is None:
+        return 1 if len(classes) == 2 else None
+    if positive not in classes:
+        raise ConfigError(
+            f"--positive: no class is called '{positive}'; {_known(positive, classes)}"
+        )
+    return classes.index(positive)
+
+
+def _known(name: str, classes: Sequence[str]) -> str:
+    return did_you_mean(name, classes) if classes else "this is a regression"
+
+
+def clinical(
+    metric: str,
+    answers: Answers,
+    outcome: int | None,
+    specificity: float,
+    names: Sequence[str],
+    codes: Array | None,
+) -> Clinical:
+    """The numbers of one client's test samples; ``names`` and ``codes`` are of the subgroups."""
+    count, positives, calibrated, sensitive = len(answers.targets), None, None, None
+    if outcome is not None and answers.chances is not None:
+        p, truth = answers.chances[:, outcome].astype(np.float64), answers.targets == outcome
+        positives = int(truth.sum())
+        if count >= FEWEST and bool(np.isfinite(p).all()):
+            calibrated = calibration(p, truth)
+            sensitive = sensitivity(p, truth, answers.units, specificity)
+    groups = [] if codes is None else [(i, codes == i) for i in range(len(names))]
+    return Clinical(
+        count,
+        positives,
+        calibrated,
+        sensitive,
+        tuple(
+            Subgroup(names[i], int(inside.sum()), _score(metric, answers, inside))
+            for i, inside in groups
+            if inside.any()
+        ),
+    )
+
+
+def _score(metric: str, answers: Answers, inside: Truths) -> Estimate | None:
+    """The score of a subgroup with its interval; None if it has too few rows or no score."""
+    if inside.sum() < FEWEST:
+        return None
+    values, targets, units = (part[inside] for part in answers[:3])
+    value = metrics.score(metric, values, targets)
+    if not math.isfinite(value):
+        return None
+    alike = len(np.unique(units)) if metric == "accuracy" else None
+    weights = drawn(units) if alike != len(units) else ()  # a proportion has Wilson's interval
+    again = [metrics.scores(metric, values, targets, some) for some in weights]
+    scale = 100.0 if METRICS[metric].percent else 1.0
+    found = estimate(value / scale, np.concatenate([[], *again]) / scale, proportion_of=alike)
+    return Estimate(*(scale * part for part in found))

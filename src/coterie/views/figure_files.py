@@ -1,0 +1,206 @@
+"""The figures of a comparison's or a run's page, by the names of their files."""
+
+import io
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from ..errors import ConfigError
+from ..storage import files
+from . import figures, helping
+from .clinical import ClinicalChoice
+from .clinical_page import ClinicalView, clinical_view
+from .figures import scatters
+from .outcomes import Comparison, RunResult
+from .page import clinical_of, helping_of, shown_method
+from .reliance import reliance
+from .svg import colour, palette
+
+
+def page_figures(
+    found: Comparison | RunResult, choice: ClinicalChoice | None = None
+) -> dict[str, Markup]:
+    """The figures that the page shows; names are those of files, without their ending."""
+    named = _of_run(found, choice) if isinstance(found, RunResult) else _of_all(found, choice)
+    made: dict[str, Markup] = {}
+    for name, drawn in named:
+        if drawn is not None:
+            safe = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "figure"
+            taken = sum(re.sub(r"-\d+$", "", other) == safe for other in made)
+            made[f"{safe}-{taken + 1}" if taken else safe] = drawn
+    return made
+
+
+def _of_all(
+    found: Comparison, choice: ClinicalChoice | None
+) -> Iterator[tuple[str, Markup | None]]:
+    best = shown_method(found)
+    yield "learning curves", figures.learning_curves(found)
+    yield "score against bytes", figures.byte_curves(found)
+    for panel in figures.panels(found, best):
+        yield f"gains {panel.method}", panel.drawn
+    for dots in scatters(found, best):
+        yield f"gain against alone {dots.method}", dots.drawn
+    yield from _helped(helping_of(found, best))
+    yield from _calibrated(clinical_of(found, best, choice))
+
+
+def _of_run(found: RunResult, choice: ClinicalChoice | None) -> Iterator[tuple[str, Markup | None]]:
+    history, relied = found.history, reliance([found.history])
+    yield "learning curves", figures.client_curves(history)
+    if relied is not None:
+        method = history.method
+        ink = {method: colour(method)}
+        yield from _helped(
+            helping.helping({method: relied}, {method: history}, ink, helping.OF_RUN)
+        )
+    yield from _calibrated(clinical_view({history.method: history}, choice))
+
+
+def _helped(found: helping.Helping | None) -> Iterator[tuple[str, Markup | None]]:
+    for card in found.cards if found else ():
+        yield f"helpers {card.method}", card.graph
+        yield f"matrix {card.method}", card.matrix
+
+
+def _calibrated(found: ClinicalView | None) -> Iterator[tuple[str, Markup | None]]:
+    for curve in found.curves if found else ():
+        yield f"calibration {curve.name}", curve.drawn
+
+
+def write_figures(named: dict[str, Markup], folder: Path, *, pdf: bool) -> list[Path]:
+    """Write each figure as SVG, and as PDF if asked for; returns the files."""
+    made = []
+    with files.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, drawn in named.items():
+        svg = standalone(drawn)
+        made.append(folder / f"{name}.svg")
+        files.write_text(made[-1], svg)
+        if pdf:
+            made.append(folder / f"{name}.pdf")
+            with files.whole(made[-1]) as temporary:
+                temporary.write_bytes(to_pdf(svg))
+    return made
+
+
+# ---- figures as files of their own: SVG that other programs read, and PDF -----------------------
+
+# The figures of a page take their colours and strokes from the page's style. In a file of its own
+# every element has its style as attributes, and colours are those on white paper: few programs
+# besides browsers know CSS variables and classes of SVG.
+
+EDGE = 8.0  # white space around a figure
+FONT = "Helvetica, Arial, sans-serif"
+MISSING = "PDF files need fpdf2; install it with: pip install 'coterie[figures]'"
+_RULE = re.compile(r"svg ((?:\.[\w.-]+|text)) \{([^}]*)\}")
+_PLAIN = str.maketrans(
+    {"−": "-", "\u202f": " ", "\u00a0": " ", "’": "'", "“": '"', "”": '"', "–": "-"}
+)
+
+
+def standalone(drawn: Markup) -> str:
+    """A figure of a page as the text of an SVG file."""
+    root = ElementTree.fromstring(str(drawn))
+    for element in root.iter():
+        _style(element)
+    width, height = (float(side) + 2 * EDGE for side in root.attrib["viewBox"].split()[2:])
+    box = {"width": f"{width:g}", "height": f"{height:g}"}
+    corner = f"{-EDGE:g}"
+    ground = ElementTree.Element("rect", {"x": corner, "y": corner, **box, "fill": "#ffffff"})
+    root.insert(1, ground)  # after the title
+    root.attrib |= {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "viewBox": f"{corner} {corner} {width:g} {height:g}",
+        "font-family": FONT,
+        **box,
+    }
+    return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _style(element: ElementTree.Element) -> None:
+    """Write the rules of an element's classes into its attributes."""
+    classes = set(element.attrib.pop("class", "").split())
+    for wanted, kind, declared in _rules():
+        if wanted <= classes and kind in (None, element.tag):
+            element.attrib |= declared
+    kept = {k: v for k, v in element.attrib.items() if not k.startswith("data-")}
+    element.attrib.clear()
+    element.attrib |= {name: _resolved(value) for name, value in kept.items()}
+
+
+@cache
+def _rules() -> tuple[tuple[set[str], str | None, dict[str, str]], ...]:
+    """The rules of the page's style on figures: classes, element and attributes; weaker first."""
+    return tuple(sorted(_parsed(), key=lambda rule: (rule[1] is None, len(rule[0]))))
+
+
+def _parsed() -> Iterator[tuple[set[str], str | None, dict[str, str]]]:
+    for selector, text in _RULE.findall(_css()):
+        pairs = (part.partition(":") for part in text.split(";") if ":" in part)
+        found = {name.strip(): value.strip() for name, _, value in pairs}
+        declared = {
+            name: re.sub(r"(?<=\d)px", "", value)
+            for name, value in found.items()
+            if value != "inherit" and name != "pointer-events"
+        }
+        is_class = selector.startswith(".")
+        yield (
+            set(selector[1:].split(".") if is_class else ()),
+            (None if is_class else selector),
+            declared,
+        )
+
+
+@cache
+def _css() -> str:
+    return resources.files(__package__).joinpath("templates/report.css").read_text("utf-8")
+
+
+@cache
+def _colours() -> dict[str, str]:
+    """The page's colours on white paper."""
+    root = _css().partition("{")[2].partition("}")[0]
+    named = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]+)", root))
+    return {**named, **palette("light"), "--paper": "#ffffff", "--card": "#ffffff"}
+
+
+def _resolved(text: str) -> str:
+    """The text with colours in place of CSS variables."""
+    return re.sub(r"var\((--[\w-]+)\)", lambda found: _colours()[found[1]], text)
+
+
+def to_pdf(svg: str) -> bytes:
+    """The file of :func:`standalone` as PDF; ConfigError if fpdf2 is not installed.
+
+    The fonts of PDF have the letters of western Europe; others lose their accents, or become "?".
+    """
+    try:
+        from fpdf import FPDF
+        from fpdf.svg import SVGObject
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    unread = r'<title>[^<]*</title>| preserveAspectRatio="[^"]*"'  # fpdf2 does not know them
+    drawn = SVGObject(_western(re.sub(unread, "", svg)))
+    size = ElementTree.fromstring(svg).attrib
+    page = FPDF(unit="pt", format=(float(size["width"]), float(size["height"])))
+    page.set_margin(0)
+    page.set_auto_page_break(False)
+    page.add_page()
+    page.set_font("helvetica")
+    drawn.draw_to_page(page)
+    made = io.BytesIO()
+    page.output(made)
+    return made.getvalue()
+
+
+def _western(text: str) -> str:
+    plain = text.translate(_PLAIN)
+    kept = (one if ord(one) < 256 else unicodedata.normalize("NFKD", one)[0] for one in plain)
+    return "".join(one if ord(one) < 256 else "?" for one in kept)

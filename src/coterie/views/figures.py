@@ -1,0 +1,466 @@
+"""Learning curves: of the methods of a comparison, of one site, and of the clients of one run."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from ..core import metrics
+from ..core.metrics import METRICS, Floats
+from ..runs.run import LOCAL, History
+from . import words
+from .helping import NAMED_UP_TO, short
+from .judgement import Claim
+from .svg import Scale, apart, colour, figure, polyline, tag, ticks
+
+if TYPE_CHECKING:
+    from .outcomes import Comparison
+
+
+WIDTH = 440.0
+LARGEST_SCORE = 1e100  # larger scores are drawn as infinite
+
+
+def _drawable(scores: Floats) -> Floats:
+    """The scores, where those of a diverged run that no axis can show are replaced by infinity."""
+    return np.where(np.abs(scores) > LARGEST_SCORE, np.copysign(np.inf, scores), scores)
+
+
+def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
+    """The smallest and the largest finite value of all arrays."""
+    values = np.concatenate([array.ravel() for array in arrays])
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+
+
+Axis = Callable[[float, float, Scale, float], list[Markup]]  # first, last, scale, base
+
+
+class Curve(NamedTuple):
+    """A line of a figure: places on its axis, and the mean, least and largest score over seeds."""
+
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+
+def learning_curves(comparison: "Comparison") -> Markup:
+    """The mean test score after every evaluated round: one line per method, a band over seeds."""
+    drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
+    return method_curves(drawn, comparison.metric, "Mean ")
+
+
+def byte_curves(comparison: "Comparison") -> Markup | None:
+    """The mean test score against the bytes that one client has sent and received for training.
+
+    Local, which sends nothing, is a level line at its last score. None if no method sends anything.
+    """
+    drawn = {}
+    for method in comparison.methods:
+        runs = [run.history for run in comparison.of_method(method)]
+        drawn[method] = _curve(runs)._replace(
+            x=metrics.mean_known(np.array([*map(_bytes, runs)]).T)
+        )
+    most = max(float(curve.x[-1]) for curve in drawn.values())
+    if most == 0:
+        return None
+    for method, curve in drawn.items():
+        if curve.x[-1] == 0:
+            level = [np.repeat(scores[-1], 2) for scores in curve[1:]]
+            drawn[method] = Curve(np.array([0.0, most]), *level)
+    return method_curves(drawn, comparison.metric, "Over bytes, mean ", _byte_axis)
+
+
+def _bytes(history: History) -> Floats:
+    """Bytes sent and received by one client up to each evaluated round."""
+    each = np.cumsum([line["bytes_up"] + line["bytes_down"] for line in history.lines])
+    here = np.isin([line["round"] for line in history.lines], history.rounds)
+    total: Floats = each[here] / len(history.roster)
+    return total
+
+
+def site_curves(histories: Mapping[str, Sequence[History]], i: int) -> Markup:
+    """The test score of one client after every evaluated round: one line per method."""
+    drawn = {method: _curve(some, i) for method, some in histories.items()}
+    return method_curves(drawn, next(iter(histories.values()))[0].metric, "")
+
+
+def method_curves(
+    drawn: Mapping[str, Curve], metric: str, kind: str, axis: Axis | None = None
+) -> Markup:
+    """One line per method with a band over seeds, over rounds or over what ``axis`` shows."""
+    left, top, bottom = 38.0, 12.0, 36.0
+    height = max(320.0, top + bottom + 15 * (len(drawn) + 2))  # room for all names
+    right = 14 + 7.9 * max(len(words.label(method)) for method in drawn)
+    grid = ticks(*_extent([scores for curve in drawn.values() for scores in curve[1:]]))
+    first, last = (
+        f(float(curve.x[k]) for curve in drawn.values()) for f, k in ((min, 0), (max, -1))
+    )
+    x = Scale(first, last if last > first else first + 1, left, WIDTH - right)
+    y = Scale(grid[0], grid[-1], height - bottom, top)
+    content = [*_level_lines(grid, y, left, WIDTH - right, metric)]
+    content += (axis or _round_axis)(first, last, x, height - bottom)
+    ends = []
+    for method, curve in drawn.items():
+        points = [(x(place), y(v)) for place, v in zip(curve.x, curve.mean, strict=True)]
+        ends.append(next((p[1] for p in reversed(points) if math.isfinite(p[1])), y(grid[0])))
+        alone = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
+        ink = colour(method)
+        content += [_band(curve, x, y, ink), polyline(points, class_="line", stroke=ink, **alone)]
+    content += _end_labels(list(drawn), ends, WIDTH - right, (top, height - bottom - 8))
+    what = f"{kind}{METRICS[metric].title}{'' if axis else ' over rounds'}"
+    return figure(WIDTH, height, f"{what}, one line per method", *content)
+
+
+def _band(curve: Curve, x: Scale, y: Scale, ink: str) -> Markup:
+    """The range over seeds; nothing for one seed."""
+    known = np.isfinite(curve.low) & np.isfinite(curve.high)
+    if not (curve.high > curve.low)[known].any():
+        return Markup("")
+    there = [(x(a), y(b)) for a, b in zip(curve.x[known], curve.low[known], strict=True)]
+    back = [(x(a), y(b)) for a, b in zip(curve.x[known], curve.high[known], strict=True)]
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in [*there, *reversed(back)])
+    return tag("polygon", points=points, class_="band-seeds", fill=ink)
+
+
+MOST_LINES = 60  # at most so many clients have a line; of more clients, only every n-th has one
+
+
+def client_curves(history: History) -> Markup:
+    """The test score of each client after every evaluated round of one run, and their mean."""
+    height, left, top, bottom, right = 320.0, 38.0, 12.0, 36.0, 54.0
+    shown = _drawable(history.test)[:, :: -(-len(history.roster) // MOST_LINES)]
+    places, means = _curve([history])[:2]
+    grid = ticks(*_extent([shown, means]))
+    first, last = float(places[0]), float(places[-1])
+    x = Scale(first, max(last, first + 1), left, WIDTH - right)
+    y = Scale(grid[0], grid[-1], height - bottom, top)
+
+    def points(scores: Floats) -> list[tuple[float, float]]:
+        return [(x(place), y(v)) for place, v in zip(places, scores, strict=True)]
+
+    end = next((p[1] for p in reversed(points(means)) if math.isfinite(p[1])), y(grid[0]))
+    ink = colour(history.method)
+    return figure(
+        WIDTH,
+        height,
+        f"{METRICS[history.metric].title} of each client over rounds",
+        *_level_lines(grid, y, left, WIDTH - right, history.metric),
+        *_round_axis(first, last, x, height - bottom),
+        *(polyline(points(scores), class_="client", stroke="var(--alone)") for scores in shown.T),
+        polyline(points(means), class_="line", stroke=ink),
+        tag("text", "mean", x=WIDTH - right + 8, y=end + 4.5, class_="name", fill=ink),
+    )
+
+
+def _curve(histories: Sequence[History], client: int | None = None) -> Curve:
+    """The mean over clients, or the score of one client, averaged over runs."""
+    means = np.array(
+        [
+            metrics.mean_known(history.test) if client is None else history.test[:, client]
+            for history in histories
+        ]
+    )
+    return curve_of((histories[0].rounds + 1).astype(np.float64), means)
+
+
+def curve_of(places: Floats, means: Floats) -> Curve:
+    """The line of scores ``[seeds, places]``: their mean, and their range over seeds."""
+    seeds = np.where(np.isfinite(_drawable(means)), means, np.nan)
+    known = np.asarray(~np.isnan(seeds).all(0))
+    low, high = (np.full(len(known), np.nan) for _ in range(2))
+    low[known], high[known] = np.nanmin(seeds[:, known], 0), np.nanmax(seeds[:, known], 0)
+    return Curve(places, _drawable(metrics.mean_known(means.T)), low, high)
+
+
+def _level_lines(
+    grid: Sequence[float], y: Scale, left: float, right: float, metric: str
+) -> list[Markup]:
+    unit = words.unit(metric)
+    drawn = []
+    for value in grid:
+        text = f"{value:g}{unit.strip() if value == grid[-1] else ''}"
+        drawn.append(tag("line", x1=left, x2=right, y1=y(value), y2=y(value), class_="grid"))
+        drawn.append(tag("text", text, x=left - 6, y=y(value) + 4, class_="tick end"))
+    return drawn
+
+
+def _round_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
+    first, last = int(low), int(high)
+    shown = sorted({first, last, *(int(t) for t in ticks(first, last, 4) if first < t < last)})
+    kept = [r for r in shown if r in (first, last) or min(r - first, last - r) * 12 >= last - first]
+    marks = [tag("text", r, x=x(r), y=base + 17, class_="tick middle") for r in kept]
+    middle = (x.start + x.end) / 2
+    return [*marks, tag("text", "round", x=middle, y=base + 33, class_="tick middle")]
+
+
+def _byte_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
+    kept = [value for value in ticks(low, high, 3) if low <= value <= high]
+    marks = [tag("text", words.size(v), x=x(v), y=base + 17, class_="tick middle") for v in kept]
+    what, middle = "sent and received per client", (x.start + x.end) / 2
+    return [*marks, tag("text", what, x=middle, y=base + 33, class_="tick middle")]
+
+
+def _end_labels(
+    methods: Sequence[str],
+    ends: Sequence[float],
+    x: float,
+    within: tuple[float, float],
+) -> list[Markup]:
+    """The methods' names at the ends of their lines, in place of a legend."""
+    places = apart(ends, 15, *within)
+    return [
+        tag(
+            "text",
+            words.label(m),
+            x=x + 8,
+            y=place + 4.5,
+            class_="name",
+            fill=colour(m),
+        )
+        for m, place in zip(methods, places, strict=True)
+    ]
+
+
+# ---- each site's gain against its score alone, one dot per site (P3's Figure 2) -----------------
+
+# It shows whom a method leaves worse off: in P3, the clients whose own models are good already.
+
+SCATTER_WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320.0, 226.0, 44.0, 10.0, 8.0, 44.0
+MOST_DOTS = 300  # of a panel; of more sites, only every n-th is drawn
+
+
+class ScatterPanel(NamedTuple):
+    """The panel of one method."""
+
+    method: str
+    colour: str
+    counts: str
+    drawn: Markup
+
+
+def scatters(comparison: "Comparison", best: str) -> list[ScatterPanel]:
+    """One panel per method beside Local; that of the recommended method first."""
+    methods = [method for method in comparison.methods if method != LOCAL]
+    methods.sort(key=lambda method: method != best)
+    return [_scatter_panel(comparison, method) for method in methods]
+
+
+def _scatter_panel(comparison: "Comparison", method: str) -> ScatterPanel:
+    """The means over seeds; sites without a score in either run are left out."""
+    alone = metrics.mean_known(
+        np.array([run.history.last for run in comparison.of_method(LOCAL)]).T
+    )
+    gained = metrics.mean_known(comparison.gains(method).T)
+    names = comparison.of_method(LOCAL)[0].history.roster.clients
+    return scatter(method, alone, gained, names, comparison.metric)
+
+
+def scatter(
+    method: str, alone: Floats, gained: Floats, names: Sequence[str], metric: str
+) -> ScatterPanel:
+    """The panel of a method from each site's score alone and its gain."""
+    known = np.flatnonzero((np.abs(alone) < LARGEST) & (np.abs(gained) < LARGEST))
+    step = -(-len(known) // MOST_DOTS) or 1
+    worse = int((gained[known] < 0).sum())
+    counts = f"{worse} of {len(known)} below training alone"
+    counts += f"; one of {step} sites is drawn" if step > 1 else ""
+    ink, title = colour(method), f"{words.label(method)}: gain against the score of training alone"
+    drawn = _draw(alone, gained, known[::step].tolist(), names, metric, ink, title)
+    return ScatterPanel(words.label(method), ink, counts, drawn)
+
+
+def _draw(
+    alone: Floats,
+    gained: Floats,
+    shown: list[int],
+    names: Sequence[str],
+    metric: str,
+    ink: str,
+    title: str,
+) -> Markup:
+    across = ticks(*_range(alone[shown]), about=4)
+    up = ticks(*_range(np.append(gained[shown], 0.0)), about=4)
+    x = Scale(across[0], across[-1], LEFT, SCATTER_WIDTH - RIGHT)
+    y = Scale(up[0], up[-1], HEIGHT - BOTTOM, TOP)
+    below = y(up[0]) - y(0)
+    content = [
+        tag("rect", x=LEFT, y=y(0), width=x.end - LEFT, height=below, class_="worse-side"),
+        *_axes(across, up, x, y, metric),
+        tag("line", x1=LEFT, x2=x.end, y1=y(0), y2=y(0), class_="zero"),
+    ]
+    gain, loss = (
+        [
+            _dot(i, names[i], x(float(alone[i])), y(float(gained[i])), float(gained[i]), metric)
+            for i in shown
+            if (gained[i] < 0) == worse
+        ]
+        for worse in (False, True)
+    )
+    content += [tag("g", *gain, class_="dot", fill=ink), tag("g", *loss, class_="dot worse")]
+    return figure(SCATTER_WIDTH, HEIGHT, title, *content)
+
+
+def _dot(site: int, name: str, x: float, y: float, gain: float, metric: str) -> Markup:
+    told = tag("title", f"{name}: {words.number(gain, metric, sign=True)}")
+    return tag("circle", told, cx=round(x, 1), cy=round(y, 1), r=3.5, data_site=site)
+
+
+def _range(values: Floats) -> tuple[float, float]:
+    return (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+
+
+def _axes(across: list[float], up: list[float], x: Scale, y: Scale, metric: str) -> list[Markup]:
+    marks = []
+    for value in up:
+        text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
+        marks.append(tag("line", x1=LEFT, x2=x.end, y1=y(value), y2=y(value), class_="grid"))
+        marks.append(tag("text", text, x=LEFT - 6, y=y(value) + 4, class_="tick end"))
+    for value in across if len(across) <= 6 else across[::2]:
+        marks.append(tag("text", f"{value:g}", x=x(value), y=y.start + 22, class_="tick middle"))
+    what = f"{METRICS[metric].title} of training alone"
+    middle = (x.start + x.end) / 2
+    return [*marks, tag("text", what, x=middle, y=y.start + 39, class_="tick middle")]
+
+
+# ---- each site's gain over training alone with its interval: one panel per method, each to scale
+
+# Every panel has a scale of its own, so that one method that fails does not squash the others.
+
+NAMES, SIZES, PLOT = 112.0, 46.0, 200.0
+ROW, THIN = 18.0, 5.0  # height of a row with a name, and without
+MOST_ROWS = 300  # sites in a panel; of more sites, only every n-th is drawn
+LARGEST = 1e100  # larger gains are drawn at the edge
+
+
+class GainRow(NamedTuple):
+    """One site in a panel."""
+
+    site: int
+    name: str
+    size: int  # training samples
+    gain: float  # NaN if the method does not serve the site
+    low: float
+    high: float
+    claim: Claim | None  # None if it was not tested
+
+
+class Panel(NamedTuple):
+    """The panel of one method."""
+
+    method: str
+    colour: str
+    counts: str
+    drawn: Markup
+
+
+def panels(comparison: "Comparison", best: str) -> list[Panel]:
+    """One panel per method beside Local; that of the recommended method first."""
+    methods = [method for method in comparison.methods if method != LOCAL]
+    methods.sort(key=lambda method: method != best)
+    return [_panel(comparison, method) for method in methods]
+
+
+def _panel(comparison: "Comparison", method: str) -> Panel:
+    rows = _rows(comparison, method)
+    step = -(-len(rows) // MOST_ROWS)
+    better, worse = (sum(row.claim == claim for row in rows) for claim in ("better", "worse"))
+    ink = colour(method)
+    title = f"{words.label(method)}: each site's gain over training alone"
+    drawn = draw(rows[::step], comparison.metric, title, ink)
+    counts = f"shown: {better} better, {worse} worse"
+    counts += f"; one of {step} sites is drawn" if step > 1 else ""
+    return Panel(words.label(method), ink, counts, drawn)
+
+
+def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
+    """The sites, those with the most training samples first."""
+    roster = comparison.of_method(method)[0].history.roster
+    judged = (comparison.judgements or {}).get(method)
+    tests = {one.client: one for one in judged.clients} if judged else {}
+    means = metrics.mean_known(comparison.gains(method).T)
+    rows = []
+    for i, name in enumerate(roster.clients):
+        one, size = tests.get(name), int(roster.n_train[i])
+        if one is None:
+            rows.append(GainRow(i, name, size, float(means[i]), math.nan, math.nan, None))
+        else:
+            gain = one.gain
+            rows.append(GainRow(i, name, size, gain.gain, gain.low, gain.high, one.claim))
+    return sorted(rows, key=lambda row: -row.size)
+
+
+def draw(rows: Sequence[GainRow], metric: str, title: str, ink: str) -> Markup:
+    """The rows of one method; an interval that leaves the scale ends at its edge."""
+    named = len(rows) <= NAMED_UP_TO
+    left, height = (NAMES, ROW) if named else (16.0, THIN)
+    grid = _grid(rows)
+    x = Scale(grid[0], grid[-1], left, left + PLOT)
+    base = 4 + height * len(rows)
+    axis = [*_axis(grid, x, base)]
+    shade = tag("rect", x=left, y=2, width=x(0) - left, height=base - 2, class_="worse-side")
+    zero = tag("line", x1=x(0), x2=x(0), y1=2, y2=base, class_="zero")
+    most = math.sqrt(max(row.size for row in rows) or 1)
+    drawn = [
+        _row(row, x, 4 + (k + 0.5) * height, metric, ink, named, most) for k, row in enumerate(rows)
+    ]
+    width = left + PLOT + (SIZES if named else 16.0)
+    return figure(width, base + 24, title, shade, *axis, zero, *drawn)
+
+
+def _grid(rows: Sequence[GainRow]) -> list[float]:
+    """Marks that cover zero, all gains, and most intervals: not those of very small sites."""
+    gains = np.array([row.gain for row in rows])
+    wide = np.array([max(row.high - row.gain, row.gain - row.low) for row in rows])
+    seen = np.isfinite(gains) & (np.abs(gains) < LARGEST)
+    usual = np.isfinite(wide) & seen
+    arm = 1.5 * float(np.median(wide[usual])) if usual.any() else 0.0
+    shown = np.append(gains[seen], 0.0)
+    low, high = float(shown.min()) - arm, float(shown.max()) + arm
+    ends = [0.0, *(end for row in rows for end in (row.low, row.high) if math.isfinite(end))]
+    return ticks(max(low, min(*ends, *shown)), min(high, max(*ends, *shown)), about=4)
+
+
+def _axis(grid: Sequence[float], x: Scale, base: float) -> list[Markup]:
+    kept = grid if len(grid) <= 6 else [v for k, v in enumerate(grid) if k % 2 == 0 or v == 0]
+    marks = []
+    for value in kept:
+        text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
+        marks.append(tag("line", x1=x(value), x2=x(value), y1=2, y2=base, class_="grid"))
+        marks.append(tag("text", text, x=x(value), y=base + 17, class_="tick middle"))
+    return marks
+
+
+def _row(
+    row: GainRow, x: Scale, y: float, metric: str, ink: str, named: bool, most: float
+) -> Markup:
+    """One site: name, interval, a dot whose area is its size, and its number of samples."""
+    place = min(x.end, max(x.start, x(np.nan_to_num(row.gain, nan=0.0, posinf=1e99, neginf=-1e99))))
+    ends = [min(x.end, max(x.start, x(end))) for end in (row.low, row.high) if math.isfinite(end)]
+    worse = " worse" if row.gain < 0 else ""
+    radius = (2.0 + 4.0 * math.sqrt(row.size) / most) if named else 2.0
+    parts = [tag("title", _told(row, metric))]
+    if named:
+        parts.append(tag("text", short(row.name), x=NAMES - 8, y=y + 4.5, class_="tick end"))
+        size = f"{row.size:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+        parts.append(tag("text", size, x=x.end + SIZES - 2, y=y + 4.5, class_="tick end"))
+    if len(ends) == 2 and not math.isnan(row.gain):
+        sure = "" if row.claim in ("better", "worse") else " unsure"
+        parts.append(
+            tag("line", x1=ends[0], x2=ends[1], y1=y, y2=y, class_=f"arm{sure}", stroke=ink)
+        )
+    if not math.isnan(row.gain):
+        parts.append(tag("circle", cx=place, cy=y, r=radius, class_=f"dot{worse}", fill=ink))
+    return tag("g", *parts, data_site=row.site)
+
+
+def _told(row: GainRow, metric: str) -> str:
+    gain = words.number(row.gain, metric, sign=True)
+    ends = ""
+    if row.claim is not None:
+        low, high = (words.number(end, metric) for end in (row.low, row.high))
+        ends = f" ({low} to {high}), {row.claim}"
+    return f"{row.name}: {gain}{ends}; {row.size} training samples"

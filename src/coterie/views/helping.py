@@ -1,0 +1,473 @@
+"""Finds groups of clients that rely on each other, and an order that keeps groups together."""
+
+import base64
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from ..core.metrics import Floats
+from ..runs.collaboration import ZERO_WITHIN
+from ..runs.run import History, Roster
+from . import words
+from .reliance import Reliance, on_others, took_part
+from .svg import Scale, apart, figure, png, polyline, tag
+
+LEAST = 0.25  # modularity below which groups are hardly told from chance
+MOST_GROUPS = 40
+BEST_ORDER_UP_TO = 200  # clients; scipy's optimal order of leaves takes long for more
+
+
+class Grouping(NamedTuple):
+    """The clients in the order of the figures, and the group that each was found in."""
+
+    order: NDArray[np.int64]  # [K] clients
+    groups: NDArray[np.int64]  # [K] the group of each client, counted from 0 in that order
+
+
+def discovered(share: Floats) -> Grouping:
+    """Cluster clients by their shares of each other's weight (average linkage).
+
+    The tree is cut where the modularity is largest: the weight inside groups, beyond what as many
+    groups would hold if weight fell on clients at random. Below ``LEAST`` all are one group.
+    """
+    from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
+    from scipy.spatial.distance import squareform
+
+    K, alike = len(share), share + share.T
+    one = Grouping(np.arange(K), np.zeros(K, dtype=np.int64))
+    if K < 3 or not alike.max() > 0:
+        return one
+    apart = 1 - alike / alike.max()
+    np.fill_diagonal(apart, 0.0)
+    tree = linkage(squareform(apart, checks=False), "average", K <= BEST_ORDER_UP_TO)
+    order = leaves_list(tree).astype(np.int64)
+    cuts = [fcluster(tree, k, "maxclust") for k in range(2, min(K // 2, MOST_GROUPS) + 1)]
+    found = max(cuts, key=lambda groups: _modularity(alike, groups), default=one.groups)
+    if _modularity(alike, found) < LEAST:
+        return one._replace(order=order)
+    ranks = {group: rank for rank, group in enumerate(dict.fromkeys(found[order].tolist()))}
+    return Grouping(order, np.array([ranks[group] for group in found.tolist()]))
+
+
+def _modularity(alike: Floats, groups: NDArray[np.int64]) -> float:
+    total, degree = alike.sum(), alike.sum(1)
+    same = groups[:, None] == groups
+    return float((alike[same].sum() - (np.outer(degree, degree)[same] / total).sum()) / total)
+
+
+# ---- figures of a collaboration matrix: the weights between clients, and weight inside true group
+
+NAMED_CELLS_UP_TO = 24  # clients; a larger matrix is drawn as an image without names
+ACCENT = (0, 114, 178)  # of images, which cannot take the page's colours
+
+
+def heatmap(
+    A: NDArray[Any], names: Sequence[str], groups: NDArray[np.int64] | None, title: str
+) -> Markup:
+    """A matrix over clients ordered by true group; the diagonal (a client's own model) is grey.
+
+    The colour scale ends at the largest weight on another client, because a client's weight on its
+    own model is often much larger than all others.
+    """
+    K = len(A)
+    order = np.arange(K) if groups is None else np.argsort(groups, kind="stable")
+    shown = A[np.ix_(order, order)]
+    top = float(np.where(np.eye(K, dtype=bool), 0, shown).max()) or 1.0
+    strength = np.clip(shown / top, 0, 1)
+    side, edge = 220.0, 10.0
+    cell = side / K
+    body = (
+        _cells(strength, shown, [names[i] for i in order], cell, edge)
+        if K <= NAMED_CELLS_UP_TO
+        else [tag("image", href=_image(strength), x=edge, y=edge, width=side, height=side)]
+    )
+    frame = tag("rect", x=edge, y=edge, width=side, height=side, class_="frame")
+    marks = [] if groups is None else _group_marks(groups[order], cell, edge, side)
+    return figure(side + edge + 1, side + edge + 1, title, *body, frame, *marks)
+
+
+def _cells(
+    strength: NDArray[Any],
+    shown: NDArray[Any],
+    names: Sequence[str],
+    cell: float,
+    edge: float,
+) -> list[Markup]:
+    return [
+        tag(
+            "rect",
+            tag("title", f"{names[i]} ← {names[j]}: {shown[i, j]:.3g}"),
+            x=edge + j * cell,
+            y=edge + i * cell,
+            width=cell,
+            height=cell,
+            class_="self" if i == j else "cell",
+            fill_opacity=None if i == j else float(strength[i, j]),
+        )
+        for i in range(len(names))
+        for j in range(len(names))
+    ]
+
+
+def _image(strength: NDArray[Any]) -> str:
+    """The matrix as an image whose opacity is the weight, so that it suits light and dark pages."""
+    K = len(strength)
+    pixels = np.zeros((K, K, 4), dtype=np.uint8)
+    pixels[..., :3] = ACCENT
+    pixels[..., 3] = np.round(255 * strength)
+    diagonal = np.arange(K)
+    pixels[diagonal, diagonal] = (128, 128, 128, 90)
+    zoom = max(1, -(-440 // K))
+    return png(pixels.repeat(zoom, 0).repeat(zoom, 1))
+
+
+def _group_marks(groups: NDArray[np.int64], cell: float, edge: float, side: float) -> list[Markup]:
+    """A bar beside the rows and columns of each true group, and lines between groups."""
+    marks = []
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        start, end = edge + members[0] * cell, edge + (members[-1] + 1) * cell
+        label = tag("title", f"true group {group}")
+        marks.append(
+            tag("rect", label, x=1, y=start + 1, width=4, height=end - start - 2, class_="group")
+        )
+        marks.append(
+            tag("rect", label, y=1, x=start + 1, height=4, width=end - start - 2, class_="group")
+        )
+        if members[0] > 0:
+            marks.append(tag("line", x1=edge, x2=edge + side, y1=start, y2=start, class_="cut"))
+            marks.append(tag("line", y1=edge, y2=edge + side, x1=start, x2=start, class_="cut"))
+    return marks
+
+
+def inside_curve(history: History, stroke: str) -> Markup | None:
+    """The share of weight inside the true group over rounds, and the share expected by chance."""
+    points = [
+        (line["round"] + 1, line["in_group_weight"])
+        for line in history.lines
+        if line.get("in_group_weight") is not None
+    ]
+    held, wanted = history.roster.truth(history.swaps)
+    if len(points) < 2 or held is None or wanted is None:
+        return None
+    same = wanted[:, None] == held
+    luck = (same.sum() - same.diagonal().sum()) / max(1, same.size - len(same))
+    width, height = 300.0, 72.0
+    x = Scale(points[0][0], points[-1][0], 2, width - 52)
+    y = Scale(0, 1, height - 6, 6)
+    end = points[-1][1]
+    return figure(
+        width,
+        height,
+        "Share of weight inside the true group over rounds",
+        tag("line", x1=2, x2=width - 52, y1=y(luck), y2=y(luck), class_="luck"),
+        tag("text", "chance", x=width - 46, y=y(luck) + 4, class_="tick small"),
+        polyline([(x(r), y(v)) for r, v in points], class_="line", stroke=stroke),
+        tag(
+            "text",
+            f"{100 * end:.0f} %",
+            x=width - 46,
+            y=y(end) + 4,
+            class_="name small",
+            fill=stroke,
+        ),
+    )
+
+
+# ---- the matrix of who helps whom: mean shares with names, sorted by discovered groups ----------
+
+NAMED_UP_TO = 24  # clients; in a larger matrix names would overlap
+SIDE, EDGE, NAMES = 300.0, 12.0, 112.0
+CLEAR, UNSURE = (0, 114, 178), (128, 128, 128)  # an image cannot take the page's colours
+GROUP_COLOURS = 7  # --c1 … --c7 of the page's style
+FINE_UP_TO = 300  # clients; a larger matrix has fewer levels of colour
+LONGEST = 14  # characters of a name in a figure
+
+
+def short(name: str) -> str:
+    """A name as figures show it."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+def matrix(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Markup:
+    """The mean shares, one row per client, ordered by the discovered groups.
+
+    Clear shares are blue and others grey. Bars mark the true groups, if they are known.
+    """
+    K, order = len(roster), found.order
+    left = EDGE + (NAMES if K <= NAMED_UP_TO else 0)
+    cell = SIDE / K
+    place = {"x": left, "y": EDGE, "width": SIDE, "height": SIDE}
+    drawn = [
+        tag("image", href=_share_image(relied, order), preserveAspectRatio="none", **place),
+        tag("rect", class_="frame", **place),
+        *_cuts(found, cell, left),
+        *([] if roster.groups is None else _bars(roster.groups[order], cell, left)),
+        *(_names(roster, order, cell, left) if K <= NAMED_UP_TO else []),
+    ]
+    return figure(left + SIDE + 1, EDGE + SIDE + 1, title, *drawn)
+
+
+def _share_image(relied: Reliance, order: NDArray[np.int64]) -> str:
+    """One pixel per cell, whose opacity is the share, so that it suits light and dark pages."""
+    here = np.ix_(order, order)
+    share, clear = relied.share[here], relied.clear[here]
+    pixels = np.zeros((*share.shape, 4), dtype=np.uint8)
+    pixels[..., :3] = np.where(clear[..., None], CLEAR, UNSURE)
+    levels = 255 if len(share) <= FINE_UP_TO else 15  # fewer levels make a smaller file
+    pixels[..., 3] = np.round(levels * strength(share)) * (255 // levels)
+    return png(pixels)
+
+
+def strength(share: Floats) -> Floats:
+    """The shares relative to the largest one."""
+    shown: Floats = share / (share.max() or 1.0)
+    return shown
+
+
+def _names(roster: Roster, order: NDArray[np.int64], cell: float, left: float) -> list[Markup]:
+    return [
+        tag(
+            "text",
+            tag("title", roster.clients[i]),
+            short(roster.clients[i]),
+            x=left - EDGE,
+            y=EDGE + (row + 0.5) * cell + 4,
+            class_="tick end row" if cell < 16 else "tick end",
+            data_site=int(i),
+        )
+        for row, i in enumerate(order)
+    ]
+
+
+def _cuts(found: Grouping, cell: float, left: float) -> list[Markup]:
+    """Lines between the discovered groups."""
+    groups = found.groups[found.order]
+    marks = []
+    for row in (np.flatnonzero(np.diff(groups)) + 1).tolist():
+        x, y = left + row * cell, EDGE + row * cell
+        marks.append(tag("line", x1=left, x2=left + SIDE, y1=y, y2=y, class_="cut"))
+        marks.append(tag("line", x1=x, x2=x, y1=EDGE, y2=EDGE + SIDE, class_="cut"))
+    return marks
+
+
+def _bars(groups: NDArray[Any], cell: float, left: float) -> list[Markup]:
+    """A bar beside each row and above each column, in the colour of the client's true group."""
+    starts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
+    marks = []
+    for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
+        group, size = int(groups[start]), (end - start) * cell - 1
+        facts = {"class_": "truth", "fill": group_colour(group)}
+        label = tag("title", f"true group {group}")
+        along = start * cell + 0.5
+        marks.append(tag("rect", label, x=left - 9, y=EDGE + along, width=5, height=size, **facts))
+        marks.append(tag("rect", label, x=left + along, y=2, width=size, height=5, **facts))
+    return marks
+
+
+def group_colour(group: int) -> str:
+    """The colour of a group of clients."""
+    return f"var(--c{group % GROUP_COLOURS + 1})"
+
+
+# ---- the graph of who helps whom: clients on a circle, with links from helpers to those they help
+
+MOST_NODES = 120  # clients; a graph of more shows nothing
+MOST_LINKS = 5  # links to one client, those with the largest shares
+RADIUS, WIDEST = 100.0, 11.0  # WIDEST: of the link with the largest share
+LABELS = 118.0  # room for names on either side
+
+Point = tuple[float, float]
+
+
+def graph(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Markup | None:
+    """Links of shares above uniform; those that are not clear are dashed. None for many clients.
+
+    A link is wide at the client that helps and ends in a point at the one that it helps.
+    """
+    K = len(roster)
+    if K > MOST_NODES:
+        return None
+    room = LABELS if K <= NAMED_UP_TO else 12.0
+    middle = (RADIUS + 10 + room, RADIUS + 16)
+    places = _circle(found.order.tolist(), middle)
+    links = [_link(relied, i, j, places, middle) for i in range(K) for j in _drawn(relied, i)]
+    names = _node_names(roster, places, middle) if K <= NAMED_UP_TO else []
+    groups = found.groups if roster.groups is None else roster.groups
+    nodes = [
+        tag(
+            "circle",
+            tag("title", _told(relied, roster, i)),
+            cx=places[i][0],
+            cy=places[i][1],
+            r=6.0 if K <= NAMED_UP_TO else 3.5,
+            class_="node",
+            fill=group_colour(int(groups[i])),
+            data_site=i,
+        )
+        for i in found.order.tolist()
+    ]
+    return figure(2 * middle[0], 2 * middle[1], title, *links, *names, *nodes)
+
+
+def _circle(order: Sequence[int], middle: Point) -> dict[int, Point]:
+    """The place of each client, clockwise from the top in the given order."""
+    turn = 2 * math.pi / len(order)
+    return {
+        i: (
+            middle[0] + RADIUS * math.sin((k + 0.5) * turn),
+            middle[1] - RADIUS * math.cos((k + 0.5) * turn),
+        )
+        for k, i in enumerate(order)
+    }
+
+
+def _drawn(relied: Reliance, i: int) -> list[int]:
+    """The clients that help client ``i`` with more than a uniform share."""
+    least = 1.0 / max(1, len(relied.share) - 1)
+    best = np.argsort(-relied.share[i], kind="stable")[:MOST_LINKS]
+    few = len(relied.share) == 2  # the only other client has the uniform share
+    return [int(j) for j in best if relied.share[i, j] > (0.0 if few else least * 1.05)]
+
+
+def _link(relied: Reliance, i: int, j: int, places: dict[int, Point], middle: Point) -> Markup:
+    """A curved wedge from the helper ``j`` to client ``i``."""
+    (x0, y0), (x1, y1) = places[j], places[i]
+    length = math.dist(places[j], places[i]) or 1.0
+    half = max(0.7, WIDEST * relied.share[i, j] / relied.share.max() / 2)
+    u, v = -(y1 - y0) / length, (x1 - x0) / length  # across the link
+    x = 0.55 * (x0 + x1) / 2 + 0.45 * middle[0] + 9 * u  # bent, so that both directions are seen
+    y = 0.55 * (y0 + y1) / 2 + 0.45 * middle[1] + 9 * v
+    path = (
+        f"M{x0 + half * u:.1f} {y0 + half * v:.1f}"
+        f"Q{x + half / 2 * u:.1f} {y + half / 2 * v:.1f} {x1:.1f} {y1:.1f}"
+        f"Q{x - half / 2 * u:.1f} {y - half / 2 * v:.1f} {x0 - half * u:.1f} {y0 - half * v:.1f}Z"
+    )
+    many = " many" if len(places) > NAMED_UP_TO else ""
+    kind = "link" if relied.clear[i, j] else f"link unsure{many}"
+    return tag("path", d=path, class_=kind, data_to=i, data_from=j)
+
+
+def _node_names(roster: Roster, places: dict[int, Point], middle: Point) -> list[Markup]:
+    """The names in a column on either side, each with a thin line to its client."""
+    drawn = []
+    for side in (-1, 1):
+        here = [i for i, place in places.items() if (place[0] > middle[0]) == (side > 0)]
+        levels = apart([places[i][1] for i in here], 17, 8, 2 * middle[1] - 8)
+        edge = middle[0] + side * (RADIUS + 12)
+        for i, y in zip(here, levels, strict=True):
+            x0, y0 = places[i]
+            drawn.append(tag("line", x1=x0, y1=y0, x2=edge, y2=y, class_="leader"))
+            drawn.append(
+                tag(
+                    "text",
+                    tag("title", roster.clients[i]),
+                    short(roster.clients[i]),
+                    x=edge + 3 * side,
+                    y=y + 4.5,
+                    class_="tick" if side > 0 else "tick end",
+                    data_site=i,
+                )
+            )
+    return drawn
+
+
+def _told(relied: Reliance, roster: Roster, i: int) -> str:
+    """One client and its helpers, as text."""
+    helped = [f"{roster.clients[j]} {100 * relied.share[i, j]:.0f} %" for j in _drawn(relied, i)]
+    return f"{roster.clients[i]}: {', '.join(helped) or 'relies on nobody in particular'}"
+
+
+# ---- the section on who helps whom: a graph and a matrix per method, averaged and round by round
+
+MOST_ROUNDS = 20  # rounds whose matrices a page holds
+# Bytes of the matrices of all rounds on a page, at most; with many methods it holds fewer rounds.
+OF_RUN, OF_COMPARISON = 500_000, 3_000_000
+
+
+class HelpCard(NamedTuple):
+    """One method's graph and matrix, and the numbers that the page's script draws."""
+
+    method: str
+    graph: Markup | None
+    matrix: Markup
+    inside: Markup | None
+    order: str  # JSON list of clients in the order of the matrix
+    largest: float  # the share that the number 255 stands for
+    top: float  # the share that is drawn darkest
+    frames: str  # base64 of uint8 [2 + rounds, K, K]: clear, mean, rounds; empty for many clients
+
+
+class Helping(NamedTuple):
+    """The section of a page: one card per method, and what they have in common."""
+
+    cards: tuple[HelpCard, ...]
+    names: str  # JSON list of the clients' names
+    rounds: str  # JSON list of the rounds, counted from 1
+
+
+def helping(
+    relied: Mapping[str, Reliance],
+    first: Mapping[str, History],
+    strokes: Mapping[str, str],
+    most: int,
+) -> Helping | None:
+    """The section for methods with these mean weights; rounds are those of the first seed.
+
+    ``most`` limits the bytes of the matrices; without room for any, the page has only the mean as a
+    picture.
+    """
+    if not relied:
+        return None
+    some = first[next(iter(relied))]
+    room = int(most / (len(relied) * len(some.roster) ** 2 * 4 / 3)) - 2
+    rounds = None if room < 0 else _rounds(some.matrix_rounds, room)
+    cards = tuple(_card(relied[m], first[m], rounds, strokes[m]) for m in relied)
+    names = json.dumps(some.roster.clients, ensure_ascii=False)
+    return Helping(cards, names, json.dumps([index + 1 for index in rounds or []]))
+
+
+def _rounds(known: Sequence[int], room: int) -> list[int]:
+    """Rounds to show, evenly spaced, as many as there is room for."""
+    most = min(MOST_ROUNDS, room, len(known))
+    places = np.linspace(0, len(known) - 1, most).round().astype(int)
+    return [known[place] for place in dict.fromkeys(places.tolist())]
+
+
+def _card(
+    relied: Reliance, history: History, rounds: Sequence[int] | None, stroke: str
+) -> HelpCard:
+    name, roster, found = words.label(history.method), history.roster, discovered(relied.share)
+    frames = np.stack([relied.share, *(_frame(history, index) for index in rounds or ())])
+    largest = float(frames.max()) or 1.0
+    numbers = np.round(255 * frames / largest)
+    packed = np.concatenate([255 * relied.clear[None], numbers]).astype(np.uint8)
+    packed = packed[:, found.order][:, :, found.order]
+    return HelpCard(
+        name,
+        graph(relied, roster, found, f"{name}: who helps whom, as a graph"),
+        matrix(relied, roster, found, f"{name}: who helps whom, as a matrix"),
+        inside_curve(history, stroke),
+        json.dumps(found.order.tolist()),
+        largest,
+        float(relied.share.max()) or 1.0,
+        "" if rounds is None else base64.b64encode(packed.tobytes()).decode("ascii"),
+    )
+
+
+def _frame(history: History, index: int) -> Floats:
+    """The shares in one round; rows of zeros for clients that relied on nobody in it."""
+    at: NDArray[np.int64] = np.flatnonzero(np.array(history.matrix_rounds) == index)
+    if not len(at):
+        return np.zeros((len(history.roster), len(history.roster)))
+    weight = on_others(history.matrices[int(at[0])], history.swaps)
+    line = next((line for line in history.lines if line["round"] == index), None)
+    here = (weight.sum(1) > ZERO_WITHIN) & took_part(line, history.roster)
+    weight = weight * here[:, None]
+    share: Floats = weight / np.maximum(weight.sum(1, keepdims=True), ZERO_WITHIN)
+    return share

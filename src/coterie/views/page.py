@@ -1,0 +1,548 @@
+"""What the page of a comparison and the page of a run have in common."""
+
+import base64
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from ..algorithms.exposure import EXPOSURES, Exposure
+from ..core.metrics import METRICS, Floats
+from ..errors import ConfigError, did_you_mean
+from ..runs.run import LOCAL, History, Line, Roster, dense
+from ..runs.run_folder import RunData
+from ..runs.summary import last_score
+from ..storage import files
+from . import figures, helping, words
+from .clinical import ClinicalChoice
+from .clinical_page import ClinicalView, clinical_view
+from .figures import scatters
+from .judgement import Claim
+from .outcomes import RunResult
+from .reliance import MOST_CLIENTS, Reliance, reliance
+from .svg import colour, style
+from .table import Table, notes, run_facts, table, to_html
+
+if TYPE_CHECKING:
+    from .outcomes import Comparison
+
+
+@cache
+def _templates() -> Environment:
+    loader = PackageLoader(__package__, "templates")
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+
+
+def rendered(template: str, values: Mapping[str, Any]) -> str:
+    """A page as HTML text, from a template; everything that comes from users is escaped.
+
+    The page's policy allows the one script of ours by its hash, and no other.
+    """
+    script, named = _script()
+    return (
+        _templates()
+        .get_template(template)
+        .render({**values, "script": script, "script_hash": named, "palette": _palette()})
+    )
+
+
+@cache
+def _palette() -> dict[str, Markup]:
+    """The colours of methods as CSS declarations, for light and for dark pages."""
+    return {"light": Markup(style("light")), "dark": Markup(style("dark"))}
+
+
+@cache
+def _script() -> tuple[Markup, Markup]:
+    """The script of the pages, and its hash as a content security policy names it."""
+    text = resources.files(__package__).joinpath("templates/report.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Markup(text), Markup(f"sha256-{digest}")
+
+
+def unbroken(text: str) -> str:
+    """The text with no-break spaces, so that numbers stay on one line with their units."""
+    return re.sub(r" (?=[%=<]|[0-9.]+\))", "\N{NO-BREAK SPACE}", text)
+
+
+def client_index(roster: Roster, name: str) -> int:
+    """The place of a client in its federation; an unknown name is refused."""
+    if name not in roster.clients:
+        known = did_you_mean(name, roster.clients)
+        raise ConfigError(f"there is no client '{name}'; {known}")
+    return roster.clients.index(name)
+
+
+def groups_of(roster: Roster) -> int:
+    """The number of true groups; 0 if they are not known."""
+    return 0 if roster.groups is None else len(set(roster.groups.tolist()))
+
+
+def samples_of(roster: Roster) -> str:
+    """The number of training samples per client, or the range of these numbers."""
+    least, most = roster.n_train.min(), roster.n_train.max()
+    return f"{most}" if least == most else f"{least}–{most}"
+
+
+def command_of(environment: Mapping[str, Any]) -> str | None:
+    """The command line that started a run; None if it was started from Python."""
+    argv = environment.get("argv") or []
+    if not argv or Path(argv[0]).stem not in ("coterie", "__main__"):
+        return None
+    return shlex.join(["coterie", *argv[1:]])
+
+
+def pretty(value: Mapping[str, Any]) -> str:
+    """A config or an environment as indented JSON text."""
+    return json.dumps(files.plain(dict(value)), indent=2, ensure_ascii=False, default=str)
+
+
+# ---- what leaves a site: what each method shows of it, to whom, and how many sites used its model
+
+# Methods under which a site receives models of single other sites, or can compute them.
+RAW = ("fedfomo", "fedfomo_ma", "federico")
+UNKNOWN = Exposure(
+    "what the paragraph “Travels:” of the method’s module says", "see there", words.NONE
+)
+
+
+class MethodExposure(NamedTuple):
+    """One row of the table of methods."""
+
+    method: str
+    server: str
+    site: str
+    stays: str
+    sent: str  # bytes that one site sends for training, whole run
+    peers: str  # how many other sites used the raw model of a site
+
+
+class SiteExposure(NamedTuple):
+    """One row of the table of sites, over all methods that send anything."""
+
+    name: str
+    uploads: int  # accepted uploads, of all methods and seeds
+    rejected: str
+    users: tuple[str, ...]  # for each method of RAW: other sites that used this site's model
+
+
+class Exposed(NamedTuple):
+    """The section of a page on what leaves a site."""
+
+    methods: tuple[MethodExposure, ...]
+    raw: tuple[str, ...]  # headings of ``users``
+    sites: tuple[SiteExposure, ...]
+
+
+def exposed(histories: Mapping[str, Sequence[History]], only: int | None = None) -> Exposed:
+    """The section for the runs of these methods; ``only`` is the one site that the page is for."""
+    users = {m: users_of(runs) for m, runs in histories.items() if m in RAW}
+    roster = next(iter(histories.values()))[0].roster
+    sites = range(len(roster)) if only is None else [only]
+    return Exposed(
+        tuple(_method(m, runs, users.get(m), only) for m, runs in histories.items()),
+        tuple(words.label(method) for method in users),
+        tuple(_site(histories, users, i) for i in sites),
+    )
+
+
+def users_of(runs: Sequence[History]) -> NDArray[np.int64] | None:
+    """For each site, the other sites that gave its model weight in any round ``[K]``.
+
+    The largest number over runs. A model that was received and got no weight is not counted. None
+    if the weights are not known.
+    """
+    known = [run for run in runs if run.matrices and len(run.roster) <= MOST_CLIENTS]
+    if not known:
+        return None
+    counts = []
+    for run in known:
+        used = np.logical_or.reduce([dense(A) != 0 for A in run.matrices])
+        np.fill_diagonal(used, False)
+        counts.append(used.sum(0))
+    most: NDArray[np.int64] = np.max(counts, axis=0)
+    return most
+
+
+def _method(
+    method: str, runs: Sequence[History], users: NDArray[np.int64] | None, only: int | None
+) -> MethodExposure:
+    row, peers = EXPOSURES.get(method, UNKNOWN), len(runs[0].roster) - 1
+    up = [sum(line["bytes_up"] for line in run.lines) / len(run.roster) for run in runs]
+    seen = "not as it is" if method in EXPOSURES else "not known"
+    if method in RAW:
+        seen = "not known: sites did not show their weights"
+    if users is not None:
+        mine = users if only is None else users[[only]]
+        span = str(mine.min()) if mine.min() == mine.max() else f"{mine.min()} to {mine.max()}"
+        seen = f"at least {span} of {peers} other sites"
+    server, site, stays = (part.replace("**", "").replace("`", "") for part in row[:3])
+    sent = words.size(float(np.mean(up))) if only is None else words.NONE
+    return MethodExposure(words.label(method), server, site, stays, sent, seen)
+
+
+def _site(
+    histories: Mapping[str, Sequence[History]],
+    users: Mapping[str, NDArray[np.int64] | None],
+    i: int,
+) -> SiteExposure:
+    name, uploads, reasons = "", 0, dict[str, int]()
+    for runs in histories.values():
+        for run in runs:
+            name = run.roster.clients[i]
+            out = [
+                r["reason"] for line in run.lines for r in line["rejected"] if r["client"] == name
+            ]
+            took = sum(i in line["clients"] for line in run.lines if line["bytes_up"] > 0)
+            uploads += max(0, took - len(out))
+            for reason in out:
+                reasons[reason] = reasons.get(reason, 0) + 1
+    left = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in reasons.items())
+    seen = tuple(words.NONE if one is None else str(one[i]) for one in users.values())
+    return SiteExposure(name, uploads, left or words.NONE, seen)
+
+
+# ---- the HTML page of a comparison, in one file that needs no network and no other file ---------
+
+# A script makes choosing a site easier; without it the page shows everything.
+
+
+class ClientLine(NamedTuple):
+    """One row of the table of clients: the scores of one client in the runs of the first seed."""
+
+    name: str
+    samples: int
+    scores: tuple[str, ...]
+    gain: str
+    interval: str
+    shown: Claim
+    worse: bool
+
+
+def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
+    """The page of a comparison as HTML text; everything that comes from users is escaped."""
+    shown, last = table(comparison), comparison.runs[-1].data
+    best = shown_method(comparison)
+    return rendered(
+        "report.html",
+        {
+            "eyebrow": "coterie comparison",
+            "title": "Is joining worth it?",
+            "verdict": unbroken(comparison.verdict),
+            "answers": comparison.answers,
+            "facts": _facts(comparison),
+            "alarms": [alarm for row in comparison.rows for alarm in row.alarms],
+            "rejected": _rejected(comparison),
+            "table": to_html(shown),
+            "meanings": _meanings(shown),
+            "notes": notes(comparison),
+            "tests": _tests(comparison),
+            "curves": figures.learning_curves(comparison),
+            "by_bytes": figures.byte_curves(comparison),
+            "own": False,
+            "exposed": exposed(
+                {m: [run.history for run in comparison.of_method(m)] for m in comparison.methods}
+            ),
+            "unit": ", in points," if METRICS[comparison.metric].percent else "",
+            "clinical": clinical_of(comparison, best, choice),
+            "panels": figures.panels(comparison, best),
+            "scatters": scatters(comparison, best),
+            "helping": helping_of(comparison, best),
+            "seed": comparison.seeds[0],
+            "seeds": len(comparison.seeds),
+            "heads": [words.label(method) for method in comparison.methods],
+            "clients": _clients(comparison, best),
+            "best": words.label(best),
+            "metric": METRICS[comparison.metric].title,
+            "command": command_of(last.environment),
+            "runs": comparison.to_dict()["runs"],
+            "config": pretty(last.config),
+            "where": pretty(last.environment),
+        },
+    )
+
+
+def shown_method(comparison: "Comparison") -> str:
+    """The method that the page shows first: the recommended one, or the last."""
+    return comparison.choice.method if comparison.choice else comparison.methods[-1]
+
+
+def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
+    history = comparison.runs[0].history
+    groups = max(groups_of(run.history.roster) for run in comparison.runs)
+    facts = [
+        ("clients", str(len(history.roster))),
+        ("true groups", str(groups)),
+        ("training samples per client", samples_of(history.roster)),
+        ("rounds", str(len(history.lines))),
+        ("seeds", str(len(comparison.seeds))),
+    ]
+    return [fact for fact in facts if fact != ("true groups", "0")]
+
+
+def _rejected(comparison: "Comparison") -> list[str]:
+    """One sentence for each reason why uploads were rejected."""
+    found: dict[str, dict[str, int]] = {}
+    for run in comparison.runs:
+        for reason, count in run.summary["rejected"].items():
+            methods = found.setdefault(reason, {})
+            methods[run.method] = methods.get(run.method, 0) + count
+    return [
+        f"Uploads were left out as {reason.replace('_', ' ')}: "
+        + ", ".join(f"{count} of {words.label(method)}" for method, count in methods.items())
+        + "."
+        for reason, methods in found.items()
+    ]
+
+
+def _meanings(shown: Table) -> list[tuple[str, str]]:
+    return [(column.head, column.meaning) for column in shown.columns if column.meaning]
+
+
+def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
+    """For every method but Local: its mean gain over Local, and both tests of that gain."""
+    metric = comparison.metric
+    lines: list[tuple[str, ...]] = []
+    for row in comparison.rows:
+        found = (comparison.judgements or {}).get(row.method)
+        if row.paired is None:
+            continue
+        ends, p = words.NONE, words.NONE
+        if found is not None:
+            low, high = (words.number(x, metric) for x in (found.overall.low, found.overall.high))
+            ends, p = f"{low} to {high}", words.chance(found.p)
+        gain = words.number(row.relative_to_local.mean, metric, sign=True)
+        name, ranks = words.label(row.method), words.chance(row.paired.p)
+        lines.append((name, gain, ends, p, str(row.paired.n), ranks))
+    return lines
+
+
+def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
+    """Who helps whom, by method; the recommended method first."""
+    relied = comparison.reliances
+    order = sorted(relied, key=lambda method: method != best)
+    strokes = {method: colour(method) for method in order}
+    first = {method: comparison.of_method(method)[0].history for method in order}
+    ordered = {method: relied[method] for method in order}
+    return helping.helping(ordered, first, strokes, helping.OF_COMPARISON)
+
+
+def clinical_of(
+    comparison: "Comparison", best: str, choice: ClinicalChoice | None
+) -> ClinicalView | None:
+    """The clinical numbers of the recommended method and of Local, of the first seed."""
+    first = comparison.of_seed(comparison.seeds[0])
+    shown = [method for method in dict.fromkeys((best, LOCAL)) if method in first]
+    return clinical_view({method: first[method] for method in shown}, choice)
+
+
+def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
+    first = comparison.of_seed(comparison.seeds[0])
+    roster, metric = first[LOCAL].roster, comparison.metric
+    gained = comparison.gains(best)[0]
+    found = (comparison.judgements or {}).get(best)
+    judged = {one.client: one for one in found.clients} if found else {}
+
+    def ends(name: str) -> str:
+        low, high = judged[name].gain.low, judged[name].gain.high
+        return f"{words.number(low, metric)} to {words.number(high, metric)}"
+
+    return [
+        ClientLine(
+            name,
+            int(roster.n_train[i]),
+            tuple(words.number(float(first[m].last[i]), metric) for m in comparison.methods),
+            words.number(float(gained[i]), metric, sign=True),
+            ends(name) if name in judged else words.NONE,
+            judged[name].claim if name in judged else "unclear",
+            bool(gained[i] < 0),
+        )
+        for i, name in enumerate(roster.clients)
+    ]
+
+
+# ---- the HTML page of one run, in one file: its rounds, clients, matrix, alarms and costs -------
+
+ONE_RUN = (
+    "One run alone does not tell whether joining is worth it; “coterie compare” compares methods "
+    "with training alone."
+)
+
+
+class RoundFacts(NamedTuple):
+    """One row of the table of rounds."""
+
+    round: int
+    clients: int
+    mean: str
+    sent: str
+    received: str
+    seconds: str
+    left_out: str
+
+
+class ClientFacts(NamedTuple):
+    """One row of the table of clients."""
+
+    name: str
+    train: int
+    val: int
+    test: int
+    first: str
+    last: str
+    source: str  # the client with the largest part of its weight on others
+    lack: str
+
+
+def run_page(data: RunData, choice: ClinicalChoice | None = None) -> str:
+    """The page of one run as HTML text; everything that comes from users is escaped."""
+    history, summary = data.history, data.summary
+    relied = reliance([history])
+    return rendered(
+        "run.html",
+        {
+            "eyebrow": "coterie run",
+            "title": words.label(history.method),
+            "verdict": unbroken(f"{_sentence(data)} {ONE_RUN}"),
+            "facts": _run_facts(history),
+            "alarms": summary["alarms"],
+            "rejected": _run_rejected(summary["rejected"]),
+            "curves": figures.client_curves(history),
+            "numbers": [fact for fact in run_facts(RunResult(data)) if fact[0] != "alarm"],
+            "helping": _helping(history, relied),
+            "best": words.label(history.method),
+            "own": False,
+            "exposed": exposed({history.method: [history]}),
+            "clinical": clinical_view({history.method: history}, choice),
+            "costs": _costs(summary),
+            "rounds": [_round_line(line, history.metric) for line in history.lines],
+            "clients": _client_lines(history, relied),
+            "seed": history.seed,
+            "metric": METRICS[history.metric].title,
+            "command": command_of(data.environment),
+            "digest": summary["digest"],
+            "config": pretty(data.config),
+            "where": pretty(data.environment),
+        },
+    )
+
+
+def _sentence(data: RunData) -> str:
+    """A sentence on the mean score after the last round."""
+    history, metric = data.history, data.history.metric
+    mean = last_score(data.summary)
+    text = (
+        f"{words.label(history.method)} gives a mean {METRICS[metric].title} of "
+        f"{words.number(mean, metric)}{words.unit(metric)} after {len(history.lines)} rounds"
+    )
+    gain = data.summary["relative_to_local"]
+    if gain is None:
+        return f"{text}."
+    size = words.number(float(gain), metric, sign=True)
+    return f"{text}, {size} compared with each client’s own local model."
+
+
+def _run_facts(history: History) -> list[tuple[str, str]]:
+    groups = groups_of(history.roster)
+    return [
+        ("clients", str(len(history.roster))),
+        *([("true groups", str(groups))] if groups else []),
+        ("training samples per client", samples_of(history.roster)),
+        ("rounds", str(len(history.lines))),
+        ("seed", str(history.seed)),
+    ]
+
+
+def _run_rejected(counts: Mapping[str, int]) -> list[str]:
+    """One sentence for each reason why uploads were rejected."""
+    return [
+        f"Uploads were left out as {reason.replace('_', ' ')}: {count}."
+        for reason, count in counts.items()
+    ]
+
+
+def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Bytes and seconds of the run, its engine, and how the calls were executed."""
+    clients, ran = max(1, summary["clients"]), summary["ran"]
+    sizes = [
+        ("bytes sent per client for training, whole run", "bytes_up"),
+        ("bytes received per client for training, whole run", "bytes_down"),
+        ("bytes received per client only for prediction", "bytes_serve"),
+    ]
+    calls = [
+        (f"{call['stage']}", f"{call['way']}{': ' + call['why'] if call['why'] else ''}")
+        for call in ran.get("calls", [])
+    ]
+    return [
+        *((text, words.size(summary[name] / clients)) for text, name in sizes),
+        ("seconds of all rounds", f"{summary['seconds']:.1f}"),
+        ("engine", str(ran.get("engine") or words.NONE)),
+        *dict.fromkeys(calls),
+    ]
+
+
+def _round_line(line: Line, metric: str) -> RoundFacts:
+    mean = words.NONE
+    if line.get("test") is not None:
+        mean = words.number(float(line["test"]), metric)
+    who = [f"{one['client']} ({one['reason'].replace('_', ' ')})" for one in line["rejected"]]
+    return RoundFacts(
+        line["round"] + 1,
+        len(line["clients"]),
+        mean,
+        words.size(line["bytes_up"]),
+        words.size(line["bytes_down"]),
+        f"{line['seconds']:.2f}",
+        words.listing(who) or words.NONE,
+    )
+
+
+def _client_lines(history: History, relied: Reliance | None) -> list[ClientFacts]:
+    roster, sources = history.roster, _sources(history, relied)
+
+    def score(scores: Floats, i: int) -> str:
+        return words.number(float(scores[i]), history.metric)
+
+    return [
+        ClientFacts(
+            name,
+            int(roster.n_train[i]),
+            int(roster.n_val[i]),
+            int(roster.n_test[i]),
+            score(history.test[0], i),
+            score(history.last, i),
+            sources[i],
+            roster.weak.get(name, words.NONE),
+        )
+        for i, name in enumerate(roster.clients)
+    ]
+
+
+def _sources(history: History, relied: Reliance | None) -> list[str]:
+    """For each client, the other client on which it has the largest part of its weight."""
+    names = history.roster.clients
+    if relied is None:
+        return [words.NONE] * len(names)
+    best = relied.share.argmax(1).tolist()
+    return [
+        f"{names[j]} ({100 * relied.share[i, j]:.0f} %)" if relied.share[i, j] > 0 else words.NONE
+        for i, j in enumerate(best)
+    ]
+
+
+def _helping(history: History, relied: Reliance | None) -> helping.Helping | None:
+    if relied is None:
+        return None
+    method = history.method
+    stroke = {method: colour(method)}
+    return helping.helping({method: relied}, {method: history}, stroke, helping.OF_RUN)

@@ -1,0 +1,187 @@
+"""The page for one site alone: its own rows and curves; other sites are only "peer 1", "peer 2".
+
+The page is made from the values of this site and from nothing of the others: no name, count,
+score or hash of theirs, and no mean or digest that theirs enter.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import __version__
+from ..core import metrics
+from ..core.metrics import METRICS
+from ..runs.run import LOCAL, History
+from . import figures, page, words
+from .clinical import ClinicalChoice
+from .clinical_page import clinical_view
+from .outcomes import Comparison, RunResult
+from .reliance import MOST_CLIENTS, Reliance, on_others, reliance
+from .verdict import site_answer, size_of
+
+
+class MethodLine(NamedTuple):
+    """One row of the table of methods: what one method gave this site."""
+
+    method: str
+    score: str
+    gain: str
+    shown: str
+
+
+class PeerLine(NamedTuple):
+    """One row of the table of peers."""
+
+    peer: str
+    share: str
+    clear: str
+
+
+def site_page(
+    found: Comparison | RunResult, name: str, choice: ClinicalChoice | None = None
+) -> str:
+    """The page for one site, of a comparison or of one run, as HTML text."""
+    compared = found if isinstance(found, Comparison) else None
+    runs = found.runs if isinstance(found, Comparison) else (found,)
+    roster = runs[0].history.roster
+    i = page.client_index(roster, name)
+    chosen = _chosen(found)
+    order = [] if chosen is None else _peer_order(chosen, i)
+    called = [f"peer {order.index(j) + 1}" if j in order else "a peer" for j in range(len(roster))]
+    called[i] = name
+    relied = None if chosen is None else reliance([run.history for run in chosen])
+    said = _alone(runs[0]) if compared is None else site_answer(compared, name, called).sentence
+    return page.rendered(
+        "site.html",
+        {
+            "eyebrow": "coterie, for one site",
+            "title": name,
+            "verdict": page.unbroken(said),
+            "facts": _facts(runs, i),
+            "alarms": [],
+            "rejected": _rejected(runs, name),
+            "curves": figures.site_curves(_by_method(runs), i),
+            "metric": METRICS[runs[0].history.metric].title,
+            "lines": _method_lines(found, i),
+            "peers": [] if relied is None else _peer_lines(relied, i, order),
+            "by": words.NONE if chosen is None else words.label(chosen[0].method),
+            "own": True,
+            "clinical": clinical_view(_shown(runs, chosen), choice, i),
+            "exposed": page.exposed(_by_method(runs), i),
+            "warned": _warned(found),
+            "methods": list(dict.fromkeys(words.label(run.method) for run in runs)),
+            "version": __version__,
+        },
+    )
+
+
+def _chosen(found: Comparison | RunResult) -> tuple[RunResult, ...] | None:
+    """The runs of the recommended method, or the one run."""
+    if isinstance(found, RunResult):
+        return (found,)
+    return None if found.choice is None else found.of_method(found.choice.method)
+
+
+def _shown(runs: tuple[RunResult, ...], chosen: tuple[RunResult, ...] | None) -> dict[str, History]:
+    """The first runs of the recommended method and of Local."""
+    alone = [run for run in runs if run.method == LOCAL]
+    picked = [*(chosen or ())[:1], *alone[:1]]
+    return {run.method: run.history for run in picked}
+
+
+def _peer_order(runs: tuple[RunResult, ...], i: int) -> list[int]:
+    """The other clients, by this site's weight on them, over all rounds and then in each round.
+
+    So the order depends on nothing but numbers that this site knows: clients with equal numbers are
+    exchangeable.
+    """
+    weights = [
+        on_others(packed, run.history.swaps)[i]
+        for run in runs
+        for packed in (run.history.matrices if len(run.history.roster) <= MOST_CLIENTS else ())
+    ]
+    if not weights:
+        return []
+    rows = np.array(weights)
+    others = [j for j in range(rows.shape[1]) if j != i]
+    return sorted(others, key=lambda j: (-rows[:, j].sum(), *(-rows[:, j])))
+
+
+def _by_method(runs: tuple[RunResult, ...]) -> dict[str, list[History]]:
+    found: dict[str, list[History]] = {}
+    for run in runs:
+        found.setdefault(run.method, []).append(run.history)
+    return found
+
+
+def _alone(run: RunResult) -> str:
+    return (
+        f"One run of {words.label(run.method)} alone does not tell whether joining is worth it; "
+        "“coterie compare” compares methods with training alone."
+    )
+
+
+def _facts(runs: tuple[RunResult, ...], i: int) -> list[tuple[str, str]]:
+    roster = runs[0].history.roster
+    return [
+        ("sites", str(len(roster))),
+        ("training rows of this site", str(roster.n_train[i])),
+        ("validation rows", str(roster.n_val[i])),
+        ("test rows", str(roster.n_test[i])),
+        ("rounds", str(len(runs[0].history.lines))),
+        ("seeds", str(len({run.seed for run in runs}))),
+    ]
+
+
+def _rejected(runs: tuple[RunResult, ...], name: str) -> list[str]:
+    """One sentence for each method and reason why uploads of this site were rejected."""
+    found = Counter(
+        (run.method, one["reason"])
+        for run in runs
+        for line in run.history.lines
+        for one in line["rejected"]
+        if one["client"] == name
+    )
+    return [
+        f"{words.label(method)}: {count} uploads of this site were left out as "
+        f"{reason.replace('_', ' ')}."
+        for (method, reason), count in found.items()
+    ]
+
+
+def _warned(found: Comparison | RunResult) -> list[str]:
+    """The methods about which an alarm was raised; its text may tell about other sites."""
+    if isinstance(found, RunResult):
+        codes = {found.method: [alarm["code"] for alarm in found.summary["alarms"]]}
+    else:
+        codes = {row.method: [alarm.code for alarm in row.alarms] for row in found.rows}
+    return [f"{words.label(m)}: {', '.join(some)}" for m, some in codes.items() if some]
+
+
+def _method_lines(found: Comparison | RunResult, i: int) -> list[MethodLine]:
+    if isinstance(found, RunResult):
+        score = words.number(float(found.history.last[i]), found.history.metric)
+        return [MethodLine(words.label(found.method), score, words.NONE, words.NONE)]
+    name = found.runs[0].history.roster.clients[i]
+    judged = {one.method: one for one in found.client_gains(name)}
+    lines = []
+    for method in found.methods:
+        scores = np.array([run.history.last[i] for run in found.of_method(method)])
+        score = words.number(float(metrics.mean_known(scores)), found.metric)
+        one, gain, shown = judged.get(method), words.NONE, words.NONE
+        if one is not None:
+            gain, shown = size_of(one.gain, found.metric), one.claim
+        lines.append(MethodLine(words.label(method), score, gain, shown if method != LOCAL else ""))
+    return lines
+
+
+def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[PeerLine]:
+    return [
+        PeerLine(
+            f"peer {k + 1}",
+            f"{100 * relied.share[i, j]:.0f} %",
+            "yes" if relied.clear[i, j] else "not shown",
+        )
+        for k, j in enumerate(order)
+    ]

@@ -1,0 +1,116 @@
+"""Numbers and names as people read them."""
+
+import math
+
+from ..core.metrics import METRICS
+from ..runs.statistics import OverSeeds
+
+NONE = "—"
+MINUS = "\N{MINUS SIGN}"
+
+
+def label(method: str) -> str:
+    """The name of a method as its paper writes it; an unknown name is returned as it is.
+
+    >>> label("fedavg_ft"), label("pfedme"), label("my.package:Method"), label("fedfomo@5")
+    ('FedAvg-FT', 'pFedMe', 'Method', 'FedFomo (5)')
+    """
+    from ..algorithms import ALGORITHMS, ALIASES
+
+    method, variant, tag = method.partition("@")
+    if variant:
+        return f"{label(method)} ({tag})"
+
+    if method in ALIASES:
+        base, adapt = ALIASES[method]
+        return f"{label(base)}-{adapt.upper()}"
+    if method in ALGORITHMS:
+        return ALGORITHMS[method].title or ALGORITHMS[method].__name__
+    return method.rpartition(":")[2]
+
+
+def _places(value: float, metric: str) -> int:
+    """The number of decimals: one for percents, else enough to show three digits."""
+    if METRICS[metric].percent or not math.isfinite(value) or value == 0:
+        return 1
+    return min(6, max(0, 2 - math.floor(math.log10(abs(value)))))
+
+
+def number(value: float, metric: str, sign: bool = False, places: int | None = None) -> str:
+    """A score or a difference of scores as text."""
+    if math.isnan(value):
+        return NONE
+    if math.isinf(value):
+        return f"{MINUS if value < 0 else '+' if sign else ''}∞"
+    places = _places(value, metric) if places is None else places
+    text = format(value, f"{'+' if sign else ''}.{places}f")
+    return text.lstrip("+-") if float(text) == 0 else text.replace("-", MINUS)
+
+
+def unit(metric: str) -> str:
+    """The text that follows a score in a sentence: `` %`` or nothing."""
+    return " %" if METRICS[metric].percent else ""
+
+
+def spread(value: OverSeeds, metric: str) -> str:
+    """``mean ± deviation over seeds``; for one seed, the mean alone."""
+    if not math.isfinite(value.deviation):
+        return number(value.mean, metric)
+    places = _places(value.mean, metric)
+    return f"{number(value.mean, metric)} ± {number(value.deviation, metric, places=places)}"
+
+
+def interval(gain: float, low: float, high: float, metric: str) -> str:
+    """A gain or loss with its 95 % interval, for use in a sentence.
+
+    >>> interval(5.0, 1.2, 8.8, "accuracy")
+    'a gain of 5.0 points (95 % interval 1.2 to 8.8)'
+    """
+    places = _places(gain, metric)
+    what = "gain" if gain >= 0 else "loss"
+    unit = " points" if METRICS[metric].percent else ""
+    ends = [number(end, metric, places=places) for end in (low, high)]
+    return f"a {what} of {number(abs(gain), metric)}{unit} (95 % interval {ends[0]} to {ends[1]})"
+
+
+def size(value: float) -> str:
+    """A number of bytes as text, in B, kB, MB, GB or TB.
+
+    >>> size(0), size(999), size(1_234_000)
+    ('0', '999 B', '1.2 MB')
+    """
+    if math.isnan(value):
+        return NONE
+    if value == 0:
+        return "0"
+    power = min(int(math.log10(value) // 3), 4) if value >= 1 else 0
+    scaled, name = value / 1000**power, ("B", "kB", "MB", "GB", "TB")[power]
+    return f"{scaled:.0f} {name}" if power == 0 or scaled >= 100 else f"{scaled:.1f} {name}"
+
+
+def share(value: OverSeeds) -> str:
+    """A share as a percentage; a dash if it is NaN."""
+    return NONE if math.isnan(value.mean) else f"{100 * value.mean:.0f} %"
+
+
+def count(value: OverSeeds) -> str:
+    """A count as text: with one decimal if the mean over seeds is not a whole number."""
+    if math.isnan(value.mean):
+        return NONE
+    return f"{value.mean:.0f}" if value.mean == round(value.mean) else f"{value.mean:.1f}"
+
+
+def chance(p: float) -> str:
+    """A p-value as text; never shown as 0.
+
+    >>> chance(0.0), chance(0.0311), chance(1.0)
+    ('p < 0.001', 'p = 0.031', 'p = 1')
+    """
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def listing(names: list[str], most: int = 3) -> str:
+    """A list of names for use in a sentence: ``a, b and c`` or ``a, b, c and 4 others``."""
+    if len(names) > most + 1:
+        return f"{', '.join(names[:most])} and {len(names) - most} others"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
