@@ -5,9 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+import typer
 
 import coterie
 from coterie import api, cli
@@ -66,6 +69,21 @@ def test_help_imports_nothing_heavy():
     assert loaded_by(hidden + calls.replace("\n", "\n    ")) == []
     assert loaded_by("import coterie") == []
     assert "torch" in loaded_by("import coterie; coterie.run")  # the check can fail
+
+
+def help_texts(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+    """The help of a command and of all commands below it, by name."""
+    context = click.Context(command, info_name=name)
+    yield name, command.get_help(context)
+    for below, one in getattr(command, "commands", {}).items():
+        yield from help_texts(one, f"{name} {below}")
+
+
+def test_no_help_shows_an_escaped_bracket():
+    texts = dict(help_texts(typer.main.get_command(cli.app), "coterie"))
+    assert {"coterie", "coterie compare", "coterie deploy init"} < set(texts)
+    assert "[default: direct]" in texts["coterie deploy init"]
+    assert [name for name, text in texts.items() if "\\" in text] == []
 
 
 def test_public_names_are_exactly_all_of_them():

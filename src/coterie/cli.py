@@ -8,6 +8,7 @@ import warnings
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from . import __version__
 from .advising import advise_command
@@ -30,6 +31,10 @@ from .errors import (
 )
 from .exporting import export_commands
 from .onboarding import onboard_command
+
+# Where rich is installed, typer escapes "[default: 3]" for rich's markup, even in help that rich
+# does not print (rich_markup_mode=None): the backslash would be shown.
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     add_completion=False,
