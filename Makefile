@@ -31,12 +31,12 @@ audit: $(VENV)/all       ## known vulnerabilities of what is installed; needs a 
 	.venv-audit/bin/pip install --quiet --upgrade pip pip-audit
 	.venv-audit/bin/pip-audit --skip-editable --path $$($(BIN)/python -c "import site; print(site.getsitepackages()[0])")
 
-bench: $(VENV)/ready     ## seconds a round of every engine against a plain PyTorch loop
-	$(BIN)/coterie bench
+bench: $(VENV)/ready     ## seconds per round of every engine against a plain PyTorch loop; ARGS=--help
+	$(BIN)/python bench/run.py $(ARGS)
 
 PEERS := fedjax pfl flower
 bench-peers: $(VENV)/ready $(PEERS:%=.venv-peers/%/ready) ## the same against other frameworks
-	$(BIN)/python bench/peers/compare.py
+	$(BIN)/python bench/compare.py
 
 clean:                   ## remove the environment and everything the tools cached
 	rm -rf $(VENV) .venv-audit .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis

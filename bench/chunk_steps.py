@@ -8,17 +8,17 @@ batches, tf32 on a GPU.
 """
 
 import sys
-import time
 from statistics import median
 
 import torch
 
 from coterie.algorithms.fedavg import FedAvg
-from coterie.commands.bench.workloads import COLOUR, GREY, MLP, Workload
 from coterie.engines.process import settings
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend, overhead_of
 from coterie.training.rounds import train
+from timing import rounds_timed
+from workloads import COLOUR, GREY, MLP, Workload
 
 STEPS, ROUNDS = 20, 6
 MODELS = (
@@ -34,12 +34,8 @@ def milliseconds(work: Workload, device: torch.device) -> tuple[float, int]:
     """The median of a replayed step, and the overhead that the engine assumes."""
     on = work.simulation(device)
     engine = VmapBackend(on.problem, on.shards, chunk=work.clients)
-    seconds, last = [], time.perf_counter()
-    for _ in train(work.method, on.problem, Simulator(engine), ROUNDS, evaluate_every=ROUNDS):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - last)
-        last = time.perf_counter()
+    rounds = train(work.method, on.problem, Simulator(engine), ROUNDS, evaluate_every=ROUNDS)
+    seconds = rounds_timed(rounds, ROUNDS, device)
     return 1000 * median(seconds[1:-1]) / STEPS, overhead_of(on.problem)
 
 

@@ -18,11 +18,9 @@ from coterie.deploy.joining import federated
 from coterie.deploy.local_federation import make_folders, running
 from coterie.deploy.transports import end_of
 from coterie.engines.codec import read_head
-from coterie.runs import interrupt
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import load
-from coterie.runs.runner import execute
-from coterie.runs.setting import Cell
+from short import executed
 
 
 class Counting:
@@ -59,8 +57,7 @@ def measured(fed: FederationFolder, method: str, hidden: int, rounds: int) -> di
     )
     transport = Counting(end_of(fed.transport, "connect")(fed))
     setting = federated(asked, transport, fed.transport)
-    with interrupt.held(None) as stop:
-        done = execute(setting, Cell(setting.config.method(), 0, None), stop=stop)
+    done = executed(setting)
     setting.close()
     lines = done.history.lines[1:-1]  # the first round reads data, the last one is evaluated
     beyond = [line["seconds"] - transport.work[line["round"]] for line in lines]

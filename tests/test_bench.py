@@ -1,49 +1,38 @@
 """What the benchmark measures is what it says: never how long anything took."""
 
 import json
+import statistics
 from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from coterie.algorithms.fedavg import FedAvg
+import growth
+import run
+import short
+import timing
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.waffle import Waffle
-from coterie.cli import main
-from coterie.commands import bench
-from coterie.commands.bench import ceiling, growth, peak_memory, turns
-from coterie.commands.bench.ceiling import Bill, Machine
-from coterie.commands.bench.clipped import ClippedFedAvg
-from coterie.commands.bench.plain import fastest, plain_round
-from coterie.commands.bench.steady import Steady, steady
-from coterie.commands.bench.workloads import WORKLOADS, Workload
 from coterie.engines import make_engine
-from coterie.errors import ConfigError, EngineError
+from coterie.errors import EngineError
+from coterie.runs.config.loading import load
+from plain import plain_round
 from support import assert_close, backend_of, one_client
+from timing import Bill, Contestant, Machine
+from workloads import WORKLOADS, ClippedFedAvg, Steady, Workload, steady
 
 CPU = torch.device("cpu")
-FIELDS = {
-    "workload",
-    "engine",
-    "seconds_per_round",
-    "speedup_over_loop",
-    "peak_mib",
-    "share_of_ceiling",
-    "precision",
-    "device",
-    "resolved",
-}
 
 
 def tiny(name: str) -> Workload:
     """The workload with few clients, all of whom can still be sent as many models as they ask."""
-    work, clients = WORKLOADS[name], {"W4": 6, "W7": 4}.get(name, 3)
+    work, clients = WORKLOADS[name], {"W4": 6, "W6": 2, "W7": 4}.get(name, 3)
     side = 16 if name == "W5" else 8
     return work._replace(
         clients=clients,
-        samples=13,
+        samples=2 if name == "W6" else 13,
         batch=5,
         shape=(work.shape[0], side, side),
         trains=clients if name == "W8" else work.trains,
@@ -54,49 +43,7 @@ def started(work: Workload, dtype: torch.dtype = torch.float64) -> Steady:
     return steady(work.method, work.simulation(CPU, dtype))
 
 
-# ---- the workloads -----------------------------------------------------------------------------
-
-ISSUE = {  # method, clients, samples, batch, parameters
-    "W1": (FedAvg(), 100, 100, 10, 784 * 200 + 200 + 200 * 10 + 10),
-    "W2": (FedAvg(), 100, 100, 10, 61_706),
-    "W3": (FedAvg(), 20, 500, 50, 1_663_370),
-    "W4": (FedFomo(downloads=5), 20, 500, 10, 61_706),
-    "W5": (FedAvg(), 100, 640, 64, 2_432 + 51_264 + (5 * 5 * 64 * 512 + 512) + 5_130),
-    "W6": (FedAvg(), 8, 500, 50, 11_173_962),
-    "W7": (FedeRiCo(downloads=3), 8, 500, 50, 3_584 + 2 * 147_584 + (128 * 4 * 4 * 10 + 10)),
-    "W8": (Waffle(requesters="all"), 10, 500, 32, 61_706),
-    "W9": (ClippedFedAvg(), 100, 100, 10, 61_706),
-}
-
-
-@pytest.mark.parametrize("name", ISSUE)
-def test_workloads_are_those_that_were_agreed(name):
-    method, clients, samples, batch, parameters = ISSUE[name]
-    work = WORKLOADS[name]
-    assert (work.method, work.clients, work.samples, work.batch) == (
-        method,
-        clients,
-        samples,
-        batch,
-    )
-    few = work._replace(clients=1, samples=2).simulation(CPU).problem
-    assert few.model.parameters == parameters
-    assert (few.recipe.optimizer, few.recipe.epochs, few.recipe.momentum) == ("sgd", 1, 0)
-
-
-def test_there_are_no_other_workloads():
-    assert set(WORKLOADS) == set(ISSUE)
-
-
-def test_in_a_steady_round_everybody_receives_all_the_models_it_asks_for():
-    start = started(tiny("W4"))
-    received = start.method.download(start.server, start.round)
-    assert received.slot.shape == (6, 5)
-    assert (received.slot >= 0).all()
-    assert not torch.equal(start.states.theta, start.states.old)
-
-
-# ---- the plain loop ----------------------------------------------------------------------------
+# ---- the plain loop computes what the engines compute ------------------------------------------
 
 
 def same_batches(start: Steady):
@@ -117,7 +64,7 @@ def models_left(start: Steady, engine: str) -> Tensor:
     return sent.x[0] if isinstance(method, Waffle) else sent[0]
 
 
-@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "W6"])
+@pytest.mark.parametrize("name", WORKLOADS)
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 def test_the_plain_loop_leaves_the_models_that_the_method_does(name, layout):
     start = started(tiny(name))
@@ -169,28 +116,12 @@ def test_plain_and_method_see_as_many_samples_as_the_table_says(name):
     assert ours == +expected
 
 
-def test_the_plain_loop_takes_as_many_steps_as_the_method():
-    start = started(tiny("W2"))
-    plain, steps = plain_round(start, "contiguous"), Counter()
-    for i, rule in enumerate(plain.clients.rules):
-        rule.register_step_post_hook(lambda *_, i=i: steps.update([i]))
-    plain()
-    count = start.on.problem.recipe.count(13)
-    assert count == tiny("W2").steps
-    assert steps == Counter(dict.fromkeys(range(3), count))
-
-
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-def test_the_way_that_trains_fastest_is_taken(layout, monkeypatch):
-    def seconds(clients, batches, threads):
-        x, _ = clients.data["train"][0]
-        last = x.is_contiguous(memory_format=torch.channels_last)
-        return (last != (layout == "channels_last")) + 1 / threads
-
-    monkeypatch.setattr("coterie.commands.bench.plain._step", seconds)
-    monkeypatch.setattr("coterie.commands.bench.plain.TRIED_SECONDS", 0.0)
-    _, chosen = fastest(started(tiny("W5")), 2)
-    assert chosen == {"layout": layout, "threads": 2}
+def test_in_a_steady_round_everybody_receives_all_the_models_it_asks_for():
+    start = started(tiny("W4"))
+    received = start.method.download(start.server, start.round)
+    assert received.slot.shape == (6, 5)
+    assert (received.slot >= 0).all()
+    assert not torch.equal(start.states.theta, start.states.old)
 
 
 def test_clipped_samples_move_the_model_by_their_clipped_mean():
@@ -229,76 +160,19 @@ def test_operations_and_bytes_of_a_known_network():
     # products: forward and the weights' gradient of both layers, the inputs' of the second
     flops = 2 * 20 * (2 * 784 * 200 + 3 * 200 * 10)
     moved = 2 * 3 * 159_010 + 20 * (784 + 2 * (200 + 200 + 10))
-    assert ceiling.bill(work, plain.clients) == Bill(2.0 * flops, 2.0 * 4 * moved)
-
-
-def test_clipping_costs_no_arithmetic_that_training_does_not():
-    bills = [
-        ceiling.bill(tiny(n), plain_round(started(tiny(n)), "contiguous").clients)
-        for n in ("W2", "W9")
-    ]
-    assert bills[0] == bills[1]
+    assert timing.bill(work, plain.clients) == Bill(2.0 * flops, 2.0 * 4 * moved)
 
 
 def test_evaluations_are_on_the_bill():
     work = tiny("W4")
     clients = plain_round(started(work), "contiguous").clients
-    whole, training = (ceiling.bill(w, clients) for w in (work, work._replace(judges=0)))
+    whole, training = (timing.bill(w, clients) for w in (work, work._replace(judges=0)))
     assert whole.flops > training.flops
-    extra = ceiling.numbers_moved(work._replace(trains=0, judges=1), clients.on)
+    extra = timing.numbers_moved(work._replace(trains=0, judges=1), clients.on)
     assert whole.bytes - training.bytes == work.clients * 7 * 8 * extra
 
 
-# ---- the measurement ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Tiny workloads on a machine of known rates."""
-    for name in ("W1", "W4"):
-        monkeypatch.setitem(WORKLOADS, name, tiny(name))
-    monkeypatch.setattr(bench, "machine", lambda *_: Machine(1e9, 1e9))
-    monkeypatch.setattr("coterie.commands.bench.plain.TRIED_SECONDS", 0.0)
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
-
-
-def test_json_is_a_list_of_results(quick, capsys):
-    main_ends(["bench", "W1", "--force", "--json", "--repeats", "1"])
-    out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert [(r["workload"], r["engine"]) for r in found] == [
-        ("W1", engine) for engine in ("plain", "auto", "vmap", "loop")
-    ]
-    for result in found:
-        assert set(result) >= FIELDS
-        assert not result["failed"]
-        assert result["seconds_per_round"] > 0
-        least = max(result["gflop"] / result["gemm_gflops"], result["gbytes"] / result["copy_gbs"])
-        share = least / result["seconds_per_round"]
-        assert result["share_of_ceiling"] == pytest.approx(share)
-    assert [r["speedup_over_loop"] for r in found if r["engine"] == "plain"] == [1]
-    assert "W1" in err
-
-
-def main_ends(arguments: list[str], code: int = 0) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert ended.value.code == code
-
-
-def test_an_engine_that_fails_says_why_and_the_others_go_on(quick, monkeypatch, capsys):
-    def made(name, on):
-        if name == "vmap":
-            raise EngineError("no such thing here")
-        return backend_of("loop", on)
-
-    monkeypatch.setattr(bench, "backend_of", made)
-    main_ends(["bench", "W1", "--force", "--repeats", "1"])
-    out, _ = capsys.readouterr()
-    lines = {line.split()[1]: line for line in out.splitlines()[2:]}
-    assert "failed: EngineError: no such thing here" in lines["vmap"]
-    assert "threads" in lines["loop"]
-    assert "GEMM 1 GFLOP/s, copy 1.0 GB/s" in out
+# ---- turns and memory --------------------------------------------------------------------------
 
 
 def test_who_fails_in_a_round_is_out_of_the_race():
@@ -310,99 +184,126 @@ def test_who_fails_in_a_round_is_out_of_the_race():
             raise RuntimeError("out of memory\nlong trace")
 
     field = {
-        "good": turns.Contestant(lambda: calls.update(["good"]), 1, "one"),
-        "bad": turns.Contestant(fails, 1, "two"),
+        "good": Contestant(lambda: calls.update(["good"]), 1, "one"),
+        "bad": Contestant(fails, 1, "two"),
     }
     told = []
-    laps = turns.race(field, CPU, 4, told.append)
+    laps = timing.race(field, CPU, 4, told.append)
+    good, bad = laps["good"], laps["bad"]
     assert calls == Counter(good=2 + 4, bad=2)
     assert ["bad" in line for line in told] == [True] + [False] * 5
-    assert all("good" in line for line in told)
-    assert told[-1].startswith("turn 4 of 4:")
-    assert laps["bad"].failed == "RuntimeError: out of memory"
-    assert (laps["good"].repeats, laps["good"].failed, laps["good"].resolved) == (4, "", "one")
+    assert told[-1].startswith("turn 4 of 4: good")
+    assert (bad.failed, bad.resolved) == ("RuntimeError: out of memory", "")
+    assert (bad.seconds, bad.peak_mib, bad.repeats) == (None, None, 0)
+    assert (good.repeats, good.failed, good.resolved) == (4, "", "one")
+    assert good.seconds == statistics.median(good.times[2:])
 
 
 def test_long_rounds_are_timed_less_often_but_three_times():
-    found = [turns.turns_within(10, seconds, budget=120) for seconds in (0.0, 12.0, 30.0, 1e6)]
+    found = [timing.turns_within(10, seconds, budget=120) for seconds in (0.0, 12.0, 30.0, 1e6)]
     assert found == [10, 10, 4, 3]
-    assert turns.turns_within(2, 1e6) == 2
+    assert timing.turns_within(2, 1e6) == 2
 
 
 def test_memory_is_what_the_work_takes_beyond_what_there_was():
     kept = torch.ones(2**22)
-    with peak_memory.watched(CPU) as peak:
+    with timing.watched(CPU) as peak:
         once = torch.ones(2**25).sum()  # 128 MiB
     if peak.mib is None:
         pytest.skip("this kernel keeps no high-water mark")
     assert 127 < peak.mib < 160
-    with peak_memory.watched(CPU) as little:
+    with timing.watched(CPU) as little:
         once = kept.sum()
     assert once == 2**22
     assert little.mib < 8
 
 
-def test_where_the_kernel_keeps_no_mark_memory_is_unknown(monkeypatch, tmp_path):
-    monkeypatch.setattr(peak_memory, "RESET", tmp_path / "no" / "such file")
-    with peak_memory.watched(CPU) as peak:
-        pass
-    assert peak.mib is None
+# ---- the command -------------------------------------------------------------------------------
 
 
-def test_a_busy_machine_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr("os.getloadavg", lambda: (64.0, 0.0, 0.0))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    for option in ("W1", "--scale", "--population"):
-        main_ends(["bench", option], 2)
-        assert "the machine is busy: load 64.0 on 2 cores" in capsys.readouterr().err
+@pytest.fixture
+def quick(monkeypatch):
+    """A tiny W1 and growth on a machine of known rates, where engine 'vmap' fails."""
+
+    def made(engine, work, length):
+        if engine == "vmap":
+            raise EngineError("no such thing here")
+        return make_backend("loop", work, length)
+
+    make_backend = run.make_backend
+    monkeypatch.setitem(WORKLOADS, "W1", tiny("W1"))
+    monkeypatch.setattr(run, "make_backend", made)
+    monkeypatch.setattr(run, "machine", lambda *_: Machine(1e9, 1e9))
+    monkeypatch.setattr("plain.TRIED_SECONDS", 0.0)
+
+
+def test_json_is_a_list_of_results_and_who_fails_says_why(quick, capsys):
+    run.main(["W1", "--force", "--json", "--repeats", "1"])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert [(r["workload"], r["engine"]) for r in found] == [
+        ("W1", engine) for engine in ("plain", "auto", "loop", "vmap")
+    ]
+    for result in found[:3]:
+        assert not result["failed"]
+        least = max(result["gflop"] / result["gemm_gflops"], result["gbytes"] / result["copy_gbs"])
+        share = least / result["seconds_per_round"]
+        assert result["share_of_ceiling"] == pytest.approx(share)
+        ratio = found[0]["seconds_per_round"] / result["seconds_per_round"]
+        assert result["speedup_over_loop"] == ratio
+    assert found[3]["failed"] == "EngineError: no such thing here"
+    assert found[3]["seconds_per_round"] is None
+    assert "W1" in err
+
+
+def test_the_table_has_a_line_per_engine(quick, capsys):
+    run.main(["W1", "--force", "--repeats", "1"])
+    first, titles, *lines = capsys.readouterr().out.splitlines()
+    assert first == "cpu, float32: GEMM 1 GFLOP/s, copy 1.0 GB/s"
+    assert titles.split()[:2] == ["engine", "s/round"]
+    assert [line.split()[1] for line in lines] == ["plain", "auto", "loop", "vmap"]
+    assert lines[-1].endswith("failed: EngineError: no such thing here")
 
 
 @pytest.mark.parametrize(
-    ("names", "device", "precision", "message"),
+    ("arguments", "message"),
     [
-        (["W11"], "cpu", "float32", "workload 'W11' is unknown; did you mean 'W1'"),
-        (["W1"], "cpu", "float16", "precision 'float16' is unknown"),
-        (["W1"], "cpu", "tf32", "'tf32' is a GPU's"),
+        (["W11"], "found W11; expected W1, W2"),
+        (["W1", "--short"], "found W1; expected lenet5, fedavg_cnn"),
+        (["W1", "--precision", "tf32"], "'tf32' is a GPU's"),
+        (["--scale", "--population"], "not allowed with"),
+        (["--scale"], "the machine is busy: load 64.0 on 2 cores"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(names, device, precision, message):
-    with pytest.raises(ConfigError, match=message):
-        bench.measure(names, device, precision, 1, force=True)
+def test_what_cannot_be_measured_is_refused(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr("os.getloadavg", lambda: (64.0, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    with pytest.raises(SystemExit) as ended:
+        run.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
-# ---- growth ------------------------------------------------------------------------------------
+def test_scale_and_population_have_a_row_for_every_size_and_evaluate_nothing(monkeypatch):
+    def looping(_name, problem, shards, **_options):
+        engine = make_engine("loop", problem, shards)
+        engine.evaluate = lambda *_: pytest.fail("evaluated")
+        return engine
 
-
-def looping(_name, problem, shards, **_options):
-    return make_engine("loop", problem, shards)
-
-
-def test_scale_and_population_report_a_row_for_every_size(monkeypatch, capsys):
     monkeypatch.setattr(growth, "make_engine", looping)
     monkeypatch.setattr(growth, "LENET", growth.LENET._replace(samples=4, batch=4))
-    rows = list(growth.scale("cpu", 1, (2, 3), force=True))
+    rows = list(growth.scale(CPU, 1, (2, 3)))
     assert [(r.registered, r.clients) for r in rows] == [(2, 2), (3, 3)]
     assert all(r.seconds_per_client == r.seconds_per_round / r.clients for r in rows)
-    rows = list(growth.population("cpu", 1, (2, 5), force=True))
+    rows = list(growth.population(CPU, 1, (2, 5)))
     assert [(r.method, r.registered, r.clients) for r in rows] == [
         (method, size, 2) for method in ("FedAvg", "Ditto") for size in (2, 5)
     ]
 
 
-def test_growth_times_no_evaluation(monkeypatch):
-    engines = []
-
-    def made(*arguments, **options):
-        engines.append(looping(*arguments, **options))
-        engines[-1].evaluate = lambda *_: pytest.fail("evaluated")
-        return engines[-1]
-
-    monkeypatch.setattr(growth, "make_engine", made)
-    monkeypatch.setattr(growth, "LENET", growth.LENET._replace(samples=4, batch=4))
-    list(growth.scale("cpu", 2, (2,), force=True))
-    assert len(engines) == 1
-
-
-def test_both_kinds_of_growth_at_once_are_refused(capsys):
-    main_ends(["bench", "--scale", "--population"], 2)
-    assert "give one of them" in capsys.readouterr().err
+def test_a_short_run_says_what_it_took_and_on_which_engine():
+    config = load({"model": {"name": "linear"}, "engine": {"name": "loop"}, "run": {"rounds": 1}})
+    found = short.timed(config)
+    assert found["resolved"] == "engine loop"
+    assert found["seconds"] > 0
+    assert found["cpu"] > 0

@@ -6,20 +6,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import networks
 import pytest
 import torch
 
+import compare
+import workers
+from compare import Entrant, rows, table, take_turns
 from coterie.networks import registry
+from workers import PeerError, Worker
+from workloads import WORKLOADS
 
-PEERS = Path(__file__).parent.parent / "bench" / "peers"
-sys.path.insert(0, str(PEERS))
-
-import compare  # noqa: E402
-import networks  # noqa: E402
-import ours  # noqa: E402
-import workers  # noqa: E402
-from compare import Entrant, rows, table, take_turns  # noqa: E402
-from workers import PeerError, Worker  # noqa: E402
+PEERS = compare.HERE / "peers"
 
 GOOD = """
     from wire import Wire
@@ -183,8 +181,8 @@ def test_everybody_takes_turns_and_who_fails_drops_out() -> None:
 def test_a_missing_peer_is_a_row_and_the_rest_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    home = {name: ours.Ours(lambda: 1.0, "1.0", "as is") for name in ("plain", "auto")}
-    monkeypatch.setattr(ours, "ours", lambda workload, cores: home)
+    home = [Entrant(name, lambda: 1.0, "1.0", "as is") for name in ("plain", "auto")]
+    monkeypatch.setattr(compare, "ours", lambda workload, cores: home)
     monkeypatch.setattr(compare, "ENVIRONMENTS", tmp_path)
     found = compare.compare("W1", ["flower"], 1, 1)
     assert [row.engine for row in found] == ["plain", "auto", "flower"]
@@ -193,14 +191,14 @@ def test_a_missing_peer_is_a_row_and_the_rest_goes_on(
 
 @pytest.mark.parametrize(("workload", "steps"), [("W1", 1000), ("W2", 1000), ("W3", 200)])
 def test_peers_train_the_same_networks_on_the_same_data(workload: str, steps: int) -> None:
-    spec = ours.job(workload, 2)
+    spec = compare.job(workload, 2)
     options = {"hidden": (200,)} if spec["model"] == "mlp" else {}
     theirs = networks.network(spec["model"])
     mine = registry.MODELS[spec["model"]]((1, 28, 28), 10, **options)
     mine.load_state_dict(dict(zip(mine.state_dict(), theirs.state_dict().values(), strict=True)))
     x, y = networks.data(spec)[1]
     assert torch.equal(mine(x[:4]), theirs(x[:4]))
-    task = ours.WORKLOADS[workload].simulation(torch.device("cpu"))
+    task = WORKLOADS[workload].simulation(torch.device("cpu"))
     at = task.federation.train[1]
     assert torch.equal(task.shards.x[at], x)
     assert torch.equal(task.shards.y[at], y)

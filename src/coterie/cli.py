@@ -22,7 +22,6 @@ from .commands import (
 )
 from .commands.arguments import CODE, COLUMNS, JSON, TENSORBOARD, configured
 from .errors import (
-    ConfigError,
     CoterieError,
     CoterieWarning,
     StoppedError,
@@ -201,48 +200,3 @@ def doctor(
         show_json(found.to_dict())
     else:
         show(found)
-
-
-@app.command()
-def bench(
-    workloads: Annotated[
-        list[str] | None, typer.Argument(help="which workloads; default: all")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N")] = "cpu",
-    repeats: Annotated[
-        int, typer.Option(help="timed rounds per engine, after two to warm up", min=1)
-    ] = 5,
-    precision: Annotated[str, typer.Option(help="float32, or tf32 on a GPU")] = "float32",
-    scale: Annotated[
-        bool, typer.Option("--scale", help="instead: rounds of 10 to 1,000 clients")
-    ] = False,
-    population: Annotated[
-        bool, typer.Option("--population", help="instead: 100 out of 100 to 10,000 clients")
-    ] = False,
-    short: Annotated[
-        bool,
-        typer.Option("--short", help="instead: whole runs of 1, 3 and 10 rounds against the loop"),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print a list of objects")] = False,
-    force: Annotated[bool, typer.Option("--force", help="measure even on a busy machine")] = False,
-) -> None:
-    """Time a round of every engine against a plain PyTorch loop, as ratios in one run.
-
-    A workload with long rounds is timed with fewer rounds, at least three.
-    """
-    from .commands import bench as timing
-    from .commands.bench import growth, printing
-    from .commands.bench import short as short_runs
-
-    if scale + population + short > 1:
-        raise ConfigError("--scale, --population, --short: found several; give one of them")
-    if scale:
-        printing.show_costs(growth.scale(device, repeats, force=force), as_json=as_json)
-    elif population:
-        printing.show_costs(growth.population(device, repeats, force=force), as_json=as_json)
-    elif short:
-        timing.check(device, precision, force=force)
-        printing.show_short(short_runs.short(workloads or [], repeats), as_json=as_json)
-    else:
-        results = timing.measure(workloads or [], device, precision, repeats, force=force)
-        printing.show_results(results, as_json=as_json)

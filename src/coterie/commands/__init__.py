@@ -1,1 +1,1 @@
-"""The command line: its arguments, its output, and the benchmarks."""
+"""The command line: its arguments and its output."""

@@ -1,6 +1,6 @@
 """A round of coterie, of a plain PyTorch loop and of other frameworks, taking turns in one run.
 
-    .venv/bin/python bench/peers/compare.py [W1 W2 W3] [--peer NAME] [--repeats 5] [--json]
+    .venv/bin/python bench/compare.py [W1 W2 W3] [--peer NAME] [--repeats 5] [--json]
 
 Each peer runs in its own environment, ``.venv-peers/NAME``, which ``make bench-peers`` makes.
 """
@@ -15,12 +15,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+import coterie
+from coterie.engines.process import settings
+from plain import fastest
+from run import contestant, words
+from timing import WARM, Contestant, busy, timed
 from workers import PeerError, Worker
+from workloads import WORKLOADS, steady
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENTS = HERE.parent.parent / ".venv-peers"
+ENVIRONMENTS = HERE.parent / ".venv-peers"
 PEERS = {"fedjax": ("jit", "one_core", "pmap"), "pfl": ("threads", "processes"), "flower": ("ray",)}
-WORKLOADS = ("W1", "W2", "W3")
+NAMES = ("W1", "W2", "W3")
+CPU = torch.device("cpu")
 PATIENCE = 900.0  # seconds for a worker to build and warm up, or for one round
 
 
@@ -49,21 +58,12 @@ class Row(NamedTuple):
 def main(arguments: list[str] | None = None) -> int:
     """Measure and print; 1 where a peer failed, 2 where the machine is busy."""
     told = options().parse_args(arguments)
-    unknown = sorted(set(told.workloads) - set(WORKLOADS))
-    if unknown:
-        options().error(f"found {', '.join(unknown)}; expected {', '.join(WORKLOADS)}")
-    import torch
-
-    from coterie.commands.bench import check
-    from coterie.errors import CoterieError
-
-    try:
-        check("cpu", "float32", force=told.force)
-    except CoterieError as busy:
-        print(busy, file=sys.stderr)
-        return 2
+    if unknown := sorted(set(told.workloads) - set(NAMES)):
+        options().error(f"found {', '.join(unknown)}; expected {', '.join(NAMES)}")
+    if not told.force and (why := busy()):
+        options().error(why)
     rows: list[Row] = []
-    for workload in told.workloads or WORKLOADS:
+    for workload in told.workloads or NAMES:
         found = compare(workload, told.peer or list(PEERS), told.repeats, torch.get_num_threads())
         rows += found
         if not told.json:
@@ -86,10 +86,6 @@ def options() -> argparse.ArgumentParser:
 
 def compare(workload: str, peers: list[str], repeats: int, cores: int) -> list[Row]:
     """All contestants on one workload."""
-    from ours import job, ours
-
-    from coterie.engines.process import settings
-
     entrants, absent = [], []
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -101,14 +97,56 @@ def compare(workload: str, peers: list[str], repeats: int, cores: int) -> list[R
             except PeerError as error:
                 absent.append(Row(workload, peer, setting, "", None, None, None, str(error)))
         tell(f"{workload}: coterie: building and warming up")
-        entrants = [
-            *(Entrant(name, *one) for name, one in ours(workload, cores).items()),
-            *entrants,
-        ]
+        entrants = [*ours(workload, cores), *entrants]
         tell(f"{workload}: timing")
         stack.enter_context(settings(keep_memory=True))  # as a run of ours sets it
         times = take_turns(entrants, repeats)
     return [*rows(workload, entrants, times), *absent]
+
+
+def ours(workload: str, cores: int) -> list[Entrant]:
+    """The plain loop and ``auto``, warm."""
+    work = WORKLOADS[workload]
+    start = steady(work.method, work.simulation(CPU))
+    plain, chosen = fastest(start, cores)
+    torch.set_num_threads(cores)
+    loop = Contestant(plain, chosen["threads"], words(chosen))
+    entrants = [
+        in_this_process("plain", f"torch {torch.__version__}", loop),
+        in_this_process("auto", f"coterie {coterie.__version__}", contestant("auto", start)),
+    ]
+    for one in entrants:
+        for _ in range(WARM):
+            one.once()
+    return entrants
+
+
+def in_this_process(engine: str, version: str, one: Contestant) -> Entrant:
+    """A contestant of this process."""
+
+    def once() -> float:
+        with settings(threads=one.threads):
+            return timed(one.once, CPU)
+
+    return Entrant(engine, once, version, one.resolved)
+
+
+def job(workload: str, cores: int) -> dict[str, Any]:
+    """The workload in the words that a worker understands."""
+    work = WORKLOADS[workload]
+    problem = work.simulation(CPU).problem
+    return {
+        "workload": workload,
+        "model": work.model,
+        "shape": work.shape,
+        "clients": work.clients,
+        "samples": work.samples,
+        "batch": work.batch,
+        "lr": problem.recipe.lr,
+        "steps": work.clients * work.steps,
+        "parameters": problem.model.parameters,
+        "cores": cores,
+    }
 
 
 def enter(peer: str, spec: dict[str, Any], log: Path, stack: ExitStack) -> Entrant:
@@ -116,7 +154,7 @@ def enter(peer: str, spec: dict[str, Any], log: Path, stack: ExitStack) -> Entra
     python = ENVIRONMENTS / peer / "bin" / "python"
     if not python.exists():
         raise PeerError(f"{python} does not exist; run `make bench-peers`")
-    worker = Worker([str(python), str(HERE / f"{peer}_worker.py"), json.dumps(spec)], log)
+    worker = Worker([str(python), str(HERE / "peers" / f"{peer}_worker.py"), json.dumps(spec)], log)
     stack.callback(worker.close)
     said = worker.ready(PATIENCE)
     return Entrant(peer, lambda: worker.round(PATIENCE), said["version"], said["setting"])

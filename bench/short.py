@@ -1,5 +1,7 @@
 """Times whole short runs: engine ``auto`` against the loop, in new processes with empty caches.
 
+    python bench/short.py MODEL METHOD ROUNDS ENGINE     # one of these runs; prints a JSON object
+
 A long run pays back the time that ``auto`` spends on measuring, tracing and compiling; a short run
 must not be slower than the loop because of it. The setting is that of
 ``experiments/methods/fashion_mnist.toml``; its data is read from ``COTERIE_DATA``.
@@ -16,13 +18,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from ...errors import ConfigError, EngineError, did_you_mean
-from ...runs import interrupt
-from ...runs.assemble import assemble
-from ...runs.config.loading import load
-from ...runs.config.schema import Config
-from ...runs.runner import execute
-from ...runs.setting import Cell
+from coterie.runs import interrupt
+from coterie.runs.assemble import assemble
+from coterie.runs.config.loading import load
+from coterie.runs.config.schema import Config
+from coterie.runs.run import RunData
+from coterie.runs.runner import execute
+from coterie.runs.setting import Cell, Setting
 
 MODELS = ("lenet5", "fedavg_cnn")
 METHODS = ("fedavg", "fedfomo")
@@ -59,16 +61,14 @@ def config_of(model: str, method: str, rounds: int, engine: str) -> Config:
     )
 
 
-def short(models: Sequence[str], repeats: int) -> Iterator[Short]:
+def runs(models: Sequence[str], repeats: int) -> Iterator[Short]:
     """Yield a result for every model, method and number of rounds; engines take turns."""
-    for name in models:
-        if name not in MODELS:
-            raise ConfigError(f"model '{name}' is unknown here; {did_you_mean(name, MODELS)}")
-    assemble(config_of(MODELS[0], METHODS[0], 1, "loop"))  # raises here if data is missing
-    for model in models or MODELS:
-        for method in METHODS:
-            for rounds in ROUNDS:
-                yield _short(model, method, rounds, repeats)
+    return (
+        _short(model, method, rounds, repeats)
+        for model in models
+        for method in METHODS
+        for rounds in ROUNDS
+    )
 
 
 def _short(model: str, method: str, rounds: int, repeats: int) -> Short:
@@ -77,7 +77,7 @@ def _short(model: str, method: str, rounds: int, repeats: int) -> Short:
         for engine in ENGINES:
             found[engine].append(_in_new_process(model, method, str(rounds), engine))
     wall, cpu = (
-        {name: statistics.median(run[key] for run in runs) for name, runs in found.items()}
+        {name: statistics.median(run[key] for run in done) for name, done in found.items()}
         for key in ("seconds", "cpu")
     )
     return Short(
@@ -94,33 +94,33 @@ def _short(model: str, method: str, rounds: int, repeats: int) -> Short:
 
 
 def _in_new_process(*arguments: str) -> dict[str, Any]:
-    """One run in a process of its own, with an empty cache."""
+    """One run in a process of its own, with an empty cache; its errors are shown as they are."""
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
-            [sys.executable, "-m", __name__, *arguments],
+            [sys.executable, __file__, *arguments],
             env={**os.environ, "COTERIE_CACHE": cache},
-            capture_output=True,
-            text=True,
+            stdout=subprocess.PIPE,
+            check=True,
         )
-    if done.returncode:
-        said = done.stderr.strip().rpartition("\n")[2]
-        raise EngineError(f"a run of {' '.join(arguments)} failed: {said}")
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return json.loads(done.stdout)
 
 
-def timed(model: str, method: str, rounds: int, engine: str) -> dict[str, Any]:
+def timed(config: Config) -> dict[str, Any]:
     """Execute one run in this process: its seconds, processor seconds, and engine."""
-    config = config_of(model, method, rounds, engine)
-    chosen = config.method()
-    assembly = assemble(config.single(chosen, config.run.seed))
+    setting = assemble(config)
     began, used = time.perf_counter(), _cpu()
-    with interrupt.held(None) as stop:
-        result = execute(assembly, Cell(chosen, config.run.seed, None), stop=stop)
+    result = executed(setting)
     seconds, cpu = time.perf_counter() - began, _cpu() - used
     found = result.config["resolved"]
     words = ", ".join(f"{name} {found[name]}" for name in ("engine", "chunk") if name in found)
     return {"seconds": seconds, "cpu": cpu, "resolved": words}
+
+
+def executed(setting: Setting) -> RunData:
+    """The run of a setting's method and seed, without a folder."""
+    config = setting.config
+    with interrupt.held(None) as stop:
+        return execute(setting, Cell(config.method(), config.run.seed, None), stop=stop)
 
 
 def _cpu() -> float:
@@ -131,4 +131,4 @@ def _cpu() -> float:
 
 if __name__ == "__main__":
     model, method, rounds, engine = sys.argv[1:]
-    print(json.dumps(timed(model, method, int(rounds), engine)))
+    print(json.dumps(timed(config_of(model, method, int(rounds), engine))))

@@ -12,27 +12,109 @@ WAFFLE is that of the method itself, because it is the same operations on the sa
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import product
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils import vector_to_parameters
 
-from ...algorithms.fedavg import FedAvg
-from ...algorithms.federico import UNUSED, FedeRiCo
-from ...algorithms.fedfomo import FedFomo
-from ...algorithms.waffle import Waffle, Work
-from ...core.algorithm import AnyAlgorithm
-from ...engines.process import settings
-from .clients import LAYOUTS, Clients, Minibatches, Order
-from .clipped import ClippedFedAvg
-from .steady import Steady
+from coterie.algorithms.fedavg import FedAvg
+from coterie.algorithms.federico import UNUSED, FedeRiCo
+from coterie.algorithms.fedfomo import FedFomo
+from coterie.algorithms.waffle import Waffle, Work
+from coterie.core.algorithm import AnyAlgorithm
+from coterie.data.simulation import Simulation
+from coterie.engines.process import settings
+from workloads import ClippedFedAvg, Steady
 
+Minibatches = list[tuple[Tensor, Tensor]]
+Order = Callable[[int], Tensor]  # a client's samples in the order of this epoch
+
+BLOCK = {"cpu": 50, "cuda": 500}  # samples per batch of an evaluation
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 TRIED, TRIED_SECONDS = 5, 2.0  # least turns and seconds of each way; its fastest step counts
+
+
+class Clients:
+    """A module, an optimiser and the samples of every client."""
+
+    def __init__(self, on: Simulation, layout: str, order: Order | None = None) -> None:
+        self.on, self.order = on, order or self._shuffled
+        problem = on.problem
+        self.w = problem.start.new_empty(problem.population, problem.model.size)
+        self.modules = [self._module(row) for row in self.w]
+        self.rules = [
+            torch.optim.SGD(module.parameters(), lr=problem.recipe.lr) for module in self.modules
+        ]
+        splits = {"train": on.federation.train, "val": on.federation.val}
+        self.data = {name: self._samples(parts, layout) for name, parts in splits.items()}
+
+    def _module(self, row: Tensor) -> nn.Module:
+        problem = self.on.problem
+        module = problem.factory().to(problem.device, problem.dtype).train()
+        vector_to_parameters(row, module.parameters())
+        return module
+
+    def _samples(self, parts: tuple[Tensor, ...], layout: str) -> Minibatches:
+        shards, form = self.on.shards, LAYOUTS[layout]
+        places = [part.to(shards.device) for part in parts]
+        return [
+            (shards.x[at].to(shards.dtype).contiguous(memory_format=form), shards.y[at])
+            for at in places
+        ]
+
+    def _shuffled(self, i: int) -> Tensor:
+        return torch.randperm(len(self.data["train"][i][1]), device=self.on.problem.device)
+
+    def minibatches(self, i: int) -> Minibatches:
+        """The minibatches of one epoch of a client."""
+        (x, y), order, batch = self.data["train"][i], self.order(i), self.on.problem.recipe.batch
+        return list(zip(x[order].split(batch), y[order].split(batch), strict=True))
+
+    def load(self, i: int, model: Tensor) -> None:
+        """Put a model into the client's module."""
+        self.w[i] = model
+
+    def average(self) -> Tensor:
+        """The mean of all models, weighted by samples."""
+        sizes = self.on.problem.sizes.to(self.w.dtype)
+        return sizes / sizes.sum() @ self.w
+
+    def train(self, i: int, batches: Minibatches, correction: Tensor | None = None) -> None:
+        """Train the client's module with SGD; add a correction, if given, to every gradient."""
+        module, rule = self.modules[i], self.rules[i]
+        added = [] if correction is None else self._shaped(module, correction)
+        for x, y in batches:
+            rule.zero_grad(set_to_none=True)
+            F.cross_entropy(module(x), y).backward()
+            if added:
+                met = [p.grad for p in module.parameters() if p.grad is not None]
+                for gradient, more in zip(met, added, strict=True):
+                    gradient.add_(more)
+            rule.step()
+
+    @staticmethod
+    def _shaped(module: nn.Module, vector: Tensor) -> list[Tensor]:
+        parameters = list(module.parameters())
+        parts = vector.split([p.numel() for p in parameters])
+        return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+
+    @torch.no_grad()
+    def loss(self, i: int, model: Tensor, split: str) -> Tensor:
+        """The mean loss of a model on one of the client's splits."""
+        self.load(i, model)
+        x, y = self.data[split][i]
+        block = BLOCK[self.on.problem.device.type]
+        losses = [
+            F.cross_entropy(self.modules[i](a), b, reduction="sum")
+            for a, b in zip(x.split(block), y.split(block), strict=True)
+        ]
+        return torch.stack(losses).sum() / len(y)
 
 
 class Plain(ABC):
@@ -92,7 +174,7 @@ class PlainClipped(Plain):
     def _clipped(self, found: dict[str, Tensor], count: int) -> Iterator[Tensor]:
         rows = [g.flatten(1) for g in found.values()]
         lengths = torch.stack([row.norm(dim=1) for row in rows]).norm(dim=0)
-        clip = self.start.method.clip  # type: ignore[attr-defined]
+        clip = self.start.method.clip
         scale = clip / lengths.clamp(min=clip) / count
         for g, row in zip(found.values(), rows, strict=True):
             yield (scale @ row).view(g.shape[1:])
@@ -163,7 +245,7 @@ class PlainFedeRiCo(Plain):
 
     def _weights(self, i: int, losses: Tensor) -> Tensor:
         last, tracked, seen, _, _ = (part[i] for part in self.start.states)
-        sight, beta = self.sight[i], self.start.method.beta  # type: ignore[attr-defined]
+        sight, beta = self.sight[i], self.start.method.beta
         last = last.index_copy(0, sight, losses.to(last.dtype))
         tracked = (1 - beta) * torch.where(seen, tracked, last) + beta * last
         known = seen.index_fill(0, sight, True)
