@@ -59,7 +59,7 @@ def measured(fed: FederationFolder, method: str, hidden: int, rounds: int) -> di
     setting = federated(asked, transport, fed.transport)
     done = executed(setting)
     setting.close()
-    lines = done.history.lines[1:-1]  # the first round reads data, the last one is evaluated
+    lines = done.lines[1:-1]  # the first round reads data, the last one is evaluated
     beyond = [line["seconds"] - transport.work[line["round"]] for line in lines]
     ledger = sum(done.summary[name] for name in ("bytes_up", "bytes_down", "bytes_serve"))
     return {

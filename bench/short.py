@@ -18,13 +18,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from coterie.runs import interrupt
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import load
 from coterie.runs.config.schema import Config
-from coterie.runs.run import RunData
-from coterie.runs.runner import execute
-from coterie.runs.setting import Cell, Setting
+from coterie.runs.execute import run_cell
+from coterie.runs.plan import Plan
+from coterie.runs.run import Run
+from coterie.runs.setting import Setting
 
 MODELS = ("lenet5", "fedavg_cnn")
 METHODS = ("fedavg", "fedfomo")
@@ -116,11 +116,9 @@ def timed(config: Config) -> dict[str, Any]:
     return {"seconds": seconds, "cpu": cpu, "resolved": words}
 
 
-def executed(setting: Setting) -> RunData:
-    """The run of a setting's method and seed, without a folder."""
-    config = setting.config
-    with interrupt.held(None) as stop:
-        return execute(setting, Cell(config.method(), config.run.seed, None), stop=stop)
+def executed(setting: Setting) -> Run:
+    """Execute the one run of a config, in memory."""
+    return run_cell(setting, Plan.single(setting.config, None).cells[0])
 
 
 def _cpu() -> float:

@@ -19,15 +19,16 @@ from pathlib import Path
 import numpy as np
 from markupsafe import Markup
 
+import coterie
 from coterie.algorithms import ALGORITHMS
 from coterie.api import configure
 from coterie.runs import assemble
 from coterie.runs.config.loading import WRITTEN
-from coterie.runs.run import LOCAL, History, dense
+from coterie.runs.run import LOCAL, Run, dense
 from coterie.views import words
+from coterie.views.comparison import Comparison
 from coterie.views.figures import WIDTH, learning_curves
 from coterie.views.helping import heatmap
-from coterie.views.outcomes import Comparison, RunResult
 from coterie.views.svg import Scale, figure, polyline, style, tag
 
 DOCS = Path(__file__).parent
@@ -68,12 +69,12 @@ def placed(part: Markup, x: float, y: float, head: str = "") -> Markup:
     return moved if not head else tag("text", head, x=x + 10, y=y - 6, class_="tick") + moved
 
 
-def swaps(history: History) -> bool:
+def swaps(history: Run) -> bool:
     """Whether models change hands: then A Aᵀ tells who works with whom, and A does not."""
     return ALGORITHMS[history.method]().traits.models_change_hands
 
 
-def maps(history: History, left: float) -> list[Markup]:
+def maps(history: Run, left: float) -> list[Markup]:
     """A, and A Aᵀ where models change hands."""
     A = history.weights
     if A is None:
@@ -94,22 +95,22 @@ def at_work(comparison: Comparison, method: str) -> str:
     """One method's curve beside Local's and FedAvg's, and its matrix where it has one."""
     names = dict.fromkeys((method, *BESIDE))
     runs = [run for name in names for run in comparison.of_method(name)]
-    history = comparison.of_method(method)[0].history
+    history = comparison.of_method(method)[0]
     drawn = maps(history, EDGE + WIDTH + GAP)
     width = 2 * EDGE + WIDTH + len(drawn) * (MAP + GAP)
     curves = placed(learning_curves(Comparison.of(runs)), EDGE, 4)
     return sheet(width, 328, f"{words.label(method)} at work on digits", curves, *drawn)
 
 
-def sine(result: RunResult) -> str:
+def sine(result: Run) -> str:
     """Every client's line over the sine curve, and who shares models with whom."""
-    given = {name: table for name, table in result.data.config.items() if name not in WRITTEN}
+    given = {name: table for name, table in result.config.items() if name not in WRITTEN}
     config = configure(given)
     federation = assemble.assemble(config).federations[result.seed]
     x, y = federation.dataset.x[:, 0].numpy(), federation.dataset.y.numpy()
-    mixture = result.data.mixture()
+    mixture = result.mixture()
     lines = (mixture.weights[..., None] * mixture.models).sum(1).numpy()  # [K, 2]
-    A = result.history.weights
+    A = result.weights
     assert A is not None
     leaders = list(dict.fromkeys(A.argmax(1).tolist()))
     across, up = Scale(0, 2 * math.pi, 34, WIDTH - 8), Scale(-1.5, 1.5, 292, 12)
@@ -135,7 +136,7 @@ def sine(result: RunResult) -> str:
         fit = [(across(v), up(lines[i][0] * v + lines[i][1])) for v in ends]
         content.append(polyline(fit, class_="line", stroke=ink))
     left = figure(WIDTH, 320, "Lines fitted to intervals of a sine curve", *content)
-    drawn = [placed(left, EDGE, 4), *maps(result.history, EDGE + WIDTH + GAP)]
+    drawn = [placed(left, EDGE, 4), *maps(result, EDGE + WIDTH + GAP)]
     width = 2 * EDGE + WIDTH + 2 * (MAP + GAP)
     return sheet(width, 328, "FedeRiCo on twelve intervals of a sine curve", *drawn)
 
@@ -145,7 +146,7 @@ def sine(result: RunResult) -> str:
 
 def last_round(comparison: Comparison, method: str) -> str:
     """The mean test score at the end."""
-    return f"{np.nanmean(comparison.of_method(method)[0].history.last):.1f} %"
+    return f"{np.nanmean(comparison.of_method(method)[0].last):.1f} %"
 
 
 def section(comparison: Comparison, method: str) -> str:
@@ -154,10 +155,10 @@ def section(comparison: Comparison, method: str) -> str:
     others = [other for other in ("local", "fedavg") if other != method]
     scores = ", ".join(f"{words.label(o)} {last_round(comparison, o)}" for o in others)
     told = f"{name} ends at {last_round(comparison, method)} ({scores})."
-    alt = f"Mean test accuracy of {name} over {len(run.history.lines)} rounds beside {scores}"
-    A = run.history.weights
+    alt = f"Mean test accuracy of {name} over {len(run.lines)} rounds beside {scores}"
+    A = run.weights
     if A is not None:
-        told += " " + about_matrix(run.history, A)
+        told += " " + about_matrix(run, A)
         alt += ", and its collaboration matrix by true group"
     return (
         f"{HEADING}\n\n![{alt}](figures/{method}.svg)\n\n"
@@ -167,7 +168,7 @@ def section(comparison: Comparison, method: str) -> str:
     )
 
 
-def about_matrix(history: History, A: np.ndarray) -> str:
+def about_matrix(history: Run, A: np.ndarray) -> str:
     """What the matrix shows, in numbers."""
     off = A * (1 - np.eye(len(A)))
     kept = zip(history.matrix_rounds, history.matrices, strict=True)
@@ -187,7 +188,7 @@ def about_matrix(history: History, A: np.ndarray) -> str:
     return told
 
 
-def inside(A: np.ndarray, history: History) -> float:
+def inside(A: np.ndarray, history: Run) -> float:
     """The share of off-diagonal weight inside the true groups."""
     groups = history.roster.groups
     assert groups is not None
@@ -195,19 +196,19 @@ def inside(A: np.ndarray, history: History) -> float:
     return float(off[groups[:, None] == groups].sum() / off.sum())
 
 
-def command(run: RunResult) -> str:
+def command(run: Run) -> str:
     """How the run was started."""
-    return " ".join(["coterie", *run.data.environment["argv"][1:]])
+    return " ".join(["coterie", *run.environment["argv"][1:]])
 
 
-def commit(run: RunResult) -> str:
+def commit(run: Run) -> str:
     """The commit the run was made at, in short."""
-    return str(run.data.environment["git_commit"])[:7]
+    return str(run.environment["git_commit"])[:7]
 
 
 def draw_methods(methods: Path) -> None:
     """Draw the figure and write the section of every method of a comparison."""
-    comparison = Comparison.read(methods)
+    comparison = coterie.read(methods)
     (DOCS / "methods/figures").mkdir(exist_ok=True)
     compared = {row.method for row in comparison.rows}
     for method in ALGORITHMS.keys() & compared:
@@ -219,7 +220,7 @@ def draw_methods(methods: Path) -> None:
 
 def draw_sine(toy: Path) -> None:
     """Draw the figure of sine.md and say how it was made."""
-    result = RunResult.read(toy)
+    result = Run.read(toy)
     (DOCS / "sine.svg").write_text(sine(result), "utf-8")
     made = f"`{command(result)}` at commit {commit(result)}, seed {result.seed}"
     page = DOCS / "sine.md"

@@ -9,10 +9,10 @@ import torch
 from coterie.core.algorithm import Mixture
 from coterie.core.answers import Answers, Outcomes, outcomes_of
 from coterie.engines.base import Evaluation
-from coterie.runs.run import History, Log, Roster
-from coterie.runs.run_folder import Predictors, collect
+from coterie.runs.run import Log, Roster, Run
+from coterie.runs.summary import Predictors, finished
 from coterie.training.rounds import Record, Rejection, Traffic
-from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.comparison import Comparison
 
 CLIENTS = 12
 GROUPS = np.arange(CLIENTS) % 3
@@ -98,13 +98,13 @@ def run_of(
     method: str,
     seed: int = 0,
     rounds: int = 20,
-    references: Mapping[str, History] | None = None,
+    references: Mapping[str, Run] | None = None,
     who: Roster | None = None,
     test: np.ndarray | None = None,
     samples: int | None = 200,
     val: np.ndarray | None = None,
     merge_val: bool = False,
-) -> RunResult:
+) -> Run:
     """A run; without ``samples`` it is one of a version that kept no answers to test samples."""
     inside = {"fedfomo": 0.97, "fedamp": 0.86, "heurfedamp": 0.82}.get(method)
     who = roster(seed=seed) if who is None else who
@@ -120,7 +120,7 @@ def run_of(
             made = made._replace(evaluation=made.evaluation._replace(val=val[index]))
         log.append(made)
     config = {"algorithm": {"name": method}, "run": {"seed": seed, "rounds": rounds}}
-    return RunResult(collect(log, predictors(len(who)), config, {"python": "3.11"}, references))
+    return Run(finished(log, predictors(len(who)), config, {"python": "3.11"}, references))
 
 
 def comparison_of(

@@ -11,7 +11,7 @@ import coterie
 from coterie import cli
 from coterie.advising.advice import KINDS, MARGIN, PROBE, ROUNDS, conclude, probe_config
 from coterie.errors import ConfigError
-from coterie.views.outcomes import Comparison
+from coterie.views.comparison import Comparison
 from synthetic import roster, run_of
 
 PAGE = (Path(__file__).parents[1] / "docs" / "json.md").read_text("utf-8")

@@ -16,13 +16,12 @@ from coterie.core.answers import Answers
 from coterie.data.datasets import load
 from coterie.engines.evaluation import FEW_CLASSES
 from coterie.errors import ConfigError, DataError, StoreError
-from coterie.runs.run import JudgedRows
+from coterie.runs.run import JudgedRows, Run
 from coterie.runs.run_folder import PREDICTIONS
 from coterie.views import clinical as clinical_module
 from coterie.views import clinical as formulas
 from coterie.views.clinical import FEWEST, ClinicalChoice, clinical_run, site_clinical
 from coterie.views.clinical_page import clinical_view
-from coterie.views.outcomes import RunResult
 from coterie.views.page import page, run_page
 from coterie.views.site_page import site_page
 
@@ -199,7 +198,7 @@ def test_a_subgroup_may_be_no_input_and_changes_no_result(table):
         coterie.run(config, data=str(table), method="fedavg") for config in (CONFIG, bare)
     )
     assert ours.summary["digest"] == plain.summary["digest"]
-    assert ours.history.roster.fingerprint == plain.history.roster.fingerprint
+    assert ours.roster.fingerprint == plain.roster.fingerprint
     read = load(str(table), client="site", target="died", subgroup="sex", drop=["sex"])
     assert read.feature_names == ("age", "pressure")
     assert read.subgroup_names == ("(missing)", "f", "m")
@@ -233,9 +232,9 @@ def test_the_numbers_are_those_of_the_stored_answers(compared):
 
 def test_a_run_on_disk_and_other_engines_give_the_same_numbers(compared, table):
     here = clinical_run(compared.of_seed(0)["fedavg"])
-    read = RunResult.read(compared.path / "fedavg" / "seed-0")
+    read = Run.read(compared.path / "fedavg" / "seed-0")
     again = coterie.run(CONFIG, data=str(table), method="fedavg", engine="vmap")
-    for other in (clinical_run(read.history), clinical_run(again.history)):
+    for other in (clinical_run(read), clinical_run(again)):
         for ours, theirs in zip(
             (*here.sites, here.together), (*other.sites, other.together), strict=True
         ):
@@ -250,12 +249,12 @@ def test_probabilities_are_kept_for_few_classes_only(tmp_path):
     few = write_table(tmp_path / "few.csv", tuple(f"c{i}" for i in range(FEW_CLASSES)))
     many = write_table(tmp_path / "many.csv", tuple(f"c{i}" for i in range(FEW_CLASSES + 1)))
     runs = [coterie.run(CONFIG, data=str(path), method="local", rounds=1) for path in (few, many)]
-    assert runs[0].history.outcomes.probabilities.shape[1] == FEW_CLASSES
-    assert runs[1].history.outcomes.probabilities is None
-    assert clinical_run(runs[0].history).outcome is None  # of several classes none is chosen
-    chosen = clinical_run(runs[0].history, ClinicalChoice(positive="c2"))
+    assert runs[0].outcomes.probabilities.shape[1] == FEW_CLASSES
+    assert runs[1].outcomes.probabilities is None
+    assert clinical_run(runs[0]).outcome is None  # of several classes none is chosen
+    chosen = clinical_run(runs[0], ClinicalChoice(positive="c2"))
     assert chosen.outcome == "died: c2"
-    assert clinical_run(runs[1].history).together.subgroups
+    assert clinical_run(runs[1]).together.subgroups
 
 
 def test_the_page_shows_each_site(compared):
@@ -292,7 +291,7 @@ def test_the_page_of_one_site_has_its_own_numbers_alone(compared):
 def test_a_regression_has_subgroups_and_no_outcome(table):
     numbers = {**CONFIG, "data": {**CONFIG["data"], "target": "age", "drop": ["sex", "died"]}}
     run = coterie.run(numbers, data=str(table), method="local", rounds=1)
-    found = clinical_run(run.history)
+    found = clinical_run(run)
     assert found.outcome is None
     assert found.together.calibration is None
     assert {group.name for group in found.together.subgroups} == {"(missing)", "f", "m"}
@@ -304,20 +303,20 @@ def test_a_regression_has_subgroups_and_no_outcome(table):
 
 def test_with_auc_the_answers_themselves_are_the_probabilities(table):
     run = coterie.run(CONFIG, data=str(table), method="local", rounds=1, set={"run.metric": "auc"})
-    assert run.history.outcomes.probabilities is None
-    found = clinical_run(run.history)
+    assert run.outcomes.probabilities is None
+    found = clinical_run(run)
     assert found.together.calibration is not None
     assert 0 < found.together.subgroups[1].score.low < 100
 
 
 def test_older_runs_and_regressions_have_no_such_section(compared, tmp_path):
     numbers = coterie.run(data="regression_groups", method="local", rounds=1)
-    assert clinical_run(numbers.history) is None
+    assert clinical_run(numbers) is None
     old = Path(shutil.copytree(compared.path / "fedavg" / "seed-0", tmp_path / "old"))
     known = ("values", "targets", "units", "sizes")
     stored = dict(np.load(old / PREDICTIONS))
     np.savez(old / PREDICTIONS, **{name: stored[name] for name in known})
-    history = RunResult.read(old).history
+    history = Run.read(old)
     assert clinical_run(history) is None
     with pytest.raises(ConfigError, match="no answers to test samples with names of classes"):
         clinical_run(history, ClinicalChoice(positive="1"))
@@ -336,7 +335,7 @@ def test_names_and_codes_of_a_folder_are_not_trusted(compared, tmp_path):
         copy = Path(shutil.copytree(source, tmp_path / name))
         np.savez(copy / PREDICTIONS, **{**stored, name: array})
         with pytest.raises(StoreError, match=r"predictions\.npz"):
-            RunResult.read(copy)
+            Run.read(copy)
 
 
 # ---- the card of a model -------------------------------------------------------------------------

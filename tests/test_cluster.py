@@ -18,18 +18,19 @@ import torch
 
 import coterie
 from coterie.algorithms.fedavg import FedAvg
-from coterie.commands import start_commands
+from coterie.commands import catalog
 from coterie.core import tree
 from coterie.core.messages import Rejection
 from coterie.core.tree import Bank
 from coterie.engines.cluster import RayBackend, grouped
 from coterie.engines.loop import LoopBackend
 from coterie.errors import ConfigError, EngineError, StoppedError, StoreError
-from coterie.runs import cells, comparison_folder, run_folder, spread
+from coterie.runs import comparison_folder, run_folder, spread
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import canonical
 from coterie.runs.config.schema import EngineTable
-from coterie.runs.interrupt import Stop
+from coterie.runs.interrupt import Stop, told_by
+from coterie.runs.plan import Plan
 from coterie.training.rounds import train
 from coterie.views.page import run_page
 from mortal import CLIENT, Mortal
@@ -346,7 +347,7 @@ def test_a_gpu_is_refused_for_clients_and_taken_by_whole_runs():
 
 
 def test_the_engine_is_listed_and_doctor_knows_it(monkeypatch):
-    assert "ray" in start_commands.listing("engines")
+    assert "ray" in catalog.listing("engines")
     facts = dict(coterie.doctor({**TINY, "engine": {"name": "ray"}}, method="fedavg").facts)
     assert f"ray {ray.__version__}" in facts["Ray"]
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -365,7 +366,7 @@ def result(folder):
     for part in (*lines, summary):
         part.pop("seconds")
     config["run"].pop("out")
-    history = run_folder.read(folder).history
+    history = run_folder.read(folder)
     arrays = [part.tolist() for part in (*history.matrices, *history.outcomes[:4])]
     return lines, summary, config, (folder / "clients.csv").read_text(), arrays
 
@@ -442,13 +443,10 @@ def test_a_stop_ends_all_runs_after_a_round_and_they_go_on(cluster, serial, tmp_
     out.mkdir()
     comparison_folder.write_asked(out, canonical(config))
     with pytest.raises(StoppedError, match="coterie resume"):
-        cells.run_cells(
-            *(assemble(config), config.methods(), out),
-            stop=stop,
-            progress=press,
-            render=run_page,
-        )
-    assert sum(run_folder.finished(path) for path in out.glob("*/*")) < 6
+        setting = assemble(config)
+        with told_by(stop):
+            list(spread.spread(setting, Plan.comparison(setting.config, out).cells, [press]))
+    assert sum(run_folder.is_finished(path) for path in out.glob("*/*")) < 6
     assert not list(out.rglob(".lock"))
     coterie.resume(out)
     assert_same(out, serial, seeds=(0, 1))
@@ -464,7 +462,7 @@ def test_the_error_of_a_run_ends_the_comparison(cluster, tmp_path):
             out=str(tmp_path / "spread"),
             set={"run.spread": "ray", "run.participation": 1.0},
         )
-    assert run_folder.finished(tmp_path / "spread" / "local" / "seed-0")
+    assert run_folder.is_finished(tmp_path / "spread" / "local" / "seed-0")
     assert not list(tmp_path.rglob(".lock"))
 
 

@@ -8,10 +8,10 @@ import pytest
 from coterie.engines.base import Evaluation
 from coterie.runs.alarms import raise_alarms
 from coterie.runs.run import Log
-from coterie.runs.run_folder import collect
+from coterie.runs.summary import finished
 from coterie.training.guard import Rejection
 from coterie.training.rounds import train
-from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.comparison import Comparison
 from coterie.views.table import table, to_html, to_text
 from support import METHODS, RECIPE, engine_of, task
 from synthetic import predictors, record, roster, run_of
@@ -34,7 +34,7 @@ def log_of(method="scaffold", metric="accuracy", change=None, rejected=None):
 
 
 def alarms_of(log):
-    return [alarm for alarm in raise_alarms(log.history(), {}) if alarm.code == "diverged"]
+    return [alarm for alarm in raise_alarms(log.run(), {}) if alarm.code == "diverged"]
 
 
 @pytest.mark.parametrize("method", ["scaffold", "local", "fedavg"])
@@ -92,10 +92,10 @@ def test_it_stands_in_the_table_beside_the_number():
     def change(index, evaluation):
         evaluation.test_loss[0] = np.nan if index == 3 else 1.0
 
-    made = collect(log_of(change=change), predictors(CLIENTS), {}, {})
+    made = finished(log_of(change=change), predictors(CLIENTS), {}, {})
     assert [alarm["beside"] for alarm in made.summary["alarms"]] == ["diverged in round 4"]
     local = run_of("local", rounds=ROUNDS)
-    shown = table(Comparison.of([local, RunResult(made)]))
+    shown = table(Comparison.of([local, made]))
     (line,) = [text for text in to_text(shown).splitlines() if "SCAFFOLD" in text]
     assert line.startswith("!")
     assert "55.0 (diverged in round 4)" in line

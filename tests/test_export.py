@@ -31,16 +31,10 @@ from coterie.deploy.site_model import export_site
 from coterie.engines.evaluation import outputs
 from coterie.engines.site import MODEL
 from coterie.errors import ConfigError, CoterieWarning, DataError, StoreError
+from coterie.exporting.export_format import NAMES, ModelFacts, NetworkFacts
 from coterie.exporting.exported_model import Predictions
 from coterie.exporting.model_card import written_network
-from coterie.exporting.writing import (
-    NAMES,
-    ModelFacts,
-    NetworkFacts,
-    Trained,
-    trained_client,
-    write_export,
-)
+from coterie.exporting.writing import Trained, trained_client, write_export
 from coterie.networks import registry
 from coterie.runs import run_folder
 from coterie.runs.assemble import assemble, simulation_of
@@ -96,8 +90,8 @@ test_rows.__test__ = False
 
 def answers_of(run, client):
     """The run's own answers on the client's test samples."""
-    at = run.history.roster.clients.index(client)
-    return list(run.history.outcomes.clients())[at].values
+    at = run.roster.clients.index(client)
+    return list(run.outcomes.clients())[at].values
 
 
 def new_rows(exported, place, order=("a", "b", "kind"), rows=None, client="cedar"):
@@ -392,9 +386,9 @@ def test_the_cards_lines_give_the_values_of_a_regression(number_run, monkeypatch
 def test_the_card_says_what_the_model_is_and_escapes_names(exported, tmp_path):
     text = (exported[2] / "README.md").read_text()
     run, said = exported[1], json.loads((exported[2] / "config.json").read_text())["model"]
-    at = run.history.roster.clients.index("cedar")
+    at = run.roster.clients.index("cedar")
     assert f"{said['test']} test samples" in text
-    assert f"AUC {run.history.last[at]:.4g} %" in text
+    assert f"AUC {run.last[at]:.4g} %" in text
     assert run.summary["digest"] in text
     assert said["collaborators"]
     assert all(name in text for name in said["collaborators"])

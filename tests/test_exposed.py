@@ -16,7 +16,7 @@ def history_of(matrices, method="fedfomo"):
     log = Log(method, 0, "accuracy", roster(3))
     for index, A in enumerate(matrices):
         log.append(record(index, np.full(3, 50.0), A))
-    return log.history()
+    return log.run()
 
 
 ONE = np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
@@ -65,5 +65,5 @@ def test_pages_have_the_section_and_a_site_only_its_own_row():
     text = site_page(run_of("fedfomo"), "site-2")
     section = text.partition("What leaves your site")[2]
     assert re.findall(r'<th scope="row">(site-[0-9]+)</th>', section) == ["site-2"]
-    (line,) = exposed({"fedfomo": [run_of("fedfomo").history]}, 2).methods
+    (line,) = exposed({"fedfomo": [run_of("fedfomo")]}, 2).methods
     assert line.peers == "at least 11 of 11 other sites"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.commands import arguments, start_commands
+from coterie.commands import arguments, catalog
 from coterie.core import metrics, tree
 from coterie.core.metrics import METRICS
 from coterie.core.optim import Recipe
@@ -62,7 +62,7 @@ def test_a_row_is_all_that_a_new_metric_needs(monkeypatch):
     assert metrics.metrics_for("classes")[-1] == "wrong"
     assert metrics.gains(np.array([10.0]), np.array([30.0]), "wrong") == [20.0]
     assert words.unit("wrong") == " %"
-    assert "error rate" in start_commands.listing("metrics")
+    assert "error rate" in catalog.listing("metrics")
 
 
 def test_the_first_metric_of_each_kind_is_the_default():
@@ -79,7 +79,7 @@ def names_of(table: type, field: str) -> tuple[str, ...]:
 def test_a_config_knows_the_metrics_and_engines_that_there_are():
     assert names_of(RunTable, "metric") == ("auto", *METRICS)
     assert names_of(EngineTable, "name") == tuple(ENGINES)
-    assert start_commands.listing("engines").split()[0] == next(iter(ENGINES))
+    assert catalog.listing("engines").split()[0] == next(iter(ENGINES))
 
 
 def test_a_text_out_of_a_list_of_names_is_refused():
@@ -166,8 +166,8 @@ def test_the_commands_have_the_options_of_python_and_say_what_they_set():
 
 
 def test_help_names_every_kind_that_can_be_listed():
-    (said,) = typing.get_args(start_commands.list_names.__annotations__["what"])[1:]
-    for kind in start_commands.TABLES:
+    (said,) = typing.get_args(catalog.list_names.__annotations__["what"])[1:]
+    for kind in catalog.TABLES:
         assert kind in said.help
 
 

@@ -22,8 +22,8 @@ from coterie.engines.codec import Message, decode, digest, encode, read_head, vo
 from coterie.errors import EngineError, StoreError
 from coterie.runs import interrupt
 from coterie.runs.config.loading import load, merge
-from coterie.runs.runner import execute
-from coterie.runs.setting import Cell
+from coterie.runs.execute import run_cell
+from coterie.runs.plan import Plan
 from coterie.storage import faults
 from sites import FAST, InProcess, handler_of, setting_of, site_folders, write_tables
 from support import METHODS
@@ -35,9 +35,7 @@ def tables(tmp_path_factory):
 
 
 def executed(setting, out=None):
-    method = setting.config.method()
-    with interrupt.held(None) as stop:
-        return execute(setting, Cell(method, setting.config.run.seed, out), stop=stop)
+    return run_cell(setting, Plan.single(setting.config, out).cells[0])
 
 
 @pytest.mark.parametrize(
@@ -64,8 +62,8 @@ def test_every_method_gives_the_digest_of_the_simulator(tables, tmp_path, method
     assert there.summary["digest"] == here.summary["digest"]
     for name in ("bytes_up", "bytes_down"):
         assert there.summary[name] == here.summary[name]
-    assert len(there.history.matrices) == len(here.history.matrices)
-    for ours, theirs in zip(there.history.matrices, here.history.matrices, strict=True):
+    assert len(there.matrices) == len(here.matrices)
+    for ours, theirs in zip(there.matrices, here.matrices, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -132,11 +130,11 @@ def test_a_run_leaves_the_folder_of_a_simulation_without_models(joined, tables, 
     assert coterie.verify(there.path) == {str(there.path): []}
     for name in ("clients.csv",):
         assert (there.path / name).read_text() == (here.path / name).read_text()
-    for ours, theirs in zip(there.history.matrices, here.history.matrices, strict=True):
+    for ours, theirs in zip(there.matrices, here.matrices, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     with pytest.raises(StoreError, match="at the sites"):
-        there.data.mixture()
-    assert coterie.RunResult.read(there.path).summary == there.summary
+        there.mixture()
+    assert coterie.read(there.path).summary == there.summary
 
 
 def test_models_are_collected_only_with_the_sites_consent(tables, tmp_path, monkeypatch):
@@ -144,10 +142,10 @@ def test_models_are_collected_only_with_the_sites_consent(tables, tmp_path, monk
     consenting = Joined(tmp_path / "a", tables, monkeypatch, ("shown", "models"))
     there = coterie.run(asked, federation=consenting.fed, collect=True)
     here = simulated(tables, asked)
-    assert torch.equal(there.data.mixture().models, here.data.mixture().models)
+    assert torch.equal(there.mixture().models, here.mixture().models)
     silent = Joined(tmp_path / "b", tables, monkeypatch)
     there = coterie.run(asked, federation=silent.fed, collect=True)
-    assert there.data.held is None
+    assert there.held is None
     assert there.summary["digest"] == here.summary["digest"]
 
 
@@ -169,7 +167,7 @@ def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):
     here = coterie.compare(asked, data=str(tables), engine="loop", set={"data.target": "label"})
     assert there.judgements == here.judgements
     assert there.verdict == here.verdict
-    assert coterie.Comparison.read(there.path).judgements == here.judgements
+    assert coterie.read(there.path).judgements == here.judgements
     assert not any(coterie.verify(there.path).values())
 
 
@@ -209,10 +207,10 @@ def test_a_site_that_is_lost_for_a_round_keeps_its_state_and_comes_back(joined):
     asked = merge(FAST, {"algorithm.name": "scaffold"})
     joined.spoil = lambda name, round, answer: "lost" if (name, round) == ("birch", 1) else answer
     found = coterie.run(asked, federation=joined.fed)
-    lines = found.history.lines
+    lines = found.lines
     assert {"client": "birch", "reason": "lost"} in lines[1]["rejected"]
     assert lines[2]["rejected"] == []
-    assert np.isfinite(found.history.last).all()
+    assert np.isfinite(found.last).all()
 
 
 @pytest.mark.parametrize("how", ["noise", "cut", "empty", "other"])
@@ -227,11 +225,11 @@ def test_a_bad_reply_never_takes_the_coordinator_down(joined, how):
         spoilt(answer) if name == "ash" and round >= 0 else answer
     )
     found = coterie.run(merge(FAST, {"algorithm.name": "fedavg"}), federation=joined.fed)
-    reasons = {r["reason"] for line in found.history.lines for r in line["rejected"]}
+    reasons = {r["reason"] for line in found.lines for r in line["rejected"]}
     assert reasons <= {"unreadable", "fields", "wrong_round"}
     assert reasons
-    assert np.isnan(found.history.last[0])
-    assert np.isfinite(found.history.last[1:]).all()
+    assert np.isnan(found.last[0])
+    assert np.isfinite(found.last[1:]).all()
 
 
 def test_poison_is_refused_as_in_the_simulator(joined):
@@ -248,8 +246,8 @@ def test_poison_is_refused_as_in_the_simulator(joined):
 
     joined.spoil = spoil
     found = coterie.run(merge(FAST, {"algorithm.name": "fedavg"}), federation=joined.fed)
-    assert {"client": "ash", "reason": "not_finite"} in found.history.lines[1]["rejected"]
-    assert found.history.lines[2]["rejected"] == []
+    assert {"client": "ash", "reason": "not_finite"} in found.lines[1]["rejected"]
+    assert found.lines[2]["rejected"] == []
 
 
 @pytest.mark.parametrize("how", ["lost", "flipped"])
@@ -267,8 +265,8 @@ def test_a_state_that_is_not_as_it_was_is_a_reason_and_never_a_new_start(joined,
     joined.spoil = spoil
     found = coterie.run(merge(FAST, {"algorithm.name": "ditto"}), federation=joined.fed)
     assert done
-    assert {"client": "cedar", "reason": "stale_state"} in found.history.lines[2]["rejected"]
-    assert np.isnan(found.history.last[2])
+    assert {"client": "cedar", "reason": "stale_state"} in found.lines[2]["rejected"]
+    assert np.isnan(found.last[2])
 
 
 def test_a_message_that_comes_again_is_answered_alike(joined):
@@ -415,11 +413,11 @@ def test_no_byte_of_what_stays_at_a_site_is_in_a_message_or_elsewhere(
     joined.spoil = lambda name, round, answer: messages.append((name, answer)) or answer
     asked = merge(FAST, {"algorithm.name": method, "train.precision": "float64"})
     found = coterie.run(asked, federation=joined.fed, out=tmp_path / "out")
-    models = simulated(tables, asked).data.mixture().models[:, 0]  # [K, P]: the same bits
+    models = simulated(tables, asked).mixture().models[:, 0]  # [K, P]: the same bits
     setting = joined.connect(load(asked, {"run.federation": joined.fed}))
     problem = setting.prepare(METHODS[method](), setting.config).problem
     private = private_places(method, problem.model)
-    for at, name in enumerate(found.history.roster.clients):
+    for at, name in enumerate(found.roster.clients):
         trained = models[at] != problem.start  # every site knows the numbers it starts from
         pairs = [slice(i, i + 2) for i in private if trained[i : i + 2].all()]
         windows = [models[at, pair].numpy().tobytes() for pair in pairs]

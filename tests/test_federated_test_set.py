@@ -18,7 +18,7 @@ from coterie.diagnosis import findings
 from coterie.errors import ConfigError
 from coterie.runs.config.loading import canonical
 from coterie.runs.config.loading import load as read_config
-from coterie.views.outcomes import RunResult
+from coterie.runs.run import Run
 from support import METHODS, federation, last, normed, task
 
 IID = PARTITIONS["iid"](clients=6)
@@ -203,7 +203,7 @@ def test_clients_elsewhere_do_not_get_the_federated_test_set(apart):
 
 def test_the_summary_of_a_folder_has_the_federated_accuracy(tmp_path):
     run = coterie.run(SMALL, method="fedavg", out=tmp_path / "run")
-    stored = RunResult.read(tmp_path / "run")
+    stored = Run.read(tmp_path / "run")
     score = run.summary["federated_accuracy"]
     assert 0 < score <= 100
     assert stored.summary["federated_accuracy"] == score

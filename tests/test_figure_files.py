@@ -17,9 +17,9 @@ from coterie.errors import ConfigError, StoreError
 from coterie.runs.run import Log
 from coterie.runs.run_folder import RunFolder
 from coterie.views import figure_files, words
+from coterie.views.comparison import Comparison
 from coterie.views.figure_files import page_figures, standalone, to_pdf
 from coterie.views.figures import scatters
-from coterie.views.outcomes import Comparison
 from coterie.views.page import page
 from coterie.views.svg import colour, figure, palette, tag
 from coterie.views.table import FORMATS, Heading, Line, Table, table, to_csv, to_latex, to_markdown
@@ -39,7 +39,7 @@ def stored(tmp_path_factory):
     """The folders of two runs."""
     place = tmp_path_factory.mktemp("runs")
     for method in ("local", "fedfomo"):
-        log = Log(method, 0, "accuracy", run_of(method).history.roster)
+        log = Log(method, 0, "accuracy", run_of(method).roster)
         folder = RunFolder.create(place / method, log, {}, {})
         for index, row in enumerate(scores(method, 0, 3)):
             folder.append(record(index, row, grouped(0.9) if method == "fedfomo" else None))
@@ -165,7 +165,7 @@ def test_a_dot_is_below_the_line_if_its_client_loses(comparison):
     dots = {int(e.get("data-site")): e for kind in kinds for e in kind}
     losses = {int(e.get("data-site")) for e in kinds[1]}
     gains = comparison.gains("fedavg").mean(0)
-    alone = sum(run.history.last for run in comparison.of_method("local")) / 2
+    alone = sum(run.last for run in comparison.of_method("local")) / 2
     assert dots.keys() == set(range(CLIENTS))
     for i, dot in dots.items():
         assert (float(dot.get("cy")) > zero) == (gains[i] < 0) == (i in losses)

@@ -43,7 +43,7 @@ def edit(path, **changes):
 
 def shown(place):
     """Everything that people see of a run."""
-    result = coterie.RunResult.read(place)
+    result = coterie.read(place)
     return repr(result), result._repr_html_(), run_page(result.data)
 
 
@@ -62,7 +62,7 @@ def test_a_run_of_before_is_verified_read_and_shown(old):
 def test_a_comparison_of_before_is_verified_read_and_shown(old):
     place = old / "comparison"
     assert not any(coterie.verify(place).values())
-    found = coterie.Comparison.read(place)
+    found = coterie.read(place)
     assert found.methods == ("local", "fedavg", "fedamp")
     said = json.loads((place / "comparison.json").read_text())["verdict"]
     assert said == found.verdict
@@ -85,7 +85,7 @@ def test_new_folders_have_the_format_in_their_first_file(tmp_path):
     coterie.compare(TINY, methods=["fedavg"], rounds=1, out=str(tmp_path / "both"))
     assert json.loads((tmp_path / "both" / "compare.json").read_text())["format"] == FORMAT
     again = coterie.run(tmp_path / "run" / "config.json", out=str(tmp_path / "again"))
-    first = coterie.RunResult.read(tmp_path / "run")
+    first = coterie.read(tmp_path / "run")
     assert again.summary["digest"] == first.summary["digest"]
 
 
@@ -95,7 +95,7 @@ NEWER = r"has format 2, which a newer version of coterie wrote; expected at most
 def test_a_run_of_a_newer_format_is_refused(old, tmp_path):
     place = old / "run"
     edit(place / "config.json", format=FORMAT + 1)
-    for look in (coterie.verify, coterie.RunResult.read, coterie.resume):
+    for look in (coterie.verify, coterie.read, coterie.resume):
         with pytest.raises(StoreError, match=NEWER):
             look(place)
     unfinished(tmp_path / "begun")
@@ -107,7 +107,7 @@ def test_a_run_of_a_newer_format_is_refused(old, tmp_path):
 def test_a_comparison_of_a_newer_format_is_refused(old):
     place = old / "comparison"
     edit(place / "compare.json", format=FORMAT + 1)
-    for look in (coterie.verify, coterie.Comparison.read, coterie.resume):
+    for look in (coterie.verify, coterie.read, coterie.resume):
         with pytest.raises(StoreError, match=NEWER):
             look(place)
 
@@ -116,7 +116,7 @@ def test_a_comparison_of_a_newer_format_is_refused(old):
 def test_a_format_that_is_no_count_is_refused(old, number):
     edit(old / "run" / "config.json", format=number)
     with pytest.raises(StoreError, match=r"'format' is .*; expected the number of a format"):
-        coterie.RunResult.read(old / "run")
+        coterie.read(old / "run")
 
 
 # ---- the manifest --------------------------------------------------------------------------------
@@ -178,14 +178,14 @@ def test_a_value_of_another_kind_in_the_summary_is_refused(old, general):
     assert len(refused) >= len(STRANGE) - 3
     path.write_text(json.dumps({**whole, name: {"calls": [1]}}))
     with pytest.raises(StoreError, match=rf"summary\.json: '{name}' is .*; expected"):
-        coterie.RunResult.read(old / "run")
+        coterie.read(old / "run")
 
 
 def test_a_string_where_a_number_belongs_says_what_was_expected(old):
     """The finding of the fuzz harness: repr met a TypeError."""
     edit(old / "run" / "summary.json", clients="x")
     with pytest.raises(StoreError, match=r"summary\.json: 'clients' is 'x'; expected a count"):
-        coterie.RunResult.read(old / "run")
+        coterie.read(old / "run")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_value_of_another_kind_in_a_round_is_refused(old, name):
         shows_or_refuses(old / "run")
     path.write_text("\n".join([json.dumps({**json.loads(first), name: {"a": 1}}), *rest, ""]))
     with pytest.raises(StoreError, match=f"'{name}' is .*; expected"):
-        coterie.RunResult.read(old / "run")
+        coterie.read(old / "run")
 
 
 def test_an_infinite_number_of_a_round_is_read_as_one(old):
@@ -210,7 +210,7 @@ def test_an_infinite_number_of_a_round_is_read_as_one(old):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["distillation"] = [0.5, "inf"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    history = coterie.RunResult.read(old / "run").history
+    history = coterie.read(old / "run")
     assert history.lines[0]["distillation"] == [0.5, np.inf]
 
 
@@ -243,7 +243,7 @@ def test_arrays_that_do_not_fit_the_clients_are_refused(old, harm):
     arrays[key] = change(arrays[key])
     np.savez(path, **arrays)
     with pytest.raises(StoreError, match=re.escape(name)):
-        coterie.RunResult.read(old / "run")
+        coterie.read(old / "run")
 
 
 def test_a_sparse_matrix_whose_columns_do_not_exist_is_refused(old):
@@ -256,14 +256,14 @@ def test_a_sparse_matrix_whose_columns_do_not_exist_is_refused(old):
     arrays["indptr"][0] = 0
     np.savez(path, **arrays)
     with pytest.raises(StoreError, match=r"collaboration\.npz"):
-        coterie.RunResult.read(old / "run")
+        coterie.read(old / "run")
 
 
 def test_json_that_is_nested_too_deep_is_refused(old):
     nested = "[" * 600 + "]" * 600
     (old / "run" / "environment.json").write_text(f'{{"a": {nested}}}')
     with pytest.raises(StoreError, match="nested more than 50 deep"):
-        coterie.RunResult.read(old / "run")
+        coterie.read(old / "run")
     assert files.from_json("[" * 40 + "]" * 40) is not None
 
 

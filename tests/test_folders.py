@@ -473,7 +473,7 @@ def test_a_run_with_formulae_for_names_is_read_and_continued(tmp_path):
     folder = RunFolder.reopen(folder.path, again, 2)
     folder.append(record(2, scores("fedfomo", 7, 3)[2], grouped(0.9)))
     folder.finish(predictors())
-    assert run_folder.read(folder.path).history.roster.clients == clients
+    assert run_folder.read(folder.path).roster.clients == clients
     assert len(clients) == CLIENTS
     assert run_folder.verify(folder.path) == []
 
@@ -496,4 +496,4 @@ def test_a_line_of_another_form_is_named(whole, change):
     first, *rest = place.read_text().splitlines()
     place.write_text("\n".join([json.dumps({**json.loads(first), **change}), *rest, ""]))
     with pytest.raises(StoreError, match=r"rounds\.jsonl"):
-        coterie.RunResult.read(whole)
+        coterie.read(whole)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from coterie.views import figures
+from coterie.views.comparison import Comparison
 from coterie.views.figures import GainRow
-from coterie.views.outcomes import Comparison
 from coterie.views.svg import Scale
 from synthetic import roster, run_of
 

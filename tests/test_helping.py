@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from coterie.runs.run import Log
-from coterie.runs.run_folder import collect
+from coterie.runs.summary import finished
 from coterie.views import helping
 from coterie.views.helping import discovered
 from coterie.views.page import run_page
@@ -65,7 +65,7 @@ def test_a_link_is_as_wide_as_its_weight_and_dashed_where_it_is_not_clear():
 
 
 def test_the_matrix_has_names_true_groups_and_cuts_between_found_ones():
-    history = run_of("fedfomo").history
+    history = run_of("fedfomo")
     relied = reliance([history])
     found = discovered(relied.share)
     drawn = str(helping.matrix(relied, history.roster, found, "matrix"))
@@ -76,7 +76,7 @@ def test_the_matrix_has_names_true_groups_and_cuts_between_found_ones():
 
 
 def test_the_frames_are_the_shares_of_the_rounds():
-    history = run_of("fedfomo", rounds=5).history
+    history = run_of("fedfomo", rounds=5)
     relied = reliance([history])
     made = helping.helping({"fedfomo": relied}, {"fedfomo": history}, {"fedfomo": "red"}, 10**6)
     (card,) = made.cards
@@ -96,7 +96,7 @@ def test_the_frames_are_the_shares_of_the_rounds():
 
 @pytest.mark.parametrize(("most", "kept"), [(10**6, 20), (2_500, 4), (1_200, 1), (700, 0)])
 def test_rounds_are_stored_as_far_as_there_is_room(most, kept):
-    history = run_of("fedfomo", rounds=25).history
+    history = run_of("fedfomo", rounds=25)
     relied = dict.fromkeys("ab", reliance([history]))
     runs, strokes = dict.fromkeys(relied, history), dict.fromkeys(relied, "red")
     made = helping.helping(relied, runs, strokes, most)
@@ -111,7 +111,7 @@ def test_the_page_of_a_run_of_many_clients_is_small():
     log = Log("fedamp", 0, "accuracy", roster(K))
     for index in range(3):
         log.append(record(index, np.full(K, 50.0), rng.dirichlet(np.ones(K), K)))
-    text = run_page(collect(log, predictors(K), {}, {}))
+    text = run_page(finished(log, predictors(K), {}, {}))
     assert "Who helps whom" in text
     assert 'data-frames=""' in text
     assert len(text.encode()) < 1_000_000

@@ -12,7 +12,7 @@ import pytest
 import coterie
 from coterie import cli
 from coterie.commands.live import EVERY, SILENCE, Lines, Tally, events, progress_on_stderr
-from coterie.runs.runner import Progress
+from coterie.runs.listeners import Progress
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -120,11 +120,11 @@ def test_the_thread_ends_with_the_block(capsys):
 def test_progress_tells_bytes_and_answers():
     seen = []
     result = coterie.run(method="fedavg", rounds=2, clients=3, engine="loop", progress=seen.append)
-    clients = result.history.roster.clients
+    clients = result.roster.clients
     assert [one.answered for one in seen] == [clients] * 2
     assert [one.silent for one in seen] == [()] * 2
     assert [one.sent for one in seen] == [
-        line["bytes_down"] + line["bytes_up"] for line in result.history.lines
+        line["bytes_down"] + line["bytes_up"] for line in result.lines
     ]
 
 

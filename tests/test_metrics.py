@@ -306,6 +306,6 @@ def test_the_best_of_rounds_is_each_clients_own():
     assert statistics.best_of_rounds(scores, "rmse")[:2].tolist() == [10.0, 70.0]
     assert np.isnan(statistics.best_of_rounds(scores, "accuracy")[2])
     run = run_of("fedfomo")
-    mean = run.history.test.max(0).mean()
+    mean = run.test.max(0).mean()
     assert run.summary["best_of_rounds"] == pytest.approx(mean)
     assert mean > run.summary["accuracy_last"]

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from coterie import cli
-from coterie.commands.start_commands import COLUMNS, LOWERS, RAISES, example_table
+from coterie.commands.catalog import COLUMNS, LOWERS, RAISES, example_table
 
 
 @pytest.fixture

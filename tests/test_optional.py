@@ -116,7 +116,7 @@ print(run.summary["digest"])
 config["engine"]["trace"] = False
 print(coterie.run(config, method="fedavg").summary["digest"])
 auto = coterie.run({**config, "engine": {"name": "auto"}}, method="fedavg")
-print(auto.data.config["resolved"]["engine"])
+print(auto.config["resolved"]["engine"])
 print(dict(coterie.doctor(config).facts)["C++ compiler"])
 """
 

@@ -53,10 +53,10 @@ def test_the_method_of_the_page_is_local_training_at_share_0_and_not_at_its_defa
     none = coterie.run("twin.toml", set={"algorithm.share": 0.0}, code=".", **options)
     half = coterie.run("twin.toml", code=".", **options)
     wire = coterie.run("twin.toml", code=".", **{**options, "engine": "wire"})
-    assert np.array_equal(alone.history.test_loss, none.history.test_loss)
-    assert not np.array_equal(alone.history.test_loss, half.history.test_loss)
+    assert np.array_equal(alone.test_loss, none.test_loss)
+    assert not np.array_equal(alone.test_loss, half.test_loss)
     assert half.summary["digest"] == wire.summary["digest"]
-    assert np.allclose(half.history.weights.sum(1), 1)
+    assert np.allclose(half.weights.sum(1), 1)
 
 
 def test_the_check_of_the_page_passes(folder, monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 
 from browser import CHROMIUM, Browser
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.runs.run import JudgedRows
-from coterie.views.outcomes import Comparison, RunResult
+from coterie.runs.run import JudgedRows, Run
+from coterie.views.comparison import Comparison
 from coterie.views.page import page
 from synthetic import comparison_of, roster, run_of, scores
 
@@ -140,11 +140,11 @@ COLLISIONS = """(() => {
 
 def probable(run):
     """The run with probabilities of an outcome, for calibration curves."""
-    said = run.history.outcomes
+    said = run.outcomes
     p = np.random.default_rng(0).random(len(said.targets)).astype(np.float32)
     known = said._replace(targets=(p > 0.4).astype(int), probabilities=np.stack([1 - p, p], 1))
-    history = replace(run.history, outcomes=known)
-    return RunResult(replace(run.data, history=history))
+    history = replace(run, outcomes=known)
+    return Run(replace(run.data, history=history))
 
 
 def crowd(methods, clients):

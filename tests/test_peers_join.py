@@ -175,7 +175,7 @@ def test_a_site_keeps_its_own_model_score_and_log(
     sites: Federation, tables: Path, tmp_path: Path
 ) -> None:
     found, run = whole(sites.run()), simulated(tables)
-    assert [found[name].score for name in NAMES] == pytest.approx(list(run.history.last))
+    assert [found[name].score for name in NAMES] == pytest.approx(list(run.last))
     for name, result in found.items():
         folder = sites.folders[name]
         export_site(folder, tmp_path / f"export-{name}")
@@ -452,7 +452,7 @@ def test_the_commands_of_administrators_with_stops_and_kills(tables: Path, tmp_p
     finally:
         typed.close()
     predictors = []
-    for name, score in zip(NAMES, expected.history.last, strict=True):
+    for name, score in zip(NAMES, expected.last, strict=True):
         (model,) = (tmp_path / name / "experiments").glob(f"*/{MODEL}")
         predictors.append(client_digest(Mixture(**load_file(model))))
         assert f"accuracy: {score:.4g} on" in said[name]

@@ -16,7 +16,6 @@ from coterie.runs import run_folder
 from coterie.runs.config.loading import merge
 from coterie.storage import files
 from coterie.training.rounds import train
-from coterie.views.outcomes import Comparison
 from support import engine_of, federation, last, task
 
 SMALL = {
@@ -46,14 +45,14 @@ def rescored(history):
 
 @pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auc", "f1"])
 def test_the_answers_give_the_score_of_classes(metric):
-    found = coterie.run(SMALL, method="fedavg", set={"run.metric": metric}).history
+    found = coterie.run(SMALL, method="fedavg", set={"run.metric": metric})
     np.testing.assert_allclose(rescored(found), found.last, rtol=1e-6)
     assert found.outcomes.sizes.tolist() == found.roster.n_test.tolist()
 
 
 @pytest.mark.parametrize("metric", ["rmse", "r2"])
 def test_the_answers_give_the_score_of_values(metric):
-    found = coterie.run(TOY, method="local", set={"run.metric": metric}).history
+    found = coterie.run(TOY, method="local", set={"run.metric": metric})
     np.testing.assert_allclose(rescored(found), found.last, rtol=1e-9)
 
 
@@ -97,7 +96,7 @@ def compared(tmp_path_factory):
 
 
 def test_a_comparison_from_disk_is_the_one_in_memory(compared):
-    again = Comparison.read(compared.path)
+    again = coterie.read(compared.path)
     assert again.verdict == compared.verdict
     assert again.judgements == compared.judgements
     assert again.to_dict() == compared.to_dict()
@@ -137,7 +136,7 @@ def test_an_older_folder_is_read_and_not_judged(compared):
     for run in compared.runs:
         (run.path / "predictions.npz").rename(run.path / "kept")
     try:
-        old = Comparison.read(compared.path)
+        old = coterie.read(compared.path)
         assert old.verdict.startswith("Nothing is tested")
         assert old.judgements is None
         assert [row.mean for row in old.rows] == [row.mean for row in compared.rows]
@@ -151,9 +150,9 @@ def test_who_is_not_served_is_not_judged():
     found = coterie.compare(config, set={"run.methods": ["waffle"]})
     row = found.rows[1]
     assert row.served == 1
-    first = found.runs[0].history.roster.clients[0]
+    first = found.runs[0].roster.clients[0]
     assert [one.client for one in found.judgements["waffle"].clients] == [first]
-    assert row.alone.mean == pytest.approx(found.runs[0].history.last[0])
+    assert row.alone.mean == pytest.approx(found.runs[0].last[0])
 
 
 def test_clients_that_keep_their_answers_get_the_same_verdict(tmp_path):
@@ -164,8 +163,8 @@ def test_clients_that_keep_their_answers_get_the_same_verdict(tmp_path):
     assert there.judgements == here.judgements
     assert there.verdict == here.verdict
     assert not list((tmp_path / "out").rglob("predictions.npz"))
-    assert all(run.history.outcomes is None for run in there.runs)
-    again = Comparison.read(tmp_path / "out")
+    assert all(run.outcomes is None for run in there.runs)
+    again = coterie.read(tmp_path / "out")
     assert again.judgements == here.judgements
     assert coterie.verify(tmp_path / "out") == {
         str(path): [] for path in [*(run.path for run in there.runs), there.path]
@@ -174,4 +173,4 @@ def test_clients_that_keep_their_answers_get_the_same_verdict(tmp_path):
         '{"fedamp": [{"each": [[1, "x"]], "together": null}]}'
     )
     with pytest.raises(StoreError, match="expected a finite number"):
-        Comparison.read(tmp_path / "out")
+        coterie.read(tmp_path / "out")

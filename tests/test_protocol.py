@@ -51,12 +51,12 @@ def test_merged_validation_data_chooses_nothing_and_every_table_says_so(tmp_path
         assert run.summary["accuracy_best_by_validation"] is None
         assert run.summary["round_best_by_validation"] is None
         assert "trained on validation data too" in repr(run)
-    read = coterie.Comparison.read(out)
+    read = coterie.read(out)
     for shown in (repr(found), page(found), found._repr_html_(), repr(read), page(read)):
         assert MERGED in shown
     assert json.loads((out / "comparison.json").read_text())["notes"] == [MERGED]
     assert all(np.isnan(row.best_by_validation.mean) for row in read.rows)
-    local = found.of_method("local")[0].history
+    local = found.of_method("local")[0]
     assert np.isnan(local.val).all()  # what was trained on validates nothing
     assert np.isfinite(local.test).all()
 
@@ -79,7 +79,7 @@ def test_borrowed_validation_data_chooses_nothing_and_is_named(tmp_path):
     config = {"data": lacking(tmp_path, empty="west"), "model": {"name": "linear"}}
     found = coterie.compare(config, methods=["fedfomo"], rounds=3, engine="vmap")
     for run in found.runs:
-        history = run.history
+        history = run
         assert run.summary["clients_without_validation"] == ["west"]
         assert np.isnan(history.val[:, 2]).all()
         assert np.isnan(history.val_loss[:, 2]).all()
@@ -318,10 +318,10 @@ def test_errors_are_in_the_unit_of_the_target(tmp_path):
     assert euros.summary["metric"] == "rmse"
     assert cents.summary["score_last"] == pytest.approx(100 * euros.summary["score_last"], rel=1e-3)
     for name, factor in (("test", 100), ("val", 100), ("test_loss", 1e4), ("val_loss", 1e4)):
-        one, other = getattr(euros.history, name), getattr(cents.history, name)
+        one, other = getattr(euros, name), getattr(cents, name)
         assert other == pytest.approx(factor * one, rel=1e-3)
-    half = euros.history.test**2 / 2
-    assert euros.history.test_loss == pytest.approx(half, rel=1e-5)
+    half = euros.test**2 / 2
+    assert euros.test_loss == pytest.approx(half, rel=1e-5)
     assert 3 < euros.summary["score_last"] < 30  # deviations of the noise and of the prices
 
 
@@ -424,7 +424,7 @@ def test_the_partition_is_written_and_verified(tmp_path):
     made = coterie.run(SMALL, method="fedavg", out=str(out))
     told = json.loads((out / "partition.json").read_text())
     assert told["fingerprint"] == made.summary["partition_fingerprint"]
-    assert [c["name"] for c in told["clients"]] == list(made.history.roster.clients)
+    assert [c["name"] for c in told["clients"]] == list(made.roster.clients)
     assert "partition.json" in json.loads((out / "MANIFEST.json").read_text())["files"]
     assert coterie.verify(out) == {str(out): []}
     (out / "partition.json").write_text(json.dumps({**told, "note": "another"}))

@@ -29,7 +29,7 @@ from coterie.algorithms.mocha import Mocha
 from coterie.algorithms.pafl import PaFL
 from coterie.algorithms.waffle import Waffle
 from coterie.cli import main
-from coterie.commands.start_commands import explanation
+from coterie.commands.catalog import explanation
 from coterie.core.algorithm import check_run
 from coterie.core.fields import Checked, Field, checked, fields
 from coterie.core.optim import Recipe

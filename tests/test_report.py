@@ -11,13 +11,16 @@ import shutil
 import numpy as np
 import pytest
 
+import coterie
+from coterie.api import write_comparison
 from coterie.errors import ConfigError, StoreError
 from coterie.runs import statistics
 from coterie.runs.alarms import raise_alarms, same_run
-from coterie.runs.run import Log
-from coterie.runs.run_folder import RunFolder, collect
+from coterie.runs.run import Log, Run
+from coterie.runs.run_folder import RunFolder
+from coterie.runs.summary import finished
 from coterie.views import figures, helping, page, reliance, svg, table, words
-from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.comparison import Comparison
 from coterie.views.page import run_page
 from synthetic import (
     CLIENTS,
@@ -38,7 +41,7 @@ def history_of(method, test, A=None):
     log = Log(method, 0, "accuracy", roster(len(test[0])))
     for index, row in enumerate(test):
         log.append(record(index, np.asarray(row, dtype=float), A))
-    return log.history()
+    return log.run()
 
 
 def codes(history, **references):
@@ -72,10 +75,10 @@ def test_only_rounds_that_both_evaluated_are_compared():
     often, rarely = history_of("local", test), Log("fedfomo", 0, "accuracy", roster())
     rarely.append(record(1, test[1]))
     rarely.append(record(3, test[3]))
-    assert same_run(rarely.history(), often)
+    assert same_run(rarely.run(), often)
     never = Log("fedfomo", 0, "accuracy", roster())
     never.append(record(9, test[3]))
-    assert not same_run(never.history(), often)
+    assert not same_run(never.run(), often)
 
 
 def test_weights_that_say_nothing_are_loud():
@@ -89,7 +92,7 @@ def test_weights_that_say_nothing_are_loud():
     log = Log("fedamp", 0, "accuracy", roster())
     log.append(record(0, test[0], uniform))
     log.append(record(1, test[1], grouped(0.8)))
-    assert codes(log.history()) == []  # uniform once is a start, not an alarm
+    assert codes(log.run()) == []  # uniform once is a start, not an alarm
 
 
 def swinging(amplitude, rounds=20, noise=0.0, seed=0, drift=0.0):
@@ -126,8 +129,8 @@ def test_a_swing_is_looked_for_only_where_it_can_be_seen():
         log[gap] = Log("term", 0, "accuracy", roster())
         for index in range(gap - 1, 40, gap):
             log[gap].append(record(index, test[index]))
-    assert codes(log[2].history()) == []  # every second round shows one side
-    assert codes(log[3].history()) == ["two_cycle"]
+    assert codes(log[2].run()) == []  # every second round shows one side
+    assert codes(log[3].run()) == ["two_cycle"]
 
 
 def taught(*pairs):
@@ -136,7 +139,7 @@ def taught(*pairs):
         told = {} if pair is None else {"distillation": pair}
         row = record(index, np.full(CLIENTS, 70.0 + index))
         log.append(row._replace(observed=told))
-    return codes(log.history())
+    return codes(log.run())
 
 
 def test_distillation_that_leaves_its_teacher_is_loud():
@@ -198,17 +201,17 @@ def test_what_is_written_is_read_again(tmp_path):
         folder = RunFolder.create(tmp_path / method / "seed-4", log, {}, {})
         for index, row in enumerate(scores(method, 4, 3)):
             folder.append(record(index, row, grouped(0.9) if method == "fedfomo" else None))
-        runs.append(RunResult(folder.finish(predictors())))
+        runs.append(folder.finish(predictors()))
     made = Comparison.of(runs, tmp_path)
-    made.write(tmp_path)
-    again = Comparison.read(tmp_path)
+    write_comparison(made, tmp_path)
+    again = coterie.read(tmp_path)
     assert repr(again) == repr(made)
     assert again.to_dict() == made.to_dict()
     stored = json.loads((tmp_path / "comparison.json").read_text())
     assert stored["verdict"] == made.verdict
     assert stored["methods"][1]["in_group_weight"]["mean"] == pytest.approx(0.9, abs=1e-6)
     moved = shutil.move(tmp_path, tmp_path.with_name("moved"))
-    assert repr(Comparison.read(moved)) == repr(made)
+    assert repr(coterie.read(moved)) == repr(made)
 
 
 # Words
@@ -241,7 +244,7 @@ def test_further_columns_are_shown_if_they_are_asked_for(comparison):
     heads = [column.head for column in asked.columns[len(usual.columns) :]]
     assert heads == ["pooled", "best tenth", "variance", "VarB", "VarW"]
     for line, row in zip(asked.lines, comparison.rows, strict=True):
-        of_seeds = [run.history.last for run in comparison.of_method(row.method)]
+        of_seeds = [run.last for run in comparison.of_method(row.method)]
         spread = [statistics.over_clients(last, np.ones(len(last))) for last in of_seeds]
         expected = [[s.variance for s in spread], [s.variance_best for s in spread]]
         expected.append([s.variance_worst for s in spread])
@@ -259,11 +262,11 @@ def test_the_federated_accuracy_is_a_column_where_a_global_model_has_one(compari
     assert "federated %" not in repr(comparison)
     runs = []
     for run in comparison.runs:
-        lines = run.history.lines
+        lines = run.lines
         if run.method == "fedavg":
             lines = (*lines[:-1], {**lines[-1], "federated": 61.5})
-        history = dataclasses.replace(run.history, lines=lines)
-        runs.append(RunResult(dataclasses.replace(run.data, history=history)))
+        history = dataclasses.replace(run, lines=lines)
+        runs.append(Run(dataclasses.replace(run.data, history=history)))
     shown = table.table(Comparison.of(runs))
     at = [column.head for column in shown.columns].index("federated %")
     found = {line.cells[0]: line.cells[at] for line in shown.lines}
@@ -303,8 +306,8 @@ def test_numbers_for_people():
 
 
 def _copied(run):
-    log = Log("fedprox", 0, "accuracy", run.history.roster)
-    for index, row in enumerate(run.history.test):
+    log = Log("fedprox", 0, "accuracy", run.roster)
+    for index, row in enumerate(run.test):
         log.append(record(index, row))
     return log
 
@@ -370,11 +373,11 @@ def test_a_large_federation_has_images_for_matrices():
 def test_names_from_users_are_text_and_nothing_else(comparison):
     names = (EVIL, *(f"s{i}" for i in range(CLIENTS - 1)))
     evil = comparison_of(("local", "fedfomo"), names=names, weak={EVIL: EVIL})
-    method = run_of("fedfomo", who=evil.runs[0].history.roster)
-    config = {**method.data.config, EVIL: EVIL}
+    method = run_of("fedfomo", who=evil.runs[0].roster)
+    config = {**method.config, EVIL: EVIL}
     environment = {"argv": ["coterie", "compare", EVIL]}
-    dressed = collect(_copied(method), predictors(), config, environment)
-    whole = Comparison.of([evil.runs[0], method, RunResult(dressed)])
+    dressed = finished(_copied(method), predictors(), config, environment)
+    whole = Comparison.of([evil.runs[0], method, dressed])
     for text in (page.page(whole), whole._repr_html_(), whole.runs[2]._repr_html_()):
         assert EVIL not in text
         assert set(scripts_of(text)) <= {page._script()[0]}
@@ -392,7 +395,7 @@ def test_the_page_of_a_run_stands_alone_and_tells_everything():
     assert scripts_of(text) == [page._script()[0]]
     assert not re.search(r"https?://|@import|url\(", text)
     assert text.count('class="client"') == CLIENTS  # one line per client
-    for name in made.history.roster.clients:
+    for name in made.roster.clients:
         assert f'<th scope="row">{name}</th>' in text
     assert [f'<th scope="row">{r + 1}</th>' in text for r in range(20)] == [True] * 20
     assert "Who helps whom" in text
@@ -403,7 +406,7 @@ def test_the_page_of_a_run_stands_alone_and_tells_everything():
 
 def test_the_page_of_a_run_has_its_alarms_and_its_gain():
     alone = run_of("local")
-    copy = run_of("fedavg", test=alone.history.test, references={"local": alone.history})
+    copy = run_of("fedavg", test=alone.test, references={"local": alone})
     text = run_page(copy.data)
     assert "Read this first" in text
     assert "equals_local" in text
@@ -419,7 +422,7 @@ def test_the_page_of_a_run_says_whom_a_client_learns_most_from():
     log = Log("fedamp", 0, "accuracy", roster(3))
     A = np.array([[0.9, 0.0, 0.1], [0.0, 1.0, 0.0], [0.3, 0.2, 0.5]])
     log.append(record(0, np.array([50.0, 60.0, 70.0]), A))
-    text = run_page(collect(log, predictors(3), {}, {})).partition("Every client")[2]
+    text = run_page(finished(log, predictors(3), {}, {})).partition("Every client")[2]
     cells = re.findall(r'<th scope="row">(site-\d)</th>.*?<td>([^<]*)</td><td>—</td></tr>', text)
     assert cells == [("site-0", "site-2 (100 %)"), ("site-1", "—"), ("site-2", "site-0 (60 %)")]
 
@@ -451,7 +454,7 @@ def test_a_page_of_a_diverged_run_is_made_without_a_warning(weight, score, clien
         with np.errstate(all="ignore"):
             log.append(record(index, np.full(clients, score), A))
     with np.errstate(all="ignore"):
-        data = collect(log, predictors(clients), {}, {})
+        data = finished(log, predictors(clients), {}, {})
     read_page(run_page(data))
 
 
@@ -475,7 +478,7 @@ def test_a_page_of_clients_without_scores_is_made_too():
 
 
 def test_the_heatmap_orders_clients_by_group_and_leaves_oneself_out():
-    who = run_of("fedfomo").history.roster
+    who = run_of("fedfomo").roster
     drawn = str(helping.heatmap(grouped(1.0), who.clients, who.groups, "weights"))
     assert drawn.count('class="self"') == CLIENTS
     full = re.findall(r"<title>(site-\d+) ← (site-\d+): [^<]*</title></rect>", drawn)

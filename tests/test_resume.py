@@ -69,9 +69,9 @@ def result(folder):
     matrices = folder / "collaboration.npz"
     parts = (
         (folder / "clients.csv").read_text(),
-        run_folder.read(folder).history.matrices if matrices.exists() else (),
+        run_folder.read(folder).matrices if matrices.exists() else (),
     )
-    said = [part.tolist() for part in run_folder.read(folder).history.outcomes[:4]]
+    said = [part.tolist() for part in run_folder.read(folder).outcomes[:4]]
     return lines, summary, parts[0], [matrix.tolist() for matrix in parts[1]], said
 
 
@@ -425,7 +425,7 @@ def test_the_engine_that_was_chosen_is_chosen_again(stopped, monkeypatch):
     }
     assert hashed != written["hash"]
     files.write_json(stopped / "config.json", lines)
-    assert coterie.resume(stopped).data.config["resolved"]["chunk"] == 3
+    assert coterie.resume(stopped).config["resolved"]["chunk"] == 3
 
 
 def _settled_hash(config):

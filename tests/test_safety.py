@@ -20,7 +20,6 @@ from coterie.engines.base import MOST_THREADS
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, StoreError, printable
 from coterie.runs import environment, run_folder
 from coterie.storage import cache
-from coterie.views.outcomes import Comparison
 from hostile import TINY, rewritten, unfinished
 
 CANARY = "import pathlib\npathlib.Path({canary!r}).touch()\n"
@@ -228,7 +227,7 @@ def test_reading_and_verifying_import_nothing(canary, tmp_path):
     for cell in (tmp_path / "out").glob("*/seed-0"):
         rewritten(cell / "config.json", model={"name": module(cell, canary)})
     coterie.verify(tmp_path / "out")
-    Comparison.read(tmp_path / "out")
+    coterie.read(tmp_path / "out")
     assert not canary.exists()
 
 
@@ -489,9 +488,9 @@ def test_control_codes_in_names_reach_no_terminal(command, work):
     assert [code for code, _ in said] == [0, 0, 0, 0]
     assert not any(CONTROL.search(text) for _, text in said)
     assert any("\\x1b" in text for _, text in said)
-    found = Comparison.read(work / "out")
+    found = coterie.read(work / "out")
     assert not CONTROL.search(repr(found) + found.verdict + repr(found.runs[0]))
-    assert set(found.runs[0].history.roster.clients) == set(names)  # nothing is lost in the files
+    assert set(found.runs[0].roster.clients) == set(names)  # nothing is lost in the files
 
 
 def test_control_codes_in_configs_and_folders_reach_no_terminal(command, work):

@@ -60,8 +60,8 @@ def test_every_metric_of_a_kind_of_target_judges(name, metric, tmp_path):
         config, methods=["local", "fedavg"], rounds=5, engine="vmap", set={"run.metric": metric}
     )
     assert found.verdict
-    assert [run.history.metric for run in found.runs] == [metric, metric]
-    mean = float(found.runs[0].history.last.mean())
+    assert [run.metric for run in found.runs] == [metric, metric]
+    mean = float(found.runs[0].last.mean())
     assert math.isfinite(mean)
     chance = {"rmse": 1.0, "r2": 0.0}.get(metric, 60.0)
     assert mean < chance if metric == "rmse" else mean > chance
@@ -72,6 +72,6 @@ def test_the_metric_is_chosen_by_the_targets(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         run = coterie.run(silos(folder, name), method="local", rounds=1, engine="loop")
-        assert run.history.metric == METRICS[name][0]
-        sizes = run.history.roster.n_train
+        assert run.metric == METRICS[name][0]
+        sizes = run.roster.n_train
         assert max(sizes) > 3 * min(sizes)

@@ -82,7 +82,7 @@ def test_the_config_of_the_readme_is_read_as_it_stands(tmp_path):
     (tmp_path / "sites.csv").write_text("site,age,outcome\n" + rows)
     (tmp_path / "that.toml").write_text(text)
     done = coterie.run(tmp_path / "that.toml", method="fedavg", rounds=1, engine="loop")
-    assert len(done.history.test_loss[-1]) == 2  # one score per site
+    assert len(done.test_loss[-1]) == 2  # one score per site
 
 
 def test_the_python_of_the_readme_runs(capsys):

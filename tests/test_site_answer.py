@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coterie.runs.run import Log
-from coterie.views.outcomes import Comparison
+from coterie.views.comparison import Comparison
 from coterie.views.page import page
 from coterie.views.reliance import FEWEST_ROUNDS, reliance
 from synthetic import comparison_of, grouped, record, roster, run_of
@@ -20,7 +20,7 @@ def history_of(matrices, took_part=None, swaps=False, who=None):
     for index, A in enumerate(matrices):
         made = record(index + 3, np.full(K, 50.0), A)  # record rejects a client in round 2
         log.append(made._replace(clients=took_part[index] if took_part else made.clients))
-    return log.history()
+    return log.run()
 
 
 def test_shares_are_means_over_the_rounds_in_which_a_client_took_part():

@@ -7,10 +7,11 @@ import pytest
 
 from coterie.commands import page_command
 from coterie.errors import ConfigError, StoreError
-from coterie.runs.run import Log, Roster
-from coterie.runs.run_folder import RunFolder, collect
+from coterie.runs.run import Log, Roster, Run
+from coterie.runs.run_folder import RunFolder
+from coterie.runs.summary import finished
 from coterie.views import page
-from coterie.views.outcomes import Comparison, RunResult
+from coterie.views.comparison import Comparison
 from coterie.views.site_page import site_page
 from synthetic import grouped, predictors, record, run_of, scores
 
@@ -41,13 +42,13 @@ def test_the_page_of_a_site_holds_no_name_count_score_or_hash_of_another():
     found = federation()
     text = site_page(found, "North").replace(page._script()[0], "")
     shown = re.sub(r"<svg.*?</svg>|<style.*?</style>", "", text, flags=re.DOTALL)
-    roster = found.runs[0].history.roster
+    roster = found.runs[0].roster
     for i, name in enumerate(roster.clients[1:], start=1):
         assert name.split()[0] not in text
         for count in (roster.n_train[i], roster.n_val[i], roster.n_test[i]):
             assert not re.search(rf"\b{count}\b", text)
         for run in found.runs:
-            assert f"{run.history.last[i]:.1f}" not in shown
+            assert f"{run.last[i]:.1f}" not in shown
     assert roster.fingerprint not in text
     for run in found.runs:
         assert run.summary["digest"] not in text
@@ -67,7 +68,7 @@ def test_peers_are_numbered_by_weight_alone():
             A = rng.dirichlet(np.ones(6), 6)
             made_record = record(index, np.full(6, 50.0), A[np.ix_(places, places)])
             log.append(made_record._replace(rejected=()))
-        made.append(site_page(RunResult(collect(log, predictors(6), {}, {})), "North"))
+        made.append(site_page(finished(log, predictors(6), {}, {}), "North"))
     assert made[0] == made[1]
     shares = [int(x) for x in re.findall(r"<td>(\d+) %</td>", made[0])]
     assert shares == sorted(shares, reverse=True)
@@ -84,7 +85,7 @@ def test_a_site_sees_its_own_rejected_uploads_and_no_others():
 
 def written(path):
     for method in ("local", "fedfomo"):
-        log = Log(method, 0, "accuracy", run_of(method).history.roster)
+        log = Log(method, 0, "accuracy", run_of(method).roster)
         folder = RunFolder.create(path / method / "seed-0", log, {}, {})
         for index, row in enumerate(scores(method, 0, 3)):
             folder.append(record(index, row, grouped(0.9) if method == "fedfomo" else None))
@@ -105,7 +106,7 @@ def test_the_command_writes_pages_of_runs_and_leaves_their_folders(tmp_path, mon
     text = (tmp_path / "report-site-3.html").read_text()
     assert "site-3: " in text
     assert "site-4" not in text
-    Comparison.of(map(RunResult.read, runs), tmp_path / "runs").write(tmp_path / "runs")
+    Comparison.of(map(Run.read, runs), tmp_path / "runs").write(tmp_path / "runs")
     page_command.report(["runs"], out="whole.html")
     assert "Is joining worth it?" in (tmp_path / "whole.html").read_text()
     with pytest.raises(StoreError, match="inside a folder of results"):

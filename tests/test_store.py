@@ -14,6 +14,7 @@ from coterie.errors import StoreError
 from coterie.runs import run, run_folder
 from coterie.runs import stored as stored_files
 from coterie.runs.environment import environment
+from coterie.runs.summary import finished
 from coterie.runs.run import SCORES, Log, Roster
 from coterie.runs.run_folder import RunFolder
 from coterie.runs.summary import summarise
@@ -85,14 +86,14 @@ def test_reading_gives_back_what_was_written(made):
     path, data = made
     again = run_folder.read(path)
     for name in (*SCORES, "rounds"):
-        np.testing.assert_array_equal(getattr(again.history, name), getattr(data.history, name))
-    np.testing.assert_array_equal(again.history.matrices, data.history.matrices)
-    assert again.history.matrix_rounds == (0, 1, 2, 3)
-    assert again.history.weights.dtype == np.float32
-    assert again.history.roster.clients == data.history.roster.clients
-    np.testing.assert_array_equal(again.history.roster.groups, GROUPS)
+        np.testing.assert_array_equal(getattr(again, name), getattr(data, name))
+    np.testing.assert_array_equal(again.matrices, data.matrices)
+    assert again.matrix_rounds == (0, 1, 2, 3)
+    assert again.weights.dtype == np.float32
+    assert again.roster.clients == data.roster.clients
+    np.testing.assert_array_equal(again.roster.groups, GROUPS)
     assert again.summary == data.summary
-    recomputed = summarise(again.history, again.summary["digest"])
+    recomputed = summarise(again, again.summary["digest"])
     assert files.plain(recomputed) | {"ran": data.summary["ran"]} == data.summary
     assert torch.equal(again.mixture().models, mixture().models)
     assert torch.equal(again.mixture().weights, mixture().weights)
@@ -104,7 +105,7 @@ def test_names_with_commas_quotes_and_line_ends_survive(tmp_path):
     for each in records(3):
         folder.append(each._replace(rejected=(Rejection(2, "not_finite"),)))
     folder.finish(predictors())
-    again = run_folder.read(folder.path).history
+    again = run_folder.read(folder.path)
     assert again.roster.clients == names
     assert again.lines[0]["rejected"] == [{"client": "\u2028", "reason": "not_finite"}]
 
@@ -113,7 +114,7 @@ def test_other_metrics_are_scores_not_accuracies():
     log = Log("fedavg", 0, "rmse", roster())
     for index, mean in enumerate((3.0, 1.0, 2.0)):
         log.append(record(index, np.full(CLIENTS, mean)))
-    summary = summarise(log.history())
+    summary = summarise(log.run())
     assert "accuracy_last" not in summary
     assert summary["score_last"] == 2.0
     assert summary["score_best_by_validation"] == 1.0
@@ -125,7 +126,7 @@ def test_the_round_of_a_summary_is_chosen_by_validation_not_by_test():
     for index, (test, val) in enumerate([(50.0, 90.0), (80.0, 70.0), (60.0, 60.0)]):
         made = record(index, np.full(CLIENTS, test))
         log.append(made._replace(evaluation=made.evaluation._replace(val=np.full(CLIENTS, val))))
-    summary = summarise(log.history())
+    summary = summarise(log.run())
     assert summary["accuracy_last"] == 60.0
     assert (summary["accuracy_best_by_validation"], summary["bmta"]) == (50.0, 80.0)
     assert (summary["round_best_by_validation"], summary["round_best_on_test"]) == (0, 1)
@@ -138,7 +139,7 @@ def test_a_method_that_ends_alone_is_judged_by_the_rounds_before():
     weights[2] = 1e-3 * weights[2] + (1 - 1e-3) * np.eye(CLIENTS)
     for i, A in enumerate(weights):
         log.append(record(i, test[i], A))
-    found = summarise(log.history())
+    found = summarise(log.run())
     assert found["in_group_weight"] == pytest.approx(1.7 / 2.001, rel=1e-6)
     assert found["weight_recovery_auc"] == 1.0
 
@@ -148,7 +149,7 @@ def test_relative_to_local_counts_who_is_worse_off():
     for method, ends in (("local", [50.0, 60.0, 70.0]), ("fedavg", [55.0, 60.0, 40.0])):
         log = Log(method, 0, "accuracy", roster(3))
         log.append(record(0, np.array(ends)))
-        runs[method] = log.history()
+        runs[method] = log.run()
     summary = summarise(runs["fedavg"], local=runs["local"])
     assert summary["relative_to_local"] == pytest.approx(-25 / 3)
     assert summary["worse_than_local"] == 1
@@ -197,7 +198,7 @@ def test_many_clients_have_sparse_matrices(tmp_path, monkeypatch):
     with np.load(folder.path / "collaboration.npz", allow_pickle=False) as stored:
         assert "A" not in stored
         assert stored["indptr"].shape == (3 * CLIENTS + 1,)
-    again = run_folder.read(folder.path).history
+    again = run_folder.read(folder.path)
     for found, A in zip(again.matrices, wanted, strict=True):
         np.testing.assert_allclose(run.dense(found), A, atol=1e-7)
 
@@ -238,7 +239,7 @@ def test_a_run_continued_from_an_earlier_round_ends_the_same(made, tmp_path, tor
     folder.finish(predictors())
     for name in ("rounds.jsonl", "clients.csv", "models.safetensors", "summary.json"):
         assert (folder.path / name).read_bytes() == (path / name).read_bytes()
-    again, first = run_folder.read(folder.path).history, run_folder.read(path).history
+    again, first = run_folder.read(folder.path), run_folder.read(path)
     np.testing.assert_array_equal(again.matrices, first.matrices)
 
 
@@ -338,7 +339,7 @@ def test_references_of_other_clients_are_refused():
     log = log_of()
     log.append(record(0, np.ones(CLIENTS)))
     with pytest.raises(StoreError, match="different data"):
-        run_folder.collect(log, predictors(), {}, {}, {"local": local.history()})
+        finished(log, predictors(), {}, {}, {"local": local.run()})
 
 
 def test_weak_clients_are_named_for_what_they_lack():

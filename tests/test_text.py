@@ -43,10 +43,10 @@ def test_texts_a_client_run_end_to_end(corpus, engine):
         "train": {"lr": 0.01, "optimizer": "adam", "batch": 16},
     }
     result = coterie.run(config, method="fedavg", rounds=2, engine=engine)
-    told = result.data.config
+    told = result.config
     assert told["model"]["name"] == "char_lstm"
     assert told["engine"]["name"] == "loop"
-    assert len(result.history.roster) == 3
+    assert len(result.roster) == 3
 
 
 @pytest.mark.parametrize("name", ["char_lstm", "word_lstm"])

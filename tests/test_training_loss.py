@@ -60,7 +60,7 @@ def test_a_runs_folder_has_it(tmp_path):
         "run": {"rounds": 3, "training_loss": True},
     }
     coterie.run(config, method="local", out=str(tmp_path / "run"))
-    lines = run_folder.read(tmp_path / "run").history.lines
+    lines = run_folder.read(tmp_path / "run").lines
     losses = [line["train_loss"] for line in lines]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] > losses[-1] > 0

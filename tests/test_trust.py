@@ -24,7 +24,7 @@ from coterie.diagnosis.doctor import doctor
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import EngineError, MismatchError, StoreError
-from coterie.runs.runner import slowly
+from coterie.runs.listeners import slowly
 from coterie.storage import cache
 from coterie.training.rounds import train
 from support import METHODS, cnn, federation, mlp, normed, task, whole_round, with_a_compiler
@@ -486,7 +486,7 @@ def test_a_tampered_record_of_what_ran_is_refused(ran, tmp_path):
 def test_without_a_compiler_nothing_is_said_to_be_compiled(monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: None)
     found = coterie.run(RUN)
-    assert found.data.config["resolved"]["compiled"] is False
+    assert found.config["resolved"]["compiled"] is False
     assert found.summary["ran"]["compiler"] is None
     assert called(found.summary)["FedAvg.local"] == (REPLAYED, None)
 

@@ -42,7 +42,7 @@ def test_defaults_find_the_groups_of_an_unknown_table(tmp_path, seed):
     bar = max(runs[name].summary["accuracy_last"] for name in ("local", "fedavg"))
     groups = np.arange(SITES) % GROUPS
     for name in FINDERS:
-        history = runs[name].history
+        history = runs[name]
         assert runs[name].summary["accuracy_last"] > bar, name
         kin = collaboration.kinship(history.weights, history.swaps)
         assert collaboration.in_group_weight(kin, groups) >= 0.8, name

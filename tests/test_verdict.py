@@ -13,11 +13,11 @@ from coterie.core.paired import of_counts
 from coterie.errors import ConfigError
 from coterie.runs.alarms import raise_alarms
 from coterie.runs.run import Log
-from coterie.runs.run_folder import collect
+from coterie.runs.summary import finished
 from coterie.views import page, table
+from coterie.views.comparison import Comparison
 from coterie.views.judgement import Choice, conclude
 from coterie.views.mean_gain import mean_gain, more, of_one
-from coterie.views.outcomes import Comparison, RunResult
 from coterie.views.verdict import client_sentence
 from synthetic import comparison_of, predictors, record, roster, run_of
 
@@ -283,7 +283,7 @@ def test_warnings_come_last():
     assert found.endswith("Beware: not enough data to judge site-0 (no test data).")
     assert "for the 10 of 11 clients judged" in found
     copied = comparison_of(("local",)).runs[0]
-    copy = run_of("fedprox", who=copied.history.roster, test=copied.history.test)
+    copy = run_of("fedprox", who=copied.roster, test=copied.test)
     assert Comparison.of([copied, copy]).verdict.endswith(
         "Beware: there is an alarm about FedProx (equals_local)."
     )
@@ -395,17 +395,17 @@ def test_a_method_for_one_client_is_not_starred_above_those_for_all():
 def test_training_alone_is_known_although_local_stopped_early():
     rng = np.random.default_rng(0)
     trained = run_of("fedfomo", test=60 + rng.random((6, 12)), who=roster())
-    local = run_of("local", test=trained.history.test.copy(), who=roster())
-    stopped = local.history
+    local = run_of("local", test=trained.test.copy(), who=roster())
+    stopped = local
     stopped.test[3:, :4] = stopped.test[2, :4]  # some clients go back to an earlier model
     stopped.test_loss[3:, :4] -= 0.2
     stopped.val_loss[3:, :4] -= 0.2
     references = {"local": stopped}
-    codes = [alarm.code for alarm in raise_alarms(trained.history, references)]
+    codes = [alarm.code for alarm in raise_alarms(trained, references)]
     assert codes == ["equals_local"]
     stopped.val_loss[4, 0] += 1.0  # a model with a higher loss is no early-stopped one
-    assert raise_alarms(trained.history, references) == ()
-    honest = run_of("fedamp", test=60 + rng.random((6, 12)), who=roster()).history
+    assert raise_alarms(trained, references) == ()
+    honest = run_of("fedamp", test=60 + rng.random((6, 12)), who=roster())
     honest.val_loss[:] += 10  # worse everywhere, and nowhere the same
     assert "equals_local" not in [a.code for a in raise_alarms(honest, references)]
 
@@ -425,7 +425,7 @@ def test_a_diverged_client_is_named():
         scores = np.array([error, math.inf if method == "fedavg" else error, error, error])
         made = record(0, scores)._replace(outcomes=outcomes_of(clients))
         log.append(made)
-        runs.append(RunResult(collect(log, predictors(4), {}, {})))
+        runs.append(finished(log, predictors(4), {}, {}))
     found = Comparison.of(runs)
     assert found.verdict.startswith("Joining is not worth it as it is: FedAvg diverged for site-1.")
     assert found.client("site-1").gains[0].claim == "worse"

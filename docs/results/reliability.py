@@ -110,7 +110,7 @@ def state_of(out: Path) -> Kill:
     return Kill(logged(out), last, any(name.startswith(".") for name in names))
 
 
-def ended_as(whole: coterie.RunResult, out: Path) -> bool:
+def ended_as(whole: coterie.Run, out: Path) -> bool:
     """Whether a run has the digest of an uninterrupted one and files as they were written."""
     same: bool = coterie.resume(out).summary["digest"] == whole.summary["digest"]
     return same and coterie.verify(out) == {str(out): []}

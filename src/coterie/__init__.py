@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("run", "compare", "resume", "verify"),
+    "api": ("run", "compare", "read", "resume", "verify"),
     "advising.advice": ("Advised", "advise"),
     "diagnosis.doctor": ("doctor",),
     "exporting.writing": ("export",),
     "exporting.exported_model": ("ExportedModel", "Predictions", "load_export"),
     "onboarding.onboarded": ("Onboarded", "onboard"),
-    "views.outcomes": ("RunResult", "Comparison"),
+    "views.comparison": ("Comparison",),
+    "runs.run": ("Run",),
     "studies.outcome": ("StudyOutcome",),
     "studies.reproducing": ("reproduce",),
     "studies.sweeping": ("sweep",),
@@ -50,7 +51,7 @@ __all__ = [
     "Predictions",
     "Problem",
     "Round",
-    "RunResult",
+    "Run",
     "StoreError",
     "StudyOutcome",
     "Traits",
@@ -62,6 +63,7 @@ __all__ = [
     "load",
     "load_export",
     "onboard",
+    "read",
     "reproduce",
     "resume",
     "run",
@@ -72,7 +74,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .advising.advice import Advised, advise
-    from .api import compare, resume, run, verify
+    from .api import compare, read, resume, run, verify
     from .core.algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round, Traits
     from .core.client import Client
     from .core.problem import Problem
@@ -82,12 +84,13 @@ if TYPE_CHECKING:
     from .exporting.writing import export
     from .onboarding.onboarded import Onboarded, onboard
     from .runs.config.loading import Config, load
+    from .runs.run import Run
     from .studies.outcome import StudyOutcome
     from .studies.reproducing import reproduce
     from .studies.sweeping import sweep
     from .studies.tuned import Tuned
     from .studies.tuning import tune
-    from .views.outcomes import Comparison, RunResult
+    from .views.comparison import Comparison
 
 
 def __getattr__(name: str) -> Any:

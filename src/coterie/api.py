@@ -17,18 +17,21 @@ from typing import Any, TypedDict, Unpack
 
 from .core.imports import Code, Given
 from .errors import ConfigError, StoreError, did_you_mean
-from .runs import cells, comparison_folder, interrupt, run_folder
-from .runs.assemble import assemble, check_methods
+from .runs import comparison_folder, interrupt, run_folder
+from .runs.assemble import assemble
 from .runs.comparison_folder import COMPARE
 from .runs.config.loading import canonical, load
 from .runs.config.options import OPTIONS
 from .runs.config.schema import Config
+from .runs.execute import check, execute, references_beside, train_cell
+from .runs.listeners import Watch
+from .runs.plan import Plan
 from .runs.resume import unfinished_run
-from .runs.runner import Watch, execute
-from .runs.setting import Cell, Setting
+from .runs.run import Run
+from .runs.setting import Setting
 from .storage import faults, files, lock
-from .views.outcomes import Comparison, RunResult
-from .views.page import run_page
+from .views.comparison import Comparison
+from .views.page import page
 
 Source = Config | Mapping[str, Any] | str | Path | None
 
@@ -82,25 +85,21 @@ def changes_of(options: Options) -> dict[str, Any]:
     return changes
 
 
-def run(
-    source: Source = None, *, progress: Watch | None = None, **options: Unpack[Options]
-) -> RunResult:
+def run(source: Source = None, *, progress: Watch | None = None, **options: Unpack[Options]) -> Run:
     """Run one method with one seed; with ``out``, write its folder and page (``report.html``)."""
-    return run_config(configure(source, **options), progress)
+    return run_config(configure(source, **options), listeners_of(progress))
 
 
-def run_config(config: Config, progress: Watch | None = None) -> RunResult:
+def run_config(config: Config, listeners: Sequence[Watch] = ()) -> Run:
     """Run the method of a config."""
-    method = config.method()
-    config = config.single(method, config.run.seed)
-    out = _folder(config)
-    with contextlib.closing(_setting(config)) as setting:
-        if out is not None:
-            comparison_folder.refuse_used(out)
-            run_folder.refuse_used(out)
-        with _held(out) as stop:
-            cell = Cell(method, config.run.seed, out)
-            return RunResult(execute(setting, cell, stop=stop, progress=progress, render=run_page))
+    plan = Plan.single(config, _folder(config))
+    (cell,) = plan.cells
+    with contextlib.closing(_setting(cell.config)) as setting:
+        if cell.out is not None:
+            comparison_folder.refuse_used(cell.out)
+            run_folder.refuse_used(cell.out)
+        with _held(cell.out):
+            return train_cell(setting, cell, listeners)
 
 
 def compare(
@@ -111,37 +110,54 @@ def compare(
     Local is always one of the methods. A run that is already finished in the folder, with the same
     config and version, is read instead; a run that was interrupted is continued.
     """
-    return compare_config(configure(source, **options), progress)
+    return compare_config(configure(source, **options), listeners_of(progress))
 
 
-def compare_config(config: Config, progress: Watch | None = None) -> Comparison:
+def compare_config(config: Config, listeners: Sequence[Watch] = ()) -> Comparison:
     """Run all methods and seeds of a config."""
-    methods, out = config.methods(), _folder(config)
+    out = _folder(config)
     with contextlib.closing(_setting(config)) as setting:
         if out is not None:
             comparison_folder.refuse_run(out)
-            cells.check_cells(setting, methods, out)
-        check_methods(setting, methods)
-        with _held(out) as stop:
+        plan = Plan.comparison(setting.config, out)
+        check(setting, plan.cells)
+        with _held(out):
             if out is not None:
                 comparison_folder.unseal(out)
                 comparison_folder.write_asked(out, canonical(config))
-            done = cells.run_cells(
-                setting, methods, out, stop=stop, progress=progress, render=run_page
-            )
-            gains = setting.gains(cells.all_cells(setting, methods, out))
-            comparison = Comparison.of(map(RunResult, done), out, gains)
+            here = contextlib.nullcontext(setting)
+            ran = execute(plan, lambda _: here, listeners)
+            made = {cell.name: run for cell, run in ran}
+            runs = [made[cell.name] for cell in plan.cells]
+            comparison = Comparison.of(runs, out, setting.gains(plan.cells))
             faults.at("compare.report")
             if out is not None:
-                comparison.write(out)
+                write_comparison(comparison, out)
                 faults.at("compare.manifest")
-                comparison_folder.seal(out, [data.path for data in done if data.path is not None])
+                comparison_folder.seal(out, [run.path for run in runs if run.path is not None])
     return comparison
+
+
+def write_comparison(comparison: Comparison, out: Path) -> None:
+    """Write ``comparison.json`` and ``report.html``, and the gains that sites computed."""
+    comparison_folder.write_gains(out, comparison.site_gains)
+    files.write_json(out / comparison_folder.COMPARISON, comparison.to_dict())
+    files.write_text(out / comparison_folder.REPORT, page(comparison))
+
+
+def read(path: str | Path) -> Run | Comparison:
+    """Read the finished run or the comparison of a folder."""
+    path = files.folder_of(path, "RUN")
+    if not (path / COMPARE).is_file():
+        return Run.read(path)
+    run_folder.refuse_newer(path / COMPARE)
+    places = [path / name for name in comparison_folder.run_names(path)]
+    return Comparison.of(map(Run.read, places), path, comparison_folder.read_gains(path))
 
 
 def resume(
     path: str | Path, *, progress: Watch | None = None, code: Given = None
-) -> RunResult | Comparison:
+) -> Run | Comparison:
     """Continue an interrupted run or comparison; a finished one is read.
 
     The folder may come from somebody else, so code that its config names is imported only from the
@@ -149,33 +165,25 @@ def resume(
     """
     path, allowed = files.folder_of(path, "RUN"), Code.of(code, installed=False)
     if (path / COMPARE).is_file():
-        return compare_config(_asked(path, allowed), progress)
-    if run_folder.finished(path):
+        return compare_config(_asked(path, allowed), listeners_of(progress))
+    if run_folder.is_finished(path):
         if run_folder.untidy(path):
             with lock.held(path):
                 run_folder.tidy(path)
-        return RunResult.read(path)
+        return Run.read(path)
     if unfinished_run(path) is None:
         raise StoreError(
             f"{path}: holds no run to continue; expected a folder of 'coterie run' or 'coterie "
             "compare'; a run that was stopped before it began has nothing to lose: start it again"
         )
-    with _held(path) as stop:
+    with _held(path):
         unfinished = unfinished_run(path)
         if unfinished is None:  # another process has finished it meanwhile
-            return RunResult.read(path)
-        config = load(unfinished.tables, {"run.out": str(path)}, allowed)
-        with contextlib.closing(_setting(config)) as setting:
-            data = execute(
-                setting,
-                Cell(config.method(), config.run.seed, path),
-                stop=stop,
-                references=cells.references_beside(path),
-                progress=progress,
-                left=unfinished,
-                render=run_page,
-            )
-        return RunResult(data)
+            return Run.read(path)
+        (cell,) = Plan.single(load(unfinished.tables, {"run.out": str(path)}, allowed), path).cells
+        with contextlib.closing(_setting(cell.config)) as setting:
+            beside = references_beside(path)
+            return train_cell(setting, cell, listeners_of(progress), beside, unfinished)
 
 
 def expected(path: str | Path, code: Given = None) -> tuple[int, int]:
@@ -199,7 +207,7 @@ def verify(path: str | Path) -> dict[str, list[str]]:
     No config is loaded for this, and so no code that a config names is imported.
     """
     path = files.folder_of(path, "RUN")
-    if run_folder.finished(path):
+    if run_folder.is_finished(path):
         return {str(path): run_folder.verify(path)}
     report = comparison_folder.verify(path)
     if not report:
@@ -211,11 +219,16 @@ def verify(path: str | Path) -> dict[str, list[str]]:
 
 
 @contextlib.contextmanager
-def _held(out: Path | None) -> Iterator[interrupt.Stop]:
+def _held(out: Path | None) -> Iterator[None]:
     """Hold the lock of a folder, and delay signals until the current round is over."""
     locked = contextlib.nullcontext() if out is None else lock.held(out)
-    with locked, interrupt.held(out) as stop:
-        yield stop
+    with locked, interrupt.held(out):
+        yield
+
+
+def listeners_of(progress: Watch | None) -> tuple[Watch, ...]:
+    """The listeners of a run that a caller may watch."""
+    return () if progress is None else (progress,)
 
 
 def _setting(config: Config) -> Setting:

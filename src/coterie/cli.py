@@ -115,7 +115,7 @@ def compare(
     further = checked_columns(name.strip() for name in columns.split(",") if name.strip())
     asked = default_out(api.configure(config, **given))
     with watching(asked, len(asked.methods()) * len(asked.seeds), tensorboard) as watch:
-        found = api.compare_config(asked, watch)
+        found = api.compare_config(asked, [watch])
     if as_json:
         show_json(comparison_value(found))
     else:
@@ -136,7 +136,7 @@ def run(
 
     asked = default_out(api.configure(config, **given))
     with watching(asked, 1, tensorboard) as watch:
-        found = api.run_config(asked, watch)
+        found = api.run_config(asked, [watch])
     print(found)
 
 
@@ -153,7 +153,7 @@ def resume(
     from . import api
     from .commands.console import show_comparison
     from .commands.live import progress_on_stderr
-    from .views.outcomes import Comparison
+    from .views.comparison import Comparison
 
     runs, rounds = api.expected(folder, code)
     with progress_on_stderr(runs, rounds) as watch:

@@ -202,9 +202,9 @@ def folders(random: Random, inside: Path) -> None:
     elif how == "resume":
         api.resume(place)
     elif kind == "comparison":
-        repr(coterie.Comparison.read(place))
+        repr(coterie.read(place))
     else:
-        repr(coterie.RunResult.read(place))
+        repr(coterie.read(place))
 
 
 def _tamper(random: Random, place: Path, canary: Path) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, final
 
 import numpy as np
 
-from ..api import Options, Source, compare_config, configure
+from ..api import Options, Source, compare_config, configure, listeners_of
 from ..core.metrics import METRICS, higher_is_better
 from ..core.paired import LEVEL
 from ..core.site_gain import site_gain
@@ -32,18 +32,17 @@ from ..errors import ConfigError, printable_lines
 from ..runs.assemble import assemble
 from ..runs.config.schema import Config
 from ..runs.estimate import timings
+from ..runs.listeners import Watch
 from ..runs.run import LOCAL
-from ..runs.runner import Watch
 from ..views import words
+from ..views.comparison import Comparison
 from ..views.mean_gain import MANY, MeanGain, mean_gain, widened
-from ..views.outcomes import Comparison
 from ..views.table import Heading, Line, Table, to_text
 
 if TYPE_CHECKING:
-    from ..views.comparison import Compared, MethodRow
+    from ..views.comparison import Comparison, MethodRow
 
     pass
-    from ..views.outcomes import Comparison
 
 
 # The kinds, the simplest first, with the methods that try them.
@@ -80,7 +79,7 @@ class Advice(NamedTuple):
     margin: float  # in the unit of the metric
 
 
-def conclude(comparison: "Compared[Any]") -> Advice:
+def conclude(comparison: "Comparison") -> Advice:
     """What the runs of a comparison advise; kinds of which no method was run are left out."""
     rows = {row.method: row for row in comparison.rows}
     tried = {kind: [rows[m] for m in names if m in rows] for kind, names in KINDS.items()}
@@ -111,7 +110,7 @@ def _corrected(gain: MeanGain, tried: int) -> MeanGain:
     return widened(gain, tried)._replace(p=min(1.0, tried * gain.p))
 
 
-def method_gain(comparison: "Compared[Any]", method: str, other: str) -> MeanGain:
+def method_gain(comparison: "Comparison", method: str, other: str) -> MeanGain:
     """The mean gain over clients of one method over another, on the answers of all seeds."""
     pairs = zip(_answers(comparison, method), _answers(comparison, other), strict=True)
     by_seed = [list(zip(a, b, strict=True)) for a, b in pairs]  # [S][K] pairs of answers
@@ -127,9 +126,9 @@ def method_gain(comparison: "Compared[Any]", method: str, other: str) -> MeanGai
     return found
 
 
-def _answers(comparison: "Compared[Any]", method: str) -> list[list[Any]]:
+def _answers(comparison: "Comparison", method: str) -> list[list[Any]]:
     """The answers of a method's predictors ``[S][K]``."""
-    known = [run.history.outcomes for run in comparison.of_method(method)]
+    known = [run.outcomes for run in comparison.of_method(method)]
     return [list(outcomes.clients()) for outcomes in known if outcomes is not None]
 
 
@@ -154,7 +153,7 @@ def advice_text(advice: "Advice", comparison: "Comparison") -> str:
 
 def advice_words(advice: "Advice", comparison: "Comparison") -> str:
     """The answer, what it rests on, and how sure it is."""
-    seeds, rounds = len(comparison.seeds), len(comparison.runs[0].history.lines)
+    seeds, rounds = len(comparison.seeds), len(comparison.runs[0].lines)
     probe = f"This is a probe of {rounds} rounds and {seeds} {'seeds' if seeds > 1 else 'seed'}"
     if advice.kind is None:
         return f"{_cannot_tell(advice, comparison)} {probe}."
@@ -261,7 +260,7 @@ class Advised:
                 {"kind": one.kind, "simpler": one.simpler, "won": one.won, **one.gain._asdict()}
                 for one in found.contests
             ],
-            "rounds": len(self.comparison.runs[0].history.lines),
+            "rounds": len(self.comparison.runs[0].lines),
             "seeds": list(self.comparison.seeds),
             "folder": path and str(path),
         }
@@ -278,7 +277,7 @@ def advise(
     Rounds and seeds can be given; the methods are the probe's own. With ``out`` a probe that was
     interrupted is continued.
     """
-    return advise_config(probe_config(source, **options), progress)
+    return advise_config(probe_config(source, **options), listeners_of(progress))
 
 
 def probe_config(source: Source = None, **options: Unpack[Options]) -> Config:
@@ -309,9 +308,9 @@ def probe_config(source: Source = None, **options: Unpack[Options]) -> Config:
     return asked.model_copy(update={"run": asked.run.model_copy(update=update)})
 
 
-def advise_config(config: Config, progress: Watch | None = None) -> Advised:
+def advise_config(config: Config, listeners: Sequence[Watch] = ()) -> Advised:
     """Run the probe of a config made by :func:`probe_config`."""
-    made = compare_config(config, progress)
+    made = compare_config(config, listeners)
     return Advised(conclude(made), made)
 
 

@@ -26,7 +26,7 @@ def advise(
         about = "" if seconds is None else f", about {duration(seconds)}"
         told = f"probe: {methods} methods x {seeds} seeds x {rounds} rounds{about}"
         print(told, file=sys.stderr, flush=True)
-        found = advise_config(asked, watch)
+        found = advise_config(asked, [watch])
     if as_json:
         show_json(found.to_dict())
         return

@@ -9,7 +9,7 @@ from rich.console import Console
 from ..errors import printable_lines
 from ..runs.comparison_folder import REPORT
 from ..storage import files
-from ..views.outcomes import Comparison
+from ..views.comparison import Comparison
 
 
 def show_comparison(comparison: Comparison, columns: Sequence[str] = ()) -> None:

@@ -64,7 +64,7 @@ def federate(
         asked = default_out(api.configure(_of_sites(divided), federation=str(fed.path)))
         runs = len(asked.methods()) * len(asked.seeds)
         with watching(asked, runs) as watch:
-            found = api.compare_config(asked, watch)
+            found = api.compare_config(asked, [watch])
         show_comparison(found)
         if keep is not None:
             print(printable(f"sites: {home}"))

@@ -19,7 +19,7 @@ from rich.progress import Progress as Bar
 
 from ..errors import ConfigError, printable
 from ..runs.config.schema import Config
-from ..runs.runner import Progress, Watch
+from ..runs.listeners import Progress, Watch
 from ..views.words import size
 
 # ---- ``--tensorboard DIR``: writes the scores and bytes of every round for TensorBoard ----------

@@ -12,8 +12,9 @@ from ..errors import ConfigError, StoreError, printable, printable_lines
 from .arguments import POSITIVE, SPECIFIC
 
 if TYPE_CHECKING:
+    from ..runs.run import Run
     from ..views.clinical import ClinicalChoice
-    from ..views.outcomes import Comparison, RunResult
+    from ..views.comparison import Comparison
 
 TableFormat = Literal["markdown", "latex", "csv"]
 
@@ -72,24 +73,24 @@ def report(
         print(f"page: {printable(target)}")
 
 
-def _page(found: "Comparison | RunResult", site: str | None, choice: "ClinicalChoice") -> str:
-    from ..views.outcomes import RunResult
+def _page(found: "Comparison | Run", site: str | None, choice: "ClinicalChoice") -> str:
+    from ..runs.run import Run
     from ..views.page import page, run_page
     from ..views.site_page import site_page
 
     if site is not None:
         return site_page(found, site, choice)
-    if isinstance(found, RunResult):
-        return run_page(found.data, choice)
+    if isinstance(found, Run):
+        return run_page(found, choice)
     return page(found, choice)
 
 
-def _table(found: "Comparison | RunResult", kind: str, out: str | None, places: list[Path]) -> None:
+def _table(found: "Comparison | Run", kind: str, out: str | None, places: list[Path]) -> None:
+    from ..runs.run import Run
     from ..storage import files
-    from ..views.outcomes import RunResult
     from ..views.table import FORMATS, table
 
-    if isinstance(found, RunResult):
+    if isinstance(found, Run):
         raise ConfigError(
             "--table: found one run; expected a comparison, or several runs, one of them of 'local'"
         )
@@ -103,7 +104,7 @@ def _table(found: "Comparison | RunResult", kind: str, out: str | None, places: 
 
 
 def _figures(
-    found: "Comparison | RunResult", folder: str, places: list[Path], choice: "ClinicalChoice"
+    found: "Comparison | Run", folder: str, places: list[Path], choice: "ClinicalChoice"
 ) -> None:
     from ..storage import files
     from ..views.figure_files import MISSING, page_figures, write_figures
@@ -117,15 +118,16 @@ def _figures(
         print(MISSING, file=sys.stderr)
 
 
-def _read(places: list[Path]) -> "Comparison | RunResult":
+def _read(places: list[Path]) -> "Comparison | Run":
     """The comparison or the run of a folder, or a comparison of several runs."""
-    from ..runs.comparison_folder import COMPARISON
-    from ..views.outcomes import Comparison, RunResult
+    from ..api import read
+    from ..views.comparison import Comparison
 
-    if len(places) == 1 and (places[0] / COMPARISON).is_file():
-        return Comparison.read(places[0])
-    runs = [RunResult.read(place) for place in places]
-    return runs[0] if len(runs) == 1 else Comparison.of(runs)
+    found = [read(place) for place in places]
+    if len(found) == 1:
+        return found[0]
+    several = [one.runs if isinstance(one, Comparison) else (one,) for one in found]
+    return Comparison.of(run for runs in several for run in runs)
 
 
 def _page_name(site: str | None) -> str:

@@ -1,264 +1,12 @@
 """``coterie new``, ``list`` and ``show``: files to start from, and the names a config can use."""
 
-import csv
-import inspect
-import io
-import random
-import re
 import shlex
-import textwrap
-from collections.abc import Callable, Iterable
-from datetime import date, timedelta
-from importlib.resources import files as resources
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 
-from ..adapt import ADAPTATIONS
-from ..algorithms import ALGORITHMS, ALIASES
-from ..api import configure
-from ..core.fields import REQUIRED, Field, fields, summary
-from ..core.metrics import METRICS, Metric
-from ..data.datasets import DATASETS
-from ..data.federation import Federation
-from ..data.partition import PARTITIONS
-from ..engines import ENGINES
-from ..errors import ConfigError, StoreError, did_you_mean, printable, printable_lines
-from ..networks.registry import MODELS
-from ..runs.assemble import assemble
-from ..storage import files
+from ..errors import printable_lines
 from .arguments import JSON, flags
-
-# ---- the output of ``coterie list`` and ``coterie show``, read from registries and docstrings ---
-
-WIDTH = 100
-BARS = " ▁▂▃▄▅▆▇█"
-MOST = 60  # clients that are drawn
-
-
-class Entry(NamedTuple):
-    """Something a config can name."""
-
-    about: str  # in one line
-    text: str  # the whole description
-    fields: tuple[Field, ...]
-    paper: str = ""
-    bibtex: str = ""
-
-
-def _method(kind: type[Any]) -> Entry:
-    text = inspect.getdoc(inspect.getmodule(kind)) or inspect.getdoc(kind) or ""
-    return Entry(summary(kind), text, fields(kind), kind.paper, kind.bibtex)
-
-
-def _alias(name: str) -> Entry:
-    base, adapt = ALIASES[name]
-    entry, adapted = _method(ALGORITHMS[base]), ADAPTATIONS[adapt]
-    about = f"{base}, then {summary(adapted)[0].lower()}{summary(adapted)[1:]}"
-    return entry._replace(about=about)
-
-
-def _plain(owner: Callable[..., Any]) -> Entry:
-    return Entry(summary(owner), _prose(owner), fields(owner))
-
-
-def _prose(owner: object) -> str:
-    """A docstring without its list of fields, which is printed separately."""
-    kept = []
-    for line in (inspect.getdoc(owner) or "").partition("\nFields:")[0].splitlines():
-        if line.partition(":")[0].strip() not in {f.name for f in fields(owner)}:  # type: ignore[arg-type]
-            kept.append(line)
-    return "\n".join(kept).strip()
-
-
-def _metric(row: Metric) -> Entry:
-    direction = "higher" if row.higher_is_better else "lower"
-    scale = ", in percent" if row.percent else f", {row.unit}" if row.unit else ""
-    about = f"{row.title} of {row.targets}{scale}; {direction} is better"
-    return Entry(about, about, ())
-
-
-TABLES: dict[str, tuple[Iterable[str], Callable[[str], Entry]]] = {
-    "methods": (
-        (*ALGORITHMS, *ALIASES),
-        lambda name: _alias(name) if name in ALIASES else _method(ALGORITHMS[name]),
-    ),
-    "datasets": (
-        DATASETS,
-        lambda name: _plain(DATASETS[name].loader)._replace(about=DATASETS[name].about),
-    ),
-    "partitions": (PARTITIONS, lambda name: _plain(PARTITIONS[name])),
-    "models": (MODELS, lambda name: _plain(MODELS[name])),
-    "adaptations": (ADAPTATIONS, lambda name: _plain(ADAPTATIONS[name])),
-    "engines": (ENGINES, lambda name: Entry(ENGINES[name], ENGINES[name], ())),
-    "metrics": (METRICS, lambda name: _metric(METRICS[name])),
-}
-
-
-def listing(kind: str) -> str:
-    """The names of a kind, one line each with a short description."""
-    rows = listed(kind)
-    width = max(len(row["name"]) for row in rows)
-    return "\n".join(f"{row['name']:<{width}}  {row['about']}" for row in rows)
-
-
-def listed(kind: str) -> list[dict[str, str]]:
-    """The names of a kind with their short descriptions, for JSON."""
-    names, entry = _table(kind)
-    return [{"name": name, "about": entry(name).about} for name in names]
-
-
-def _table(kind: str) -> tuple[list[str], Callable[[str], Entry]]:
-    plural = kind if kind in TABLES else f"{kind}s"
-    if plural not in TABLES:
-        raise ConfigError(f"there is nothing called '{kind}' to list; {did_you_mean(kind, TABLES)}")
-    names, entry = TABLES[plural]
-    return list(names), entry
-
-
-def explanation(words: list[str]) -> str:
-    """The description of a name; ``words`` may begin with a kind if two kinds share the name."""
-    kinds = list(TABLES) if len(words) == 1 else [words[0]]
-    name = words[-1]
-    found = [entry(name) for names, entry in map(_table, kinds) if name in names]
-    if not found or len(words) > 2:
-        known = [each for kind in kinds for each in _table(kind)[0]]
-        raise ConfigError(f"nothing is called '{' '.join(words)}'; {did_you_mean(name, known)}")
-    return "\n\n".join(_explained(name, entry) for entry in found)
-
-
-def _explained(name: str, entry: Entry) -> str:
-    parts = [f"{name}: {entry.about}"]
-    if entry.text.rstrip(".") != entry.about:
-        parts.append(entry.text)
-    if entry.fields:
-        parts.append("fields\n" + "\n".join(map(_field_text, entry.fields)))
-    if entry.paper:
-        parts.append("paper\n" + textwrap.fill(entry.paper, WIDTH, **_indent(2)))
-    if entry.bibtex:
-        parts.append(entry.bibtex)
-    return "\n\n".join(parts)
-
-
-def _field_text(field: Field) -> str:
-    default = "must be given" if field.default is REQUIRED else f"default {_value(field.default)}"
-    head = f"  {field.name} ({field.kind}; {default})"
-    if not field.meaning:
-        return head
-    return head + "\n" + textwrap.fill(field.meaning, WIDTH, **_indent(6))
-
-
-def _indent(by: int) -> dict[str, Any]:
-    return {"initial_indent": " " * by, "subsequent_indent": " " * by}
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(list(value)) if isinstance(value, tuple) else repr(value)
-
-
-def drawing(flags: dict[str, Any]) -> str:
-    """A partition of a dataset, one line per client: sizes, and a bar for each class."""
-    config = configure({}, **flags)
-    return drawn(assemble(config).federations[config.run.seed])
-
-
-def drawn(federation: Federation) -> str:
-    """A federation, one line per client: split sizes, group, and a bar for each class.
-
-    Bars are relative to the largest count of all clients and classes.
-    """
-    data = federation.dataset
-    counts = [
-        [int((data.y[own] == c).sum()) for c in range(data.classes)] for own in federation.train
-    ]
-    most = max((n for row in counts for n in row), default=0)
-    names = [printable(name)[:20] for name in federation.clients]
-    width = max(6, *map(len, names))
-    lines = [f"{'client':<{width}}  group  train    val   test  " + ("classes" if most else "")]
-    for i, name in enumerate(names[:MOST]):
-        sizes = (len(split[i]) for split in (federation.train, federation.val, federation.test))
-        group = "—" if federation.groups is None else str(int(federation.groups[i]))
-        bars = "".join(_bar(n, most) for n in counts[i])
-        row = " ".join(f"{n:6,}" for n in sizes)
-        lines.append(f"{name:<{width}}  {group:>5} {row}  {bars}".rstrip())
-    if len(names) > MOST:
-        lines.append(f"… and {len(names) - MOST} more")
-    note = "\nclients of other groups label the classes in another order" * (
-        federation.relabel is not None
-    )
-    return "\n".join([*lines, "", f"{federation.partition}, {federation.fingerprint}{note}"])
-
-
-def _bar(count: int, most: int) -> str:
-    """A bar of one character; at least an eighth of a block if the count is not zero."""
-    return BARS[0] if not count else BARS[max(1, round(count / most * (len(BARS) - 1)))]
-
-
-# ---- ``coterie new``: writes a commented config and a small table to start from -----------------
-
-# The table shows the layout that coterie reads. Its numbers are made up: in three sites ``score``
-# raises the risk of the outcome, in the other three it lowers it, so that there are collaborators
-# to be found.
-
-RAISES, LOWERS = ("north", "lakeside", "county"), ("hilltop", "east", "harbour")  # the sites
-PATIENTS = 30  # per site
-VISITS = 2  # rows per patient
-COLUMNS = ("site", "patient", "admitted", "sex", "age", "pressure", "score", "readmitted")
-FIRST_DAY = date(2024, 1, 1)
-MISSING = 0.1  # share of missing cells in ``score``
-
-
-def write_example(name: str) -> tuple[Path, Path]:
-    """Write ``NAME.toml`` and ``NAME.csv``; refuses a path that exists. Returns both paths."""
-    config, table = _paths(name)
-    template = resources(__package__).joinpath("templates", "federation.toml")
-    text = template.read_text(encoding="utf-8").replace("@NAME@", config.stem)
-    with files.writing(config):
-        config.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(table, example_table())
-    files.write_text(config, text)
-    return config, table
-
-
-def _paths(name: str) -> tuple[Path, Path]:
-    """The paths of both files; refuses names that are no plain file name, and paths in use."""
-    place = files.expanded(name.removesuffix(".toml"))
-    if not re.fullmatch(r"\w[\w-]*", place.name):
-        raise StoreError(
-            f"NAME: found '{name}'; expected letters, digits, '-' and '_', as in my-federation, "
-            "after an optional folder"
-        )
-    paths = tuple(place.with_name(place.name + suffix) for suffix in (".toml", ".csv"))
-    for path in paths:
-        if path.exists() or path.is_symlink():
-            raise StoreError(f"{path}: exists already; nothing was written; choose another name")
-    return paths[0], paths[1]
-
-
-def example_table() -> str:
-    """The text of the example: the same in every call."""
-    draw, out = random.Random(0), io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for site in (*RAISES, *LOWERS):
-        effect = 1.5 if site in RAISES else -1.5
-        for number in range(1, PATIENTS + 1):
-            patient = f"{site[:2].upper()}{number:03}"
-            sex, age = draw.choice(("female", "male")), draw.randint(20, 90)
-            day = FIRST_DAY + timedelta(days=draw.randrange(330))
-            for _ in range(VISITS):
-                score, pressure = round(draw.gauss(50, 10), 1), round(draw.gauss(125, 15), 1)
-                risk = effect * (score - 50) / 10 + (pressure - 125) / 15 + draw.gauss(0, 0.5)
-                cell = "" if draw.random() < MISSING else score
-                outcome = "yes" if risk > 0.2 else "no"
-                writer.writerow((site, patient, day, sex, age, pressure, cell, outcome))
-                day += timedelta(days=draw.randint(5, 30))
-    return out.getvalue()
 
 
 def new(
@@ -267,7 +15,7 @@ def new(
     ],
 ) -> None:
     """Write NAME.toml, a commented config, and NAME.csv, a small table that shows the layout."""
-    pass
+    from .catalog import write_example
 
     config, table = write_example(name)
     at = shlex.quote(str(config))
@@ -287,7 +35,7 @@ def list_names(
     as_json: Annotated[bool, JSON] = False,
 ) -> None:
     """List the names that a config can use."""
-    pass
+    from .catalog import listed, listing
     from .console import show_json
 
     if as_json:
@@ -306,7 +54,7 @@ def show(
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE")] = None,
 ) -> None:
     """Explain a name that can be listed: what it does, its fields, its paper."""
-    pass
+    from .catalog import drawing, explanation
 
     print(explanation(names))
     if data is not None:

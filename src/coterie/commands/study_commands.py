@@ -110,7 +110,7 @@ def sweep(
     found = default_folder(sweep_of(config, number, **given))
     rounds = max(column.config.run.rounds for column in found.study.columns)
     with progress_on_stderr(found.missing(), rounds) as watch:
-        outcome = found.run(watch)
+        outcome = found.run([watch])
     if as_json:
         show_json(outcome.rows())
         return
@@ -171,7 +171,7 @@ def tune(
     )
     found = found if out is None else replace(found, out=Path(out))
     with progress_on_stderr(found.expected(), found.rounds) as watch:
-        tuned = found.run(watch)
+        tuned = found.run([watch])
     if as_json:
         show_json(tuned.to_dict())
         return
@@ -212,7 +212,7 @@ def _run(one: "Reproduction", keep: bool, wait: bool) -> "StudyOutcome":
 
     rounds = max(column.config.run.rounds for column in one.study.columns)
     with progress_on_stderr(one.missing(), rounds) as watch:
-        return one.run(watch, keep=keep, wait=wait)
+        return one.run([watch], keep=keep, wait=wait)
 
 
 def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:

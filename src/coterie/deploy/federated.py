@@ -26,10 +26,11 @@ from ..engines.codec import digest
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states
 from ..errors import EngineError
 from ..runs.config.schema import Config
+from ..runs.plan import Cell
 from ..runs.resume import UnfinishedRun
 from ..runs.run import LOCAL
 from ..runs.run_folder import AT_SITES
-from ..runs.setting import Cell, Gains, Prepared, Setting
+from ..runs.setting import Gains, Prepared, Setting
 from .asking import answers_of_all, ask_all, gain_answered
 from .declarations import Divided, SitesIdentity, scaled_example
 from .protocol import (

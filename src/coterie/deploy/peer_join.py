@@ -21,7 +21,7 @@ from ..engines.codec import digest, vocabulary
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
 from ..runs.config.schema import Config, GuardTable
-from ..runs.setting import Cell
+from ..runs.plan import Plan
 from ..storage import files
 from ..training.guard import Guard
 from .handler import WITHDRAWN, SiteHandler
@@ -131,7 +131,7 @@ class JoiningSite:
                 door.fetch(self._nudge)  # ends by an AgreedError
         transport = SealedTransport(self._talk, self._link, self._handler, self._note, self._nudge)
         setting = federated(config, transport, PEERS)
-        cell = Cell(setting.config.method(), setting.config.run.seed, None)
+        cell = Plan.single(setting.config, None).cells[0]
         experiment, _ = setting.agreed(cell)
         self._keep(asked, experiment)
         return experiment

@@ -9,7 +9,8 @@ from ..core.algorithm import Mixture
 from ..data.preprocessing import Preprocessing
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
-from ..exporting.writing import ModelFacts, NetworkFacts, Trained, write_export
+from ..exporting.export_format import ModelFacts, NetworkFacts
+from ..exporting.writing import Trained, write_export
 from ..runs.run import JudgedRows
 from ..runs.stored import read_outcomes
 from ..storage import files

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -22,14 +22,14 @@ from ..engines.base import Work
 from ..engines.settings import Asked, Length
 from ..engines.vmap import VmapBackend, compiler_version
 from ..errors import printable
-from ..runs.assemble import Assembly, assemble, simulation_of
+from ..runs.assemble import Assembly, assemble
 from ..runs.config.methods import Method
 from ..runs.estimate import peak_mib, timings
 from ..runs.run import Roster
 from ..views.mean_gain import smallest_gain
 from . import findings
 from .findings import (
-    SitePart,
+    SiteRow,
     data_warnings,
     duplicates,
     repeated_warnings,
@@ -40,37 +40,6 @@ from .findings import (
 MOST = 30  # sites that are printed; JSON has all of them
 FEW = 4  # classes whose shares are printed
 COLUMNS = ("site", "rows", "train", "val", "test", "missing", "commonest", "shows from", "classes")
-
-
-class SiteRow(NamedTuple):
-    """One site: its data, and the smallest gain that its test data can show."""
-
-    part: SitePart
-    smallest: float | None  # in percentage points; None if no gain can be shown
-
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers by name, for JSON."""
-        return {**self.part._asdict(), "rows": self.part.rows, "smallest_gain": self.smallest}
-
-    def cells(self) -> tuple[str, ...]:
-        """The text of each column."""
-        part = self.part
-        return (
-            part.client,
-            *(f"{n:,}" for n in (part.rows, part.train, part.val, part.test)),
-            "—" if part.missing is None else f"{100 * part.missing:.1f} %",
-            "—" if part.commonest is None else f"{part.commonest:.1f} %",
-            "—" if self.smallest is None else f"{self.smallest:.0f} points",
-            _balance(part.classes),
-        )
-
-
-def _balance(classes: dict[str, float]) -> str:
-    if not classes:
-        return "—"
-    often = sorted(classes.items(), key=lambda pair: -pair[1])
-    said = ", ".join(f"{name} {100 * share:.0f} %" for name, share in often[:FEW])
-    return f"{said}, {len(often) - FEW} more" if len(often) > FEW else said
 
 
 @dataclass(frozen=True)
@@ -131,7 +100,7 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
     with contextlib.closing(assemble(config)) as assembly:
         seed = config.seeds[0]
         asked = assembly.config.single(methods[-1], seed)
-        on = simulation_of(assembly, methods[-1].build(), asked)
+        on = assembly.simulated(methods[-1].build(), asked)
         costs, engine, estimate = _cost_facts(assembly, on, methods)
         slow = [line for method in methods for line in _slower(assembly, method, engine)]
     made, roster, metric = on.federation, Roster.of(on.federation), assembly.config.run.metric
@@ -266,9 +235,7 @@ def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> li
     if engine["engine"] != "vmap" or not (engine["trace"] or assembly.config.engine.trace):
         return []
     algorithm = method.build()
-    on = simulation_of(
-        assembly, algorithm, assembly.config.single(method, assembly.config.seeds[0])
-    )
+    on = assembly.simulated(algorithm, assembly.config.single(method, assembly.config.seeds[0]))
     algorithm = governed(algorithm, on.problem)
     problem = replace(on.problem, recipe=replace(on.problem.recipe, steps=PROBE_STEPS))
     able = (problem.sizes > 0).nonzero().flatten()[: engine["chunk"]]

@@ -8,7 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,9 @@ from ..data.assign import Floats
 from ..data.federation import Dataset, Federation
 from ..data.sources.columns import NO_CELL
 from ..runs.run import Roster
-from .doctor import SiteRow
 
 OFF = 10.0  # times the others' median or spread: another unit, as cm and m
+FEW = 3
 FEWEST = 5  # known numbers of a client from which its median and spread are compared
 
 
@@ -42,6 +42,29 @@ class SitePart(NamedTuple):
     def rows(self) -> int:
         """All rows of the client."""
         return self.train + self.val + self.test
+
+
+class SiteRow(NamedTuple):
+    """One site: its data, and the smallest gain that its test data can show."""
+
+    part: SitePart
+    smallest: float | None  # in percentage points; None if no gain can be shown
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers by name, for JSON."""
+        return {**self.part._asdict(), "rows": self.part.rows, "smallest_gain": self.smallest}
+
+    def cells(self) -> tuple[str, ...]:
+        """The text of each column."""
+        part = self.part
+        return (
+            part.client,
+            *(f"{n:,}" for n in (part.rows, part.train, part.val, part.test)),
+            "—" if part.missing is None else f"{100 * part.missing:.1f} %",
+            "—" if part.commonest is None else f"{part.commonest:.1f} %",
+            "—" if self.smallest is None else f"{self.smallest:.0f} points",
+            _balance(part.classes),
+        )
 
 
 class Alike(NamedTuple):
@@ -82,6 +105,14 @@ def rows_of(federation: Federation) -> list[npt.NDArray[np.int64]]:
     """The indices of all samples of each client."""
     parts = zip(federation.train, federation.own_val, federation.own_test, strict=True)
     return [np.concatenate([split.numpy() for split in splits]) for splits in parts]
+
+
+def _balance(classes: dict[str, float]) -> str:
+    if not classes:
+        return "—"
+    often = sorted(classes.items(), key=lambda pair: -pair[1])
+    said = ", ".join(f"{name} {100 * share:.0f} %" for name, share in often[:FEW])
+    return f"{said}, {len(often) - FEW} more" if len(often) > FEW else said
 
 
 def parts(federation: Federation) -> list[SitePart]:

@@ -25,8 +25,7 @@ from ..engines.evaluation import outputs
 from ..errors import ConfigError, CoterieError, StoreError
 from ..networks import registry
 from ..storage import files
-from .new_samples import Others, Source, read_new
-from .writing import (
+from .export_format import (
     CONFIG,
     FORMAT,
     MODEL,
@@ -39,6 +38,7 @@ from .writing import (
     network_factory,
     shapes_of,
 )
+from .new_samples import Others, Source, read_new
 
 Floats = npt.NDArray[np.float64]
 

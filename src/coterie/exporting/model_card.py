@@ -20,7 +20,7 @@ from ..errors import printable
 from ..networks import registry
 from ..networks.architectures import Recurrent, Residual, head, norm_layer
 from ..views.clinical import FEWEST, Calibration, Estimate, Sensitivity, SiteClinical
-from .writing import ExportConfig, NetworkFacts, network_factory, shapes_of
+from .export_format import ExportConfig, NetworkFacts, network_factory, shapes_of
 
 # Layers whose ``repr`` is the call that makes them.
 PLAIN: tuple[type[nn.Module], ...] = (

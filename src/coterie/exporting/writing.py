@@ -1,119 +1,44 @@
-"""The files of an exported model: their names, and what ``config.json`` says."""
+"""Writes one client's trained model as a folder that works without the run, and without coterie.
 
-import contextlib
+    model.safetensors     the parameters of every model of the mixture, and the mixture's weights
+    preprocessing.json    how samples become inputs: columns, levels, means, classes
+    config.json           the network, and what is known of the model
+    README.md             the model card, with the lines that load it in plain PyTorch
+    MANIFEST.json         sha256 and size of each file; written last
+
+A client of a simulation and a site of a federation export the same way.
+"""
+
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
-
-import torch
-from torch import nn
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..core.algorithm import Mixture, client_digest
 from ..core.flat import FlatModel, build
 from ..core.imports import Code, Given
 from ..core.metrics import Floats
-from ..data.data_schema import Schema
 from ..data.preprocessing import Preprocessing
-from ..data.untrusted import STRICT
 from ..errors import ConfigError, StoreError, did_you_mean
-from ..networks import registry
 from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE
-from ..runs.run import History
+from ..runs.run import Run
 from ..storage import files
 from ..views.clinical import SPECIFICITY, ClinicalChoice, SiteClinical, rows_of, site_clinical
+from .export_format import (
+    CARD,
+    CONFIG,
+    MODEL,
+    PREPROCESSING,
+    WEIGHTS,
+    ExportConfig,
+    ModelFacts,
+    NetworkFacts,
+    network_factory,
+    shapes_of,
+)
 from .model_card import card
-
-FORMAT = 1
-MODEL, CONFIG, PREPROCESSING = "model.safetensors", "config.json", "preprocessing.json"
-CARD = "README.md"
-NAMES = (MODEL, CONFIG, PREPROCESSING, CARD)
-MOST_MODELS = 10_000  # of one mixture
-WEIGHTS = "weights"  # of the mixture, in the file of the model
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """What is known of a model: where it comes from, on which data, and how good it is."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
-    client: str
-    method: str
-    rounds: int
-    seed: int
-    run: str  # digest of the run, or hash of the agreement of a federation's sites
-    data: str | None  # fingerprint of the clients' data; None where a site does not know it
-    train: int  # samples of the client
-    val: int
-    test: int
-    metric: str
-    score: float | None  # on the client's test samples; None if it has none
-    collaborators: dict[str, float | None]  # others, and the weight that the client gives them
-    notes: tuple[str, ...] = ()
-    onboarded: bool = False  # the client was not in the run: it joined the finished one
-
-
-@dataclass(frozen=True)
-class NetworkFacts:
-    """The network of a model."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
-    name: str
-    options: dict[str, Any]
-    shape: tuple[int, ...]  # of one input
-    classes: int  # 0 for a regression
-    precision: Literal["float32", "float64", "tf32", "bf16"]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of parameters and inputs."""
-        return torch.float64 if self.precision == "float64" else torch.float32
-
-
-@dataclass(frozen=True)
-class ExportConfig:
-    """The file ``config.json`` of an export."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
-    network: NetworkFacts
-    model: ModelFacts
-    digest: str  # of the weights and parameters
-    coterie: str  # the version that wrote it
-    format: int = field(default=FORMAT, kw_only=True)
-
-    def to_json(self) -> str:
-        """All of it as JSON text."""
-        return files.to_json(asdict(self), indent=2) + "\n"
-
-
-def network_factory(facts: NetworkFacts, schema: Schema, code: Code) -> Callable[[], nn.Module]:
-    """A function that makes such networks for samples of this schema."""
-    own = facts.name in registry.MODELS
-    model = facts.name if own else registry.builder(facts.name, code)
-    return registry.factory(model, schema.example(), **facts.options)
-
-
-def shapes_of(facts: NetworkFacts, factory: Callable[[], nn.Module]) -> nn.Module:
-    """A network without values: our own networks take no memory for it, however large they are."""
-    with torch.device("meta") if facts.name in registry.MODELS else contextlib.nullcontext():
-        return factory()
-
-
-# ---- writes one client's trained model as a folder that works without the run, and without coteri
-
-#     model.safetensors     the parameters of every model of the mixture, and the mixture's weights
-#     preprocessing.json    how samples become inputs: columns, levels, means, classes
-#     config.json           the network, and what is known of the model
-#     README.md             the model card, with the lines that load it in plain PyTorch
-#     MANIFEST.json         sha256 and size of each file; written last
-#
-# A client of a simulation and a site of a federation export the same way.
 
 MOST_COLLABORATORS = 20  # that a card names
 
@@ -209,18 +134,18 @@ def trained_client(
 ) -> Trained:
     """The model of one client, from the folder of a finished run."""
     data = verified_run(path)
-    clients = data.history.roster.clients
+    clients = data.roster.clients
     if client not in clients:
         raise ConfigError(f"--client: no client is called '{client}'; {known(client, clients)}")
     at = clients.index(client)
     predictor, preprocessing = data.predictor(at), run_folder.read_preprocessing(path)
     network = network_facts(data.config, preprocessing)
-    model = _model(network, preprocessing, code, predictor, data.history.seed)
-    found = _clinical(data.history, at, choice)
+    model = _model(network, preprocessing, code, predictor, data.seed)
+    found = _clinical(data, at, choice)
     return Trained(_facts(path, data, at), network, preprocessing, model, predictor, found)
 
 
-def _clinical(history: History, at: int, choice: ClinicalChoice | None) -> SiteClinical | None:
+def _clinical(history: Run, at: int, choice: ClinicalChoice | None) -> SiteClinical | None:
     said, rows = history.outcomes, history.roster.rows
     if said is None or rows is None:
         return None
@@ -228,7 +153,7 @@ def _clinical(history: History, at: int, choice: ClinicalChoice | None) -> SiteC
     return site_clinical(history.metric, own, rows_of(rows, said.sizes, at), choice)
 
 
-def verified_run(path: Path) -> run_folder.RunData:
+def verified_run(path: Path) -> Run:
     """Read one finished run; refuses a comparison, and a folder that is not as it was written."""
     if (path / COMPARE).is_file():
         raise ConfigError(
@@ -270,8 +195,8 @@ def _model(
     return FlatModel(build(factory, seed, "start").to(facts.dtype))
 
 
-def _facts(path: Path, data: run_folder.RunData, at: int) -> ModelFacts:
-    history, summary = data.history, data.summary
+def _facts(path: Path, data: Run, at: int) -> ModelFacts:
+    history, summary = data, data.summary
     roster, score = history.roster, float(history.last[at])
     return ModelFacts(
         client=roster.clients[at],
@@ -290,7 +215,7 @@ def _facts(path: Path, data: run_folder.RunData, at: int) -> ModelFacts:
     )
 
 
-def _collaborators(history: History, at: int) -> dict[str, float | None]:
+def _collaborators(history: Run, at: int) -> dict[str, float | None]:
     """The others that the client gives the most weight to; all others if no weights are known."""
     clients, weights = history.roster.clients, history.weights
     others = [k for k in range(len(clients)) if k != at]
@@ -302,7 +227,7 @@ def _collaborators(history: History, at: int) -> dict[str, float | None]:
     return {clients[k]: round(float(row[k]), 4) for k in best[:MOST_COLLABORATORS]}
 
 
-def _notes(path: Path, history: History, at: int) -> tuple[str, ...]:
+def _notes(path: Path, history: Run, at: int) -> tuple[str, ...]:
     """What a reader has to know of the client's data."""
     stored = files.read_json(path / run_folder.PARTITION)["clients"][at]
     lacks = history.roster.weak.get(history.roster.clients[at])

@@ -28,21 +28,14 @@ from ..engines import make_engine
 from ..engines.evaluation import outputs
 from ..engines.loop import LoopBackend
 from ..errors import ConfigError, DataError, StoreError
-from ..exporting.writing import (
-    MOST_COLLABORATORS,
-    ModelFacts,
-    NetworkFacts,
-    Trained,
-    network_factory,
-    network_facts,
-    verified_run,
-)
+from ..exporting.export_format import ModelFacts, NetworkFacts, network_factory
+from ..exporting.writing import MOST_COLLABORATORS, Trained, network_facts, verified_run
 from ..networks import registry
 from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE
 from ..runs.config.loading import load
 from ..runs.config.schema import Config
-from ..runs.run_folder import RunData
+from ..runs.run import Run
 from ..training.rounds import train
 
 AVERAGE = "fedavg"  # the method whose model is the plain average
@@ -51,7 +44,7 @@ AVERAGE = "fedavg"  # the method whose model is the plain average
 class JoinableRun(NamedTuple):
     """A finished run that a newcomer joins."""
 
-    data: RunData
+    data: Run
     config: Config
     algorithm: AnyAlgorithm
     rule: Rule
@@ -78,16 +71,16 @@ def open_joinable(path: Path, code: Code) -> JoinableRun:
     return JoinableRun(data, config, algorithm, rule, preprocessing, network, code, average)
 
 
-def _plain_average(path: Path, data: RunData) -> Tensor | None:
+def _plain_average(path: Path, data: Run) -> Tensor | None:
     """FedAvg's model: the run's own, or that of the run of FedAvg in the same comparison."""
-    if data.history.method == AVERAGE:
+    if data.method == AVERAGE:
         return data.predictor(0).models[0]
     home = path.resolve().parent.parent
     beside = home / AVERAGE / path.resolve().name
-    if not (home / COMPARE).is_file() or not run_folder.finished(beside):
+    if not (home / COMPARE).is_file() or not run_folder.is_finished(beside):
         return None
     other = run_folder.read(beside)
-    same = other.history.roster.fingerprint == data.history.roster.fingerprint
+    same = other.roster.fingerprint == data.roster.fingerprint
     return other.predictor(0).models[0] if same else None
 
 
@@ -211,7 +204,7 @@ class Newcomer(NamedTuple):
 
 def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
     """The newcomer's samples, scaled as the run's were, of which some test."""
-    if name in host.data.history.roster.clients:
+    if name in host.data.roster.clients:
         raise ConfigError(f"--name: the run has a client '{name}' already; choose another name")
     if len(dataset.y) < FEWEST:
         raise DataError(
@@ -219,7 +212,7 @@ def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
             "some to join with and some to test on"
         )
     share = host.config.data.test or TEST
-    seed = host.data.history.seed
+    seed = host.data.seed
     made = site_federation(dataset, host.schema, name, val=0.0, test=share, seed=seed)
     pool, test = torch.cat([made.train[0], made.val[0]]), made.test[0]
     if not len(pool) or not len(test):
@@ -251,7 +244,7 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
     halves shows that training helps (:mod:`coterie.onboarding.newcomer`).
     """
     on = _simulation(host, new, plan)
-    judge, metric = LoopBackend(on.problem, on.shards), host.data.history.metric
+    judge, metric = LoopBackend(on.problem, on.shards), host.data.metric
     finals, usable = _finals(host, on)
     alone, found = _alone(host, on), []
 
@@ -287,7 +280,7 @@ def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Draw]) -> Simul
     if host.network.precision == "bf16":
         factory = registry.in_bfloat16(factory, "cpu")
     table = host.config.train.model_copy(update={"buffers": "average"})
-    seed, dtype = host.data.history.seed, host.network.dtype
+    seed, dtype = host.data.seed, host.network.dtype
     return simulate(federation, factory, table.recipe(), seed=seed, dtype=dtype)
 
 
@@ -303,8 +296,8 @@ def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
     usable = models.flatten(1).isfinite().all(1) & (weights.sum(1) > 0)
     if not bool(usable.any()):
         raise StoreError("every model of the run diverged; train again with a smaller train.lr")
-    rounds = len(host.data.history.lines)
-    sizes = torch.from_numpy(host.data.history.roster.n_train)[usable]
+    rounds = len(host.data.lines)
+    sizes = torch.from_numpy(host.data.roster.n_train)[usable]
     after = round_of(on.problem, rounds, rounds + 1, torch.arange(1))
     start = on.problem.start
     return Finals(weights[usable], models[usable], sizes, start, after), usable
@@ -312,7 +305,7 @@ def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
 
 def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
     """The answers of models trained alone, as long as the run was and from its start."""
-    rounds, metric = len(host.data.history.lines), host.data.history.metric
+    rounds, metric = len(host.data.lines), host.data.metric
     engine = make_engine("loop", on.problem, on.shards)
     try:
         *_, last = train(Local(), on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
@@ -336,7 +329,7 @@ def _spread(made: Joined, usable: Tensor) -> Tensor | None:
 
 def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Trained:
     """The newcomer's model from all of its samples, ready to be written by ``write_export``."""
-    history, made = host.data.history, outcome.personal
+    history, made = host.data, outcome.personal
     facts = ModelFacts(
         client=new.name,
         method=history.method,
@@ -357,7 +350,7 @@ def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Tr
 
 def collaborators(host: JoinableRun, weights: Tensor | None) -> dict[str, float | None]:
     """The clients of the run with the most weight; weights are None if all have one model."""
-    names = host.data.history.roster.clients
+    names = host.data.roster.clients
     if weights is None:
         return dict.fromkeys(names[:MOST_COLLABORATORS])
     best = sorted(range(len(names)), key=lambda k: -float(weights[k]))[:MOST_COLLABORATORS]

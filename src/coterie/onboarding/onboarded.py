@@ -413,7 +413,7 @@ def onboard(
     host = open_joinable(files.folder_of(run, "RUN"), Code.of(code, installed=False))
     dataset = read_labelled(data, host.schema, host.config.data.options, drop)
     new = newcomer(host, dataset, _name(name, data))
-    plan = draws_of(new.pool, sizes, draws, host.data.history.seed)
+    plan = draws_of(new.pool, sizes, draws, host.data.seed)
     found = join(host, new, plan, epochs)
     if place is not None:
         write_export(personal_model(host, new, found), place)
@@ -437,7 +437,7 @@ def _name(given: str | None, data: Source) -> str:
 def _collected(
     host: JoinableRun, client: str, test: int, found: JoinOutcome, path: Path | None
 ) -> Onboarded:
-    metric, by_size = host.data.history.metric, dict[int, list[Tried]]()
+    metric, by_size = host.data.metric, dict[int, list[Tried]]()
     for one in found.tries:
         by_size.setdefault(one.draw.size, []).append(one)
     points = tuple(
@@ -447,9 +447,9 @@ def _collected(
     weights = tuple(_mean_weights(host, tries) for tries in by_size.values())
     return Onboarded(
         client=client,
-        method=host.data.history.method,
+        method=host.data.method,
         metric=metric,
-        clients=len(host.data.history.roster),
+        clients=len(host.data.roster),
         test=test,
         average=found.average,
         points=points,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..core.metrics import METRICS
-from .run import History
+from .run import Run
 
 TOLERANCE = 1e-6  # relative difference of scores and losses up to which two trainings are the same
 STILL_SAME = 0.1  # share of later scores that must be the same, because Local may stop early
@@ -26,7 +26,7 @@ class Alarm(NamedTuple):
     beside: str = ""  # a few words that the table shows beside the number
 
 
-def same_run(a: History, b: History) -> bool:
+def same_run(a: Run, b: Run) -> bool:
     """Whether two runs gave every client the same scores and losses in all rounds both evaluated.
 
     Accuracies alone can agree by chance on small test sets; losses do not. Where Local predicts
@@ -48,7 +48,7 @@ def same_run(a: History, b: History) -> bool:
     return len(common) > 0 and bool((same | earlier).all() and later.mean() >= STILL_SAME)
 
 
-def of_divergence(history: History) -> list[Alarm]:
+def of_divergence(history: Run) -> list[Alarm]:
     """The alarm that a run diverged, with the first round that shows it."""
     signs = [*_wild_scores(history), *_wild_uploads(history)]
     if not signs:
@@ -59,7 +59,7 @@ def of_divergence(history: History) -> list[Alarm]:
     return [Alarm("diverged", text, beside)]
 
 
-def _wild_scores(history: History) -> list[tuple[int, str]]:
+def _wild_scores(history: Run) -> list[tuple[int, str]]:
     """The first evaluated round in which a client predicts no finite numbers or its loss explodes.
 
     A loss has exploded above 100 for classes, where guessing has at most about 10, and above 10,000
@@ -78,7 +78,7 @@ def _wild_scores(history: History) -> list[tuple[int, str]]:
     return []
 
 
-def _wild_uploads(history: History) -> list[tuple[int, str]]:
+def _wild_uploads(history: Run) -> list[tuple[int, str]]:
     """The first round by which half of the clients have sent numbers that are not finite."""
     seen: set[str] = set()
     for line in history.lines:
@@ -88,7 +88,7 @@ def _wild_uploads(history: History) -> list[tuple[int, str]]:
     return []
 
 
-def of_weights(history: History) -> list[Alarm]:
+def of_weights(history: Run) -> list[Alarm]:
     """The alarm that collaboration weights were zero, or uniform, in every round that has any."""
     seen = {line["off_diagonal"] for line in history.lines if "off_diagonal" in line}
     name = history.method
@@ -101,7 +101,7 @@ def of_weights(history: History) -> list[Alarm]:
     return []
 
 
-def of_copies(history: History, references: Sequence[tuple[str, History]]) -> list[Alarm]:
+def of_copies(history: Run, references: Sequence[tuple[str, Run]]) -> list[Alarm]:
     """The alarm that a run gave the same scores as Local or FedAvg."""
     return [
         Alarm(
@@ -119,7 +119,7 @@ CYCLE_SHARE = 0.5  # least share of the scores' variance about their trend; nois
 CYCLE_POINTS = 3.0  # mean distance of a client's score from its trend, in points
 
 
-def two_cycle(history: History) -> tuple[float, float]:
+def two_cycle(history: Run) -> tuple[float, float]:
     """How much clients' scores alternate from round to round in the last rounds.
 
     Returns the share of their variance about a straight line that has period two, and the mean
@@ -140,7 +140,7 @@ def two_cycle(history: History) -> tuple[float, float]:
     return share, float(np.abs(amplitude).mean())
 
 
-def of_cycles(history: History) -> list[Alarm]:
+def of_cycles(history: Run) -> list[Alarm]:
     """The alarm that clients' scores swing with period two."""
     share, amplitude = two_cycle(history)
     if not METRICS[history.metric].percent or share < CYCLE_SHARE or amplitude < CYCLE_POINTS:
@@ -153,7 +153,7 @@ def of_cycles(history: History) -> list[Alarm]:
     return [Alarm("two_cycle", text)]
 
 
-def of_teachers(history: History) -> list[Alarm]:
+def of_teachers(history: Run) -> list[Alarm]:
     """The alarm that the clients' distillation loss rose during training in most rounds."""
     seen = [line["distillation"] for line in history.lines if "distillation" in line]
     rose = [(before, after) for before, after in seen if not after <= before]
@@ -168,7 +168,7 @@ def of_teachers(history: History) -> list[Alarm]:
     return [Alarm("left_teacher", text)]
 
 
-def raise_alarms(history: History, references: Mapping[str, History]) -> tuple[Alarm, ...]:
+def raise_alarms(history: Run, references: Mapping[str, Run]) -> tuple[Alarm, ...]:
     """Every alarm of a run; ``references`` are the runs of other methods with the same seed.
 
     Other methods are compared with Local and FedAvg. These two raise no alarms of their own, except

@@ -2,20 +2,18 @@
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import nn
 
-from ..core.algorithm import AnyAlgorithm, Sharing, check_run
+from ..core.algorithm import AnyAlgorithm
 from ..core.fields import AUTO
 from ..core.flat import build
-from ..core.locations import located
 from ..core.metrics import METRICS, metrics_for
-from ..core.optim import Recipe
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
@@ -33,11 +31,11 @@ from ..engines.worker import place
 from ..errors import ConfigError
 from ..networks import registry
 from .config.checks import model_options, partition_options
-from .config.methods import Method
 from .config.schema import Config, Named
+from .plan import Cell
 from .resume import UnfinishedRun
 from .run import LOCAL, Roster
-from .setting import Cell, Gains, Prepared, Setting
+from .setting import Gains, Prepared, Setting
 
 SITES = "sites"  # in a run's folder: one folder per client
 
@@ -98,11 +96,43 @@ class Assembly(Setting):
     federations: dict[int, Federation]  # by seed
     factory: Callable[[], nn.Module]
     homes: Homes
+    _made: dict[tuple[Any, ...], Simulation] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what can be made again."""
+        return {**self.__dict__, "_made": {}}
 
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         """The problem and the shards of one run."""
-        on = simulation_of(self, algorithm, asked)
+        on = self.simulated(algorithm, asked)
         return Prepared(on.problem, Roster.of(on.federation), on.shards)
+
+    def simulated(self, algorithm: AnyAlgorithm, asked: Config) -> Simulation:
+        """The same with the federation; runs of one seed that need the same share it.
+
+        ``merge_val`` has an effect only on methods that never read validation data.
+        """
+        train, seed, sharing = asked.train, asked.run.seed, algorithm.traits.sharing
+        recipe, merge = train.recipe(), train.merge_val and not algorithm.traits.uses_validation
+        key = seed, merge, sharing, train.precision
+        if key not in self._made:
+            for other in [made for made in self._made if made[0] != seed]:
+                del self._made[other]
+            self._made[key] = simulate(
+                self.federations[seed],
+                self.factory,
+                recipe,
+                seed=seed,
+                device=self.config.engine.device,
+                dtype=torch.float64 if train.precision == "float64" else torch.float32,
+                merge_val=merge,
+                sharing=sharing,
+                shares=METRICS[self.config.run.metric].by_share,
+            )
+        on = self._made[key]
+        if on.problem.recipe == recipe:
+            return on
+        return on._replace(problem=replace(on.problem, recipe=recipe))
 
     def identity(self, seed: int) -> Identity:
         """Hashes of the clients' data and of how it is divided."""
@@ -118,7 +148,7 @@ class Assembly(Setting):
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """The engine that the config asks for, or that an interrupted run was executed with."""
-        asked = self.config.single(cell.method, cell.seed)
+        asked = self.asked(cell)
         ways = None if left is None else left.ways
         asked = asked if left is None else left.with_engine(asked)
         if on.shards is None:
@@ -144,25 +174,6 @@ class Assembly(Setting):
     def close(self) -> None:
         """Remove the temporary files of clients in other processes."""
         self.homes.close()
-
-
-def simulation_of(assembly: Assembly, algorithm: AnyAlgorithm, asked: Config) -> Simulation:
-    """The problem and the shards of one run, whose config is ``asked``.
-
-    ``merge_val`` has an effect only on methods that never read validation data.
-    """
-    train, seed = asked.train, asked.run.seed
-    return simulate(
-        assembly.federations[seed],
-        assembly.factory,
-        train.recipe(),
-        seed=seed,
-        device=assembly.config.engine.device,
-        dtype=torch.float64 if train.precision == "float64" else torch.float32,
-        merge_val=train.merge_val and not algorithm.traits.uses_validation,
-        sharing=algorithm.traits.sharing,
-        shares=METRICS[assembly.config.run.metric].by_share,
-    )
 
 
 def engine_of(
@@ -244,20 +255,6 @@ def factory_of(config: Config, dataset: Dataset) -> Callable[[], nn.Module]:
         factory = registry.in_bfloat16(factory, torch.device(config.engine.device).type)
     _check_model(factory, dataset, config.model.name)
     return factory
-
-
-def check_methods(setting: Setting, methods: Iterable[Method]) -> None:
-    """Refuse, before anything is trained, a method that could not finish its run."""
-    config, made = setting.config, dict[tuple[bool, Sharing | None, Recipe], Problem]()
-    for method in methods:
-        algorithm, asked = method.build(), config.single(method, config.seeds[0])
-        traits = algorithm.traits
-        # the problems of methods differ in these only
-        needs = traits.uses_validation, traits.sharing, asked.train.recipe()
-        if needs not in made:
-            made[needs] = setting.prepare(algorithm, asked).problem
-        with located(algorithm):
-            check_run(algorithm, made[needs], config.run.rounds)
 
 
 def settled(config: Config, dataset: Dataset) -> Config:

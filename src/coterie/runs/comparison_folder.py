@@ -132,7 +132,9 @@ def verify(out: Path) -> dict[str, list[str]]:
         _refuse_link(found.parent)
         _refuse_link(found)
     report = {
-        str(found): run_folder.verify(found) if run_folder.finished(found) else ["is not finished"]
+        str(found): run_folder.verify(found)
+        if run_folder.is_finished(found)
+        else ["is not finished"]
         for found in places
     }
     ours = any((out / name).exists() for name in (*FILES, GAINS, files.MANIFEST))

@@ -14,7 +14,8 @@ from ..engines import process
 from ..training.guard import Guard
 from ..training.rounds import train
 from .config.methods import Method
-from .setting import Cell, Setting
+from .plan import Cell
+from .setting import Setting
 
 BUDGET = 20.0  # seconds that timing all methods may take, as far as that is known before
 ENOUGH, MOST = 1.0, 7  # seconds, or rounds, after which the rounds of one method suffice
@@ -56,12 +57,13 @@ def timed(setting: Setting, method: Method) -> Timing:
     """Train the first rounds of a run in memory, as the run itself would."""
     began = time.perf_counter()
     seed, run = setting.config.seeds[0], setting.config.run
-    asked, algorithm = setting.config.single(method, seed), method.build()
+    cell = Cell(setting.config, method, seed, None)
+    asked, algorithm = setting.asked(cell), method.build()
     on = setting.prepare(algorithm, asked)
     algorithm = governed(algorithm, on.problem)
     with ExitStack() as scope:
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
-        engine = setting.engine(Cell(method, seed, None), on, None)
+        engine = setting.engine(cell, on, None)
         scope.callback(engine.close)
         scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
         rounds = train(

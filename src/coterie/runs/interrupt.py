@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -20,22 +21,42 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass
 class Stop:
-    """Whether a signal has asked the run to stop, and which signal."""
+    """Whether a signal has asked the runs of this context to stop, and which signal."""
 
     again: str = ""  # the command that continues
     asked: int | None = None
 
-    def here(self) -> None:
-        """Raise StoppedError if a stop was asked for; called between two rounds or two runs."""
-        if self.asked is not None:
-            raise StoppedError(
-                f"stopped after a whole round, as asked; continue with '{self.again}'",
-                self.asked,
-            )
+
+_STOP: ContextVar[Stop] = ContextVar("coterie_stop")
+
+
+def asked() -> int | None:
+    """The signal that asked the runs of this context to stop, or None."""
+    stop = _STOP.get(None)
+    return None if stop is None else stop.asked
+
+
+def here() -> None:
+    """Raise StoppedError if a stop was asked for; called between two rounds or two runs."""
+    number = asked()
+    if number is not None:
+        again = _STOP.get().again
+        text = f"stopped after a whole round, as asked; continue with '{again}'"
+        raise StoppedError(text, number)
 
 
 @contextlib.contextmanager
-def held(resume: object, again: str | None = None) -> Iterator[Stop]:
+def told_by(stop: Stop) -> Iterator[Stop]:
+    """Let the runs of this block stop when ``stop`` says so."""
+    token = _STOP.set(stop)
+    try:
+        yield stop
+    finally:
+        _STOP.reset(token)
+
+
+@contextlib.contextmanager
+def held(resume: object, again: str | None = None) -> Iterator[None]:
     """Handle SIGINT and SIGTERM in this block: the first signal sets ``Stop``, the second stops.
 
     ``again`` is the command that continues, if it is not ``coterie resume``. If nothing is written
@@ -44,7 +65,7 @@ def held(resume: object, again: str | None = None) -> Iterator[Stop]:
     """
     stop = Stop(again or f"coterie resume {resume}")
     if resume is None or threading.current_thread() is not threading.main_thread():
-        yield stop
+        yield
         return
     usual: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in SIGNALS}
 
@@ -64,7 +85,8 @@ def held(resume: object, again: str | None = None) -> Iterator[Stop]:
     for number in SIGNALS:
         signal.signal(number, handle)
     try:
-        yield stop
+        with told_by(stop):
+            yield
     finally:
         for number, handler in usual.items():
             signal.signal(number, handler)

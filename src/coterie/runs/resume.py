@@ -17,7 +17,7 @@ from ..training.rounds import Begin
 from . import checkpoint, kinds, run_folder
 from .config.loading import WRITTEN
 from .config.schema import Config, EngineTable, Table
-from .run import Log
+from .run import RAN, Log
 
 SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
 UNBOUNDED = LARGEST  # MiB: no new limit, because the chunk was chosen when the run began
@@ -39,9 +39,7 @@ class UnfinishedRun(NamedTuple):
     @property
     def ways(self) -> dict[str, str]:
         """How the run executed each form of a call, by the form's id."""
-        return {
-            name: form["way"] for name, form in self.environment.get(run_folder.RAN, {}).items()
-        }
+        return {name: form["way"] for name, form in self.environment.get(RAN, {}).items()}
 
     def refuse_other(self, asked: str) -> None:
         """Refuse to continue the run as another experiment."""
@@ -70,7 +68,7 @@ class UnfinishedRun(NamedTuple):
 def unfinished_run(path: Path) -> UnfinishedRun | None:
     """The unfinished run in a folder; None if there is none."""
     run_folder.refuse_links(path)
-    if run_folder.finished(path) or not (path / run_folder.CONFIG).is_file():
+    if run_folder.is_finished(path) or not (path / run_folder.CONFIG).is_file():
         return None
     run_folder.refuse_newer(path / run_folder.CONFIG)
     config = files.read_json(path / run_folder.CONFIG)
@@ -85,9 +83,9 @@ def unfinished_run(path: Path) -> UnfinishedRun | None:
         or not kinds.KINDS["a list of texts"](environment.get("argv", []))
     ):
         raise _altered(path)
-    if not _whole_ran(environment.get(run_folder.RAN, {})):
+    if not _whole_ran(environment.get(RAN, {})):
         raise StoreError(
-            f"{where}: '{run_folder.RAN}' is not as a run writes it; expected how each call was "
+            f"{where}: '{RAN}' is not as a run writes it; expected how each call was "
             "done; the run cannot be continued, start it again in another folder"
         )
     return UnfinishedRun(path, config, environment)

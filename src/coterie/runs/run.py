@@ -1,25 +1,25 @@
-"""What is known of test samples beside the answers to them: names of classes, and subgroups."""
+"""A finished run, and the log that collects one: the only shape in which runs are handed on.
 
-from collections import Counter
+A :class:`Log` takes the records of a run round by round and becomes a :class:`Run`; reading a run's
+folder gives the same run. Everything that shows runs (summaries, alarms, tables, pages) is a
+function of them, so that a run in memory and a run on disk are judged by the same code.
+"""
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core import metrics
-from ..core.algorithm import Mixture, client_digests, combined_digest
+from ..core.algorithm import Mixture
 from ..core.answers import Outcomes
 from ..core.calls import Form
 from ..core.metrics import Floats
-from ..errors import StoreError
-from ..storage import files
-from . import collaboration, stored
-from .alarms import raise_alarms
-from .run_folder import MODELS
-from .summary import summarise
+from ..errors import StoreError, printable_lines
+from . import collaboration
 
 if TYPE_CHECKING:
     from ..data.federation import Federation
@@ -50,17 +50,13 @@ class JudgedRows(NamedTuple):
         return cls(classes, target, *groups, codes.astype(np.int64))
 
 
-# ---- the history of a run as plain arrays: the clients, every round, every score, every matrix --
-
-# A :class:`Log` takes the records of a run one by one and becomes a :class:`History`; reading a
-# run's folder gives the same history. Everything after it (summaries, alarms, tables, figures) is a
-# function of histories, so a run in memory and a run on disk are judged by the same code.
-
 Line = dict[str, Any]  # one round, as a line of rounds.jsonl
 Scores = dict[str, Floats]  # for each name of SCORES, one number per client [K]
 Matrix = NDArray[np.float32]  # [K, K]
 Packed = Any  # a Matrix, or a scipy.sparse.csr_array of one
 
+MODELS, REPORT = "models.safetensors", "report.html"
+RAN = "ran"  # key in the environment: how each form of a call was executed
 LOCAL = "local"  # the method of training alone
 SCORES = ("test", "val", "test_loss", "val_loss")
 FEDERATED = "federated"  # the global model's accuracy on the federated test set, in a line
@@ -150,9 +146,14 @@ def lack(federation: "Federation", i: int) -> str | None:
     return None
 
 
-@dataclass(frozen=True, eq=False)
-class History:
-    """The history of one run: one line per round, and one score per client and evaluated round."""
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """One finished run, in memory or read from its folder.
+
+    It has one line per round, one score per client and evaluated round, the collaboration matrices,
+    the config, the environment, the numbers of its summary, and every client's model.
+    """
 
     method: str
     seed: int
@@ -168,7 +169,53 @@ class History:
     matrices: tuple[Packed, ...] = ()  # one for each of these rounds
     swaps: bool = False  # models change hands: A Aᵀ tells who works with whom
     merge_val: bool = False  # validation data was trained on: no round is chosen by it
-    outcomes: Outcomes | None = None  # predictions of the last round; older runs have none
+    outcomes: Outcomes | None = None  # predictions of the last round, if they are not at sites
+    config: Mapping[str, Any] = field(default_factory=dict)  # as in config.json
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    path: Path | None = None  # its folder; None if it was not written to disk
+    held: Mixture | None = None  # the predictors in memory; None if they are in the folder
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Run":
+        """Read a finished run from its folder."""
+        from .run_folder import read
+
+        return read(Path(path))
+
+    def mixture(self) -> Mixture:
+        """The predictors of all clients: ``weights [K, r]``, ``models [K, r, P]``."""
+        from .stored import read_models
+
+        return read_models(self._models()) if self.held is None else self.held
+
+    def predictor(self, client: int) -> Mixture:
+        """The predictor of one client: ``weights [r]``, ``models [r, P]``."""
+        from .stored import read_predictor
+
+        if self.held is not None:
+            return Mixture(*(part[client] for part in self.held))
+        return read_predictor(self._models(), client)
+
+    def _models(self) -> Path:
+        if self.path is None or not (self.path / MODELS).exists():
+            raise StoreError(
+                "this run kept no models: they are at the sites of its federation; get a site's "
+                "own model there with 'coterie site export'"
+            )
+        return self.path / MODELS
+
+    def __repr__(self) -> str:
+        from ..views.table import run_text
+
+        page = self.path and self.path / REPORT
+        place = f"\n\npage: {page}" if page is not None and page.is_file() else ""
+        return printable_lines(run_text(self) + place)
+
+    def _repr_html_(self) -> str:
+        from ..views.table import run_html
+
+        return run_html(self)
 
     @property
     def last(self) -> Floats:
@@ -216,18 +263,18 @@ class Log:
         self.lines.append(line)
         return line
 
-    def history(self) -> History:
-        """The history of all rounds that were added so far."""
+    def run(self, **facts: Any) -> Run:
+        """The run of all rounds that were added so far, with further fields of a run."""
         if not self.evaluated:
             raise StoreError(
                 f"{self.method}: no round has been evaluated; expected the last one at least"
             )
         rounds = np.array([index for index, _ in self.evaluated], dtype=np.int64)
-        scores = {
+        scores: dict[str, Any] = {
             name: np.array([scores[name] for _, scores in self.evaluated], dtype=np.float64)
             for name in SCORES
         }
-        return History(
+        return Run(
             self.method,
             self.seed,
             self.metric,
@@ -240,6 +287,7 @@ class Log:
             swaps=self.swaps,
             merge_val=self.merge_val,
             outcomes=self.outcomes,
+            **facts,
         )
 
 
@@ -274,97 +322,6 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
     return line
 
 
-# ---- a finished run as data: its history, config, environment, summary and predictors -----------
-
-RAN = "ran"  # key in the environment: how each form of a call was executed
-
-
-@dataclass(frozen=True, eq=False)
-class RunData:
-    """One finished run, in memory or read from its folder."""
-
-    history: History
-    config: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    path: Path | None = None
-    held: Mixture | None = None  # the predictors in memory; None if they are in the folder
-
-    def mixture(self) -> Mixture:
-        """The predictors of all clients: ``weights [K, r]``, ``models [K, r, P]``."""
-        if self.held is not None:
-            return self.held
-        return stored.read_models(self._stored())
-
-    def predictor(self, client: int) -> Mixture:
-        """The predictor of one client: ``weights [r]``, ``models [r, P]``."""
-        if self.held is not None:
-            return Mixture(*(part[client] for part in self.held))
-        return stored.read_predictor(self._stored(), client)
-
-    def _stored(self) -> Path:
-        if self.path is None or not (self.path / MODELS).exists():
-            raise StoreError(
-                "this run kept no models: they are at the sites of its federation; get a site's "
-                "own model there with 'coterie site export'"
-            )
-        return self.path / MODELS
-
-
-class Predictors(NamedTuple):
-    """The clients' final predictors: their digest, and the models if they are here."""
-
-    digest: str
-    mixture: Mixture | None
-
-    @classmethod
-    def of(cls, mixture: Mixture, digests: tuple[str, ...] | None) -> "Predictors":
-        """The predictors of a run's last round; ``digests`` are those that sites computed."""
-        here = digests is None or mixture.models.shape[-1] > 0
-        found = client_digests(mixture) if here else digests or ()
-        return cls(combined_digest(found), mixture if here else None)
-
-
-def collect(
-    log: Log,
-    predictors: Predictors,
-    config: Mapping[str, Any],
-    environment: Mapping[str, Any],
-    references: Mapping[str, History] | None = None,
-) -> RunData:
-    """The data of a finished run; ``references`` are the histories of ``local`` and ``fedavg``.
-
-    They must have the same clients, because each client is compared with itself.
-    """
-    history, known = log.history(), references or {}
-    for name, other in known.items():
-        if other.roster.fingerprint != history.roster.fingerprint:
-            raise StoreError(
-                f"{history.method} and {name} ran on different data (partition "
-                f"{history.roster.fingerprint} and {other.roster.fingerprint}); expected the same "
-                "clients; run both with the same seed and partition"
-            )
-    summary = summarise(history, predictors.digest, known.get("local"))
-    summary["ran"] = _ran_summary(config, environment)
-    summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(history, known)]
-    return RunData(history, config, environment, files.plain(summary), held=predictors.mixture)
-
-
 def ran(forms: Iterable[Form]) -> dict[str, dict[str, str]]:
     """How each form of a call was executed, by the form's id."""
     return {form.id: {"stage": form.stage, "way": form.way, "why": form.why} for form in forms}
-
-
-def _ran_summary(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine that ran, and how many forms of calls of each stage were executed in which way."""
-    chosen = config.get("resolved", {})
-    forms = [(f["stage"], f["way"], f["why"]) for f in environment.get(RAN, {}).values()]
-    counted = sorted(Counter(forms).items())
-    names = ("engine", "chunk", "compiler", "kernels")
-    return {
-        **{name: chosen.get(name) for name in names},
-        "calls": [
-            {"stage": stage, "way": way, "why": why or None, "forms": count}
-            for (stage, way, why), count in counted
-        ],
-    }

@@ -16,15 +16,11 @@
 
 During a run, its matrices are in ``collaboration.parts/``, one file per round, and ``checkpoint/``
 holds the state from which a killed run can be continued (:meth:`RunFolder.reopen`).
-
-``names`` has the file names and the format, ``stored_*`` one writer and one reader for each file.
-``writing`` writes the folder during a run, ``reading`` and ``verifying`` read and check that of a
-finished run, and ``finished_run`` holds its data.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,53 +32,20 @@ from ..data.preprocessing import Preprocessing
 from ..errors import StoreError
 from ..storage import faults, files, lock
 from . import checkpoint, kinds, stored
-from .run import RAN, History, Line, Log, Predictors, RunData, collect, ran
-from .summary import checked
+from .run import MODELS, RAN, REPORT, Line, Log, Run, ran
+from .summary import Predictors, checked, finished
 
 if TYPE_CHECKING:
     from ..training.rounds import Record
 
-
-__all__ = [
-    "AT_SITES",
-    "CLIENTS",
-    "CONFIG",
-    "ENVIRONMENT",
-    "FORMAT",
-    "FORMAT_KEY",
-    "MODELS",
-    "PARTITION",
-    "RAN",
-    "REPORT",
-    "ROUNDS",
-    "Predictors",
-    "Render",
-    "RunData",
-    "RunFolder",
-    "collect",
-    "finished",
-    "manifest_faults",
-    "ran",
-    "read",
-    "read_preprocessing",
-    "refuse_links",
-    "refuse_newer",
-    "refuse_other_data",
-    "refuse_used",
-    "tidy",
-    "untidy",
-    "verify",
-]
-
-
 # ---- the file names in a run's folder, its format version, and checks before a folder is used ---
 
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
-ROUNDS, CLIENTS, MODELS = "rounds.jsonl", "clients.csv", "models.safetensors"
+ROUNDS, CLIENTS = "rounds.jsonl", "clients.csv"
 MATRICES, PARTS = "collaboration.npz", "collaboration.parts"
 PARTITION = "partition.json"
 PREPROCESSING = "preprocessing.json"  # how samples become inputs; older folders have none
-PREDICTIONS, REPORT = "predictions.npz", "report.html"
+PREDICTIONS = "predictions.npz"
 NAMES = (
     *(CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, MATRICES, PARTS, MODELS, SUMMARY, files.MANIFEST),
     *(PARTITION, PREPROCESSING, PREDICTIONS, REPORT, checkpoint.FOLDER),
@@ -121,7 +84,7 @@ def refuse_newer(first: Path) -> None:
         )
 
 
-def finished(path: Path) -> bool:
+def is_finished(path: Path) -> bool:
     """Whether the folder holds a finished run."""
     return (path / files.MANIFEST).is_file() and (path / SUMMARY).is_file()
 
@@ -142,7 +105,7 @@ def refuse_used(path: Path) -> None:
     if not used:
         return
     found, advice = f"an unfinished run ({', '.join(used)})", f"run 'coterie resume {path}', "
-    if finished(path):
+    if is_finished(path):
         found, advice = "a finished run", ""
     raise StoreError(
         f"{path}: holds {found}; expected a folder without one; nothing was overwritten; {advice}"
@@ -162,22 +125,14 @@ def tidy(path: Path) -> None:
     checkpoint.clear(path)
 
 
-def unreadable(path: Path, error: Exception, expected: str) -> StoreError:
-    """The error for a file that is not as a run writes it."""
-    return StoreError(
-        f"{path}: cannot be read ({error}); expected {expected}; check the folder with "
-        "'coterie verify'"
-    )
-
-
 # ---- reads a finished run from its folder; every value is checked before it is used -------------
 
 _FAULTS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError)
 
 
-def read(path: Path) -> RunData:
+def read(path: Path) -> Run:
     """Read a finished run from its folder."""
-    if not finished(path):
+    if not is_finished(path):
         raise StoreError(
             f"{path}: holds no finished run (no {files.MANIFEST}); expected a folder written by "
             "'coterie run'; finish it with 'coterie resume' or run it again"
@@ -204,7 +159,7 @@ def read_preprocessing(path: Path) -> Preprocessing:
     return Preprocessing.from_json(files.read_start(stored, None).decode("utf-8", "replace"))
 
 
-def _read(path: Path) -> RunData:
+def _read(path: Path) -> Run:
     try:
         summary = checked(files.read_json(path / SUMMARY))
     except ValueError as error:
@@ -217,7 +172,7 @@ def _read(path: Path) -> RunData:
     if not all(isinstance(part, dict) for part in (config, where, config.get("run", {}))):
         raise TypeError(f"expected tables in {CONFIG} and {ENVIRONMENT}")
     kinds.check("argv", where.get("argv", []), "a list of texts")
-    return RunData(log.history(), config, where, summary, path)
+    return log.run(config=config, environment=where, summary=summary, path=path)
 
 
 def _log(path: Path, summary: dict[str, Any]) -> Log:
@@ -308,16 +263,15 @@ def manifest_faults(path: Path, listing: Mapping[str, Any]) -> list[str]:
 
 def _contents(path: Path) -> list[str]:
     """Contradictions between files that match the manifest."""
-    data = read(path)
-    history = data.history
+    run = read(path)
     kept = {
-        CLIENTS: [(int(index), None) for index in history.rounds],
-        MATRICES: [(index, None) for index in history.matrix_rounds],
+        CLIENTS: [(int(index), None) for index in run.rounds],
+        MATRICES: [(index, None) for index in run.matrix_rounds],
     }
-    asked = data.config.get("run", {}).get("rounds", len(history.lines))
-    wrong = _gaps(history.lines, kept, asked)
+    asked = run.config.get("run", {}).get("rounds", len(run.lines))
+    wrong = _gaps(run.lines, kept, asked)
     models = path / MODELS
-    if models.exists() and stored.stored_digest(models) != data.summary.get("digest"):
+    if models.exists() and stored.stored_digest(models) != run.summary.get("digest"):
         wrong.append(f"{MODELS} does not give the digest in {SUMMARY}")
     return wrong
 
@@ -370,8 +324,6 @@ def refuse_other_data(path: Path, now: Identity) -> None:
 
 
 # ---- writes the folder of a run: round by round during the run, and the results at its end ------
-
-Render = Callable[[RunData], str]  # the page of a finished run as one HTML text
 
 
 class RunFolder:
@@ -496,12 +448,13 @@ class RunFolder:
     def finish(
         self,
         predictors: Predictors,
-        references: Mapping[str, History] | None = None,
-        render: Render | None = None,
-    ) -> RunData:
+        references: Mapping[str, Run] | None = None,
+        *,
+        page: bool = True,
+    ) -> Run:
         """Finish the run: write matrices, models, summary, page and, last, the manifest."""
         log, path = self.log, self.path
-        data = collect(log, predictors, self.config, self.environment, references)
+        run = finished(log, predictors, self.config, self.environment, references)
         self.sync()
         if log.matrices:
             with files.whole(path / MATRICES) as temporary:
@@ -513,16 +466,18 @@ class RunFolder:
             with files.whole(path / PREDICTIONS) as temporary:
                 stored.write_outcomes(temporary, log.outcomes, log.roster.rows)
         faults.at("finish.models")
-        files.write_json(path / SUMMARY, data.summary)
+        files.write_json(path / SUMMARY, run.summary)
         faults.at("finish.summary")
-        data = replace(data, path=path, held=None)
-        if render is not None:
-            files.write_text(path / REPORT, render(data))
+        run = replace(run, path=path, held=None)
+        if page:
+            from ..views.page import run_page
+
+            files.write_text(path / REPORT, run_page(run))
             faults.at("finish.page")
         files.write_json(path / files.MANIFEST, {"files": files.list_files(path)})
         faults.at("finish.manifest")
         tidy(path)
-        return data
+        return run
 
 
 def _kept_parts(path: Path, rounds: int) -> tuple[list[tuple[int, Any]], checkpoint.Listing]:

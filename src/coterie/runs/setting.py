@@ -6,12 +6,12 @@ them.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.algorithm import AnyAlgorithm
+from ..core.algorithm import AnyAlgorithm, check_run
+from ..core.locations import located
 from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.site_gain import SiteGain
@@ -22,6 +22,7 @@ from ..engines import Engine
 from ..errors import ConfigError
 from .config.methods import Method
 from .config.schema import Config
+from .plan import Cell
 from .resume import UnfinishedRun
 from .run import Roster
 
@@ -46,18 +47,14 @@ def with_training_loss(on: Prepared) -> Prepared:
     return on._replace(problem=replace(on.problem, training_loss=True))
 
 
-class Cell(NamedTuple):
-    """One run of an experiment: a method, a seed, and the folder of its results."""
-
-    method: Method
-    seed: int
-    out: Path | None
-
-
 class Setting(ABC):
     """The clients of an experiment. ``config`` has every "auto" that depends on data resolved."""
 
     config: Config
+
+    def asked(self, cell: Cell) -> Config:
+        """The config of one run alone."""
+        return self.config.single(cell.method, cell.seed)
 
     @abstractmethod
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
@@ -86,6 +83,16 @@ class Setting(ABC):
     @abstractmethod
     def gains(self, cells: Sequence[Cell]) -> Gains | None:
         """The clients' own gains; None if the runs' histories hold the answers on test samples."""
+
+    def check(self, methods: Iterable[Method]) -> None:
+        """Refuse, before anything is trained, a method that could not finish its run."""
+        for method in methods:
+            algorithm = method.build()
+            problem = self.prepare(
+                algorithm, self.config.single(method, self.config.seeds[0])
+            ).problem
+            with located(algorithm):
+                check_run(algorithm, problem, self.config.run.rounds)
 
     @abstractmethod
     def close(self) -> None:

@@ -4,70 +4,93 @@ A run needs the histories of Local and FedAvg with its seed, so these two come f
 task holds the lock of its folder and writes it, as a run of this process would: the folder must be
 on a disk that all nodes share. If a worker is lost, Ray starts its task again, and the run goes on
 from its last checkpoint. If this process is killed, its tasks end with it; their folders can be
-resumed. After every round a run reports to the :class:`Board` and learns whether it has to stop.
+resumed. After every round a run reports to the board and learns whether it has to stop.
 """
 
 import contextlib
 import pickle
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ..engines import process
 from ..engines.cluster import Told, connected, failure
 from ..errors import ConfigError, EngineError, StoppedError
 from ..storage import faults
-from .board import Board
-from .cells import FIRST, in_turn, run_cell
-from .comparison_folder import COMPARE, place
-from .config.methods import Method
+from . import interrupt
+from .comparison_folder import COMPARE
 from .config.schema import EngineTable
-from .interrupt import Stop
-from .run_folder import Render, RunData
-from .runner import Progress, Watch
+from .execute import run_cell
+from .interrupt import Stop, told_by
+from .listeners import Progress, Watch
+from .plan import FIRST, Cell
+from .run import Run
 from .setting import Setting
 
 RETRIES = 3  # how often Ray starts a run again whose worker was lost
 POLL = 0.2  # seconds between two looks at the board
 
-Key = tuple[str, int]  # label of the method, seed
 
-
-def run_spread(
-    setting: Setting,
-    methods: Sequence[Method],
-    out: Path | None,
-    *,
-    stop: Stop,
-    progress: Watch | None,
-    render: Render,
-) -> list[RunData]:
-    """Execute all runs; they are returned by method and, for each method, by seed."""
-    if out is None and setting.config.engine.name == "wire":
+def spread(
+    setting: Setting, cells: Sequence[Cell], listeners: Sequence[Watch]
+) -> Iterator[tuple[Cell, Run]]:
+    """Execute the cells of one config; all of them have run when the first is given."""
+    if cells[0].out is None and setting.config.engine.name == "wire":
         raise ConfigError(
             "run.spread: the engine 'wire' keeps its clients' files in the folder of a run; name "
             "one with --out, or use another engine"
         )
     ray = connected()
-    board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
-    home, by_label = out and out.resolve(), {method.label: method for method in methods}
-    told = ray.put(Told.of((setting, by_label, home, render)))
+    board = ray.remote(num_cpus=0, max_restarts=-1)(board_class()).remote()
+    told = ray.put(Told.of(setting))
     task = ray.remote(max_retries=RETRIES, **resources(setting.config.engine))(_run)
-    tasks: dict[Any, Key] = {}
-    for seed in setting.config.seeds:
-        known: list[Any] = []
-        for method in in_turn(methods):
-            key = method.label, seed
-            run = task.remote(told, board, *key, *known)
-            tasks[run] = key
-            if method.label in FIRST:
-                known.append(run)
-    done = _followed(ray, board, tasks, stop, progress)
-    if out is not None:  # the path as the user gave it
-        done = {key: replace(data, path=place(out, *key)) for key, data in done.items()}
-    return [done[method.label, seed] for method in methods for seed in setting.config.seeds]
+    tasks: dict[Any, Cell] = {}
+    known: dict[int, list[Any]] = {}
+    for cell in cells:
+        run = task.remote(told, board, ray.put(Told.of(_resolved(cell))), *known.get(cell.seed, ()))
+        tasks[run] = cell
+        if cell.method.label in FIRST:
+            known.setdefault(cell.seed, []).append(run)
+    done = _followed(ray, board, tasks, listeners)
+    for cell in cells:
+        run = done[cell.name]
+        yield cell, run if cell.out is None else replace(run, path=cell.out)  # as the user gave it
+
+
+def _resolved(cell: Cell) -> Cell:
+    return cell._replace(out=None if cell.out is None else cell.out.resolve())
+
+
+def board_class() -> type:
+    """The class of the actor through which runs report and learn that they have to stop.
+
+    It is made in a function so that it travels by value: its process imports nothing of coterie,
+    holds reports as bytes, starts quickly and stays small.
+    """
+
+    class Board:
+        """Holds the reports of runs until they are taken, and the signal that asked to stop."""
+
+        def __init__(self) -> None:
+            self._reports: list[bytes] = []
+            self._asked: int | None = None
+
+        def tell(self, report: bytes) -> int | None:
+            """Report a round; the reply is the signal that asked to stop, or None."""
+            self._reports.append(report)
+            return self._asked
+
+        def asked(self) -> int | None:
+            """The signal that asked to stop, or None."""
+            return self._asked
+
+        def take(self, asked: int | None) -> list[bytes]:
+            """The reports since the last call; ``asked`` is what the runs learn from now on."""
+            self._asked, reports, self._reports = asked, self._reports, []
+            return reports
+
+    return Board
 
 
 def resources(engine: EngineTable) -> dict[str, int]:
@@ -76,49 +99,50 @@ def resources(engine: EngineTable) -> dict[str, int]:
 
 
 def _followed(
-    ray: Any, board: Any, tasks: dict[Any, Key], stop: Stop, progress: Watch | None
-) -> dict[Key, RunData]:
+    ray: Any, board: Any, tasks: dict[Any, Cell], listeners: Sequence[Watch]
+) -> dict[tuple[str, int], Run]:
     """Wait for all runs; after a failure or a signal, all stop after their current round."""
-    done: dict[Key, Any] = {}
+    done: dict[tuple[str, int], Any] = {}
     failed: Exception | None = None
     pending = list(tasks)
     while pending:
         ready, pending = ray.wait(pending, timeout=POLL)
         for task in ready:
             try:
-                done[tasks[task]] = ray.get(task)
+                done[tasks[task].name] = ray.get(task)
                 faults.at("compare.cell")
             except ray.exceptions.RayError as error:
-                failed = failed or _named(ray, error, *tasks[task])
-        asked = stop.asked if failed is None else signal.SIGTERM
+                failed = failed or _named(ray, error, tasks[task])
+        asked = interrupt.asked() if failed is None else signal.SIGTERM
         with contextlib.suppress(ray.exceptions.RayError):  # the board is started again
             for report in ray.get(board.take.remote(asked)):
-                if progress is not None:
-                    progress(pickle.loads(report))
+                for watch in listeners:
+                    watch(pickle.loads(report))
     if failed is not None:
         raise failed
     if None in done.values():  # a signal after the last round of the last run stops nothing
-        stop.here()
+        interrupt.here()
     return done
 
 
-def _named(ray: Any, error: Any, label: str, seed: int) -> Exception:
+def _named(ray: Any, error: Any, cell: Cell) -> Exception:
     if isinstance(error, ray.exceptions.RayTaskError):
         return failure(error)
     return EngineError(
-        f"the run of '{label}' with seed {seed} was lost {RETRIES + 1} times: its Ray worker ended "
-        f"({type(error).__name__}); see Ray's logs on the cluster's nodes; 'coterie resume' goes "
-        "on from its last checkpoint"
+        f"the run of '{cell.method.label}' with seed {cell.seed} was lost {RETRIES + 1} times: its "
+        f"Ray worker ended ({type(error).__name__}); see Ray's logs on the cluster's nodes; "
+        "'coterie resume' goes on from its last checkpoint"
     )
 
 
 # ---- in a worker ---------------------------------------------------------------------------------
 
 
-def _run(told: Told, board: Any, label: str, seed: int, *known: RunData | None) -> RunData | None:
+def _run(told: Told, board: Any, asked: Told, *known: Run | None) -> Run | None:
     """The task: one run, which refers to those in ``known``; None if it was stopped."""
     ray = connected()
-    setting, methods, out, render = told.load()
+    setting, cell = told.load(), asked.load()
+    out = None if cell.out is None else cell.out.parents[1]
     if out is not None and not (out / COMPARE).is_file():
         raise EngineError(
             f"{out}: is not on this node of the Ray cluster; expected a folder (--out) on a disk "
@@ -130,10 +154,11 @@ def _run(told: Told, board: Any, label: str, seed: int, *known: RunData | None) 
         with contextlib.suppress(ray.exceptions.RayError):
             stop.asked = ray.get(board.tell.remote(pickle.dumps(step)))
 
-    references = {run.history.method: run.history for run in known if run is not None}
-    with process.settings(threads=resources(setting.config.engine)["num_cpus"]):
+    references = {run.method: run for run in known if run is not None}
+    threads = resources(setting.config.engine)["num_cpus"]
+    with process.settings(threads=threads), told_by(stop):
         try:
-            stop.here()
-            return run_cell(setting, methods[label], seed, out, stop, references, watch, render)
+            interrupt.here()
+            return run_cell(setting, cell, [watch], references)
         except StoppedError:
             return None

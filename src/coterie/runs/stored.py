@@ -15,14 +15,22 @@ from torch import Tensor
 
 from ..core.algorithm import Mixture, client_digest, combined_digest
 from ..core.answers import Outcomes
+from ..errors import StoreError
 from ..storage import archives, files
 from ..storage.archives import read_npz
 from . import kinds
 from .run import FEDERATED, SCORES, JudgedRows, Line, Packed, Roster, Scores, dense
-from .run_folder import unreadable
 
 ROWS = "rows_"  # begins the names of the arrays of JudgedRows
 DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
+
+
+def unreadable(path: Path, error: Exception, expected: str) -> StoreError:
+    """The error for a file that is not as a run writes it."""
+    return StoreError(
+        f"{path}: cannot be read ({error}); expected {expected}; check the folder with "
+        "'coterie verify'"
+    )
 
 
 def write_matrices(path: Path, matrices: Sequence[tuple[int, Packed]], roster: Roster) -> None:

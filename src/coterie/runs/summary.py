@@ -7,11 +7,16 @@ from a folder against it, and a test compares ``docs/folders.md`` with it.
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core import metrics
+from ..core.algorithm import Mixture, client_digests, combined_digest
+from ..errors import StoreError
+from ..storage import files
 from . import collaboration, kinds, statistics
-from .run import FEDERATED, History, dense
+from .alarms import raise_alarms
+from .run import FEDERATED, LOCAL, RAN, Log, Run, dense
 
 LAST = "{score}_last"  # {score} is "accuracy" for that metric and "score" for every other
 BYTES = "bytes_up", "bytes_down", "bytes_serve"
@@ -27,31 +32,27 @@ def score_field(name: str, metric: str) -> str:
     return name.format(score="accuracy" if metric == "accuracy" else "score")
 
 
-def summarise(
-    history: History, digest: str | None = None, local: History | None = None
-) -> dict[str, Any]:
+def summarise(run: Run, digest: str | None = None, local: Run | None = None) -> dict[str, Any]:
     """The numbers of ``summary.json``; those relative to Local are None if it is not given."""
-    metric, roster = history.metric, history.roster
-    spread = statistics.over_clients(history.last, roster.n_test, metric)
-    means = metrics.mean_known(history.test)
-    by_val = None if history.merge_val else statistics.best_round(history.val, metric)
-    by_test = statistics.best_round(history.test, metric)
-    gained = None if local is None else metrics.gains(history.last, local.last, metric)
-    kin, truth = collaboration.add_up(history.matrices, history.swaps), roster.truth(history.swaps)
-    lines = history.lines
+    metric, roster = run.metric, run.roster
+    spread = statistics.over_clients(run.last, roster.n_test, metric)
+    means = metrics.mean_known(run.test)
+    by_val = None if run.merge_val else statistics.best_round(run.val, metric)
+    by_test = statistics.best_round(run.test, metric)
+    gained = None if local is None else metrics.gains(run.last, local.last, metric)
+    kin, truth = collaboration.add_up(run.matrices, run.swaps), roster.truth(run.swaps)
+    lines = run.lines
     return {
-        "method": history.method,
+        "method": run.method,
         "rounds": len(lines),
-        "seed": history.seed,
+        "seed": run.seed,
         "metric": metric,
         score_field(LAST, metric): spread.mean,
         score_field(BY_VALIDATION, metric): None if by_val is None else float(means[by_val]),
-        "round_best_by_validation": None if by_val is None else int(history.rounds[by_val]),
+        "round_best_by_validation": None if by_val is None else int(run.rounds[by_val]),
         "bmta": None if by_test is None else float(means[by_test]),
-        "best_of_rounds": float(
-            metrics.mean_known(statistics.best_of_rounds(history.test, metric))
-        ),
-        "round_best_on_test": None if by_test is None else int(history.rounds[by_test]),
+        "best_of_rounds": float(metrics.mean_known(statistics.best_of_rounds(run.test, metric))),
+        "round_best_on_test": None if by_test is None else int(run.rounds[by_test]),
         "weighted_mean": spread.weighted_mean,
         "federated_accuracy": next((r[FEDERATED] for r in lines[::-1] if FEDERATED in r), None),
         "worst_tenth": spread.worst_tenth,
@@ -65,12 +66,12 @@ def summarise(
         "weight_recovery_auc": None
         if kin is None
         else collaboration.weight_recovery(dense(kin), *truth),
-        "in_group_weight_of": "A A^T" if history.swaps else "A",
+        "in_group_weight_of": "A A^T" if run.swaps else "A",
         "clients": len(roster),
         "clients_scored": spread.scored,
         "clients_without_test": spread.unscored,
         "clients_without_validation": roster.without_validation,
-        "merge_val": history.merge_val,
+        "merge_val": run.merge_val,
         "weak_clients": dict(roster.weak),
         **{way: sum(line[way] for line in lines) for way in BYTES},
         "seconds": sum(line["seconds"] for line in lines),
@@ -78,6 +79,60 @@ def summarise(
         "partition_fingerprint": roster.fingerprint,
         "alarms": [],
         "rejected": dict(Counter(r["reason"] for line in lines for r in line["rejected"])),
+    }
+
+
+class Predictors(NamedTuple):
+    """The clients' final predictors: their digest, and the models if they are here."""
+
+    digest: str
+    mixture: Mixture | None
+
+    @classmethod
+    def of(cls, mixture: Mixture, digests: tuple[str, ...] | None) -> "Predictors":
+        """The predictors of a run's last round; ``digests`` are those that sites computed."""
+        here = digests is None or mixture.models.shape[-1] > 0
+        found = client_digests(mixture) if here else digests or ()
+        return cls(combined_digest(found), mixture if here else None)
+
+
+def finished(
+    log: Log,
+    predictors: Predictors,
+    config: Mapping[str, Any],
+    environment: Mapping[str, Any],
+    references: Mapping[str, Run] | None = None,
+) -> Run:
+    """The finished run of a log; ``references`` are the runs of ``local`` and ``fedavg``.
+
+    They must have the same clients, because each client is compared with itself.
+    """
+    run, known = log.run(config=config, environment=environment), references or {}
+    for name, other in known.items():
+        if other.roster.fingerprint != run.roster.fingerprint:
+            raise StoreError(
+                f"{run.method} and {name} ran on different data (partition "
+                f"{run.roster.fingerprint} and {other.roster.fingerprint}); expected the same "
+                "clients; run both with the same seed and partition"
+            )
+    summary = summarise(run, predictors.digest, known.get(LOCAL))
+    summary["ran"] = _ran_summary(config, environment)
+    summary["alarms"] = [alarm._asdict() for alarm in raise_alarms(run, known)]
+    return replace(run, summary=files.plain(summary), held=predictors.mixture)
+
+
+def _ran_summary(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine that ran, and how many forms of calls of each stage were executed in which way."""
+    chosen = config.get("resolved", {})
+    forms = [(f["stage"], f["way"], f["why"]) for f in environment.get(RAN, {}).values()]
+    counted = sorted(Counter(forms).items())
+    names = ("engine", "chunk", "compiler", "kernels")
+    return {
+        **{name: chosen.get(name) for name in names},
+        "calls": [
+            {"stage": stage, "way": way, "why": why or None, "forms": count}
+            for (stage, way, why), count in counted
+        ],
     }
 
 

@@ -14,8 +14,7 @@ from ..core.metrics import Floats
 from ..errors import StoreError
 from ..runs import kinds, statistics, summary
 from ..runs.config.methods import TAG
-from ..runs.run import History, dense
-from ..runs.run_folder import RunData
+from ..runs.run import Run, dense
 from ..storage import files
 from .study import BEST_SO_FAR, LOCAL_LEAD, RELATIVE, StudyCell, same_experiment
 
@@ -51,9 +50,9 @@ class CellRecord:
     curves: dict[str, list[float | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cell: StudyCell, data: RunData, precision: str) -> "CellRecord":
+    def of(cls, cell: StudyCell, data: Run, precision: str) -> "CellRecord":
         """The record of a finished run."""
-        history, roster = data.history, data.history.roster
+        history, roster = data, data.roster
         here = [client for client in cell.column.clients if client < len(roster)]
         best = statistics.best_round(history.test, history.metric)
         where = data.environment
@@ -185,7 +184,7 @@ def _lead(alone: Floats, gained: Floats, metric: str) -> float:
     return float(metrics.gains(of_worse.mean(), of_others.mean(), metric))
 
 
-def _validation(history: History) -> dict[str, list[float | str | None]]:
+def _validation(history: Run) -> dict[str, list[float | str | None]]:
     """Each client's validation scores; infinite ones, of models that diverged, stay infinite."""
     if history.merge_val:
         return {}
@@ -198,7 +197,7 @@ def _validation(history: History) -> dict[str, list[float | str | None]]:
     return {name: files.plain(np.round(v, DIGITS).tolist()) for name, v in found.items()}
 
 
-def _matrices(history: History) -> dict[str, list[list[float]]]:
+def _matrices(history: Run) -> dict[str, list[list[float]]]:
     """Matrices of a few rounds, spread over the run."""
     count, clients = len(history.matrices), len(history.roster)
     if not count or clients > MATRIX_CLIENTS:

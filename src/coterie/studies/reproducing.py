@@ -2,15 +2,16 @@
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..api import listeners_of
 from ..core.imports import Code, Given
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..runs import interrupt
-from ..runs.runner import Watch
+from ..runs.listeners import Watch
 from ..storage import files
 from .card_file import PAPER, Card, read_card
 from .card_text import markdown
@@ -18,7 +19,7 @@ from .outcome import StudyOutcome
 from .records import CellRecord, read_records, record_for, record_of, records_text
 from .study import Study, restricted
 from .study_page import study_page
-from .study_runs import RECORDS, missing, run_missing
+from .study_runs import RECORDS, missing, run_each
 
 FOLDER = "COTERIE_CARDS"  # environment variable: where the cards are, if not beside the package
 PUBLISHED = "{card}.{scale}.json"
@@ -131,7 +132,7 @@ class Reproduction:
         return len(missing(self.study, self.known()))
 
     def run(
-        self, progress: Watch | None = None, *, keep: bool = False, wait: bool = True
+        self, listeners: Sequence[Watch] = (), *, keep: bool = False, wait: bool = True
     ) -> StudyOutcome:
         """Run what is missing, and write the card.
 
@@ -140,11 +141,11 @@ class Reproduction:
         self.refuse_waiting()
         self.out.mkdir(parents=True, exist_ok=True)
         known = self.known()
-        with interrupt.held(self.out, self.command) as stop:
-            for record in run_missing(
-                self.study, known, self.out, stop=stop, progress=progress, keep=keep, wait=wait
+        with interrupt.held(self.out, self.command):
+            for _ in run_each(
+                missing(self.study, known), self.out, listeners, keep=keep, wait=wait
             ):
-                record.write(self.out / RECORDS)
+                pass
         return self.write()
 
     def write(self) -> StudyOutcome:
@@ -220,7 +221,7 @@ def reproduce(
     one = reproduction(
         name, scale, out=out, columns=columns, methods=methods, seeds=seeds, changes=changes
     )
-    return one.run(progress)
+    return one.run(listeners_of(progress))
 
 
 def read_published(folder: Path) -> dict[str, CellRecord]:

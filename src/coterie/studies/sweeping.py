@@ -8,23 +8,24 @@ found.rows()          # the same as a list of dictionaries, for pandas.DataFrame
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
-from ..api import Options, Source, changes_of
+from ..api import Options, Source, changes_of, listeners_of
 from ..core.imports import Code
 from ..errors import ConfigError
 from ..runs import interrupt
 from ..runs.config.loading import Config, merge, tables_of
 from ..runs.config.sweeps import with_variants
-from ..runs.runner import Watch
+from ..runs.listeners import Watch
 from ..storage import files
 from .card_text import markdown
 from .outcome import StudyOutcome
 from .records import read_records
 from .study import Study, study_of
 from .study_page import study_page
-from .study_runs import RECORDS, missing, run_missing
+from .study_runs import RECORDS, missing, run_each
 
 TEXT, PAGE = "sweep.md", "sweep.html"
 
@@ -41,17 +42,13 @@ class Sweep(NamedTuple):
         known = {} if self.out is None else read_records(self.out / RECORDS)
         return len(missing(self.study, known))
 
-    def run(self, progress: Watch | None = None, *, keep: bool = True) -> StudyOutcome:
+    def run(self, listeners: Sequence[Watch] = (), *, keep: bool = True) -> StudyOutcome:
         """Run what is missing, and write the table and the page."""
         out = self.out
         known = {} if out is None else read_records(out / RECORDS)
-        with interrupt.held(out, self.command) as stop:
-            for record in run_missing(
-                self.study, known, out, stop=stop, progress=progress, keep=keep
-            ):
-                known[record.key] = record
-                if out is not None:
-                    record.write(out / RECORDS)
+        with interrupt.held(out, self.command):
+            todo = missing(self.study, known)
+            known |= {r.key: r for r in run_each(todo, out, listeners, keep=keep)}
         outcome = StudyOutcome(self.study, known)
         if out is not None:
             files.write_text(out / TEXT, markdown(outcome, self.command))
@@ -71,7 +68,7 @@ def sweep(
     ``number`` is the field of ``summary.json`` that the table shows; without it, the mean over
     clients in the last round.
     """
-    return sweep_of(source, number, **options).run(progress)
+    return sweep_of(source, number, **options).run(listeners_of(progress))
 
 
 def sweep_of(source: Source, number: str | None = None, **options: Unpack[Options]) -> Sweep:

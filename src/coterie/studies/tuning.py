@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..api import listeners_of
 from ..core.imports import Code, Given
 from ..core.metrics import higher_is_better
 from ..errors import ConfigError
@@ -21,8 +22,7 @@ from ..runs.config.loading import TUNE, canonical, load, merge, read, tables_of
 from ..runs.config.methods import VARIANT, Method, without_adaptation
 from ..runs.config.schema import Config, Table
 from ..runs.config.sweeps import with_variants
-from ..runs.interrupt import Stop
-from ..runs.runner import Watch
+from ..runs.listeners import Watch
 from ..storage import files
 from .card_file import PAPER, Card, merged
 from .records import CellRecord, read_records, record_for
@@ -156,7 +156,7 @@ class Tuning:
         cells = sum(len(column.config.seeds) for column in self.study.columns)
         return max(0, cells * sum(map(self._budget, self.methods)) - len(self._known()))
 
-    def run(self, progress: Watch | None = None) -> Tuned:
+    def run(self, listeners: Sequence[Watch] = ()) -> Tuned:
         """Run the trials that have no records yet, and write the result."""
         known = self._known()
         searches = {
@@ -165,10 +165,11 @@ class Tuning:
         asked = {label: next(search) for label, search in searches.items()}
         tried: dict[str, list[TunedTrial]] = {label: [] for label in searches}
         metric = ""
-        with interrupt.held(self.out, self.command) as stop:
+        with interrupt.held(self.out, self.command):
             while asked:
                 cells = self._cells(asked)
-                known |= self._run(cells, known, stop, progress)
+                todo = [cell for cell in cells if record_for(cell, known) is None]
+                known |= {r.key: r for r in run_each(todo, self.out, listeners)}
                 metric = _metric(cells, known)
                 for label, values in asked.items():
                     of = [cell for cell in cells if cell.method.label == label]
@@ -216,21 +217,6 @@ class Tuning:
                         cell = StudyCell(column, method, seed)
                         found.setdefault(cell.key, cell)
         return list(found.values())
-
-    def _run(
-        self,
-        cells: Sequence[StudyCell],
-        known: Mapping[str, CellRecord],
-        stop: Stop,
-        progress: Watch | None,
-    ) -> dict[str, CellRecord]:
-        todo = [cell for cell in cells if record_for(cell, known) is None]
-        made: dict[str, CellRecord] = {}
-        for record in run_each(todo, self.out, stop=stop, progress=progress):
-            made[record.key] = record
-            if self.out is not None:
-                record.write(self.out / RECORDS)
-        return made
 
     def _score(self, cells: Sequence[StudyCell], known: Mapping[str, CellRecord]) -> float:
         """The mean validation score of a trial over its runs."""
@@ -368,7 +354,7 @@ def tune(
     found = tuning_of(
         source, scale, changes, methods=tuple(methods), columns=tuple(columns), code=code
     )
-    return replace(found, out=None if out is None else Path(out)).run(progress)
+    return replace(found, out=None if out is None else Path(out)).run(listeners_of(progress))
 
 
 def tuning_of(

@@ -17,7 +17,7 @@ from ..core.answers import Answers
 from ..core.metrics import METRICS, Array, Floats
 from ..core.paired import LEVEL
 from ..errors import ConfigError, did_you_mean
-from ..runs.run import History, JudgedRows
+from ..runs.run import JudgedRows, Run
 
 BINS, FEW_BINS = 10, 5  # of a calibration curve, of equal width
 ENOUGH = 200  # samples for the larger number of bins
@@ -211,7 +211,7 @@ class SiteClinical(NamedTuple):
     numbers: Clinical
 
 
-def clinical_run(history: History, choice: ClinicalChoice | None = None) -> ClinicalRun | None:
+def clinical_run(history: Run, choice: ClinicalChoice | None = None) -> ClinicalRun | None:
     """The numbers of one run; None where its folder has no answers, outcome and subgroups."""
     choice, rows = choice or ClinicalChoice(), history.roster.rows
     if history.outcomes is None or rows is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from ..core.metrics import METRICS
-from ..runs.run import LOCAL, History
+from ..runs.run import LOCAL, Run
 from . import words
 from .clinical import (
     FEWEST,
@@ -60,7 +60,7 @@ class ClinicalView(NamedTuple):
 
 
 def clinical_view(
-    histories: Mapping[str, History], choice: ClinicalChoice | None = None, own: int | None = None
+    histories: Mapping[str, Run], choice: ClinicalChoice | None = None, own: int | None = None
 ) -> ClinicalView | None:
     """The numbers of these methods, each by the run of one seed; None where there are none.
 
@@ -102,14 +102,14 @@ def _drawn(run: ClinicalRun, own: int | None) -> list[int | None]:
     return sorted(found, key=lambda i: (i is not None, -_part(run, i).rows))
 
 
-def _name(history: History, site: int | None) -> str:
+def _name(history: Run, site: int | None) -> str:
     return ALL if site is None else history.roster.clients[site]
 
 
 # ---- figures -------------------------------------------------------------------------------------
 
 
-def _panel(runs: Mapping[str, ClinicalRun], history: History, site: int | None) -> CurvePanel:
+def _panel(runs: Mapping[str, ClinicalRun], history: Run, site: int | None) -> CurvePanel:
     parts = {method: _part(run, site) for method, run in runs.items()}
     name = _name(history, site)
     curves = {m: part.calibration for m, part in parts.items() if part.calibration is not None}
@@ -165,7 +165,7 @@ def _curve(found: Calibration, x: Scale, y: Scale, method: str) -> list[Markup]:
 
 
 def _site_rows(
-    runs: Mapping[str, ClinicalRun], history: History, own: int | None
+    runs: Mapping[str, ClinicalRun], history: Run, own: int | None
 ) -> tuple[SiteNumbers, ...]:
     """Each site's rows, how many of them have the outcome, and the numbers of each method."""
     first = next(iter(runs.values()))
@@ -203,7 +203,7 @@ def sensitivity_text(found: Sensitivity | None) -> str:
 
 
 def _subgroup_rows(
-    runs: Mapping[str, ClinicalRun], history: History, own: int | None
+    runs: Mapping[str, ClinicalRun], history: Run, own: int | None
 ) -> tuple[SiteNumbers, ...]:
     """One row for each subgroup of each site."""
     first = next(iter(runs.values()))

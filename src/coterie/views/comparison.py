@@ -1,49 +1,29 @@
-"""The numbers of a comparison of several methods with Local, computed from their histories.
+"""A comparison of several methods with Local: its numbers, its verdict and its answers."""
 
-:class:`Compared` is abstract: ``coterie.Comparison`` adds folders, the verdict and the page.
-"""
-
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import numpy as np
 
 from ..core import metrics
 from ..core.metrics import Floats
 from ..core.site_gain import SiteGain
-from ..errors import ConfigError, StoreError, did_you_mean
+from ..errors import ConfigError, StoreError, did_you_mean, printable_lines
 from ..runs import statistics
 from ..runs.alarms import Alarm, raise_alarms
-from ..runs.run import LOCAL, History
+from ..runs.run import LOCAL, Run
 from ..runs.statistics import OverSeeds, Paired
 from ..runs.summary import BY_VALIDATION, last_score, score_field, summarise
 from . import judgement
 from .judgement import Choice, ClientGain, Judgement
 from .reliance import Reliance, reliance
 
-
-class ComparedRun(ABC):
-    """One run of a comparison: what is needed of it is its history."""
-
-    @property
-    @abstractmethod
-    def history(self) -> History:
-        """Every round, the scores of every client, and every collaboration matrix."""
-
-    @property
-    def method(self) -> str:
-        """The method's name."""
-        return self.history.method
-
-    @property
-    def seed(self) -> int:
-        """The seed that every draw of the run was derived from."""
-        return self.history.seed
-
-
-AnyRun = TypeVar("AnyRun", bound=ComparedRun)
+if TYPE_CHECKING:
+    from .verdict import SiteAnswer
 
 
 class MethodRow(NamedTuple):
@@ -72,19 +52,33 @@ class MethodRow(NamedTuple):
     bytes_per_client: OverSeeds  # sent and received for training, whole run
     seconds: OverSeeds
     paired: Paired | None  # against Local, last round; a client's gains are averaged over seeds
-    paired_on_test: Paired | None  # the same at each method's best round on test (P5)
     alarms: tuple[Alarm, ...]
 
 
-class Compared(ABC, Generic[AnyRun]):
+@final
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
     """The runs of several methods on the same federation; Local is always one of them."""
 
-    runs: tuple[AnyRun, ...]
+    runs: tuple[Run, ...]
+    path: Path | None = None
+    site_gains: Mapping[str, Sequence[SiteGain]] | None = None  # if the clients computed them
 
-    @property
-    @abstractmethod
-    def site_gains(self) -> Mapping[str, Sequence[SiteGain]] | None:
-        """Each client's gain by each method beside Local, where sites computed it themselves."""
+    @classmethod
+    def of(
+        cls,
+        runs: Iterable[Run],
+        path: Path | None = None,
+        gains: Mapping[str, Sequence[SiteGain]] | None = None,
+    ) -> "Comparison":
+        """A comparison of these runs; refused unless they can be compared.
+
+        They need the same clients and the same metric, and each seed a run of Local. ``gains`` are
+        the clients' gains by each method, if the clients computed them themselves.
+        """
+        runs = tuple(runs)
+        refuse_unlike(runs)
+        return cls(runs, path, gains)
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
@@ -99,26 +93,20 @@ class Compared(ABC, Generic[AnyRun]):
     @property
     def metric(self) -> str:
         """The name of the metric."""
-        return self.runs[0].history.metric
+        return self.runs[0].metric
 
-    def of_method(self, method: str) -> tuple[AnyRun, ...]:
+    def of_method(self, method: str) -> tuple[Run, ...]:
         """The runs of one method, one per seed."""
         return tuple(run for run in self.runs if run.method == method)
 
-    def of_seed(self, seed: int) -> dict[str, History]:
+    def of_seed(self, seed: int) -> dict[str, Run]:
         """The histories of one seed, by method."""
-        return {run.method: run.history for run in self.runs if run.seed == seed}
+        return {run.method: run for run in self.runs if run.seed == seed}
 
-    def gains(self, method: str, at: str = "last") -> Floats:
-        """Each client's gain over its own local model ``[seeds, clients]``; positive is better.
-
-        ``at`` is ``last``, or ``best`` for each method's best round on test data.
-        """
-        rows = []
-        for run in self.of_method(method):
-            local = self.of_seed(run.seed)[LOCAL]
-            rows.append(metrics.gains(_scores(run.history, at), _scores(local, at), self.metric))
-        return np.array(rows)
+    def gains(self, method: str) -> Floats:
+        """Each client's gain over its own local model ``[seeds, clients]``; positive is better."""
+        pairs = [(run, self.of_seed(run.seed)[LOCAL]) for run in self.of_method(method)]
+        return np.array([metrics.gains(run.last, local.last, self.metric) for run, local in pairs])
 
     @cached_property
     def rows(self) -> tuple[MethodRow, ...]:
@@ -146,13 +134,13 @@ class Compared(ABC, Generic[AnyRun]):
     @cached_property
     def reliances(self) -> dict[str, Reliance]:
         """How much clients relied on each other, by method; only methods that have a matrix."""
-        found = {m: reliance([run.history for run in self.of_method(m)]) for m in self.methods}
+        found = {m: reliance(list(self.of_method(m))) for m in self.methods}
         return {method: one for method, one in found.items() if one is not None}
 
     @cached_property
     def gains_by_client(self) -> dict[str, tuple[ClientGain, ...]]:
         """The gain of each client over its own local model, by each method that was tested."""
-        found: dict[str, list[ClientGain]] = {c: [] for c in self.runs[0].history.roster.clients}
+        found: dict[str, list[ClientGain]] = {c: [] for c in self.runs[0].roster.clients}
         for judged in (self.judgements or {}).values():
             for one in judged.clients:
                 found[one.client].append(one)
@@ -165,27 +153,94 @@ class Compared(ABC, Generic[AnyRun]):
             raise ConfigError(f"there is no client '{name}'; {known}")
         return self.gains_by_client[name]
 
+    @cached_property
+    def verdict(self) -> str:
+        """Whether joining is worth it, in a sentence or two."""
+        from .verdict import verdict
 
-def _scores(history: History, at: str) -> Floats:
-    best = statistics.best_round(history.test, history.metric) if at == "best" else None
-    scores: Floats = history.test[-1 if best is None else best]
-    return scores
+        return printable_lines(verdict(self))
+
+    def client(self, name: str) -> "SiteAnswer":
+        """What the comparison says to one client, in a sentence and in numbers."""
+        from .verdict import site_answer
+
+        return site_answer(self, name)
+
+    @cached_property
+    def answers(self) -> tuple["SiteAnswer", ...]:
+        """The answers to all clients; none if there is no method beside Local."""
+        from .verdict import answers
+
+        return answers(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contents of ``comparison.json``."""
+        from .table import notes
+        from .verdict import client_sentence
+
+        found = list((self.judgements or {}).values())
+        overall = {j.method: {**j.overall._asdict(), "p": j.p, "shown": j.claim} for j in found}
+        return {
+            "verdict": self.verdict,
+            "notes": notes(self),
+            "recommended": self.choice,
+            "metric": self.metric,
+            "seeds": list(self.seeds),
+            "methods": [{**row._asdict(), "gain": overall.get(row.method)} for row in self.rows],
+            "sites": [answer.to_dict() for answer in self.answers],
+            "clients": [
+                {
+                    **{"client": one.client, "method": one.method},
+                    **{**one.gain._asdict(), "p": one.p, "shown": one.claim},
+                    "sentence": client_sentence(self, one),
+                }
+                for judged in found
+                for one in judged.clients
+            ],
+            "runs": [
+                {
+                    "method": run.method,
+                    "seed": run.seed,
+                    "digest": run.summary["digest"],
+                    "path": self._place(run),
+                }
+                for run in self.runs
+            ],
+        }
+
+    def _place(self, run: Run) -> str | None:
+        """The path of a run relative to the comparison's folder; None if it was not written."""
+        if run.path is None or self.path is None:
+            return None
+        return Path(os.path.relpath(run.path, self.path)).as_posix()
+
+    def text(self, columns: Sequence[str] = ()) -> str:
+        """The table and the verdict as text, with the further columns of these names."""
+        from .table import checked_columns, comparison_text
+
+        return printable_lines(comparison_text(self, checked_columns(columns)))
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        from .table import comparison_html
+
+        return comparison_html(self)
 
 
-def refuse_unlike(runs: Sequence[ComparedRun]) -> None:
+def refuse_unlike(runs: Sequence[Run]) -> None:
     """Refuse runs that cannot be compared: other clients, another metric, or Local is missing."""
     seen: dict[int, str] = {}
     for run in runs:
-        history = run.history
-        if history.metric != runs[0].history.metric or len(history.roster) != len(
-            runs[0].history.roster
-        ):
+        first = runs[0]
+        if run.metric != first.metric or len(run.roster) != len(first.roster):
             raise StoreError(
-                f"{run.method} has metric {history.metric} and {len(history.roster)} clients; "
-                f"expected {runs[0].history.metric} and {len(runs[0].history.roster)} as the first "
-                "run; compare runs of one config"
+                f"{run.method} has metric {run.metric} and {len(run.roster)} clients; expected "
+                f"{first.metric} and {len(first.roster)} as the first run; compare runs of one "
+                "config"
             )
-        if seen.setdefault(run.seed, history.roster.fingerprint) != history.roster.fingerprint:
+        if seen.setdefault(run.seed, run.roster.fingerprint) != run.roster.fingerprint:
             raise StoreError(
                 f"{run.method}, seed {run.seed}: its clients hold other data than those of the "
                 "runs before; expected the same partition; compare runs of one config"
@@ -198,25 +253,20 @@ def refuse_unlike(runs: Sequence[ComparedRun]) -> None:
         )
 
 
-def _row(comparison: Compared[Any], method: str) -> MethodRow:
+def _row(comparison: Comparison, method: str) -> MethodRow:
     runs = comparison.of_method(method)
     locals_ = [comparison.of_seed(r.seed)[LOCAL] for r in runs]
-    found = [summarise(r.history, None, alone) for r, alone in zip(runs, locals_, strict=True)]
+    found = [summarise(r, None, alone) for r, alone in zip(runs, locals_, strict=True)]
     gained = comparison.gains(method)
 
     def over(name: str) -> OverSeeds:
         return statistics.over_seeds([summary[name] for summary in found])
 
-    def paired(at: str) -> Paired | None:
-        if method == LOCAL:
-            return None
-        return statistics.wilcoxon(metrics.mean_known(comparison.gains(method, at).T))
-
-    pairs = [(run.history, local) for run, local in zip(runs, locals_, strict=True)]
-    alone = [judgement.served_mean(local.last, history.last) for history, local in pairs]
-    validation = [judgement.validation_scores(history, history.last) for history, _ in pairs]
+    pairs = list(zip(runs, locals_, strict=True))
+    alone = [judgement.served_mean(local.last, run.last) for run, local in pairs]
+    validation = [judgement.validation_scores(run, run.last) for run in runs]
     traffic = [(s["bytes_up"] + s["bytes_down"]) / s["clients"] for s in found]
-    raised = [a for r in runs for a in raise_alarms(r.history, comparison.of_seed(r.seed))]
+    raised = [a for r in runs for a in raise_alarms(r, comparison.of_seed(r.seed))]
     return MethodRow(
         method=method,
         mean=statistics.over_seeds([last_score(s) for s in found]),
@@ -240,7 +290,6 @@ def _row(comparison: Compared[Any], method: str) -> MethodRow:
         in_group_weight=over("in_group_weight"),
         bytes_per_client=statistics.over_seeds(traffic),
         seconds=over("seconds"),
-        paired=paired("last"),
-        paired_on_test=paired("best"),
+        paired=None if method == LOCAL else statistics.wilcoxon(metrics.mean_known(gained.T)),
         alarms=tuple(dict.fromkeys(raised)),
     )

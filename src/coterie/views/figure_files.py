@@ -12,22 +12,23 @@ from xml.etree import ElementTree
 from markupsafe import Markup
 
 from ..errors import ConfigError
+from ..runs.run import Run
 from ..storage import files
 from . import figures, helping
 from .clinical import ClinicalChoice
 from .clinical_page import ClinicalView, clinical_view
+from .comparison import Comparison
 from .figures import scatters
-from .outcomes import Comparison, RunResult
 from .page import clinical_of, helping_of, shown_method
 from .reliance import reliance
 from .svg import colour, palette
 
 
 def page_figures(
-    found: Comparison | RunResult, choice: ClinicalChoice | None = None
+    found: Comparison | Run, choice: ClinicalChoice | None = None
 ) -> dict[str, Markup]:
     """The figures that the page shows; names are those of files, without their ending."""
-    named = _of_run(found, choice) if isinstance(found, RunResult) else _of_all(found, choice)
+    named = _of_run(found, choice) if isinstance(found, Run) else _of_all(found, choice)
     made: dict[str, Markup] = {}
     for name, drawn in named:
         if drawn is not None:
@@ -51,8 +52,8 @@ def _of_all(
     yield from _calibrated(clinical_of(found, best, choice))
 
 
-def _of_run(found: RunResult, choice: ClinicalChoice | None) -> Iterator[tuple[str, Markup | None]]:
-    history, relied = found.history, reliance([found.history])
+def _of_run(found: Run, choice: ClinicalChoice | None) -> Iterator[tuple[str, Markup | None]]:
+    history, relied = found, reliance([found])
     yield "learning curves", figures.client_curves(history)
     if relied is not None:
         method = history.method

@@ -9,14 +9,14 @@ from markupsafe import Markup
 
 from ..core import metrics
 from ..core.metrics import METRICS, Floats
-from ..runs.run import LOCAL, History
+from ..runs.run import LOCAL, Run
 from . import words
 from .helping import NAMED_UP_TO, short
 from .judgement import Claim
 from .svg import Scale, apart, colour, figure, polyline, tag, ticks
 
 if TYPE_CHECKING:
-    from .outcomes import Comparison
+    from .comparison import Comparison
 
 
 WIDTH = 440.0
@@ -49,7 +49,7 @@ class Curve(NamedTuple):
 
 def learning_curves(comparison: "Comparison") -> Markup:
     """The mean test score after every evaluated round: one line per method, a band over seeds."""
-    drawn = {m: _curve([r.history for r in comparison.of_method(m)]) for m in comparison.methods}
+    drawn = {m: _curve(list(comparison.of_method(m))) for m in comparison.methods}
     return method_curves(drawn, comparison.metric, "Mean ")
 
 
@@ -60,7 +60,7 @@ def byte_curves(comparison: "Comparison") -> Markup | None:
     """
     drawn = {}
     for method in comparison.methods:
-        runs = [run.history for run in comparison.of_method(method)]
+        runs = list(comparison.of_method(method))
         drawn[method] = _curve(runs)._replace(
             x=metrics.mean_known(np.array([*map(_bytes, runs)]).T)
         )
@@ -74,7 +74,7 @@ def byte_curves(comparison: "Comparison") -> Markup | None:
     return method_curves(drawn, comparison.metric, "Over bytes, mean ", _byte_axis)
 
 
-def _bytes(history: History) -> Floats:
+def _bytes(history: Run) -> Floats:
     """Bytes sent and received by one client up to each evaluated round."""
     each = np.cumsum([line["bytes_up"] + line["bytes_down"] for line in history.lines])
     here = np.isin([line["round"] for line in history.lines], history.rounds)
@@ -82,7 +82,7 @@ def _bytes(history: History) -> Floats:
     return total
 
 
-def site_curves(histories: Mapping[str, Sequence[History]], i: int) -> Markup:
+def site_curves(histories: Mapping[str, Sequence[Run]], i: int) -> Markup:
     """The test score of one client after every evaluated round: one line per method."""
     drawn = {method: _curve(some, i) for method, some in histories.items()}
     return method_curves(drawn, next(iter(histories.values()))[0].metric, "")
@@ -129,7 +129,7 @@ def _band(curve: Curve, x: Scale, y: Scale, ink: str) -> Markup:
 MOST_LINES = 60  # at most so many clients have a line; of more clients, only every n-th has one
 
 
-def client_curves(history: History) -> Markup:
+def client_curves(history: Run) -> Markup:
     """The test score of each client after every evaluated round of one run, and their mean."""
     height, left, top, bottom, right = 320.0, 38.0, 12.0, 36.0, 54.0
     shown = _drawable(history.test)[:, :: -(-len(history.roster) // MOST_LINES)]
@@ -156,7 +156,7 @@ def client_curves(history: History) -> Markup:
     )
 
 
-def _curve(histories: Sequence[History], client: int | None = None) -> Curve:
+def _curve(histories: Sequence[Run], client: int | None = None) -> Curve:
     """The mean over clients, or the score of one client, averaged over runs."""
     means = np.array(
         [
@@ -251,11 +251,9 @@ def scatters(comparison: "Comparison", best: str) -> list[ScatterPanel]:
 
 def _scatter_panel(comparison: "Comparison", method: str) -> ScatterPanel:
     """The means over seeds; sites without a score in either run are left out."""
-    alone = metrics.mean_known(
-        np.array([run.history.last for run in comparison.of_method(LOCAL)]).T
-    )
+    alone = metrics.mean_known(np.array([run.last for run in comparison.of_method(LOCAL)]).T)
     gained = metrics.mean_known(comparison.gains(method).T)
-    names = comparison.of_method(LOCAL)[0].history.roster.clients
+    names = comparison.of_method(LOCAL)[0].roster.clients
     return scatter(method, alone, gained, names, comparison.metric)
 
 
@@ -378,7 +376,7 @@ def _panel(comparison: "Comparison", method: str) -> Panel:
 
 def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
     """The sites, those with the most training samples first."""
-    roster = comparison.of_method(method)[0].history.roster
+    roster = comparison.of_method(method)[0].roster
     judged = (comparison.judgements or {}).get(method)
     tests = {one.client: one for one in judged.clients} if judged else {}
     means = metrics.mean_known(comparison.gains(method).T)

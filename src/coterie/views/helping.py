@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.metrics import Floats
 from ..runs.collaboration import ZERO_WITHIN
-from ..runs.run import History, Roster
+from ..runs.run import Roster, Run
 from . import words
 from .reliance import Reliance, on_others, took_part
 from .svg import Scale, apart, figure, png, polyline, tag
@@ -145,7 +145,7 @@ def _group_marks(groups: NDArray[np.int64], cell: float, edge: float, side: floa
     return marks
 
 
-def inside_curve(history: History, stroke: str) -> Markup | None:
+def inside_curve(history: Run, stroke: str) -> Markup | None:
     """The share of weight inside the true group over rounds, and the share expected by chance."""
     points = [
         (line["round"] + 1, line["in_group_weight"])
@@ -413,7 +413,7 @@ class Helping(NamedTuple):
 
 def helping(
     relied: Mapping[str, Reliance],
-    first: Mapping[str, History],
+    first: Mapping[str, Run],
     strokes: Mapping[str, str],
     most: int,
 ) -> Helping | None:
@@ -439,9 +439,7 @@ def _rounds(known: Sequence[int], room: int) -> list[int]:
     return [known[place] for place in dict.fromkeys(places.tolist())]
 
 
-def _card(
-    relied: Reliance, history: History, rounds: Sequence[int] | None, stroke: str
-) -> HelpCard:
+def _card(relied: Reliance, history: Run, rounds: Sequence[int] | None, stroke: str) -> HelpCard:
     name, roster, found = words.label(history.method), history.roster, discovered(relied.share)
     frames = np.stack([relied.share, *(_frame(history, index) for index in rounds or ())])
     largest = float(frames.max()) or 1.0
@@ -460,7 +458,7 @@ def _card(
     )
 
 
-def _frame(history: History, index: int) -> Floats:
+def _frame(history: Run, index: int) -> Floats:
     """The shares in one round; rows of zeros for clients that relied on nobody in it."""
     at: NDArray[np.int64] = np.flatnonzero(np.array(history.matrix_rounds) == index)
     if not len(at):

@@ -15,7 +15,7 @@ was not trained on, the method with the best mean on test data. This is a choice
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -23,11 +23,11 @@ from ..core import metrics
 from ..core.metrics import Floats, higher_is_better
 from ..core.paired import LEVEL, Gain, holm
 from ..core.site_gain import SiteGain, site_gain
-from ..runs.run import LOCAL, History
+from ..runs.run import LOCAL, Run
 from .mean_gain import MeanGain, mean_gain, of_one, widened
 
 if TYPE_CHECKING:
-    from .comparison import Compared
+    from .comparison import Comparison
 
 Claim = Literal["better", "worse", "unclear"]
 
@@ -82,13 +82,13 @@ def claim(gain: float, p: float) -> Claim:
 # ---- the choice ----------------------------------------------------------------------------------
 
 
-def served(comparison: "Compared[Any]", method: str) -> frozenset[int]:
+def served(comparison: "Comparison", method: str) -> frozenset[int]:
     """The clients that have test data and, with any seed, a predictor of the method."""
     known = ~np.isnan(comparison.gains(method)).all(0)
     return frozenset(np.flatnonzero(known).tolist())
 
 
-def compared(comparison: "Compared[Any]") -> list[str]:
+def compared(comparison: "Comparison") -> list[str]:
     """The methods beside Local whose means can be compared: they serve the same clients.
 
     Of several sets of clients the largest is taken, and of equally large ones the first.
@@ -98,7 +98,7 @@ def compared(comparison: "Compared[Any]") -> list[str]:
     return [method for method, clients in whom.items() if clients == most and most]
 
 
-def choose(comparison: "Compared[Any]") -> Choice | None:
+def choose(comparison: "Comparison") -> Choice | None:
     """The method with the best mean in the last round, on validation data or else on test data."""
     rows, among = {row.method: row for row in comparison.rows}, compared(comparison)
     if len(among) < 2:
@@ -110,7 +110,7 @@ def choose(comparison: "Compared[Any]") -> Choice | None:
     return Choice(max(among, key=means.__getitem__), "validation" if known else "test", len(among))
 
 
-def best_on_test(comparison: "Compared[Any]") -> str:
+def best_on_test(comparison: "Comparison") -> str:
     """The method with the best mean on test data in the last round; on a tie, Local.
 
     Local's mean is taken over the clients that the other methods serve.
@@ -123,7 +123,7 @@ def best_on_test(comparison: "Compared[Any]") -> str:
     return max(known, key=known.__getitem__, default=LOCAL)
 
 
-def validation_scores(history: History, served: Floats) -> Floats:
+def validation_scores(history: Run, served: Floats) -> Floats:
     """The last validation scores ``[K]``, of clients whose own such data was not trained on."""
     unseen = (history.roster.n_val > 0) & (not history.merge_val) & ~np.isnan(served)
     return np.where(unseen, history.val[-1], np.nan)
@@ -132,26 +132,26 @@ def validation_scores(history: History, served: Floats) -> Floats:
 # ---- the tests -----------------------------------------------------------------------------------
 
 
-def judge(comparison: "Compared[Any]") -> dict[str, Judgement] | None:
+def judge(comparison: "Comparison") -> dict[str, Judgement] | None:
     """Test every method beside Local; None if the clients' answers are not known."""
     tested = [method for method in comparison.methods if method != LOCAL]
     gains = comparison.site_gains or _site_gains(comparison, tested)
     if gains is None:
         return None
-    names = comparison.runs[0].history.roster.clients
+    names = comparison.runs[0].roster.clients
     return conclude({m: _found(names, gains[m]) for m in tested}, comparison.choice)
 
 
 def _site_gains(
-    comparison: "Compared[Any]", methods: Sequence[str]
+    comparison: "Comparison", methods: Sequence[str]
 ) -> dict[str, tuple[SiteGain, ...]] | None:
     """Each client's gain by each method, from the answers in the runs' own histories."""
-    if any(run.history.outcomes is None for run in comparison.runs):
+    if any(run.outcomes is None for run in comparison.runs):
         return None
     answers = {
-        (run.method, run.seed): list(run.history.outcomes.clients())
+        (run.method, run.seed): list(run.outcomes.clients())
         for run in comparison.runs
-        if run.history.outcomes is not None
+        if run.outcomes is not None
     }
     found = {}
     for method in methods:

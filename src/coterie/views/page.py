@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from ..algorithms.exposure import EXPOSURES, Exposure
 from ..core.metrics import METRICS, Floats
 from ..errors import ConfigError, did_you_mean
-from ..runs.run import LOCAL, History, Line, Roster, dense
-from ..runs.run_folder import RunData
+from ..runs.run import LOCAL, Line, Roster, Run, dense
 from ..runs.summary import last_score
 from ..storage import files
 from . import figures, helping, words
@@ -28,13 +27,12 @@ from .clinical import ClinicalChoice
 from .clinical_page import ClinicalView, clinical_view
 from .figures import scatters
 from .judgement import Claim
-from .outcomes import RunResult
 from .reliance import MOST_CLIENTS, Reliance, reliance
 from .svg import colour, style
 from .table import Table, notes, run_facts, table, to_html
 
 if TYPE_CHECKING:
-    from .outcomes import Comparison
+    from .comparison import Comparison
 
 
 @cache
@@ -144,7 +142,7 @@ class Exposed(NamedTuple):
     sites: tuple[SiteExposure, ...]
 
 
-def exposed(histories: Mapping[str, Sequence[History]], only: int | None = None) -> Exposed:
+def exposed(histories: Mapping[str, Sequence[Run]], only: int | None = None) -> Exposed:
     """The section for the runs of these methods; ``only`` is the one site that the page is for."""
     users = {m: users_of(runs) for m, runs in histories.items() if m in RAW}
     roster = next(iter(histories.values()))[0].roster
@@ -156,7 +154,7 @@ def exposed(histories: Mapping[str, Sequence[History]], only: int | None = None)
     )
 
 
-def users_of(runs: Sequence[History]) -> NDArray[np.int64] | None:
+def users_of(runs: Sequence[Run]) -> NDArray[np.int64] | None:
     """For each site, the other sites that gave its model weight in any round ``[K]``.
 
     The largest number over runs. A model that was received and got no weight is not counted. None
@@ -175,7 +173,7 @@ def users_of(runs: Sequence[History]) -> NDArray[np.int64] | None:
 
 
 def _method(
-    method: str, runs: Sequence[History], users: NDArray[np.int64] | None, only: int | None
+    method: str, runs: Sequence[Run], users: NDArray[np.int64] | None, only: int | None
 ) -> MethodExposure:
     row, peers = EXPOSURES.get(method, UNKNOWN), len(runs[0].roster) - 1
     up = [sum(line["bytes_up"] for line in run.lines) / len(run.roster) for run in runs]
@@ -192,7 +190,7 @@ def _method(
 
 
 def _site(
-    histories: Mapping[str, Sequence[History]],
+    histories: Mapping[str, Sequence[Run]],
     users: Mapping[str, NDArray[np.int64] | None],
     i: int,
 ) -> SiteExposure:
@@ -231,7 +229,7 @@ class ClientLine(NamedTuple):
 
 def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
     """The page of a comparison as HTML text; everything that comes from users is escaped."""
-    shown, last = table(comparison), comparison.runs[-1].data
+    shown, last = table(comparison), comparison.runs[-1]
     best = shown_method(comparison)
     return rendered(
         "report.html",
@@ -250,9 +248,7 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "curves": figures.learning_curves(comparison),
             "by_bytes": figures.byte_curves(comparison),
             "own": False,
-            "exposed": exposed(
-                {m: [run.history for run in comparison.of_method(m)] for m in comparison.methods}
-            ),
+            "exposed": exposed({m: list(comparison.of_method(m)) for m in comparison.methods}),
             "unit": ", in points," if METRICS[comparison.metric].percent else "",
             "clinical": clinical_of(comparison, best, choice),
             "panels": figures.panels(comparison, best),
@@ -278,8 +274,8 @@ def shown_method(comparison: "Comparison") -> str:
 
 
 def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
-    history = comparison.runs[0].history
-    groups = max(groups_of(run.history.roster) for run in comparison.runs)
+    history = comparison.runs[0]
+    groups = max(groups_of(run.roster) for run in comparison.runs)
     facts = [
         ("clients", str(len(history.roster))),
         ("true groups", str(groups)),
@@ -332,7 +328,7 @@ def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
     relied = comparison.reliances
     order = sorted(relied, key=lambda method: method != best)
     strokes = {method: colour(method) for method in order}
-    first = {method: comparison.of_method(method)[0].history for method in order}
+    first = {method: comparison.of_method(method)[0] for method in order}
     ordered = {method: relied[method] for method in order}
     return helping.helping(ordered, first, strokes, helping.OF_COMPARISON)
 
@@ -404,9 +400,9 @@ class ClientFacts(NamedTuple):
     lack: str
 
 
-def run_page(data: RunData, choice: ClinicalChoice | None = None) -> str:
+def run_page(data: Run, choice: ClinicalChoice | None = None) -> str:
     """The page of one run as HTML text; everything that comes from users is escaped."""
-    history, summary = data.history, data.summary
+    history, summary = data, data.summary
     relied = reliance([history])
     return rendered(
         "run.html",
@@ -418,7 +414,7 @@ def run_page(data: RunData, choice: ClinicalChoice | None = None) -> str:
             "alarms": summary["alarms"],
             "rejected": _run_rejected(summary["rejected"]),
             "curves": figures.client_curves(history),
-            "numbers": [fact for fact in run_facts(RunResult(data)) if fact[0] != "alarm"],
+            "numbers": [fact for fact in run_facts(data) if fact[0] != "alarm"],
             "helping": _helping(history, relied),
             "best": words.label(history.method),
             "own": False,
@@ -437,9 +433,9 @@ def run_page(data: RunData, choice: ClinicalChoice | None = None) -> str:
     )
 
 
-def _sentence(data: RunData) -> str:
+def _sentence(data: Run) -> str:
     """A sentence on the mean score after the last round."""
-    history, metric = data.history, data.history.metric
+    history, metric = data, data.metric
     mean = last_score(data.summary)
     text = (
         f"{words.label(history.method)} gives a mean {METRICS[metric].title} of "
@@ -452,7 +448,7 @@ def _sentence(data: RunData) -> str:
     return f"{text}, {size} compared with each client’s own local model."
 
 
-def _run_facts(history: History) -> list[tuple[str, str]]:
+def _run_facts(history: Run) -> list[tuple[str, str]]:
     groups = groups_of(history.roster)
     return [
         ("clients", str(len(history.roster))),
@@ -507,7 +503,7 @@ def _round_line(line: Line, metric: str) -> RoundFacts:
     )
 
 
-def _client_lines(history: History, relied: Reliance | None) -> list[ClientFacts]:
+def _client_lines(history: Run, relied: Reliance | None) -> list[ClientFacts]:
     roster, sources = history.roster, _sources(history, relied)
 
     def score(scores: Floats, i: int) -> str:
@@ -528,7 +524,7 @@ def _client_lines(history: History, relied: Reliance | None) -> list[ClientFacts
     ]
 
 
-def _sources(history: History, relied: Reliance | None) -> list[str]:
+def _sources(history: Run, relied: Reliance | None) -> list[str]:
     """For each client, the other client on which it has the largest part of its weight."""
     names = history.roster.clients
     if relied is None:
@@ -540,7 +536,7 @@ def _sources(history: History, relied: Reliance | None) -> list[str]:
     ]
 
 
-def _helping(history: History, relied: Reliance | None) -> helping.Helping | None:
+def _helping(history: Run, relied: Reliance | None) -> helping.Helping | None:
     if relied is None:
         return None
     method = history.method

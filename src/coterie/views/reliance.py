@@ -11,7 +11,7 @@ from ..core.metrics import Floats
 from ..core.paired import LEVEL
 from ..runs import collaboration
 from ..runs.collaboration import ZERO_WITHIN
-from ..runs.run import History, Line, Packed, Roster, dense
+from ..runs.run import Line, Packed, Roster, Run, dense
 
 MOST_CLIENTS = 1000  # averages of more clients would take minutes and gigabytes
 LARGEST_WEIGHT = 1e6  # larger entries, which a diverged run has, count as zero
@@ -35,7 +35,7 @@ class Reliance(NamedTuple):
         return bool(self.share[i][self.clear[i]].sum() > 0.5)
 
 
-def reliance(histories: Sequence[History]) -> Reliance | None:
+def reliance(histories: Sequence[Run]) -> Reliance | None:
     """The mean reliance over all rounds of runs of one method; None if there is no matrix.
 
     Only runs whose clients are in the same true groups as in the first run count, because a seed

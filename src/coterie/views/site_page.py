@@ -12,11 +12,11 @@ import numpy as np
 from .. import __version__
 from ..core import metrics
 from ..core.metrics import METRICS
-from ..runs.run import LOCAL, History
+from ..runs.run import LOCAL, Run
 from . import figures, page, words
 from .clinical import ClinicalChoice
 from .clinical_page import clinical_view
-from .outcomes import Comparison, RunResult
+from .comparison import Comparison
 from .reliance import MOST_CLIENTS, Reliance, on_others, reliance
 from .verdict import site_answer, size_of
 
@@ -38,19 +38,17 @@ class PeerLine(NamedTuple):
     clear: str
 
 
-def site_page(
-    found: Comparison | RunResult, name: str, choice: ClinicalChoice | None = None
-) -> str:
+def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None = None) -> str:
     """The page for one site, of a comparison or of one run, as HTML text."""
     compared = found if isinstance(found, Comparison) else None
     runs = found.runs if isinstance(found, Comparison) else (found,)
-    roster = runs[0].history.roster
+    roster = runs[0].roster
     i = page.client_index(roster, name)
     chosen = _chosen(found)
     order = [] if chosen is None else _peer_order(chosen, i)
     called = [f"peer {order.index(j) + 1}" if j in order else "a peer" for j in range(len(roster))]
     called[i] = name
-    relied = None if chosen is None else reliance([run.history for run in chosen])
+    relied = None if chosen is None else reliance(list(chosen))
     said = _alone(runs[0]) if compared is None else site_answer(compared, name, called).sentence
     return page.rendered(
         "site.html",
@@ -62,7 +60,7 @@ def site_page(
             "alarms": [],
             "rejected": _rejected(runs, name),
             "curves": figures.site_curves(_by_method(runs), i),
-            "metric": METRICS[runs[0].history.metric].title,
+            "metric": METRICS[runs[0].metric].title,
             "lines": _method_lines(found, i),
             "peers": [] if relied is None else _peer_lines(relied, i, order),
             "by": words.NONE if chosen is None else words.label(chosen[0].method),
@@ -76,30 +74,30 @@ def site_page(
     )
 
 
-def _chosen(found: Comparison | RunResult) -> tuple[RunResult, ...] | None:
+def _chosen(found: Comparison | Run) -> tuple[Run, ...] | None:
     """The runs of the recommended method, or the one run."""
-    if isinstance(found, RunResult):
+    if isinstance(found, Run):
         return (found,)
     return None if found.choice is None else found.of_method(found.choice.method)
 
 
-def _shown(runs: tuple[RunResult, ...], chosen: tuple[RunResult, ...] | None) -> dict[str, History]:
+def _shown(runs: tuple[Run, ...], chosen: tuple[Run, ...] | None) -> dict[str, Run]:
     """The first runs of the recommended method and of Local."""
     alone = [run for run in runs if run.method == LOCAL]
     picked = [*(chosen or ())[:1], *alone[:1]]
-    return {run.method: run.history for run in picked}
+    return {run.method: run for run in picked}
 
 
-def _peer_order(runs: tuple[RunResult, ...], i: int) -> list[int]:
+def _peer_order(runs: tuple[Run, ...], i: int) -> list[int]:
     """The other clients, by this site's weight on them, over all rounds and then in each round.
 
     So the order depends on nothing but numbers that this site knows: clients with equal numbers are
     exchangeable.
     """
     weights = [
-        on_others(packed, run.history.swaps)[i]
+        on_others(packed, run.swaps)[i]
         for run in runs
-        for packed in (run.history.matrices if len(run.history.roster) <= MOST_CLIENTS else ())
+        for packed in (run.matrices if len(run.roster) <= MOST_CLIENTS else ())
     ]
     if not weights:
         return []
@@ -108,38 +106,38 @@ def _peer_order(runs: tuple[RunResult, ...], i: int) -> list[int]:
     return sorted(others, key=lambda j: (-rows[:, j].sum(), *(-rows[:, j])))
 
 
-def _by_method(runs: tuple[RunResult, ...]) -> dict[str, list[History]]:
-    found: dict[str, list[History]] = {}
+def _by_method(runs: tuple[Run, ...]) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(run.method, []).append(run.history)
+        found.setdefault(run.method, []).append(run)
     return found
 
 
-def _alone(run: RunResult) -> str:
+def _alone(run: Run) -> str:
     return (
         f"One run of {words.label(run.method)} alone does not tell whether joining is worth it; "
         "“coterie compare” compares methods with training alone."
     )
 
 
-def _facts(runs: tuple[RunResult, ...], i: int) -> list[tuple[str, str]]:
-    roster = runs[0].history.roster
+def _facts(runs: tuple[Run, ...], i: int) -> list[tuple[str, str]]:
+    roster = runs[0].roster
     return [
         ("sites", str(len(roster))),
         ("training rows of this site", str(roster.n_train[i])),
         ("validation rows", str(roster.n_val[i])),
         ("test rows", str(roster.n_test[i])),
-        ("rounds", str(len(runs[0].history.lines))),
+        ("rounds", str(len(runs[0].lines))),
         ("seeds", str(len({run.seed for run in runs}))),
     ]
 
 
-def _rejected(runs: tuple[RunResult, ...], name: str) -> list[str]:
+def _rejected(runs: tuple[Run, ...], name: str) -> list[str]:
     """One sentence for each method and reason why uploads of this site were rejected."""
     found = Counter(
         (run.method, one["reason"])
         for run in runs
-        for line in run.history.lines
+        for line in run.lines
         for one in line["rejected"]
         if one["client"] == name
     )
@@ -150,24 +148,24 @@ def _rejected(runs: tuple[RunResult, ...], name: str) -> list[str]:
     ]
 
 
-def _warned(found: Comparison | RunResult) -> list[str]:
+def _warned(found: Comparison | Run) -> list[str]:
     """The methods about which an alarm was raised; its text may tell about other sites."""
-    if isinstance(found, RunResult):
+    if isinstance(found, Run):
         codes = {found.method: [alarm["code"] for alarm in found.summary["alarms"]]}
     else:
         codes = {row.method: [alarm.code for alarm in row.alarms] for row in found.rows}
     return [f"{words.label(m)}: {', '.join(some)}" for m, some in codes.items() if some]
 
 
-def _method_lines(found: Comparison | RunResult, i: int) -> list[MethodLine]:
-    if isinstance(found, RunResult):
-        score = words.number(float(found.history.last[i]), found.history.metric)
+def _method_lines(found: Comparison | Run, i: int) -> list[MethodLine]:
+    if isinstance(found, Run):
+        score = words.number(float(found.last[i]), found.metric)
         return [MethodLine(words.label(found.method), score, words.NONE, words.NONE)]
-    name = found.runs[0].history.roster.clients[i]
+    name = found.runs[0].roster.clients[i]
     judged = {one.method: one for one in found.client_gains(name)}
     lines = []
     for method in found.methods:
-        scores = np.array([run.history.last[i] for run in found.of_method(method)])
+        scores = np.array([run.last[i] for run in found.of_method(method)])
         score = words.number(float(metrics.mean_known(scores)), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:

@@ -19,8 +19,8 @@ from . import words
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-    from .comparison import MethodRow
-    from .outcomes import Comparison, RunResult
+    from ..runs.run import Run
+    from .comparison import Comparison, MethodRow
 
 
 class Heading(NamedTuple):
@@ -202,8 +202,8 @@ MERGED = (
 
 def notes(comparison: "Comparison") -> list[str]:
     """Notes under the table: how the choice by validation was limited, if it was."""
-    found = [MERGED] if any(run.history.merge_val for run in comparison.runs) else []
-    lacking = {c: None for run in comparison.runs for c in run.history.roster.without_validation}
+    found = [MERGED] if any(run.merge_val for run in comparison.runs) else []
+    lacking = {c: None for run in comparison.runs for c in run.roster.without_validation}
     if lacking and not found:
         who = words.listing(list(lacking))
         found.append(f"Best by validation is chosen without {who}: no validation data.")
@@ -279,9 +279,9 @@ def comparison_html(comparison: "Comparison") -> str:
     return str(Markup("<div>{}{}</div>").format(body, said))
 
 
-def run_facts(result: "RunResult") -> list[tuple[str, str]]:
+def run_facts(result: "Run") -> list[tuple[str, str]]:
     """The numbers of one run, each with its name."""
-    found, metric = result.data.summary, result.history.metric
+    found, metric = result.summary, result.metric
 
     def text(value: float | None) -> str:
         return words.NONE if value is None else words.number(float(value), metric)
@@ -305,22 +305,22 @@ def run_facts(result: "RunResult") -> list[tuple[str, str]]:
     ]
 
 
-def _run_title(result: "RunResult") -> str:
-    found = result.data.summary
+def _run_title(result: "Run") -> str:
+    found = result.summary
     return (
         f"{words.label(result.method)}: {found['rounds']} rounds, {found['clients']} clients, "
         f"seed {result.seed}"
     )
 
 
-def run_text(result: "RunResult") -> str:
+def run_text(result: "Run") -> str:
     """One run as ``repr`` shows it."""
     facts = run_facts(result)
     width = max(len(name) for name, _ in facts)
     return "\n".join([_run_title(result), *(f"  {name:<{width}}  {text}" for name, text in facts)])
 
 
-def run_html(result: "RunResult") -> str:
+def run_html(result: "Run") -> str:
     """One run as a notebook shows it."""
     cell = Markup('<tr><th scope="row" style="text-align:left">{}</th><td>{}</td></tr>')
     rows = Markup("").join(cell.format(name, text) for name, text in run_facts(result))

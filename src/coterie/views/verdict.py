@@ -20,8 +20,7 @@ from .mean_gain import AT_MOST, more, more_samples
 from .page import client_index
 
 if TYPE_CHECKING:
-    from .comparison import MethodRow
-    from .outcomes import Comparison
+    from .comparison import Comparison, MethodRow
 
 
 def verdict(comparison: "Comparison") -> str:
@@ -71,7 +70,7 @@ def _answer(comparison: "Comparison", row: "MethodRow", found: Judgement) -> str
 def _outcome(comparison: "Comparison", row: "MethodRow") -> str:
     metric, unit = comparison.metric, words.unit(comparison.metric)
     mean, alone = words.number(row.mean.mean, metric), words.number(row.alone.mean, metric)
-    everybody = len(comparison.runs[0].history.roster)
+    everybody = len(comparison.runs[0].roster)
     who = "" if row.served == everybody else f" for the {row.served} of {everybody} clients judged"
     return (
         f"{_when(comparison)} {words.label(row.method)} gives a mean {METRICS[metric].title} "
@@ -172,7 +171,7 @@ def _warnings(comparison: "Comparison") -> list[str]:
         if row.alarms:
             codes = ", ".join(alarm.code for alarm in row.alarms)
             parts.append(f"there is an alarm about {words.label(row.method)} ({codes})")
-    weak = {c: lack for run in comparison.runs for c, lack in run.history.roster.weak.items()}
+    weak = {c: lack for run in comparison.runs for c, lack in run.roster.weak.items()}
     if weak:
         named = [f"{client} ({lack})" for client, lack in weak.items()]
         parts.append(f"not enough data to judge {words.listing(named)}")
@@ -215,7 +214,7 @@ class SiteAnswer:
 
 def site_answer(comparison: "Comparison", name: str, called: Sequence[str] = ()) -> SiteAnswer:
     """The answer to one client; ``called`` are names to use for the clients instead of theirs."""
-    roster = comparison.runs[0].history.roster
+    roster = comparison.runs[0].roster
     return _answer_of(comparison, client_index(roster, name), called or roster.clients)
 
 
@@ -223,12 +222,12 @@ def answers(comparison: "Comparison") -> tuple[SiteAnswer, ...]:
     """The answers to all clients; none if there is no method beside Local."""
     if comparison.choice is None:
         return ()
-    names = comparison.runs[0].history.roster.clients
+    names = comparison.runs[0].roster.clients
     return tuple(_answer_of(comparison, i, names) for i in range(len(names)))
 
 
 def _answer_of(comparison: "Comparison", i: int, called: Sequence[str]) -> SiteAnswer:
-    roster = comparison.runs[0].history.roster
+    roster = comparison.runs[0].roster
     name = roster.clients[i]
     gains = comparison.client_gains(name)
     method = None if comparison.choice is None else comparison.choice.method

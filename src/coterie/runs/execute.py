@@ -1,0 +1,306 @@
+"""Executes a plan: every cell is read from its folder, continued or started, and yields a run.
+
+``execute`` is the only loop over methods and seeds: comparisons, sweeps, searches, paper cards and
+probes make plans and read runs. The data of a config is read once for all of its cells.
+"""
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..core.algorithm import AnyAlgorithm, check_run
+from ..core.locations import check_square, located
+from ..core.policies import governed
+from ..core.problem import Problem
+from ..engines import process
+from ..engines.process import full_memory_told
+from ..errors import InUseError
+from ..storage import faults, lock
+from ..training.guard import Guard
+from ..training.rounds import Begin, Record, train
+from . import comparison_folder, interrupt, resume, run_folder
+from .config.loading import canonical, config_hash
+from .config.schema import Config
+from .environment import environment
+from .listeners import Folder, Listener, Live, Memory, Progress, Told, Watch
+from .plan import FIRST, Cell, Plan, columns
+from .resume import UnfinishedRun, unfinished_run
+from .run import Log, Run
+from .setting import Setting, with_training_loss
+from .summary import Predictors
+
+POLL = 1.0  # seconds between two looks at the runs of other processes
+
+Where = Callable[[Config], AbstractContextManager[Setting]]
+Done = Callable[[Cell], bool]
+
+
+def execute(
+    plan: Plan, where: Where, listeners: Sequence[Watch] = (), done: Done = lambda _: False
+) -> Iterator[tuple[Cell, Run]]:
+    """Execute a plan; ``where`` opens the clients of a config.
+
+    A run that is finished in its folder is read, an interrupted one is continued. Where several
+    processes share a plan, each takes the cells that no other one is running; ``done`` tells
+    whether a cell was finished by another process before this one could take it. The caller has to
+    store what it needs of a run before it asks for the next one.
+    """
+    waiting, told = list(plan.cells), list[Cell]()
+    while waiting:
+        taken: list[Cell] = []  # by other processes
+        for cells in columns(waiting):
+            with _Column(plan, cells, where, listeners, done) as column:
+                yield from column.runs(taken)
+        if not plan.wait:
+            return
+        if len(taken) == len(waiting):
+            if taken != told:
+                told = taken
+                _tell(listeners, taken[0], 0, waits=True, more=0)
+            time.sleep(POLL)
+        waiting = taken
+
+
+def _tell(listeners: Sequence[Watch], cell: Cell, done: int, **facts: Any) -> None:
+    rounds = cell.config.run.rounds
+    for watch in listeners:
+        watch(Progress(cell.method.label, cell.seed, done, rounds, None, **facts))
+
+
+class _Column(ExitStack):
+    """The cells of one config; its clients are opened for the first of them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        cells: list[Cell],
+        where: Where,
+        listeners: Sequence[Watch],
+        done: Done,
+    ) -> None:
+        super().__init__()
+        self.plan, self.cells, self.where = plan, cells, where
+        self.listeners, self.done = listeners, done
+        self._setting: Setting | None = None
+
+    @property
+    def setting(self) -> Setting:
+        """The clients of the config, checked for all of its methods."""
+        if self._setting is None:
+            self._setting = self.enter_context(self.where(self.cells[0].config))
+            check(self._setting, self.cells)
+        return self._setting
+
+    def runs(self, taken: list[Cell]) -> Iterator[tuple[Cell, Run]]:
+        """The run of every cell; cells that another process is running are put into ``taken``."""
+        if self.cells[0].config.run.spread is not None:
+            from .spread import spread
+
+            yield from spread(self.setting, self.cells, self.listeners)
+            return
+        known: dict[tuple[int, str], Run] = {}
+        for cell in self.cells:
+            interrupt.here()
+            try:
+                with self._claimed(cell):
+                    yield from self._run(cell, known)
+            except InUseError:
+                if not self.plan.shared:
+                    raise
+                taken.append(cell)
+
+    def _claimed(self, cell: Cell) -> AbstractContextManager[None]:
+        """The right to run a cell until its run is stored; InUseError if another has it."""
+        if cell.out is None or not self.plan.shared:
+            return contextlib.nullcontext()
+        return lock.held(cell.out.with_name(f"{cell.out.name}-taken"))
+
+    def _run(self, cell: Cell, known: dict[tuple[int, str], Run]) -> Iterator[tuple[Cell, Run]]:
+        if self.done(cell):
+            return
+        beside = {label: run for (seed, label), run in known.items() if seed == cell.seed}
+        run = run_cell(self.setting, cell, self.listeners, beside)
+        faults.at("compare.cell")
+        if cell.method.label in FIRST:
+            known[cell.seed, cell.method.label] = run
+        yield cell, run
+        if run.path is not None and not cell.kept:
+            shutil.rmtree(run.path)
+
+
+# ---- one cell ------------------------------------------------------------------------------------
+
+
+def check(setting: Setting, cells: Sequence[Cell]) -> None:
+    """Before training, refuse a cell that could not be finished, and a folder it cannot use."""
+    for cell in cells:
+        _found(setting, cell)
+    setting.check({cell.method.label: cell.method for cell in cells}.values())
+
+
+def run_cell(
+    setting: Setting,
+    cell: Cell,
+    listeners: Sequence[Watch] = (),
+    references: Mapping[str, Run] | None = None,
+) -> Run:
+    """The run of a cell: read, continued or started; ``references`` are Local's and FedAvg's."""
+    found = _found(setting, cell)
+    if isinstance(found, Run):
+        rounds = cell.config.run.rounds
+        _tell(listeners, cell, rounds, reused=True, more=rounds)
+        return found
+    with contextlib.nullcontext() if cell.out is None else lock.held(cell.out):
+        found = _found(setting, cell)  # again: now no other process writes into it
+        if isinstance(found, Run):
+            return found
+        return train_cell(setting, cell, listeners, references, found)
+
+
+def _found(setting: Setting, cell: Cell) -> Run | UnfinishedRun | None:
+    """The run of the same config in a cell's folder, finished or not; any other is refused."""
+    place = cell.out
+    if place is None:
+        return None
+    asked = config_hash(setting.asked(cell))
+    if run_folder.is_finished(place):
+        found = run_folder.read(place)
+        same = found.config.get("hash") == asked
+        if same and found.environment.get("coterie") == __version__:
+            run_folder.refuse_other_data(place, setting.identity(cell.seed))
+            return found
+    unfinished = unfinished_run(place)
+    if unfinished is not None:
+        unfinished.refuse_other(asked)
+        run_folder.refuse_other_data(place, setting.identity(cell.seed))
+        return unfinished
+    run_folder.refuse_used(place)
+    return None
+
+
+def references_beside(path: Path) -> dict[str, Run]:
+    """The finished runs of Local and FedAvg next to a run of a comparison."""
+    home = path.resolve().parent.parent
+    if not (home / comparison_folder.COMPARE).is_file():
+        return {}
+    places = {name: home / name / path.resolve().name for name in FIRST}
+    return {n: run_folder.read(at) for n, at in places.items() if run_folder.is_finished(at)}
+
+
+def train_cell(
+    setting: Setting,
+    cell: Cell,
+    listeners: Iterable[Watch] = (),
+    references: Mapping[str, Run] | None = None,
+    left: UnfinishedRun | None = None,
+) -> Run:
+    """Train a run from its first round, or from where the unfinished run ``left`` stopped."""
+    asked, algorithm = setting.asked(cell), cell.method.build()
+    if left is not None:
+        left.refuse_other(config_hash(asked))
+        run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
+    on = setting.prepare(algorithm, asked)
+    algorithm = governed(algorithm, on.problem)
+    if asked.run.training_loss:
+        on = with_training_loss(on)
+    with located(algorithm):
+        check_run(algorithm, on.problem, asked.run.rounds)
+    with ExitStack() as scope:
+        scope.enter_context(full_memory_told())
+        scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
+        engine = setting.engine(cell, on, left)
+        scope.callback(engine.close)
+        scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
+        swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
+        log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
+        config, where = written(asked, engine.choice), environment(on.problem.device)
+        live = Live(log, engine, asked.run.rounds, config, where)
+        begin, recorder = _opened(setting, cell, live, algorithm, on.problem, left)
+        faults.at("run.created")
+        told = [recorder, *map(Told, listeners)]
+        predictors = _trained(asked, algorithm, on.problem, live, begin, told)
+        return recorder.finished(live, predictors, references)
+
+
+def _opened(
+    setting: Setting,
+    cell: Cell,
+    live: Live,
+    algorithm: AnyAlgorithm,
+    problem: Problem,
+    left: UnfinishedRun | None,
+) -> tuple[Begin | None, Memory]:
+    """Create or reopen the folder of a run; the state to begin from, and what records rounds."""
+    if cell.out is None:
+        return None, Memory()
+    every = setting.config.run.checkpoint_every
+    if left is not None:
+        start = setting.start(algorithm, problem)
+        folder, begin, newest = resume.reopen(
+            left, live.log, start, live.environment, live.engine.choice
+        )
+        live.log = folder.log
+        return begin, Folder(folder, every, newest, page=cell.kept)
+    said = setting.manifest(cell.seed), setting.preprocessing(cell.seed)
+    folder = run_folder.RunFolder.create(cell.out, live.log, live.config, live.environment, *said)
+    return None, Folder(folder, every, None, page=cell.kept)
+
+
+def _trained(
+    asked: Config,
+    algorithm: AnyAlgorithm,
+    problem: Problem,
+    live: Live,
+    begin: Begin | None,
+    listeners: Sequence[Listener],
+) -> Predictors:
+    """Train all rounds, tell the listeners of each, and return the last predictors."""
+    for listener in listeners:
+        listener.begun(live, 0 if begin is None else begin.rounds)
+    for record in _rounds(asked, algorithm, problem, live, begin):
+        for listener in listeners:
+            listener.round(live, record)
+        if record.mixture is not None:
+            return Predictors.of(record.mixture, record.digests)
+        interrupt.here()
+    raise AssertionError("the last round of a run is always evaluated")
+
+
+def _rounds(
+    asked: Config, algorithm: AnyAlgorithm, problem: Problem, live: Live, begin: Begin | None
+) -> Iterator[Record]:
+    """The rounds of a run; an error in a user's method or network names its line."""
+    run = asked.run
+    with located(algorithm, problem.model.module):
+        for record in train(
+            algorithm,
+            problem,
+            live.engine,
+            run.rounds,
+            participation=run.participation,
+            evaluate_every=run.evaluate_every,
+            metric=run.metric,
+            guard=Guard(**asked.guard.model_dump()),
+            begin=begin,
+        ):
+            if record.collaboration is not None:
+                check_square(algorithm, record.collaboration.shape, problem.population)
+            yield record
+
+
+def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of ``config.json``: the config with the resolved engine, and what was asked for.
+
+    ``hash`` is the hash of what was asked for: the choice that "auto" makes does not make it
+    another experiment.
+    """
+    tables = canonical(config)
+    asked = {"engine": dict(tables["engine"])}
+    found = {key: choice[key] for key in ("chunk", "threads", "trace", "compiled") if key in choice}
+    tables["engine"] |= {"name": choice["engine"], **found}
+    return {**tables, "resolved": dict(choice), "asked": asked, "hash": config_hash(config)}
