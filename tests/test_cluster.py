@@ -32,7 +32,6 @@ from coterie.runs.config.schema import EngineTable
 from coterie.runs.interrupt import Stop, told_by
 from coterie.runs.plan import Plan
 from coterie.training.rounds import train
-from coterie.views.page import run_page
 from mortal import CLIENT, Mortal
 from support import METHODS, RAGGED, cnn, engine_of, federation, predictors, task, whole_round
 
@@ -442,10 +441,10 @@ def test_a_stop_ends_all_runs_after_a_round_and_they_go_on(cluster, serial, tmp_
 
     out.mkdir()
     comparison_folder.write_asked(out, canonical(config))
-    with pytest.raises(StoppedError, match="coterie resume"):
-        setting = assemble(config)
-        with told_by(stop):
-            list(spread.spread(setting, Plan.comparison(setting.config, out).cells, [press]))
+    setting = assemble(config)
+    plan = Plan.comparison(setting.config, out)
+    with told_by(stop), pytest.raises(StoppedError, match="coterie resume"):
+        list(spread.spread(setting, plan.cells, [press]))
     assert sum(run_folder.is_finished(path) for path in out.glob("*/*")) < 6
     assert not list(out.rglob(".lock"))
     coterie.resume(out)

@@ -20,7 +20,6 @@ from coterie.deploy.protocol import Nothing, Proposal, refused_by, setup_message
 from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
 from coterie.errors import EngineError, StoreError
-from coterie.runs import interrupt
 from coterie.runs.config.loading import load, merge
 from coterie.runs.execute import run_cell
 from coterie.runs.plan import Plan
@@ -313,7 +312,7 @@ def test_foreign_names_of_code_are_never_imported(joined, tmp_path, monkeypatch)
 def proposal(joined, changes, **fields):
     """An agreement as the coordinator makes it, with a changed config."""
     setting = joined.connect(load(FAST, {"run.federation": joined.fed}))
-    made = setting._agreement(Cell(setting.config.method(), 0, None))
+    made = setting._agreement(Plan.single(setting.config, None).cells[0])
     config = merge(json.loads(made.config), changes)
     return setup_message(
         "agree", Proposal(replace(made, config=json.dumps(config), **fields).to_json())

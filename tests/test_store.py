@@ -14,10 +14,9 @@ from coterie.errors import StoreError
 from coterie.runs import run, run_folder
 from coterie.runs import stored as stored_files
 from coterie.runs.environment import environment
-from coterie.runs.summary import finished
 from coterie.runs.run import SCORES, Log, Roster
 from coterie.runs.run_folder import RunFolder
-from coterie.runs.summary import summarise
+from coterie.runs.summary import finished, summarise
 from coterie.storage import files
 from coterie.training.rounds import Rejection
 from synthetic import CLIENTS, GROUPS, grouped, mixture, predictors, record, roster, scores
