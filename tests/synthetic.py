@@ -120,7 +120,7 @@ def run_of(
             made = made._replace(evaluation=made.evaluation._replace(val=val[index]))
         log.append(made)
     config = {"algorithm": {"name": method}, "run": {"seed": seed, "rounds": rounds}}
-    return Run(finished(log, predictors(len(who)), config, {"python": "3.11"}, references))
+    return finished(log, predictors(len(who)), config, {"python": "3.11"}, references)
 
 
 def comparison_of(

@@ -264,7 +264,7 @@ def test_of_several_cards_all_free_runs_come_before_any_waiting(cards, capsys, m
         done.append(other.missing())
         held.close()
 
-    monkeypatch.setattr("coterie.studies.study_runs.time.sleep", sleep)
+    monkeypatch.setattr("coterie.runs.execute.time.sleep", sleep)
     code, printed, told = called(capsys, "P1-T8", "P1-T9", "--scale", "small")
     assert code == 0
     assert done == [0]  # nothing of the second card was left when the first was waited for

@@ -32,7 +32,7 @@ from coterie.studies.study import (
     study_of,
 )
 from coterie.studies.study_page import study_figures, study_page
-from coterie.studies.study_runs import _folder_name, missing
+from coterie.studies.study_runs import folder_of, missing
 from coterie.studies.sweeping import sweep
 
 CARD = """
@@ -105,17 +105,17 @@ def test_columns_of_one_config_share_their_runs(cards):
 def test_only_what_is_missing_is_run_and_the_card_is_the_same(cards):
     one = reproduction("p1-t9", "small")
     ran = []
-    first = one.run(lambda step: ran.append((step.method, step.seed)))
+    first = one.run([lambda step: ran.append((step.method, step.seed))])
     assert [method for method, _ in ran] == ["local", "fedavg", "fedprox@mu"]
     records = sorted((one.out / "records").glob("*.json"))
     lost = json.loads(records[1].read_text())["method"]
     records[1].unlink()
     ran.clear()
-    again = one.run(lambda step: ran.append((step.method, step.seed)))
+    again = one.run([lambda step: ran.append((step.method, step.seed))])
     assert [method for method, _ in ran] == [lost]
     assert numbers(again) == numbers(first)
     ran.clear()
-    one.run(lambda step: ran.append(step))
+    one.run([lambda step: ran.append(step)])
     assert ran == []
     assert not list((one.out / "runs").glob("*/*/seed-*"))  # folders of finished runs are removed
 
@@ -128,17 +128,18 @@ def test_a_killed_run_is_continued_by_a_command_that_asks_for_other_methods_and_
             raise StoppedError("stopped", 15)
 
     with pytest.raises(StoppedError):
-        reproduction("P1-T9", methods=("fedavg",), seeds=1, **how).run(watch)
+        reproduction("P1-T9", methods=("fedavg",), seeds=1, **how).run([watch])
     steps = []
-    reproduction("P1-T9", **how).run(steps.append)
+    reproduction("P1-T9", **how).run([steps.append])
     trained = [(step.seed, step.done) for step in steps if step.method == "fedavg" and step.score]
     assert trained == [(0, 2), (1, 1), (1, 2)]  # seed 0 goes on with its second round
 
 
 def taken(one, label, seed):
     """The folder that a process locks while it runs a cell of the column ``few``."""
-    name = _folder_name(one.study.columns[0].config)
-    return one.out / "runs" / name / f"{label}-seed-{seed}-taken"
+    cells = {(cell.method.label, cell.seed): cell for cell in one.study.cells()}
+    place = folder_of(one.out, cells[label, seed])
+    return place.with_name(f"{place.name}-taken")
 
 
 def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(cards, monkeypatch):
@@ -166,8 +167,8 @@ def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(c
             release.set()
             process.join()
 
-    monkeypatch.setattr("coterie.studies.study_runs.time.sleep", sleep)
-    found = one.run(lambda step: ran.append((step.method, step.waits)))
+    monkeypatch.setattr("coterie.runs.execute.time.sleep", sleep)
+    found = one.run([lambda step: ran.append((step.method, step.waits))])
     assert {method for method, waits in ran if not waits} == {"local", "fedprox@mu"}
     assert [method for method, waits in ran if waits] == ["fedavg"]  # told once, not at every look
     assert ran[-1] == ("fedavg", True)  # all others are done by then
@@ -177,7 +178,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(c
 def test_a_process_that_need_not_wait_leaves_the_runs_of_others_to_them(cards):
     one, told = reproduction("P1-T9", columns=("few",), seeds=1), []
     with lock.held(taken(one, "fedavg", 0)):
-        one.run(told.append, wait=False)
+        one.run([told.append], wait=False)
     assert one.missing() == 1
     assert {step.method for step in told} == {"local", "fedprox@mu"}
     assert not any(step.waits for step in told)
@@ -186,9 +187,9 @@ def test_a_process_that_need_not_wait_leaves_the_runs_of_others_to_them(cards):
 def test_a_cell_whose_process_ended_without_a_record_is_run(cards, monkeypatch):
     one, ended = reproduction("P1-T9", columns=("few",), seeds=1), contextlib.ExitStack()
     ended.enter_context(lock.held(taken(one, "fedavg", 0)))
-    monkeypatch.setattr("coterie.studies.study_runs.time.sleep", lambda _: ended.close())
+    monkeypatch.setattr("coterie.runs.execute.time.sleep", lambda _: ended.close())
     ran = []
-    one.run(lambda step: ran.append(step.method))
+    one.run([lambda step: ran.append(step.method)])
     assert ran[-1] == "fedavg"
     assert one.missing() == 0
 
@@ -217,7 +218,7 @@ def test_a_reproduction_that_is_stopped_anywhere_ends_in_the_same_card(cards):
 
         rounds.clear()
         with pytest.raises(StoppedError):
-            one.run(watch)
+            one.run([watch])
     assert numbers(one.run()) == numbers(whole)
 
 

@@ -296,7 +296,7 @@ def test_a_regression_has_subgroups_and_no_outcome(table):
     assert found.together.calibration is None
     assert {group.name for group in found.together.subgroups} == {"(missing)", "f", "m"}
     assert all(g.score.low <= g.score.value <= g.score.high for g in found.sites[0].subgroups[1:])
-    text = run_page(run.data)
+    text = run_page(run)
     assert "Results by sex" in text
     assert "Brier" not in text
 

@@ -7,7 +7,7 @@ import pytest
 
 from browser import CHROMIUM, Browser
 from coterie.algorithms import ALGORITHMS, ALIASES
-from coterie.runs.run import JudgedRows, Run
+from coterie.runs.run import JudgedRows
 from coterie.views.comparison import Comparison
 from coterie.views.page import page
 from synthetic import comparison_of, roster, run_of, scores
@@ -143,8 +143,7 @@ def probable(run):
     said = run.outcomes
     p = np.random.default_rng(0).random(len(said.targets)).astype(np.float32)
     known = said._replace(targets=(p > 0.4).astype(int), probabilities=np.stack([1 - p, p], 1))
-    history = replace(run, outcomes=known)
-    return Run(replace(run.data, history=history))
+    return replace(run, outcomes=known)
 
 
 def crowd(methods, clients):

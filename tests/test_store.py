@@ -52,6 +52,7 @@ def test_the_folder_holds_exactly_the_files_of_the_design(made):
         "config.json",
         "environment.json",
         "models.safetensors",
+        "report.html",
         "rounds.jsonl",
         "summary.json",
     ]

@@ -148,7 +148,7 @@ def write_comparison(comparison: Comparison, out: Path) -> None:
 def read(path: str | Path) -> Run | Comparison:
     """Read the finished run or the comparison of a folder."""
     path = files.folder_of(path, "RUN")
-    if not (path / COMPARE).is_file():
+    if not any((path / name).is_file() for name in (COMPARE, comparison_folder.COMPARISON)):
         return Run.read(path)
     run_folder.refuse_newer(path / COMPARE)
     places = [path / name for name in comparison_folder.run_names(path)]

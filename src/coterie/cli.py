@@ -18,7 +18,6 @@ from .commands import (
     page_command,
     site_commands,
     start_commands,
-    study_commands,
 )
 from .commands.arguments import CODE, COLUMNS, JSON, TENSORBOARD, configured
 from .errors import (
@@ -30,6 +29,7 @@ from .errors import (
 )
 from .exporting import export_commands
 from .onboarding import onboard_command
+from .studies import study_commands
 
 # Where rich is installed, typer escapes "[default: 3]" for rich's markup, even in help that rich
 # does not print (rich_markup_mode=None): the backslash would be shown.

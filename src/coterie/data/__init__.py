@@ -1,6 +1,6 @@
 """Loads datasets and divides them among clients: datasets, partitions and federations."""
 
-from .assign import Plan
+from .assign import Quota
 from .datasets import DATASETS, DatasetReader, load
 from .federation import Dataset, Federation
 from .manifest import ClientRow, describe, emd, manifest, remarks
@@ -17,7 +17,7 @@ __all__ = [
     "DatasetReader",
     "Federation",
     "Partition",
-    "Plan",
+    "Quota",
     "describe",
     "emd",
     "federate",

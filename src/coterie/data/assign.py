@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Plan(NamedTuple):
+class Quota(NamedTuple):
     """How many samples of each cell every client is to get."""
 
     clients: tuple[str, ...]
@@ -86,7 +86,7 @@ def largest_remainder(total: int, shares: Floats, ties: Floats | None = None) ->
     return quota
 
 
-def assigned(dataset: Dataset, plan: Plan, seed: int) -> Parts:
+def assigned(dataset: Dataset, plan: Quota, seed: int) -> Parts:
     """Carry out a plan on the training part, and on the source's test part if it has one."""
     is_test = np.zeros(len(dataset.y), bool)
     if dataset.fixed is not None:
@@ -111,7 +111,7 @@ def _tensor(values: Ints | None) -> Tensor | None:
     return None if values is None else torch.from_numpy(values.astype(np.int64))
 
 
-def _hand_out(plan: Plan, pool: Ints, test: bool, seed: int) -> Indices:
+def _hand_out(plan: Quota, pool: Ints, test: bool, seed: int) -> Indices:
     cells = plan.cells[pool]
     supply = np.bincount(cells, minlength=len(plan.names))
     counts = plan.counts(supply, test)
@@ -129,7 +129,7 @@ def _hand_out(plan: Plan, pool: Ints, test: bool, seed: int) -> Indices:
     return tuple(torch.from_numpy(np.sort(pool[mine])) for mine in held)
 
 
-def _check_supply(plan: Plan, counts: Ints, supply: Ints, part: str) -> None:
+def _check_supply(plan: Quota, counts: Ints, supply: Ints, part: str) -> None:
     demand = counts.sum(axis=0)
     for cell in np.flatnonzero(demand > supply):
         raise DataError(

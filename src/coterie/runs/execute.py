@@ -27,7 +27,7 @@ from . import comparison_folder, interrupt, resume, run_folder
 from .config.loading import canonical, config_hash
 from .config.schema import Config
 from .environment import environment
-from .listeners import Folder, Listener, Live, Memory, Progress, Told, Watch
+from .listeners import InFolder, InMemory, Listener, Live, Progress, Reporter, Watch
 from .plan import FIRST, Cell, Plan, columns
 from .resume import UnfinishedRun, unfinished_run
 from .run import Log, Run
@@ -222,7 +222,7 @@ def train_cell(
         live = Live(log, engine, asked.run.rounds, config, where)
         begin, recorder = _opened(setting, cell, live, algorithm, on.problem, left)
         faults.at("run.created")
-        told = [recorder, *map(Told, listeners)]
+        told = [recorder, *map(Reporter, listeners)]
         predictors = _trained(asked, algorithm, on.problem, live, begin, told)
         return recorder.finished(live, predictors, references)
 
@@ -234,10 +234,10 @@ def _opened(
     algorithm: AnyAlgorithm,
     problem: Problem,
     left: UnfinishedRun | None,
-) -> tuple[Begin | None, Memory]:
+) -> tuple[Begin | None, InMemory]:
     """Create or reopen the folder of a run; the state to begin from, and what records rounds."""
     if cell.out is None:
-        return None, Memory()
+        return None, InMemory()
     every = setting.config.run.checkpoint_every
     if left is not None:
         start = setting.start(algorithm, problem)
@@ -245,10 +245,10 @@ def _opened(
             left, live.log, start, live.environment, live.engine.choice
         )
         live.log = folder.log
-        return begin, Folder(folder, every, newest, page=cell.kept)
+        return begin, InFolder(folder, every, newest, page=cell.kept)
     said = setting.manifest(cell.seed), setting.preprocessing(cell.seed)
     folder = run_folder.RunFolder.create(cell.out, live.log, live.config, live.environment, *said)
-    return None, Folder(folder, every, None, page=cell.kept)
+    return None, InFolder(folder, every, None, page=cell.kept)
 
 
 def _trained(

@@ -60,7 +60,7 @@ class Listener:
         """One more round is done."""
 
 
-class Memory(Listener):
+class InMemory(Listener):
     """Logs the rounds of a run that is kept in memory."""
 
     def round(self, live: Live, record: Record) -> None:
@@ -75,7 +75,7 @@ class Memory(Listener):
         return finished(live.log, predictors, live.config, where, references)
 
 
-class Folder(Memory):
+class InFolder(InMemory):
     """Writes the rounds of a run into its folder, and a checkpoint when one is due."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Folder(Memory):
         return self.folder.finish(predictors, references, page=self.page)
 
 
-class Told(Listener):
+class Reporter(Listener):
     """Tells a watcher of every round; each pair of a rejected client and a reason only once."""
 
     def __init__(self, watch: Watch) -> None:

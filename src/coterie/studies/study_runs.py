@@ -44,7 +44,7 @@ def run_each(
     cells, others = list[Cell](), list[CellRecord]()
     for one in wanted:
         config = configs.setdefault(config_hash(one.column.config), one.column.config)
-        cell = Cell(config, one.method, one.seed, _folder(out, one), keep)
+        cell = Cell(config, one.method, one.seed, folder_of(out, one), keep)
         cells.append(cell)
         asked[id(config), cell.name] = one
 
@@ -64,7 +64,7 @@ def run_each(
     yield from others
 
 
-def _folder(out: Path | None, cell: StudyCell) -> Path | None:
+def folder_of(out: Path | None, cell: StudyCell) -> Path | None:
     """The folder of a run: the same whichever other methods and seeds are asked for.
 
     So a run that was killed is continued also by a command that asks for other ones beside it.

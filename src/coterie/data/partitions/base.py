@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from ...core.fields import Checked
 from ...errors import ConfigError
-from ..assign import Parts, Plan, assigned
+from ..assign import Parts, Quota, assigned
 from ..federation import Dataset
 
 
@@ -12,7 +12,7 @@ class Partition(Checked, ABC):
     """A way to divide a dataset among clients. Concrete ones are frozen dataclasses."""
 
     @abstractmethod
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan how many samples of each cell every client gets."""
 
     def split(self, dataset: Dataset, seed: int) -> Parts:

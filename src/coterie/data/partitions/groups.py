@@ -8,7 +8,7 @@ from ...core.ranges import Count, ShareAboveZero
 from ...errors import ConfigError
 from ..assign import (
     Ints,
-    Plan,
+    Quota,
     class_cells,
     client_names,
     even,
@@ -32,13 +32,13 @@ class LabelGroups(Partition):
         """Every group needs a client."""
         one_client_each(self.clients, self.groups, "groups")
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Divide each group's samples equally among its clients."""
         labels, _ = class_cells(dataset, "label_groups")
         rng = generator(seed, "label_groups")
         group_of_class = cut_classes(dataset, self.groups, rng)
         groups = random_groups(self.clients, self.groups, rng)
-        return Plan(
+        return Quota(
             client_names(self.clients),
             group_of_class[labels],
             tuple(f"label group {g}" for g in range(self.groups)),
@@ -93,7 +93,7 @@ class ConceptShift(Partition):
         """Every group needs a client."""
         one_client_each(self.clients, self.groups if self.shared else 1, "groups")
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan an equal share for each client, and its class labels."""
         class_cells(dataset, "concept_shift")  # refuses regression
         cells, names = one_cell(dataset)
@@ -103,7 +103,7 @@ class ConceptShift(Partition):
             relabel = conflicting(self.groups, dataset.classes, seed)[groups]
         else:
             relabel = independent(self.clients, dataset.classes, seed)
-        return Plan(
+        return Quota(
             client_names(self.clients),
             cells,
             names,

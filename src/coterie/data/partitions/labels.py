@@ -13,7 +13,7 @@ from ...errors import ConfigError, DataError
 from ..assign import (
     Floats,
     Ints,
-    Plan,
+    Quota,
     class_cells,
     client_names,
     even,
@@ -36,12 +36,12 @@ class Dirichlet(Partition):
     clients: Count = 100  # the number of clients
     alpha: Concentration = 0.9  # concentration; the smaller, the more the clients differ
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan the same shares for the training and the test part."""
         cells, names = class_cells(dataset, "dirichlet")
         rng = generator(seed, "dirichlet")
         shares = rng.dirichlet(np.full(self.clients, self.alpha), size=dataset.classes).T
-        return Plan(
+        return Quota(
             client_names(self.clients), cells, names, lambda supply, test: serve(shares, supply)
         )
 
@@ -55,7 +55,7 @@ class DirichletClusters(Partition):
     alpha: Concentration = 0.4  # concentration; the smaller, the more the clients differ
     fraction: ShareAboveZero = 1.0  # the share of the data that is used
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan the same shares for the training and the test part; counts are drawn for each."""
         labels, _ = class_cells(dataset, "dirichlet_clusters")
         rng = generator(seed, "dirichlet_clusters")
@@ -67,7 +67,7 @@ class DirichletClusters(Partition):
             return lots.multinomial(part_of(supply, self.fraction), shares).T
 
         names = tuple(f"label cluster {c}" for c in range(self.clusters))
-        return Plan(client_names(self.clients), cluster[labels], names, counts)
+        return Quota(client_names(self.clients), cluster[labels], names, counts)
 
 
 def serve(shares: Floats, supply: Ints) -> Ints:
@@ -103,7 +103,7 @@ class LabelLists(Partition):
     sizes: Literal["A", "B", "C"] = "A"  # the sizes of the agents' data; A is equal
     shift: Literal["right", "left"] = "right"  # left mirrors the agents, as P4's printed table does
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan shares of every class; the test part has equal sizes."""
         cells, names = class_cells(dataset, "waffle")
         if dataset.classes != AGENTS:
@@ -114,7 +114,7 @@ class LabelLists(Partition):
         shares = label_shares(LISTS[self.distribution[0]], self.shift)
         sizes = np.array(SIZES[self.sizes])
         shifted = self.distribution.endswith("*")
-        return Plan(
+        return Quota(
             client_names(AGENTS),
             cells,
             names,
@@ -187,7 +187,7 @@ class PracticalGroups(Partition):
         if self.clients is not None:
             one_client_each(self.clients, len(self.table), "groups")
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan quotas by largest remainder, for the training and the test part."""
         cells, names = class_cells(dataset, "practical_groups")
         table, made_up = (self.table, False) if self.table else standard_groups(dataset)
@@ -203,7 +203,7 @@ class PracticalGroups(Partition):
                 return fitted(sizes, chosen, self.dominating, supply)
             return quotas(sizes, chosen, self.dominating, len(supply))
 
-        return Plan(client_names(len(groups)), cells, names, counts, groups)
+        return Quota(client_names(len(groups)), cells, names, counts, groups)
 
 
 def _check_classes(table: tuple[Group, ...], dataset: Dataset) -> None:

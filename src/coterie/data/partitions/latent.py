@@ -17,7 +17,7 @@ from ...storage.archives import read_npz
 from ...storage.files import expanded
 from .. import dataset_cache
 from ..arrays import TEST, Array
-from ..assign import Ints, Plan, class_cells, client_names
+from ..assign import Ints, Quota, class_cells, client_names
 from ..federation import Dataset
 from . import small_network, vgg11
 from .base import Partition, one_client_each
@@ -98,11 +98,11 @@ class Latent(Partition):
                 f"{vgg11.COMPONENTS}; expected at most that"
             )
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Divide each cluster's samples equally among its clients."""
         clusters, note = self._clusters(dataset, seed)
         groups = consecutive(self.clients, self.distributions)
-        return Plan(
+        return Quota(
             client_names(self.clients),
             clusters,
             tuple(f"distribution {d}" for d in range(self.distributions)),

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...core.ranges import Count
 from ...errors import ConfigError, DataError
-from ..assign import Ints, Plan, class_cells, client_names, even, generator, one_cell
+from ..assign import Ints, Quota, class_cells, client_names, even, generator, one_cell
 from ..federation import Dataset
 from .base import Partition
 
@@ -17,10 +17,10 @@ class IID(Partition):
 
     clients: Count = 10  # the number of clients
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan equally many samples for each client, from one cell."""
         cells, names = one_cell(dataset)
-        return Plan(
+        return Quota(
             client_names(self.clients),
             cells,
             names,
@@ -32,7 +32,7 @@ class IID(Partition):
 class Natural(Partition):
     """The natural clients of the source (writers, sites, speakers)."""
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan each owner's samples for that owner."""
         if dataset.owners is None:
             raise DataError(
@@ -40,7 +40,7 @@ class Natural(Partition):
                 "client column of a table with data.client"
             )
         groups = dataset.owner_groups
-        return Plan(
+        return Quota(
             dataset.owner_names,
             dataset.owners.numpy(),
             dataset.owner_names,
@@ -57,7 +57,7 @@ class Pathological(Partition):
     per_client: Count = 2  # classes (shards) per client
     distinct: bool = True  # False: a client may draw the same class twice, as in the public code
 
-    def plan(self, dataset: Dataset, seed: int) -> Plan:
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Plan a class for every shard, the same for the training and the test part."""
         cells, names = class_cells(dataset, "pathological")
         if self.distinct and self.per_client > dataset.classes:
@@ -66,7 +66,7 @@ class Pathological(Partition):
                 f"{dataset.classes} classes; lower it or set distinct = false"
             )
         hands = shard_classes(self.clients, self.per_client, dataset.classes, self.distinct, seed)
-        return Plan(
+        return Quota(
             client_names(self.clients),
             cells,
             names,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..commands.arguments import CODE, JSON, configured, settings
 from ..errors import ConfigError, DataError, printable
-from .arguments import CODE, JSON, configured, settings
 
 if TYPE_CHECKING:
-    from ..studies.outcome import StudyOutcome
-    from ..studies.reproducing import Reproduction
+    from .outcome import StudyOutcome
+    from .reproducing import Reproduction
 
 ALL = "all"
 
@@ -53,7 +53,7 @@ def reproduce(
     Finished runs are never repeated, and one that was killed is continued. The card says which
     numbers are inside the paper's deviation or two points, and which claims hold.
     """
-    from ..studies.reproducing import reproduction, runnable
+    from .reproducing import reproduction, runnable
 
     if listed or not cards:
         _list(None if publish is None else Path(publish), page=publish is not None)
@@ -102,10 +102,10 @@ def sweep(
     ``epsilon = {sweep = [0, 0.1]}`` in a method's table makes variants of the method; in another
     table it makes a column. Finished runs are never repeated.
     """
-    from ..studies.card_text import markdown
-    from ..studies.sweeping import PAGE, default_folder, sweep_of
-    from .console import show, show_json
-    from .live import progress_on_stderr
+    from ..commands.console import show, show_json
+    from ..commands.live import progress_on_stderr
+    from .card_text import markdown
+    from .sweeping import PAGE, default_folder, sweep_of
 
     found = default_folder(sweep_of(config, number, **given))
     rounds = max(column.config.run.rounds for column in found.study.columns)
@@ -159,9 +159,9 @@ def tune(
     The table [tune] of the file, or --set, says what is searched. A search that was killed is
     continued; finished trials are never repeated. The best values are written as TOML.
     """
-    from ..studies.tuning import TOML, tuning_of
-    from .console import show, show_json
-    from .live import progress_on_stderr
+    from ..commands.console import show, show_json
+    from ..commands.live import progress_on_stderr
+    from .tuning import TOML, tuning_of
 
     told = {"tune.trials": trials, "tune.seeds": seeds, "tune.number": number}
     told["engine.device"] = device
@@ -208,7 +208,7 @@ def _run_all(ones: "Sequence[Reproduction]", *, keep: bool, go_on: bool) -> "dic
 
 
 def _run(one: "Reproduction", keep: bool, wait: bool) -> "StudyOutcome":
-    from .live import progress_on_stderr
+    from ..commands.live import progress_on_stderr
 
     rounds = max(column.config.run.rounds for column in one.study.columns)
     with progress_on_stderr(one.missing(), rounds) as watch:
@@ -216,8 +216,8 @@ def _run(one: "Reproduction", keep: bool, wait: bool) -> "StudyOutcome":
 
 
 def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:
-    from ..studies.card_text import markdown
-    from .console import show
+    from ..commands.console import show
+    from .card_text import markdown
 
     show(markdown(outcome, one.command))
     show(f"card: {one.out / 'card.md'}\npage: {one.out / 'card.html'}")
@@ -228,8 +228,8 @@ def _list(published: Path | None, *, page: bool) -> None:
 
     A wrong card file is one line below all cards, and an error at the end.
     """
-    from ..studies.index_page import all_states, write_index
-    from .console import show
+    from ..commands.console import show
+    from .index_page import all_states, write_index
 
     found, wrong = all_states(published)
     for card, scale, outcome in found:
