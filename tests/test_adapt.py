@@ -17,17 +17,17 @@ from coterie.adapt import (
 )
 from coterie.adapt.ewc import consolidate, drawn, fisher, strength
 from coterie.adapt.ft import top_layer
-from coterie.adapt.kd import Terms, combine, descent, distillation, divergence
+from coterie.adapt.kd import Terms, combine, descent, distillation, divergence, step_share
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import proximal
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
-from coterie.core.client import of_server, step_share
+from coterie.core.client import of_server
 from coterie.core.flat import FlatModel
 from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
-from coterie.data.shared import hold_aux
+from coterie.data.partition import hold_aux
 from coterie.errors import ConfigError
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import load

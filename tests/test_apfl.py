@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from coterie.algorithms.apfl import APFL, Own, slopes
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.local import Local
-from coterie.core.losses import mean
+from coterie.core.client import mean
 from coterie.core.optim import Recipe
 from coterie.training.rounds import train
 from support import RECIPE, assert_close, engine_of, last, one_client, predictors, task

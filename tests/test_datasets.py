@@ -13,12 +13,13 @@ import pytest
 import torch
 
 import coterie
-from coterie.data import DATASETS, PARTITIONS, dataset_cache, federate, load
+from coterie.data import DATASETS, PARTITIONS, federate, load
 from coterie.data.arrays import AUTO_SCALE
-from coterie.data.partitions import small_network
+from coterie.data.datasets import SOURCES
+from coterie.data.partitions.latent import Images
 from coterie.data.sources import images
-from coterie.data.sources.formats import SOURCES
 from coterie.errors import ConfigError, DataError
+from coterie.storage import cache
 from original_files import (
     py2_array,
     py2_int,
@@ -65,7 +66,7 @@ def test_the_scale_is_part_of_the_fingerprint_and_not_of_an_embedding():
     assert made[0].fingerprint != made[1].fingerprint
     assert all(torch.equal(a, b) for a, b in zip(made[0].train, made[1].train, strict=True))
     rows = torch.arange(5)
-    inputs = [small_network._inputs(data, rows, torch.device("cpu")) for data in (unit, standard)]
+    inputs = [Images(data, torch.device("cpu")).batch(rows) for data in (unit, standard)]
     assert torch.equal(*inputs)
 
 
@@ -462,18 +463,18 @@ def test_jpeg_xl_mosaics_are_decoded_once(tmp_path, monkeypatch):
 
 
 def test_a_spoilt_cache_is_made_again():
-    first = dataset_cache.remember("a", lambda: {"x": np.arange(3)})
-    again = dataset_cache.remember("a", lambda: pytest.fail("made again"))
+    first = cache.remember("a", lambda: {"x": np.arange(3)})
+    again = cache.remember("a", lambda: pytest.fail("made again"))
     assert np.array_equal(first["x"], again["x"])
     for spoilt in (b"spoilt", b"PK\x03\x04spoilt", b""):
-        (dataset_cache.folder() / "a.npz").write_bytes(spoilt)
-        assert dataset_cache.remember("a", lambda: {"x": np.arange(4)})["x"].tolist() == [
+        (cache.folder() / "a.npz").write_bytes(spoilt)
+        assert cache.remember("a", lambda: {"x": np.arange(4)})["x"].tolist() == [
             0,
             1,
             2,
             3,
         ]
-    assert [file.name for file in dataset_cache.folder().iterdir()] == ["a.npz"]
+    assert [file.name for file in cache.folder().iterdir()] == ["a.npz"]
 
 
 def test_part_train_leaves_out_the_sources_test_data(tmp_path):

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms import FedAvg, Local
-from coterie.core import losses, metrics
+from coterie.core import client, metrics
 from coterie.core.optim import Recipe
 from coterie.data import PARTITIONS, federate, load
+from coterie.data.data_schema import Schema
 from coterie.data.manifest import class_counts
-from coterie.data.site_data import described
 from coterie.data.sources.text import OTHER
 from coterie.errors import ConfigError, DataError
 from coterie.exporting.model_card import written_network
@@ -125,11 +125,11 @@ def test_the_loss_of_a_sample_is_the_mean_over_positions():
     h = torch.randn(2, 7, 5, 4, generator=generator, dtype=torch.float64)
     y = torch.randint(0, 4, (7, 5), generator=generator)
     each = F.cross_entropy(h[0].flatten(0, 1), y.flatten(), reduction="none").view(7, 5)
-    assert torch.allclose(losses.per_sample(h[0], y, regression=False), each.mean(1))
+    assert torch.allclose(client.per_sample(h[0], y, regression=False), each.mean(1))
     weights = torch.tensor([0.3, 0.7], dtype=torch.float64)
     mixed = (weights[:, None, None, None] * h.softmax(-1)).sum(0)
     expected = -mixed.gather(-1, y[..., None])[..., 0].log().mean(1)
-    assert torch.allclose(losses.of_mixture(weights, h, y, regression=False), expected)
+    assert torch.allclose(client.of_mixture(weights, h, y, regression=False), expected)
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
@@ -237,7 +237,7 @@ def test_what_needs_one_class_per_sample_is_refused(corpus):
     with pytest.raises(DataError, match=r"target at every position.*label_groups"):
         federate(data, PARTITIONS["label_groups"](clients=2, groups=2))
     with pytest.raises(DataError, match=r"every position.*data\.targets = 'last'"):
-        described(data)
+        Schema.of(data)
     config = {"data": {"name": corpus, "length": 5, "stride": 5, "targets": "every"}}
     with pytest.raises(ConfigError, match=r"train\.class_weights"):
         assemble(read_config({**config, "train": {"class_weights": "balanced"}}))

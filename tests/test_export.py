@@ -22,8 +22,8 @@ from coterie.core.flat import FlatModel, build
 from coterie.core.imports import Code
 from coterie.data.arrays import scaled
 from coterie.data.federation import Dataset
-from coterie.data.preprocessing import Preprocessing, preprocessing_of
-from coterie.data.sources.columns import TargetColumn
+from coterie.data.sources.sheets import TargetColumn
+from coterie.data.standard import Preprocessing, preprocessing_of
 from coterie.deploy import transports
 from coterie.deploy.joining import federated
 from coterie.deploy.site_folder import SiteFolder

@@ -32,7 +32,7 @@ from coterie.algorithms.pfedme import PFedMe, envelope_step
 from coterie.core import tree
 from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
-from coterie.data.shared import hold_aux
+from coterie.data.partition import hold_aux
 from coterie.data.simulation import simulate
 from coterie.training.rounds import train
 from support import (

@@ -33,7 +33,7 @@ from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
 from coterie.algorithms.waffle import Waffle
-from coterie.data.shared import hold_aux
+from coterie.data.partition import hold_aux
 from coterie.training.rounds import train
 from support import engine_of, federation, task
 

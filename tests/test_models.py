@@ -11,7 +11,7 @@ from coterie.core.flat import FlatModel, build
 from coterie.core.imports import Code
 from coterie.data.federation import Dataset
 from coterie.errors import ConfigError
-from coterie.networks import architectures, registry
+from coterie.networks import registry
 
 
 def dataset(shape: tuple[int, ...], classes: int, dtype: torch.dtype = torch.float32) -> Dataset:
@@ -53,15 +53,15 @@ def test_every_network_has_a_counted_size():
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
-        (lambda s: architectures.linear(s, 3), (5,)),
-        (lambda s: architectures.mlp(s, 3, hidden=(6, 4)), (1, 8, 8)),
-        (lambda s: architectures.lenet5(s, 3), (1, 8, 8)),
-        (lambda s: architectures.lenet5(s, 3), (1, 12, 12)),
-        (lambda s: architectures.fedavg_cnn(s, 3), (1, 8, 8)),
-        (lambda s: architectures.p2_cnn(s, 3), (3, 8, 8)),
-        (lambda s: architectures.fomo_code_cnn(s, 3), (3, 18, 18)),
+        (lambda s: registry.linear(s, 3), (5,)),
+        (lambda s: registry.mlp(s, 3, hidden=(6, 4)), (1, 8, 8)),
+        (lambda s: registry.lenet5(s, 3), (1, 8, 8)),
+        (lambda s: registry.lenet5(s, 3), (1, 12, 12)),
+        (lambda s: registry.fedavg_cnn(s, 3), (1, 8, 8)),
+        (lambda s: registry.p2_cnn(s, 3), (3, 8, 8)),
+        (lambda s: registry.fomo_code_cnn(s, 3), (3, 18, 18)),
         (
-            lambda s: architectures.Residual(32, 64, 2, "group"),
+            lambda s: registry.Residual(32, 64, 2, "group"),
             (32, 4, 4),
         ),  # all of ResNet takes 30 s
     ],
@@ -94,18 +94,18 @@ def test_lstm_depends_on_its_vector_and_learns_from_all_of_it(name):
 
 
 def test_word_lstm_ties_its_output_to_its_embedding():
-    names = [slot.name for slot in FlatModel(architectures.word_lstm((4,), 9)).slots]
+    names = [slot.name for slot in FlatModel(registry.word_lstm((4,), 9)).slots]
     assert "embedding.weight" in names
     assert "head.weight" not in names
 
 
 @pytest.mark.parametrize("side", [28, 12, 11, 8, 4])
 def test_lenet5_fits_any_side(side):
-    assert architectures.lenet5((1, side, side), 10)(torch.zeros(2, 1, side, side)).shape == (2, 10)
+    assert registry.lenet5((1, side, side), 10)(torch.zeros(2, 1, side, side)).shape == (2, 10)
 
 
 def test_regression_has_one_output():
-    assert architectures.mlp((4,), 0)(torch.zeros(2, 4)).shape == (2, 1)
+    assert registry.mlp((4,), 0)(torch.zeros(2, 4)).shape == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_refusals_say_what_to_do(name, shape, message):
 
 def test_bfloat16_computes_coarsely_and_speaks_float32():
     def make():
-        return build(lambda: architectures.mlp((6,), 3), "half")
+        return build(lambda: registry.mlp((6,), 3), "half")
 
     plain, half = FlatModel(make()), FlatModel(registry.in_bfloat16(make, "cpu")())
     w, x = plain.flatten(plain.module), torch.linspace(-1, 1, 12).view(2, 6)

@@ -15,9 +15,8 @@ from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.local import Local
 from coterie.core import tree
 from coterie.core.algorithm import Algorithm
-from coterie.core.optim import AdamState, Recipe
+from coterie.core.optim import AdamState, OptimizerStates, Recipe
 from coterie.core.policies import Apart, KeptOptimizers, governed
-from coterie.core.training_state import OptimizerStates
 from coterie.deploy.peer_work import OwnPart
 from coterie.errors import ConfigError, EngineError
 from coterie.training.guard import Guard

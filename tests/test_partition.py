@@ -15,15 +15,15 @@ from sklearn.decomposition import PCA
 import coterie
 from coterie import cli
 from coterie.data import PARTITIONS, emd, federate, load, manifest, remarks
-from coterie.data.assign import even, largest_remainder
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, ranges
 from coterie.data.partition import take_share
-from coterie.data.partitions import vgg11
-from coterie.data.partitions.groups import conflicting
+from coterie.data.partitions import latent
+from coterie.data.partitions.base import even, largest_remainder, shard_classes
 from coterie.data.partitions.labels import (
     LISTS,
     SIZES,
+    conflicting,
     label_shares,
     quotas,
     resized,
@@ -33,7 +33,6 @@ from coterie.data.partitions.labels import (
     standard_groups,
 )
 from coterie.data.partitions.latent import consecutive
-from coterie.data.partitions.simple import shard_classes
 from coterie.errors import ConfigError, CoterieError, DataError
 from coterie.runs.config.loading import WRITTEN, config_hash
 from coterie.runs.config.loading import load as read_config
@@ -336,7 +335,7 @@ def test_a_wrong_embedding_is_refused(tmp_path, content):
 
 
 def test_an_embedding_is_trained_once_and_named(monkeypatch):
-    monkeypatch.setattr("coterie.data.partitions.small_network.FEWEST_STEPS", 10)
+    monkeypatch.setattr("coterie.data.partitions.latent.FEWEST_STEPS", 10)
     digits = load("digits")
     small = replace(digits, x=digits.x[:300], y=digits.y[:300])
     partition = PARTITIONS["latent"](clients=6, distributions=3)
@@ -352,10 +351,10 @@ def test_an_embedding_is_trained_once_and_named(monkeypatch):
 @pytest.fixture
 def brief_vgg11(monkeypatch):
     """VGG-11 with few channels and few steps."""
-    narrow = tuple(width // 16 for width in vgg11.CHANNELS)
+    narrow = tuple(width // 16 for width in latent.CHANNELS)
     shorter = {"CHANNELS": narrow, "WIDTH": 24, "EPOCHS": 1, "FEWEST_STEPS": 40, "BATCH": 32}
     for name, value in shorter.items():
-        monkeypatch.setattr(vgg11, name, value)
+        monkeypatch.setattr(latent, name, value)
 
 
 def test_vgg11_is_trained_once_and_its_test_accuracy_is_named(brief_vgg11, monkeypatch):
@@ -384,7 +383,7 @@ def test_vgg11_learns_from_the_training_part_alone(brief_vgg11):
     found = []
     for dataset in (data, other):
         torch.manual_seed(0)
-        found.append(vgg11.train(dataset, torch.arange(100), device))
+        found.append(latent.train_vgg11(dataset, torch.arange(100), device))
     (points, right), (again, wrong) = found
     assert np.array_equal(points, again)
     assert np.array_equal(right[:100], wrong[:100])
@@ -392,9 +391,9 @@ def test_vgg11_learns_from_the_training_part_alone(brief_vgg11):
 
 
 def test_the_kept_components_are_those_of_principal_component_analysis(monkeypatch):
-    monkeypatch.setattr(vgg11, "COMPONENTS", 7)
+    monkeypatch.setattr(latent, "COMPONENTS", 7)
     points = np.random.default_rng(0).normal(size=(300, 20)) * np.arange(1, 21) + 5
-    kept = vgg11._principal(torch.from_numpy(points).float()).numpy()
+    kept = latent._principal(torch.from_numpy(points).float()).numpy()
     assert np.allclose(np.abs(kept), np.abs(PCA(7).fit_transform(points)), atol=1e-3)
 
 

@@ -33,12 +33,11 @@ from coterie.commands.catalog import explanation
 from coterie.core.algorithm import check_run
 from coterie.core.fields import Checked, Field, checked, fields
 from coterie.core.optim import Recipe
-from coterie.data.datasets import DATASETS
+from coterie.data.datasets import DATASETS, FORMATS, SOURCES
 from coterie.data.datasets import load as load_data
 from coterie.data.federation import Dataset
 from coterie.data.partition import PARTITIONS
 from coterie.data.partitions.labels import Dirichlet, Group
-from coterie.data.sources.formats import FORMATS, SOURCES
 from coterie.errors import ConfigError, CoterieError
 from coterie.networks.registry import MODELS, factory
 from coterie.runs.assemble import assemble

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coterie.data import PARTITIONS, federate, load
 from coterie.data.data_schema import Schema, client_order, merged
 from coterie.data.site_data import local_schema, read_with, site_federation
-from coterie.data.sources.columns import InputColumn, TargetColumn
+from coterie.data.sources.sheets import InputColumn, TargetColumn
 from coterie.data.standard import (
     Moments,
     Sums,
@@ -539,7 +539,7 @@ def test_a_hostile_schema_is_refused_in_one_short_line(case):
 
 
 def test_a_text_that_is_too_long_is_not_parsed(monkeypatch):
-    monkeypatch.setattr("coterie.data.untrusted.MOST_BYTES", 10)
+    monkeypatch.setattr("coterie.storage.files.MOST_BYTES", 10)
     with pytest.raises(DataError, match="expected at most 10"):
         Schema.from_json(TABLE.to_json())
 

@@ -6,7 +6,7 @@ or from other clients (the Fisher diagonal of EWC) defines ``given`` and ``surve
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -63,7 +63,9 @@ class Adapted(Wrapper[With, With, With, Any]):
 
     adaptation: Adaptation
 
-    paper: ClassVar[str] = ""
+    def server_of(self, server: With) -> Tree:
+        """The method's part of the server."""
+        return server.method
 
     def check(self, problem: Problem, rounds: int) -> None:
         """The checks of the method and those of the adaptation."""
@@ -111,19 +113,3 @@ class Adapted(Wrapper[With, With, With, Any]):
             return self.adaptation.adapt(client, w, served.extra)
 
         return Mixture(weights, client.map(adapted, models))
-
-    def global_model(self, server: With) -> Tensor | None:
-        """As the method: the global model before any client adapts it."""
-        return self.algorithm.global_model(server.method)
-
-    def shown(self, state: Tree) -> Tree:
-        """As the method."""
-        return self.algorithm.shown(state)
-
-    def collaboration(self, server: With, shown: Tree, round: Round) -> Tensor | None:
-        """As the method."""
-        return self.algorithm.collaboration(server.method, shown, round)
-
-    def observed(self, server: With) -> dict[str, Any]:
-        """As the method."""
-        return self.algorithm.observed(server.method)

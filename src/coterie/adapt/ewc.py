@@ -42,18 +42,6 @@ from ..core.tree import Tree
 from ..errors import ConfigError
 from .base import Adaptation
 
-# ---- the diagonal Fisher information of a model: how much predictions depend on each parameter --
-
-#     M_k = (1/n) Σ_s (∂ log p(y_s | x_s) / ∂w_k)²
-#
-# Notes:
-#     ``empirical`` uses the labels of the data, ``true`` draws labels from the model,
-#     ``batch_mean`` squares the mean gradient of minibatches, as public code does: near a
-#     stationary point that is about 1/B of the others, so λ is not comparable between them (spec
-#     3.3). All are computed in evaluation mode.
-#     For a regression p is a normal distribution of variance one, whose −log p is half the squared
-#     error up to a constant.
-
 Kind = Literal["empirical", "true", "batch_mean"]
 Source = Literal["auto", "server_aux", "client_train", "aggregate"]
 
@@ -63,9 +51,19 @@ _OF_MANY, _ALONE = 1 << 22, 1 << 28
 
 
 def fisher(client: Client, w: Tensor, kind: Kind, *, alone: bool = False) -> Tensor:
-    """The diagonal on a client's training data, one entry per trainable parameter.
+    """The Fisher diagonal on a client's training data: how much predictions depend on a parameter.
+
+        M_k = (1/n) Σ_s (∂ log p(y_s | x_s) / ∂w_k)²
 
     ``alone`` says that nothing else is computed meanwhile, so that a GPU may use more memory.
+
+    Notes:
+        ``empirical`` uses the labels of the data, ``true`` draws labels from the model,
+        ``batch_mean`` squares the mean gradient of minibatches, as public code does: near a
+        stationary point that is about 1/B of the others, so λ is not comparable between them (spec
+        3.3). All are computed in evaluation mode.
+        For a regression p is a normal distribution of variance one, whose −log p is half the
+        squared error up to a constant.
     """
     total, count = client.trainable(torch.zeros_like(w)), w.new_zeros(())
     entries = _ALONE if alone and w.is_cuda else _OF_MANY

@@ -1,4 +1,4 @@
-"""Fine-tuning: each client continues to train the model on its own data."""
+"""Fine-tuning: each client continues to train the model, or its top layer, on its own data."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ..core.algorithm import AnyAlgorithm
 from ..core.batches import Batch
-from ..core.client import Client
+from ..core.client import Client, mean
 from ..core.flat import FlatModel
-from ..core.losses import mean
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, Positive
 from ..core.tree import Tree
@@ -33,15 +32,6 @@ class FineTune(Adaptation):
     def adapt(self, client: Client, w: Tensor, given: Tree = ()) -> Tensor:
         """Continue training on the client's data."""
         return client.tuned(epochs=self.epochs, lr=self.lr).train(w)
-
-
-# ---- freezebase: fine-tuning of the top layer only ----------------------------------------------
-
-# Notes:
-#     Public code freezes a number of tensors, which leaves most of an LSTM trainable, and lets the
-#     batch-norm statistics change (spec 3.2); here layers are frozen by name, and the statistics of
-#     frozen layers stay. Where some statistics stay, the network runs in evaluation mode while its
-#     head is trained: its batch norm uses the stored statistics.
 
 
 def top_layer(model: FlatModel) -> str:
@@ -77,6 +67,12 @@ class FreezeBase(Adaptation):
         lr: learning rate; None takes the rate of the round.
         fb_trainable: names of the layers that are trained; empty means the last layer.
         freeze_bn_stats: keep the batch-norm statistics of frozen layers.
+
+    Notes:
+        Public code freezes a number of tensors, which leaves most of an LSTM trainable, and lets
+        the batch-norm statistics change (spec 3.2); here layers are frozen by name, and the
+        statistics of frozen layers stay. Where some statistics stay, the network runs in evaluation
+        mode while its head is trained: its batch norm uses the stored statistics.
     """
 
     epochs: CountOrZero | None = None

@@ -26,17 +26,19 @@ Notes:
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..core.batches import Batch, Loss
-from ..core.client import Client, bounded_gradient
-from ..core.losses import mean, over_positions
+from ..core.client import Client, descend, mean, over_positions
 from ..core.ranges import CountOrZero, Positive, Share
 from ..core.tree import Tree
 from .base import Adaptation
 
 Form = Literal["hinton", "paper", "yu_code"]
 DistillStep = Literal["bounded", "full"]
+
+PROBE = 1e-2  # how far along the line the second gradient is taken, relative to the length of w
 
 
 class Terms(NamedTuple):
@@ -79,6 +81,33 @@ def distillation(client: Client, w: Tensor, teacher: Tensor, batch: Batch, terms
     return mean(losses(client, w, teacher, batch, terms), batch.mask)
 
 
+def step_share(g: Tensor, ahead: Tensor, probe: Tensor | float, rate: Tensor | float) -> Tensor:
+    """The share of a step ``rate · g``, at most 1, that ends at the smallest loss on its line.
+
+    ``g`` is the gradient at w and ``ahead`` the gradient at w − probe · g.
+
+    >>> step_share(torch.tensor([1.0, 0.0]), torch.tensor([0.6, 5.0]), 0.1, 1.0)
+    tensor(0.2500)
+    """
+    square = g @ g
+    bend = (square - g @ ahead) * rate  # probe · rate · g·Hg
+    return torch.where(bend > probe * square, probe * square / bend, 1.0)
+
+
+def bounded_gradient(client: Client, w: Tensor, batch: Batch, loss: Loss) -> Tensor:
+    """The gradient, shortened where the client's step along it would pass the line's minimum.
+
+    On the line w − tg a quadratic loss of curvature κ = g·Hg / g·g is smallest at t = 1/κ. The
+    curvature is estimated from a second gradient, a short way along the line. Cross-entropy and
+    distillation losses flatten further out, so that the curvature near w limits a step.
+    """
+    g = client.gradient(w, batch, loss)
+    length, reach = (client.trainable(v).norm() for v in (g, PROBE * w))
+    probe = reach.clamp(min=PROBE) / length.clamp(min=torch.finfo(w.dtype).tiny)
+    ahead = client.gradient(descend(client, w, g, probe), batch, loss)
+    return g * step_share(client.trainable(g), client.trainable(ahead), probe, client.lr)
+
+
 def descent(client: Client, start: Tensor, loss: Loss, step: DistillStep) -> Tensor:
     """Local training from ``start`` with a loss; ``bounded`` steps end before the loss rises."""
     if step == "full":
@@ -86,7 +115,7 @@ def descent(client: Client, start: Tensor, loss: Loss, step: DistillStep) -> Ten
 
     def one(carry: tuple[Tensor, Tree], batch: Batch) -> tuple[Tensor, Tree]:
         w, state = carry
-        return client.step(w, bounded_gradient(client, w, batch, client.lr, loss), state, batch)
+        return client.step(w, bounded_gradient(client, w, batch, loss), state, batch)
 
     w, state = client.scan(one, (start, client.begin(start)))
     client.end(state)

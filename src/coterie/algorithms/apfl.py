@@ -28,8 +28,7 @@ from torch.func import grad
 
 from ..core.algorithm import Algorithm, Mixture, Round, rows, single
 from ..core.batches import Batch
-from ..core.client import Client
-from ..core.losses import mean
+from ..core.client import Client, mean
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, Positive, Share
 from ..core.tree import Tree

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows
 from ..core.batches import Batch
-from ..core.client import Client
-from ..core.losses import mean
+from ..core.client import Client, mean
 from ..core.mixing import mix, shares
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, Few

@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
-from ..core.client import Client
-from ..core.losses import mean
+from ..core.client import Client, mean
 from ..core.mixing import count_larger, epsilon_greedy
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative, Share

@@ -1,4 +1,4 @@
-"""One client's samples in evaluation blocks and training minibatches.
+"""One client's samples in evaluation blocks and training minibatches, with their augmentation.
 
 Under the vmap engine the tensors stand for many clients at once: sizes are tensors, and the samples
 of smaller clients are padded and masked.
@@ -16,33 +16,6 @@ from . import random
 from .optim import Recipe
 from .problem import Problem
 from .shards import Shards, Split
-
-# ---- augmentation of training images: random crops and horizontal flips -------------------------
-
-PADDING = 4  # pixels of black around an image before it is cropped
-
-
-def crop_flip(x: Tensor, luck: Tensor) -> Tensor:
-    """Pad images ``[B, C, H, W]`` with black, crop them at random and mirror some of them.
-
-    ``luck [B, 3]`` is uniform on [0, 1) and decides, per image, the vertical offset, the horizontal
-    offset and whether the image is mirrored.
-    """
-    B, C, H, W = x.shape
-    offset = (luck[:, :2] * (2 * PADDING + 1)).long() - PADDING
-    rows = torch.arange(H, device=x.device) + offset[:, :1]  # [B, H]
-    columns = torch.arange(W, device=x.device)
-    columns = torch.where(luck[:, 2:] < 0.5, columns.flip(0), columns) + offset[:, 1:2]
-    inside = ((rows >= 0) & (rows < H))[:, :, None] & ((columns >= 0) & (columns < W))[:, None, :]
-    each, channel = torch.arange(B, device=x.device), torch.arange(C, device=x.device)
-    moved = x[
-        each[:, None, None, None],
-        channel[:, None, None],
-        rows.clamp(0, H - 1)[:, None, :, None],
-        columns.clamp(0, W - 1)[:, None, None, :],
-    ]
-    return torch.where(inside[:, None], moved, torch.zeros((), dtype=x.dtype, device=x.device))
-
 
 SplitName = Literal["train", "val"]
 Loss = Callable[[Tensor, "Batch"], Tensor]
@@ -238,3 +211,28 @@ def drawn(stream: Tensor, purpose: str, shape: tuple[int, ...], at: int | Tensor
     """Uniform draws on [0, 1) from a client's stream."""
     places = torch.arange(torch.Size(shape).numel(), device=stream.device)
     return random.uniform(stream, purpose, at, places).view(shape)
+
+
+PADDING = 4  # pixels of black around an image before it is cropped
+
+
+def crop_flip(x: Tensor, luck: Tensor) -> Tensor:
+    """Pad images ``[B, C, H, W]`` with black, crop them at random and mirror some of them.
+
+    ``luck [B, 3]`` is uniform on [0, 1) and decides, per image, the vertical offset, the horizontal
+    offset and whether the image is mirrored.
+    """
+    B, C, H, W = x.shape
+    offset = (luck[:, :2] * (2 * PADDING + 1)).long() - PADDING
+    rows = torch.arange(H, device=x.device) + offset[:, :1]  # [B, H]
+    columns = torch.arange(W, device=x.device)
+    columns = torch.where(luck[:, 2:] < 0.5, columns.flip(0), columns) + offset[:, 1:2]
+    inside = ((rows >= 0) & (rows < H))[:, :, None] & ((columns >= 0) & (columns < W))[:, None, :]
+    each, channel = torch.arange(B, device=x.device), torch.arange(C, device=x.device)
+    moved = x[
+        each[:, None, None, None],
+        channel[:, None, None],
+        rows.clamp(0, H - 1)[:, None, :, None],
+        columns.clamp(0, W - 1)[:, None, None, :],
+    ]
+    return torch.where(inside[:, None], moved, torch.zeros((), dtype=x.dtype, device=x.device))

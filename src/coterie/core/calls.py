@@ -1,4 +1,9 @@
-"""Records how an engine executes its calls (as written, replayed or compiled) and their time."""
+"""How an engine executes its calls, and the loop over training steps that a tracer may take over.
+
+A client's training is written as :func:`scan`, usually a ``for`` loop. While a call is traced
+(``compiled``), the tracer takes over the loop and traces one step of each kind instead of all
+steps. The core imports no tracer: a tracer registers itself with :func:`traced_by`.
+"""
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -35,12 +40,6 @@ class Form:
         yield
         self.seconds += time.perf_counter() - began
 
-
-# ---- a loop over training steps, run as a Python ``for`` loop or handed to an active tracer -----
-
-# A client's training is written as :func:`scan`. Usually that is a ``for`` loop. While a call is
-# traced (``compiled``), the tracer takes over the loop and traces one step of each kind instead of
-# all steps. The core imports no tracer: a tracer registers itself with :func:`traced_by`.
 
 Carry = TypeVar("Carry")
 Step = Callable[[Any, Any, Carry], Carry]  # (number, kind, carry) -> carry

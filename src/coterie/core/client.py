@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from . import calls, losses, random, tree
+from . import calls, random, tree
 from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
-from .losses import mean
-from .optim import Recipe, shortened
+from .optim import OptimizerStates, Recipe, Statistics, shortened
 from .problem import Problem
 from .shards import Shards, Split
-from .training_state import OptimizerStates, Statistics
 
 Carry = TypeVar("Carry")
 
@@ -195,7 +193,7 @@ class Client:
 
     def losses_of(self, output: Tensor, batch: Batch) -> Tensor:
         """The loss of every sample, given the model's outputs for the batch."""
-        found = losses.per_sample(output, batch.y, regression=self._problem.regression)
+        found = per_sample(output, batch.y, regression=self._problem.regression)
         return self._weighed(found, batch)
 
     def _weighed(self, found: Tensor, batch: Batch) -> Tensor:
@@ -209,7 +207,7 @@ class Client:
         training = batch.training
         outputs = torch.stack([self.outputs(w, batch, training=training) for w in models])
         regression = self._problem.regression
-        found = losses.of_mixture(weights, outputs, batch.y, regression=regression)
+        found = of_mixture(weights, outputs, batch.y, regression=regression)
         return self._weighed(found, batch)
 
     def loss(self, w: Tensor, on: Batch | SplitName) -> Tensor:
@@ -250,7 +248,7 @@ class Client:
         """Apply ``f`` to every row of the tensors, in one vmap call where the engine uses vmap.
 
         ``shares [n]`` weighs the rows' models: a client that keeps one optimiser state between
-        rounds keeps the mean of theirs (:class:`~coterie.core.training_state.OptimizerStates`).
+        rounds keeps the mean of theirs (:class:`~coterie.core.optim.OptimizerStates`).
         """
         count, kept = len(rows[0]), self._optimizers
         if count == 1:
@@ -381,48 +379,10 @@ class Client:
         return random.normal(stream, purpose, at, places).view(shape)
 
 
-# ---- gradient steps outside the optimiser, bounded so that a step does not pass the line's minimu
-
-# On the line w − tg a quadratic loss of curvature κ = g·Hg / g·g is smallest at t = 1/κ. The
-# curvature is estimated from a second gradient, a short way along the line. Cross-entropy and
-# distillation losses flatten further out, so that the curvature near w is the one that limits a
-# step.
-
-PROBE = 1e-2  # how far along the line the second gradient is taken, relative to the length of w
-
-
 def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tensor:
     """``w − rate · g`` for the parameters; batch-norm statistics in ``w`` stay unchanged."""
     moved = client.trainable(w) - rate * client.trainable(g)
     return torch.cat([moved, w[len(moved) :]])
-
-
-def step_share(g: Tensor, ahead: Tensor, probe: Tensor | float, rate: Tensor | float) -> Tensor:
-    """The share of a step ``rate · g``, at most 1, that ends at the smallest loss on its line.
-
-    ``g`` is the gradient at w and ``ahead`` the gradient at w − probe · g.
-
-    >>> step_share(torch.tensor([1.0, 0.0]), torch.tensor([0.6, 5.0]), 0.1, 1.0)
-    tensor(0.2500)
-    """
-    square = g @ g
-    bend = (square - g @ ahead) * rate  # probe · rate · g·Hg
-    return torch.where(bend > probe * square, probe * square / bend, 1.0)
-
-
-def bounded_gradient(
-    client: Client,
-    w: Tensor,
-    on: Batch | SplitName,
-    rate: Tensor | float,
-    loss: Loss | None = None,
-) -> Tensor:
-    """The gradient, shortened where a step of this rate along it would pass the line's minimum."""
-    g = client.gradient(w, on, loss)
-    length, reach = (client.trainable(v).norm() for v in (g, PROBE * w))
-    probe = reach.clamp(min=PROBE) / length.clamp(min=torch.finfo(w.dtype).tiny)
-    ahead = client.gradient(descend(client, w, g, probe), on, loss)
-    return g * step_share(client.trainable(g), client.trainable(ahead), probe, rate)
 
 
 # ---- the server's own samples, for methods that compute on them (``data.aux``) ------------------
@@ -445,3 +405,44 @@ def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None
     )
     shape = Shape(len(problem.aux.x), {"train": True, "val": True}, batched=True)
     return Client(problem, problem.aux, view, shape, Clock(round_index, horizon))
+
+
+# ---- losses per sample, from a model's outputs ---------------------------------------------------
+
+
+def per_sample(output: Tensor, y: Tensor, *, regression: bool) -> Tensor:
+    """The loss of every sample ``[B]``: cross-entropy or half the squared error.
+
+    If a sample has a target at every position ``[B, T]``, its loss is the mean over positions.
+    """
+    if regression:
+        return 0.5 * (output.squeeze(-1) - y) ** 2
+    chosen = output.log_softmax(-1).gather(-1, y.unsqueeze(-1))
+    return -over_positions(chosen.squeeze(-1))
+
+
+def of_mixture(weights: Tensor, outputs: Tensor, y: Tensor, *, regression: bool) -> Tensor:
+    """The loss of every sample ``[B]`` for a weighted mixture of model outputs ``[r, B, ...]``.
+
+    Class probabilities are mixed; for a regression, the predicted values.
+    """
+    if regression:
+        return 0.5 * (weights @ outputs.squeeze(-1) - y) ** 2
+    each = outputs.log_softmax(-1).gather(-1, y.expand(len(outputs), *y.shape)[..., None])
+    logs = each.squeeze(-1)
+    top = logs.max(0).values.detach()
+    each = (logs - top).exp()  # not logsumexp: a weight may be 0
+    total = weights @ each if y.ndim == 1 else (weights @ each.flatten(1)).view(y.shape)
+    return -over_positions(total.clamp(min=torch.finfo(total.dtype).tiny).log() + top)
+
+
+def over_positions(values: Tensor) -> Tensor:
+    """The value of every sample ``[B]``: its mean over positions where there are any ``[B, T]``."""
+    return values.mean(-1) if values.ndim > 1 else values
+
+
+def mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean over all entries that are not padding."""
+    if mask is None:
+        return values.mean()
+    return (values * mask).sum() / mask.sum().clamp(min=1)

@@ -101,8 +101,9 @@ class FlatModel:
         self, named: dict[str, Tensor], x: Tensor, training: bool, stream: Tensor | None
     ) -> Tensor:
         module = self._training if training else self.module
-        if training and self._buffers:  # batch norm writes into its buffers
-            named = {**named, **_counters(module)}
+        if training and self._buffers:  # batch norm increments its integer buffers in place
+            counters = (item for item in module.named_buffers() if not item[1].is_floating_point())
+            named = {**named, **{name: value.clone() for name, value in counters}}
         for mask in self._masks:
             mask.begin(stream)
         output: Tensor = functional_call(module, named, (x,))
@@ -230,11 +231,6 @@ def _couples(module: nn.Module) -> bool:
                 "a prediction depends on the samples beside it or on a count of batches"
             )
     return bool(norms)
-
-
-def _counters(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the integer buffers, which a training pass would increment in place."""
-    return {n: b.clone() for n, b in module.named_buffers() if not b.is_floating_point()}
 
 
 def build(factory: Callable[[], nn.Module], *words: int | str) -> nn.Module:

@@ -53,18 +53,14 @@ class Code:
     @property
     def places(self) -> list[str]:
         """The folders that are searched."""
-        return [*(_site_folders() if self.installed else ()), *map(str, self.folders)]
+        installed = []
+        if self.installed:
+            user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+            installed = [*site.getsitepackages(), *user]
+        return [*installed, *map(str, self.folders)]
 
 
 INSTALLED_ONLY = Code(installed=True)
-
-
-def _site_folders() -> list[str]:
-    """The folders with this interpreter's installed packages."""
-    return [
-        *site.getsitepackages(),
-        *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
-    ]
 
 
 def names_class(name: str) -> bool:

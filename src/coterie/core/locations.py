@@ -1,4 +1,4 @@
-"""Names the file and line of a user's code, in a method or a network, that an error is about."""
+"""Errors of a user's code, in a method or a network: where they are, and what it returned."""
 
 import contextlib
 import inspect
@@ -103,7 +103,7 @@ def _within(filename: str) -> bool:
     return path.is_relative_to(_OURS) or path.is_relative_to(_TORCH)
 
 
-# ---- checks what the functions of a method return, so that a wrong shape is told where it is made
+# ---- checks of what the functions of a method return ---------------------------------------------
 
 # The checks read types and shapes only, and cost nothing beside a round. ``coterie.testing`` checks
 # much more.

@@ -156,8 +156,9 @@ def epsilon_greedy(scores: Tensor, explore: Tensor, ties: Tensor, count: int) ->
     open_, chosen = scores > -torch.inf, []
     by_chance = ties.masked_fill(~open_, -1)
     order = ties.argsort(1)  # sorting a shuffled row stably breaks ties at random
+    ranks = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape).contiguous()
     ranked = torch.empty_like(order).scatter_(
-        1, order.gather(1, scores.gather(1, order).argsort(dim=1, stable=True)), _counted(scores)
+        1, order.gather(1, scores.gather(1, order).argsort(dim=1, stable=True)), ranks
     )
     by_score = ranked.masked_fill(~open_, -1).to(ties.dtype)
     for slot in range(count):
@@ -167,7 +168,3 @@ def epsilon_greedy(scores: Tensor, explore: Tensor, ties: Tensor, count: int) ->
         chosen.append(torch.where(left, pick, -1))
         open_ = open_.scatter(1, pick[:, None], False)
     return torch.stack(chosen, 1) if chosen else scores.new_zeros(len(scores), 0, dtype=torch.int64)
-
-
-def _counted(scores: Tensor) -> Tensor:
-    return torch.arange(scores.shape[1], device=scores.device).expand(scores.shape).contiguous()

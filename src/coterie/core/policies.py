@@ -1,4 +1,4 @@
-"""Wraps a method as the recipe asks: where batch-norm statistics and optimiser states are kept."""
+"""Wrappers of methods, and two that the recipe asks for: where statistics and states are kept."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -22,16 +22,18 @@ from .algorithm import (
 )
 from .client import Client
 from .mixing import mix, shares
+from .optim import OptimizerStates, Statistics
 from .problem import Problem
-from .training_state import OptimizerStates, Statistics
 from .tree import Tree, map_leaves, stack
-
-# ---- the base class of wrappers, which add something to any method (``adapt``, ``core.policies``)
 
 
 @dataclass(frozen=True)
 class Wrapper(Algorithm[Server, Down, Up, State]):
-    """Base class of wrappers around a method: checks and traits are the wrapped method's."""
+    """Base class of wrappers around a method: what a wrapper does not define is the method's.
+
+    A wrapper whose server or states hold more than the method's says by ``server_of`` and
+    ``state_of`` which part is the method's.
+    """
 
     algorithm: AnyAlgorithm
 
@@ -55,23 +57,52 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
         """As the method."""
         return self.algorithm.trace_key(index, horizon)
 
+    def server_of(self, server: Server) -> Any:
+        """The method's part of the server."""
+        return server
 
-# ---- policies for batch-norm statistics: averaged, local, or the server's (``train.buffers``) ---
+    def state_of(self, state: State) -> Any:
+        """The method's part of a client's state."""
+        return state
 
-# See spec 1.2. ``average`` needs no code: buffers follow the parameters in a model's vector and are
-# mixed with them. Under the other two policies a method sees vectors of parameters only, and a
-# wrapper around the method handles the statistics:
-#
-#     local     client i keeps s_i; its training updates s_i; it uses every model with s_i
-#     server    the server sends s to all; training updates a copy to s_i; s ← Σ_i p_i s_i by
-#     samples
-#
-# Notes:
-#     A client has one set of statistics for all models that it trains: where it trains two models
-#     in turn, both update the same set. A method that trains several side by side is refused.
-#     A client also evaluates other clients' models with its own statistics: the statistics of a
-#     model's owner are not sent.
-#     Local trains alone, so that its statistics are each client's own under every policy.
+    def init(self, problem: Problem) -> tuple[Any, Any]:
+        """As the method."""
+        return self.algorithm.init(problem)
+
+    def download(self, server: Server, round: Round) -> Any:
+        """As the method."""
+        return self.algorithm.download(self.server_of(server), round)
+
+    def aggregate(self, server: Server, uploads: Up, round: Round) -> Any:
+        """As the method, for a wrapper that adds nothing to the server."""
+        return self.algorithm.aggregate(server, uploads, round)
+
+    def serve(self, server: Server, round: Round) -> Tree:
+        """As the method."""
+        return self.algorithm.serve(self.server_of(server), round)
+
+    def predictor(self, client: Client, served: Tree, state: State) -> Mixture:
+        """As the method."""
+        return self.algorithm.predictor(client, served, self.state_of(state))
+
+    def global_model(self, server: Server) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.global_model(self.server_of(server))
+
+    def shown(self, state: State) -> Tree:
+        """As the method."""
+        return self.algorithm.shown(self.state_of(state))
+
+    def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor | None:
+        """As the method."""
+        return self.algorithm.collaboration(self.server_of(server), shown, round)
+
+    def observed(self, server: Server) -> dict[str, Any]:
+        """As the method."""
+        return self.algorithm.observed(self.server_of(server))
+
+
+# ---- batch-norm statistics: averaged, local, or the server's (``train.buffers``) -----------------
 
 POLICIES = ("average", "local", "server")
 Policy = Literal["local", "server"]
@@ -93,9 +124,34 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Apart(Wrapper[Beside, Beside, Beside, Beside]):
-    """Wraps a method so that batch-norm statistics are kept apart from its models."""
+    """Wraps a method so that batch-norm statistics are kept apart from its models (spec 1.2).
+
+    The method sees vectors of parameters only:
+
+        local     client i keeps s_i; its training updates s_i; it uses every model with s_i
+        server    the server sends s to all; training updates a copy to s_i; s ← Σ_i p_i s_i by
+                  samples
+
+    ``average`` needs no wrapper: buffers follow the parameters in a model's vector and are mixed
+    with them.
+
+    Notes:
+        A client has one set of statistics for all models that it trains: where it trains two models
+        in turn, both update the same set. A method that trains several side by side is refused.
+        A client also evaluates other clients' models with its own statistics: the statistics of a
+        model's owner are not sent.
+        Local trains alone, so that its statistics are each client's own under every policy.
+    """
 
     policy: Policy
+
+    def server_of(self, server: Beside) -> Tree:
+        """The method's part of the server."""
+        return server.method
+
+    def state_of(self, state: Beside) -> Tree:
+        """The method's part of a client's state."""
+        return state.method
 
     def init(self, problem: Problem) -> tuple[Beside, Beside]:
         """As the method; all statistics start as those of the initial network."""
@@ -141,18 +197,6 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
             return None
         return torch.cat([model, server.buffers])
 
-    def shown(self, state: Beside) -> Tree:
-        """As the method."""
-        return self.algorithm.shown(state.method)
-
-    def collaboration(self, server: Beside, shown: Tree, round: Round) -> Tensor | None:
-        """As the method."""
-        return self.algorithm.collaboration(server.method, shown, round)
-
-    def observed(self, server: Beside) -> dict[str, Any]:
-        """As the method."""
-        return self.algorithm.observed(server.method)
-
     def _held(self, message: Beside, state: Beside) -> Statistics:
         return Statistics(message.buffers if self.policy == "server" else state.buffers)
 
@@ -181,26 +225,6 @@ def apart(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
 
 # ---- optimiser states that live on between rounds (``train.optimizer_state = "kept"``) ----------
 
-# A wrapper around any method keeps Adam's moments and step count, or the momentum of sgd, with the
-# client's state: they are in snapshots and checkpoints, an absent or rejected client keeps its old
-# ones, and they never leave the client.
-#
-#     round r:    state s_i of the last round in which client i took part
-#                 w, s_i ← LocalTrain(w, s_i)          w is whatever model the method trains there
-#
-# Notes:
-#     The state belongs to the client, not to the model: a client that receives another model in the
-#     next round (FedAvg's mean, CFL's cluster, FedFomo's mixture, IFCA's choice) goes on with its
-#     own moments. A method that trains several models which it knows again keeps one state for
-#     each: FedEM one per component, APFL and Ditto for the shared and the personal model, FedRep
-#     for head and base, WAFFLE and Weight Erosion one per requester. FedeRiCo's visiting models
-#     change from round to round: its docstring says what is kept.
-#     Training that is no round's begins anew: an adaptation and a predictor's own steps (FedAvg-FT,
-#     Per-FedAvg), and a model trained only to measure something, which begins with the client's
-#     state and whose own state is not kept (``Client.half``).
-#     A decaying learning rate is that of the round; Adam's bias correction counts all steps since
-#     the client's first round.
-
 
 class Continued(NamedTuple):
     """A client's state: the method's, and the optimiser states."""
@@ -211,7 +235,31 @@ class Continued(NamedTuple):
 
 @dataclass(frozen=True)
 class KeptOptimizers(Wrapper[Any, Any, Any, Continued]):
-    """Wraps a method so that a client's optimiser states live on between rounds."""
+    """Wraps a method so that a client's optimiser states live on between rounds.
+
+    They are kept with the client's state: they are in snapshots and checkpoints, an absent or
+    rejected client keeps its old ones, and they never leave the client.
+
+        round r:    state s_i of the last round in which client i took part
+                    w, s_i ← LocalTrain(w, s_i)       w is whatever model the method trains there
+
+    Notes:
+        The state belongs to the client, not to the model: a client that receives another model in
+        the next round (FedAvg's mean, CFL's cluster, FedFomo's mixture, IFCA's choice) goes on with
+        its own moments. A method that trains several models which it knows again keeps one state
+        for each: FedEM one per component, APFL and Ditto for the shared and the personal model,
+        FedRep for head and base, WAFFLE and Weight Erosion one per requester. FedeRiCo's visiting
+        models change from round to round: its docstring says what is kept.
+        Training that is no round's begins anew: an adaptation and a predictor's own steps
+        (FedAvg-FT, Per-FedAvg), and a model trained only to measure something, which begins with
+        the client's state and whose own state is not kept (``Client.half``).
+        A decaying learning rate is that of the round; Adam's bias correction counts all steps since
+        the client's first round.
+    """
+
+    def state_of(self, state: Continued) -> Tree:
+        """The method's part of a client's state."""
+        return state.method
 
     def init(self, problem: Problem) -> tuple[Any, Continued]:
         """As the method; all optimisers are before their first step."""
@@ -220,43 +268,11 @@ class KeptOptimizers(Wrapper[Any, Any, Any, Continued]):
         own = stack([first] * self.optimizers(problem))
         return server, Continued(states, map_leaves(lambda x: rows(x, problem.population), own))
 
-    def download(self, server: Any, round: Round) -> Any:
-        """As the method."""
-        return self.algorithm.download(server, round)
-
     def local(self, client: Client, received: Any, state: Continued) -> tuple[Any, Continued]:
         """As the method; its training goes on with the optimiser states of the last round."""
         mine = OptimizerStates(state.optimizers)
         upload, kept = self.algorithm.local(client.continuing(mine), received, state.method)
         return upload, Continued(kept, mine.after())
-
-    def aggregate(self, server: Any, uploads: Any, round: Round) -> Any:
-        """As the method."""
-        return self.algorithm.aggregate(server, uploads, round)
-
-    def serve(self, server: Any, round: Round) -> Tree:
-        """As the method."""
-        return self.algorithm.serve(server, round)
-
-    def predictor(self, client: Client, served: Tree, state: Continued) -> Mixture:
-        """As the method; an adaptation begins with a new optimiser state."""
-        return self.algorithm.predictor(client, served, state.method)
-
-    def shown(self, state: Continued) -> Tree:
-        """As the method."""
-        return self.algorithm.shown(state.method)
-
-    def collaboration(self, server: Any, shown: Tree, round: Round) -> Tensor | None:
-        """As the method."""
-        return self.algorithm.collaboration(server, shown, round)
-
-    def observed(self, server: Any) -> dict[str, Any]:
-        """As the method."""
-        return self.algorithm.observed(server)
-
-    def global_model(self, server: Any) -> Tensor | None:
-        """As the method."""
-        return self.algorithm.global_model(server)
 
 
 def continued(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:

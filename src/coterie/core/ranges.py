@@ -14,7 +14,8 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from annotated_types import Interval, MinLen
+from annotated_types import Interval as Interval  # re-exported, as MinLen is
+from annotated_types import MinLen as MinLen
 
 LARGEST = 10**9  # larger numbers overflow float32 in products, and make loops endless
 MODELS = 1000  # models of one server, or layers of one network: more exhaust the memory
@@ -49,29 +50,6 @@ class OneOf:
         return core_schema.literal_schema(list(self.names))
 
 
-__all__ = [
-    "LARGEST",
-    "AtLeastOne",
-    "Auto",
-    "Cosine",
-    "Count",
-    "CountOrZero",
-    "Few",
-    "Interval",
-    "MinLen",
-    "NotNegative",
-    "Number",
-    "OneOf",
-    "Positive",
-    "Share",
-    "ShareAboveZero",
-    "ShareBelowOne",
-    "fitted",
-    "fitted_json",
-    "in_words",
-]
-
-
 def fitted(value: Any, kind: Any) -> Any:
     """Convert a value to the type ``kind``; ValueError for another type or a value out of range.
 
@@ -80,11 +58,9 @@ def fitted(value: Any, kind: Any) -> Any:
     >>> fitted(2, Positive)
     2.0
     """
-    return (
-        fitted_json(value, kind)
-        if isinstance(value, list)
-        else _adapter(kind).validate_python(value)
-    )
+    if isinstance(value, list):
+        return fitted_json(value, kind)
+    return _adapter(kind).validate_python(value)
 
 
 def fitted_json(value: Any, kind: Any) -> Any:

@@ -1,12 +1,10 @@
 """Loads datasets and divides them among clients: datasets, partitions and federations."""
 
-from .assign import Quota
-from .datasets import DATASETS, DatasetReader, load
+from .datasets import DATASETS, FORMATS, DatasetReader, load
 from .federation import Dataset, Federation
 from .manifest import ClientRow, describe, emd, manifest, remarks
 from .partition import PARTITIONS, federate
-from .partitions.base import Partition
-from .sources.formats import FORMATS
+from .partitions.base import Partition, Quota
 
 __all__ = [
     "DATASETS",

@@ -13,6 +13,8 @@ from ..errors import ConfigError, DataError
 from .federation import Dataset
 
 Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Scale = Literal["auto", "unit", "standard"]
 
 TRAIN, VALIDATION, TEST = 0, 1, 2

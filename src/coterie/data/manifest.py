@@ -1,15 +1,14 @@
 """Describes a partition: a manifest to store, rows for a table, and how much clients differ."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .assign import Floats, Ints
-from .federation import Federation, Indices
-from .fingerprint import Seal
+from .arrays import Floats, Ints
+from .federation import Federation, Indices, Seal
 
 SPLITS = ("train", "val", "test")
 MOST_RANGES = 200_000  # the most ranges of indices that a manifest lists
@@ -107,41 +106,66 @@ def manifest(federation: Federation) -> dict[str, Any]:
     Indices are written as ranges (``0-4,7``). If there are more than ``MOST_RANGES`` ranges, they
     are left out; ``partition`` is a hash of them.
     """
-    apart, data, rows = emd(federation), federation.dataset, describe(federation)
+    data, relabel, foreign = federation.dataset, federation.relabel, federation.foreign
     splits = federation.train, federation.val, federation.test
     written = [[ranges(mine) for mine in split] for split in splits]
     short = sum(text.count(",") + 1 for split in written for text in split) <= MOST_RANGES
-    target = {"scale": data.target_scale, "shift": data.target_shift}
+    further: list[dict[str, Any]] = []
+    for i, lists in enumerate(zip(*written, strict=True)):
+        facts: dict[str, Any] = {
+            "permutation": None if relabel is None else relabel[i].tolist(),
+            "judged_on": None if foreign is None else federation.clients[int(foreign[i])],
+        }
+        if federation.federated is not None:
+            facts["federated"] = len(federation.federated[i])
+        if short:
+            facts["indices"] = dict(zip(SPLITS, lists, strict=True))
+        further.append(facts)
+    target = (data.target_scale, data.target_shift) if data.regression else None
+    names, found = (federation.partition, federation.note), emd(federation)
+    rows = describe(federation)
+    return listed(federation, rows, data.name, data.class_names, target, *names, found, further)
+
+
+def listed(
+    identity: "Identity",
+    rows: Sequence[ClientRow],
+    dataset: str,
+    classes: Sequence[str],
+    target: tuple[float, float] | None,
+    partition: str,
+    note: str = "",
+    apart: Distance | None = None,
+    further: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """The contents of ``partition.json``, for clients in this process or at sites.
+
+    ``target`` is the scale and the shift of a regression's targets; ``further`` holds what is known
+    of each client beside its row.
+    """
+    clients = [
+        {
+            "name": row.client,
+            "group": row.group,
+            "histogram": list(row.classes),
+            "permutation": None,
+            "judged_on": None,
+            **{"train": row.train, "val": row.val, "test": row.test},
+            **seal._asdict(),
+            **more,
+        }
+        for row, seal, more in zip(rows, identity.seals, further or [{}] * len(rows), strict=True)
+    ]
     return {
-        "dataset": data.name,
-        "partition": federation.partition,
-        "note": federation.note,
-        "fingerprint": federation.fingerprint,
+        "dataset": dataset,
+        "partition": partition,
+        "note": note,
+        "fingerprint": identity.fingerprint,
         "emd_p1": None if apart is None else apart.emd_p1,
         "l1": None if apart is None else apart.l1,
-        "classes": list(data.class_names),
-        "target": target if data.regression else None,
-        "clients": [
-            _client(federation, row, i)
-            | ({"indices": dict(zip(SPLITS, lists, strict=True))} if short else {})
-            for i, (row, lists) in enumerate(zip(rows, zip(*written, strict=True), strict=True))
-        ],
-    }
-
-
-def _client(federation: Federation, row: ClientRow, i: int) -> dict[str, Any]:
-    relabel, foreign, apart = federation.relabel, federation.foreign, federation.federated
-    return {
-        "name": row.client,
-        "group": row.group,
-        "histogram": list(row.classes),
-        "permutation": None if relabel is None else relabel[i].tolist(),
-        "judged_on": None if foreign is None else federation.clients[int(foreign[i])],
-        "train": row.train,
-        "val": row.val,
-        "test": row.test,
-        **({} if apart is None else {"federated": len(apart[i])}),
-        **federation.seals[i]._asdict(),
+        "classes": list(classes),
+        "target": None if target is None else dict(zip(("scale", "shift"), target, strict=True)),
+        "clients": clients,
     }
 
 

@@ -1,32 +1,30 @@
-"""The registry of partitions by name, and :func:`federate`, which divides a dataset by one."""
+"""Partitions by name, and :func:`federate`: clients, and each one's train, validation and test."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..core import random
 from ..core.imports import INSTALLED_ONLY, Code, imported_dataclass
 from ..errors import ConfigError, DataError, did_you_mean
-from .arrays import TEST, VALIDATION
-from .assign import Parts, largest_remainder
+from .arrays import TEST, VALIDATION, Ints
 from .federation import Dataset, Federation
-from .partitions.base import Partition
-from .partitions.groups import ConceptShift, LabelGroups
-from .partitions.labels import Dirichlet, DirichletClusters, LabelLists, PracticalGroups
+from .partitions.base import IID, Natural, Partition, Parts, Pathological, largest_remainder
+from .partitions.labels import (
+    ConceptShift,
+    Dirichlet,
+    DirichletClusters,
+    LabelGroups,
+    LabelLists,
+    PracticalGroups,
+)
 from .partitions.latent import Latent
-from .partitions.simple import IID, Natural, Pathological
-from .shared import hold_aux
 from .standard import standardised
 
-# ---- splits a client's own samples into train, validation and test ------------------------------
-
 # A *block* is never split: the rows of one unit (a patient), or a single row without units.
-
-Ints = npt.NDArray[np.int64]
 
 
 def take_share(dataset: Dataset, mine: Tensor, share: float, *words: int | str) -> Tensor:
@@ -99,17 +97,14 @@ def _kinds(dataset: Dataset, mine: Tensor, block: Ints, count: int) -> Ints:
     return kinds
 
 
-def set_apart(
-    dataset: Dataset, name: str, pool: Tensor, share: float, seed: int
+def take(
+    dataset: Dataset, name: str, pool: Tensor, share: float, seed: int, part: str
 ) -> tuple[Tensor, Tensor]:
-    """Draw a share of one client's samples for the federated test set: (what is left, drawn).
-
-    If samples have times, the latest are drawn.
-    """
+    """Take a share of one client's samples, the latest if they have times: (left, taken)."""
     if dataset.times is not None:
         taken = take_latest(dataset, pool, share)
     else:
-        taken = take_share(dataset, pool, share, seed, "federated", random.name_key(name))
+        taken = take_share(dataset, pool, share, seed, part, random.name_key(name))
     return pool[~taken], pool[taken]
 
 
@@ -129,24 +124,14 @@ def three_ways(
     (``given``), at this client or another, that part is used instead. If samples have times, test
     data is the latest and validation data the latest of the rest.
     """
-    val_share, test_share = shares
-    key = random.name_key(name)
-
-    def take(share: float, part: str) -> Tensor:
-        if dataset.times is not None:
-            return take_latest(dataset, pool, share)
-        return take_share(dataset, pool, share, seed, part, key)
-
     val = pool[:0]
     if dataset.fixed is not None and given:
         held = dataset.fixed[pool] == VALIDATION
         pool, val = pool[~held], pool[held]
     if test is None:
-        taken = take(test_share, "test")
-        pool, test = pool[~taken], pool[taken]
+        pool, test = take(dataset, name, pool, shares[1], seed, "test")
     if not given:
-        taken = take(val_share, "val")
-        pool, val = pool[~taken], pool[taken]
+        pool, val = take(dataset, name, pool, shares[0], seed, "val")
     return pool, val, test
 
 
@@ -205,7 +190,7 @@ def federate(
     tests = parts.test if parts.test is not None else (None,) * len(parts.clients)
     given = dataset.fixed is not None and bool((dataset.fixed == VALIDATION).any())
     apart = [
-        set_apart(dataset, name, pool, federated, seed)
+        take(dataset, name, pool, federated, seed, "federated")
         for name, pool in zip(parts.clients, parts.pool, strict=True)
     ]
     shares = val, test / (1 - federated)
@@ -326,3 +311,28 @@ def shuffle_targets(federation: Federation, seed: int) -> Federation:
         test=tuple(federation.test[j] for j in foreign.tolist()),
         foreign=foreign,
     )
+
+
+def hold_aux(federation: Federation, share: float, seed: int) -> Federation:
+    """Move a share of the federation's test data to the server (spec 3.3).
+
+    If there is a federated test set, the share is taken from it. Moved samples are in no test data
+    any more. A client that would be left without test data keeps its own.
+    """
+    if not 0 <= share < 1:
+        raise ConfigError(f"data.aux: found {share}, expected a share from 0 to below 1")
+    source = federation.test if federation.federated is None else federation.federated
+    samples = torch.cat(source).unique()
+    count = int(share * len(samples) + 0.5)
+    if count == 0:
+        return federation
+    taken = samples[random.bits(seed, "aux", samples).argsort(stable=True)[:count]]
+    for mine in source if federation.federated is None else ():
+        if bool(torch.isin(mine, taken).all()):
+            taken = taken[~torch.isin(taken, mine)]
+    gone = [torch.isin(mine, taken) for mine in source]
+    aux = tuple(mine[out] for mine, out in zip(source, gone, strict=True))
+    left = tuple(mine[~out] for mine, out in zip(source, gone, strict=True))
+    if federation.federated is not None:
+        return replace(federation, federated=left, aux=aux)
+    return replace(federation, test=left, aux=aux)

@@ -7,13 +7,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..core import random
 from ..core.algorithm import Sharing
 from ..core.optim import Recipe
 from ..core.problem import Counts, Problem, SharedPool
 from ..core.shards import Ragged, Scaling, Shards
 from .federation import Federation, Indices
 from .manifest import class_counts
-from .shared import Pool, form_pool
+
+
+class Pool(NamedTuple):
+    """Training samples that all clients share."""
+
+    samples: Tensor  # [n] sample indices, ascending
+    owner: Tensor  # [n] the client that each sample comes from
+    train: Indices  # the training samples that each client has for itself
 
 
 class Simulation(NamedTuple):
@@ -121,6 +129,9 @@ class _Samples:
     def shards(self, splits: dict[str, Ragged]) -> Shards:
         """The shards of all clients."""
         units = self.data.units
+        if units is not None:  # copies are only used in training and have no unit
+            copies = torch.full((len(self.y) - len(units),), -1, dtype=units.dtype)
+            units = torch.cat([units, copies]).to(self.device)
         return Shards(
             self.x,
             self.y,
@@ -128,14 +139,9 @@ class _Samples:
             self.relabel,
             self._scaling(),
             self.dtype,
-            None if units is None else self._with_copies(units),
+            units,
             self.literal,
         )
-
-    def _with_copies(self, units: Tensor) -> Tensor:
-        """The units of all samples; copies are only used in training and have no unit (-1)."""
-        copies = torch.full((len(self.y) - len(units),), -1, dtype=units.dtype)
-        return torch.cat([units, copies]).to(self.device)
 
     def _scaling(self) -> Scaling:
         data, scale, shift = self.data, self.data.scale, self.data.shift
@@ -190,3 +196,55 @@ def _server_shard(shards: Shards, samples: Tensor) -> Shards:
         shards.scaling,
         shards.dtype,
     )
+
+
+# ---- training samples that all clients share ----------------------------------------------------
+
+
+def form_pool(federation: Federation, sharing: Sharing, seed: int) -> Pool:
+    """Draw the samples that clients share, from training data only, never validation or test data.
+
+    ``from_clients`` copies the same share of every client's samples; ``held_out`` takes equally
+    many samples of every class away from the clients (all samples of a class that has too few).
+    """
+    train = federation.train
+    owner = torch.cat([torch.full((len(own),), i) for i, own in enumerate(train)])
+    samples = torch.cat(train)
+    held_out = sharing.pool == "held_out"
+    chosen = (
+        _balanced(federation, samples, owner, sharing.share, seed)
+        if held_out
+        else torch.cat(from_each(federation, sharing.share, seed))
+    )
+    samples, owner = samples[chosen], owner[chosen]
+    order = samples.argsort(stable=True)
+    if held_out:
+        train = tuple(own[~torch.isin(own, samples)] for own in train)
+    return Pool(samples[order], owner[order], train)
+
+
+def from_each(federation: Federation, share: float, seed: int) -> list[Tensor]:
+    """A mask over each client's training samples."""
+    masks = []
+    for key, own in zip(federation.keys, federation.train, strict=True):
+        luck = random.bits(seed, "pool", key, torch.arange(len(own)))
+        masks.append(luck.argsort(stable=True).argsort() < int(share * len(own) + 0.5))
+    return masks
+
+
+def _balanced(
+    federation: Federation, samples: Tensor, owner: Tensor, share: float, seed: int
+) -> Tensor:
+    """A mask over all training samples with equally many of every class, as their owners label."""
+    classes = max(1, federation.dataset.classes)
+    kind = torch.zeros_like(samples)
+    if not federation.dataset.regression and federation.dataset.y.ndim == 1:
+        kind = federation.dataset.y[samples]
+        kind = kind if federation.relabel is None else federation.relabel[owner, kind]
+    quota = int(share * len(samples) / classes + 0.5)
+    luck = random.bits(seed, "pool", samples)
+    chosen = torch.zeros(len(samples), dtype=torch.bool)
+    for c in range(classes):
+        mine = (kind == c).nonzero().flatten()
+        chosen[mine[luck[mine].argsort(stable=True)[:quota]]] = True
+    return chosen

@@ -9,16 +9,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..errors import DataError
-from .arrays import PIXELS, TEST, VALIDATION, Scale, normalisation, scaled
-from .data_schema import Schema, SchemaKind, refuse_unfinished, union
+from .arrays import TEST, VALIDATION, Scale, normalisation, scaled
+from .data_schema import Schema, refuse_unfinished, union
 from .datasets import DATASETS, file_source, kept_part, load
 from .federation import Dataset, Federation
 from .partition import three_ways
-from .partitions.simple import Natural
-from .sources.columns import TargetColumn
+from .partitions.base import Natural
 from .sources.tables import OpenTable, TableOptions, describe_inputs, encode_table, open_table
 from .standard import Moments, apply
 
@@ -92,11 +90,11 @@ def _read(name: str, options: Mapping[str, Any]) -> _SiteSource:
     """Read and describe what ``[data]`` names."""
     if name in DATASETS:
         found = load(name, **options)
-        return _SiteSource(described(found), None, found, "all")
+        return _SiteSource(Schema.of(found), None, found, "all")
     source = file_source(name, **options)
     if source.format != "table":
         found = kept_part(source.read(), source.part)
-        return _SiteSource(described(found), None, found, source.part)
+        return _SiteSource(Schema.of(found), None, found, source.part)
     table = open_table(source.path, TableOptions(**source.options), 1)
     parts = table.fixed
     if parts is not None and source.part != "all":
@@ -105,43 +103,9 @@ def _read(name: str, options: Mapping[str, Any]) -> _SiteSource:
         "table",
         table.target,
         columns=tuple(describe_inputs(table)),
-        parts=_distinct(parts),
+        parts=None if parts is None else tuple(parts.unique().tolist()),
     )
     return _SiteSource(schema, table, None, source.part)
-
-
-def _distinct(parts: Tensor | None) -> tuple[int, ...] | None:
-    return None if parts is None else tuple(parts.unique().tolist())
-
-
-def described(dataset: Dataset) -> Schema:
-    """The schema of samples that are no rows of a table."""
-    if dataset.y.ndim > 1:
-        raise DataError(
-            f"{dataset.name}: has a target at every position of a sample, which sites and exported "
-            "models cannot have yet; use data.targets = 'last'"
-        )
-    names = dataset.class_names or tuple(str(c) for c in range(dataset.classes))
-    if names and int(dataset.y.max()) >= len(names):
-        raise DataError(
-            f"{dataset.name}: found class {int(dataset.y.max())} and {len(names)} names of classes;"
-            " expected a name for every class"
-        )
-    numbered = names == tuple(map(str, range(len(names))))
-    kind = _kind(dataset)
-    return Schema(
-        kind,
-        TargetColumn("", ("integers" if numbered else "texts") if names else "quantity", names),
-        shape=tuple(dataset.x.shape[1:]),
-        pixels=dataset.name if kind == "images" and dataset.name in PIXELS else "",
-        tokens=int(dataset.x.max()) + 1 if kind == "tokens" else 0,
-        parts=_distinct(dataset.fixed),
-    )
-
-
-def _kind(dataset: Dataset) -> SchemaKind:
-    found: dict[torch.dtype, SchemaKind] = {torch.uint8: "images", torch.int64: "tokens"}
-    return found.get(dataset.x.dtype, "features")
 
 
 def _refuse_uncovered(name: str, own: Schema, schema: Schema) -> None:

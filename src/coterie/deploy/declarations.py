@@ -7,8 +7,9 @@ import numpy as np
 
 from ..data.arrays import Scale, normalisation
 from ..data.data_schema import Schema
-from ..data.federation import Dataset
-from ..data.fingerprint import Seal
+from ..data.federation import Dataset, Seal
+from ..data.manifest import ClientRow, listed
+from ..data.partitions.base import Natural
 from ..data.standard import Moments, apply
 from ..runs.run import Roster
 from .protocol import DivisionReport
@@ -32,30 +33,14 @@ class Divided:
 
     def manifest(self, dataset: str, schema: Schema) -> dict[str, Any]:
         """The contents of a run's ``partition.json``."""
-        names, seals, fingerprint = self.identity
-        clients = [
-            {
-                "name": name,
-                "group": None,
-                "histogram": list(report.classes),
-                "permutation": None,
-                "judged_on": None,
-                **{"train": report.counts.train, "val": report.counts.val},
-                **{"test": report.counts.test, **seal._asdict()},
-            }
-            for name, seal, report in zip(names, seals, self.reports, strict=True)
-        ]
-        return {
-            "dataset": dataset,
-            "partition": "natural",
-            "note": "",
-            "fingerprint": fingerprint,
-            "emd_p1": None,
-            "l1": None,
-            "classes": list(schema.target.classes),
-            "target": None,
-            "clients": clients,
-        }
+        rows = []
+        for name, report in zip(self.identity.clients, self.reports, strict=True):
+            own = report.counts
+            rows.append(ClientRow(name, None, own.train, own.val, own.test, report.classes))
+        moments = self.moments or Moments((), ())
+        target = (moments.target_std, moments.target_mean) if schema.regression else None
+        names = schema.target.classes
+        return listed(self.identity, rows, dataset, names, target, repr(Natural()))
 
     def roster(self) -> Roster:
         """The sites with the counts that they declare."""

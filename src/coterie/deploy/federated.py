@@ -17,10 +17,9 @@ from ..core.problem import Problem, SharedPool
 from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..data.data_schema import Schema
-from ..data.fingerprint import Seal, combined_fingerprint
+from ..data.federation import Seal, combined_fingerprint
 from ..data.manifest import Identity
-from ..data.preprocessing import Preprocessing
-from ..data.standard import Sums, checked_sums, means_of, moments_of
+from ..data.standard import Preprocessing, Sums, checked_sums, means_of, moments_of
 from ..engines import Engine
 from ..engines.codec import digest
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states

@@ -7,15 +7,13 @@ from torch import Tensor
 
 from ..core.metrics import METRICS
 from ..core.shards import Shards
-from ..data.arrays import Scale
+from ..data.arrays import Floats, Scale
 from ..data.data_schema import Schema
-from ..data.federation import Dataset, Federation
-from ..data.fingerprint import Seal
+from ..data.federation import Dataset, Federation, Seal
 from ..data.manifest import class_counts
-from ..data.shared import from_each
-from ..data.simulation import simulate
+from ..data.simulation import from_each, simulate
 from ..data.site_data import local_schema, read_with, site_federation
-from ..data.standard import Floats, Moments, Sums, site_squares, site_sums
+from ..data.standard import Moments, Sums, site_squares, site_sums
 from ..errors import EngineError
 from ..runs.run import JudgedRows, lack
 from .protocol import DivisionRequest

@@ -24,9 +24,9 @@ from ..core.messages import REASONS
 from ..core.site_gain import SiteGain
 from ..data.arrays import Scale
 from ..data.standard import Sums
-from ..data.untrusted import MOST_BYTES, STRICT, parsed
 from ..engines.codec import Message, decode, encode, read_head
 from ..errors import EngineError
+from ..storage.files import MOST_BYTES, STRICT, parsed
 from .terms import SiteCounts
 
 MOST_WHY = 500  # characters of the sentence with which a site refuses

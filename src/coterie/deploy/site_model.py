@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.algorithm import Mixture
-from ..data.preprocessing import Preprocessing
+from ..data.standard import Preprocessing
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
 from ..exporting.export_format import ModelFacts, NetworkFacts

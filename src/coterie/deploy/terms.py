@@ -21,12 +21,12 @@ from ..core.policies import governed
 from ..core.problem import Counts, Problem, SharedPool
 from ..data.data_schema import Schema
 from ..data.standard import Moments, checked_moments
-from ..data.untrusted import STRICT, parsed
 from ..errors import ConfigError, EngineError
 from ..networks import registry
 from ..runs.assemble import factory_of
 from ..runs.config.loading import canonical, load
 from ..runs.config.schema import Config
+from ..storage.files import STRICT, parsed
 
 MOST_SITES = 10_000
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ..core.metrics import METRICS, Array, score
-from ..data.assign import Floats
+from ..data.arrays import Floats
 from ..data.federation import Dataset, Federation
-from ..data.sources.columns import NO_CELL
+from ..data.sources.sheets import NO_CELL
 from ..runs.run import Roster
 
 OFF = 10.0  # times the others' median or spread: another unit, as cm and m

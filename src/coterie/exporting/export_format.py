@@ -10,9 +10,9 @@ from torch import nn
 
 from ..core.imports import Code
 from ..data.data_schema import Schema
-from ..data.untrusted import STRICT
 from ..networks import registry
 from ..storage import files
+from ..storage.files import STRICT
 
 FORMAT = 1
 MODEL, CONFIG, PREPROCESSING = "model.safetensors", "config.json", "preprocessing.json"

@@ -18,13 +18,13 @@ from ..core.batches import EVALUATION_BLOCK
 from ..core.flat import FlatModel, build
 from ..core.imports import Code, Given
 from ..data.data_schema import Schema
-from ..data.preprocessing import Preprocessing
-from ..data.sources.columns import NUMBER, TargetColumn
-from ..data.untrusted import MOST_BYTES, parsed
+from ..data.sources.sheets import NUMBER, TargetColumn
+from ..data.standard import Preprocessing
 from ..engines.evaluation import outputs
 from ..errors import ConfigError, CoterieError, StoreError
 from ..networks import registry
 from ..storage import files
+from ..storage.files import MOST_BYTES, parsed
 from .export_format import (
     CONFIG,
     FORMAT,

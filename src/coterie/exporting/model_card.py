@@ -15,10 +15,10 @@ from torch import nn
 from ..core.imports import INSTALLED_ONLY
 from ..core.metrics import METRICS
 from ..data.data_schema import Schema
-from ..data.preprocessing import Preprocessing
+from ..data.standard import Preprocessing
 from ..errors import printable
 from ..networks import registry
-from ..networks.architectures import Recurrent, Residual, head, norm_layer
+from ..networks.registry import Recurrent, Residual, head, norm_layer
 from ..views.clinical import FEWEST, Calibration, Estimate, Sensitivity, SiteClinical
 from .export_format import ExportConfig, NetworkFacts, network_factory, shapes_of
 

@@ -13,13 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from torch import Tensor
 
 from ..data.arrays import Array, samples
 from ..data.data_schema import Schema
-from ..data.sources.columns import NUMBER, InputColumn, categories, floats, refuse_infinite
-from ..data.sources.sheets import SUFFIXES, Sheet, read_rows, sheet_of
+from ..data.sources.sheets import (
+    NUMBER,
+    SUFFIXES,
+    InputColumn,
+    Sheet,
+    categories,
+    floats,
+    read_rows,
+    refuse_infinite,
+    sheet_of,
+)
 from ..data.sources.tables import encode
 from ..errors import CoterieWarning, DataError
 from ..storage.archives import read_npz
@@ -79,7 +87,7 @@ def _table(source: Source, schema: Schema, others: Others) -> NewSamples:
     sheet = sheet_of(table, [column.name for column in schema.columns], path)
     for column in schema.columns:
         check_cells(sheet, column)
-    x = torch.from_numpy(encode(sheet, schema.columns).x)
+    x = encode(sheet, schema.columns)
     return NewSamples(x, {name: _as_text(table.column(name)) for name in others.keep})
 
 

@@ -19,7 +19,7 @@ from ..core.algorithm import Mixture, client_digest
 from ..core.flat import FlatModel, build
 from ..core.imports import Code, Given
 from ..core.metrics import Floats
-from ..data.preprocessing import Preprocessing
+from ..data.standard import Preprocessing
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE

@@ -21,9 +21,9 @@ from ..core.imports import Code
 from ..core.shards import Ragged
 from ..data.data_schema import Schema
 from ..data.federation import Dataset, Federation
-from ..data.preprocessing import Preprocessing
 from ..data.simulation import Simulation, simulate
 from ..data.site_data import site_federation
+from ..data.standard import Preprocessing
 from ..engines import make_engine
 from ..engines.evaluation import outputs
 from ..engines.loop import LoopBackend

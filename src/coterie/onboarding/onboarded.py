@@ -23,9 +23,8 @@ from ..core.paired import LEVEL, Pair, client_gain
 from ..data.data_schema import Schema
 from ..data.datasets import file_source
 from ..data.federation import Dataset
-from ..data.sources import columns
-from ..data.sources.columns import InputColumn, TargetColumn
-from ..data.sources.sheets import Sheet, read_sheet, sheet_of
+from ..data.sources import sheets
+from ..data.sources.sheets import InputColumn, Sheet, TargetColumn, read_sheet, sheet_of
 from ..data.sources.tables import OpenTable, TableOptions, encode_table
 from ..errors import ConfigError, DataError, printable_lines
 from ..exporting.new_samples import (
@@ -131,13 +130,13 @@ def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
 
 def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
     """Refuse empty cells, classes that the run does not know, and texts where numbers belong."""
-    cells = columns.column(sheet, target.name, "target")
+    cells = sheets.column(sheet, target.name, "target")
     if target.kind != "texts":
         check_cells(sheet, InputColumn(target.name, "numbers"))
     if target.kind == "quantity":
         return
     known = {*target.classes}
-    for row, name in enumerate(columns.texts(cells)):
+    for row, name in enumerate(sheets.texts(cells)):
         if _plain(name, target) not in known:
             raise DataError(
                 f"{sheet.where(row)}: found the class '{name}' in column '{target.name}'; expected "

@@ -22,8 +22,8 @@ from ..data.datasets import load as load_data
 from ..data.federation import Dataset, Federation
 from ..data.manifest import Identity, manifest
 from ..data.partition import federate, partition_class
-from ..data.preprocessing import Preprocessing, preprocessing_of
 from ..data.simulation import Simulation, simulate
+from ..data.standard import Preprocessing, preprocessing_of
 from ..engines import Engine, make_engine
 from ..engines.hosts import Worker
 from ..engines.wire import WireEngine

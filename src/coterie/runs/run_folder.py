@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.calls import Form
 from ..core.metrics import METRICS
 from ..data.manifest import Identity, changes
-from ..data.preprocessing import Preprocessing
+from ..data.standard import Preprocessing
 from ..errors import StoreError
 from ..storage import faults, files, lock
 from . import checkpoint, kinds, stored

@@ -17,7 +17,7 @@ from ..core.shards import Shards
 from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..data.manifest import Identity
-from ..data.preprocessing import Preprocessing
+from ..data.standard import Preprocessing
 from ..engines import Engine
 from ..errors import ConfigError
 from .config.methods import Method

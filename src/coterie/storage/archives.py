@@ -1,4 +1,4 @@
-"""Reads npz files from untrusted sources.
+"""Reads npz files from untrusted sources, and writes safetensors files.
 
 An npz file is a zip archive with one array per member. Before an array is read, its header is
 compared with its number of bytes, and the total size of all arrays with the machine's memory, so
@@ -77,7 +77,7 @@ def _refuse_lies(stream: IO[bytes], member: zipfile.ZipInfo) -> None:
         )
 
 
-# ---- writes safetensors files block by block, so that a file may be larger than the memory ------
+# ---- safetensors files, written block by block: a file may be larger than the memory -------------
 
 DTYPES = {
     torch.float64: "F64",

@@ -12,15 +12,23 @@ there.
 """
 
 import atexit
+import contextlib
 import functools
+import hashlib
 import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
+from ..errors import StoreError
 from . import files
-from .files import expanded
+from .archives import Array, read_npz
+
+Arrays = dict[str, Array]
 
 SEAL = ".sha256"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -29,7 +37,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 def folder() -> Path:
     """The path of the cache folder, which need not exist."""
     if own := os.environ.get("COTERIE_CACHE"):
-        return expanded(own)
+        return files.expanded(own)
     if Path(shared := os.environ.get("XDG_CACHE_HOME", "")).is_absolute():
         return Path(shared) / "coterie"
     try:
@@ -95,3 +103,32 @@ def _seal(path: Path) -> Path:
 def _user() -> int:
     """The effective user id of this process; 0 on systems without user ids, as for all files."""
     return os.geteuid() if hasattr(os, "geteuid") else 0
+
+
+# ---- arrays that are slow to make, by the hash of their source ----------------------------------
+
+
+def key(*sources: str | Array) -> str:
+    """The cache key of arrays that are made from these sources."""
+    digest = hashlib.blake2b(digest_size=16)
+    for source in sources:
+        if isinstance(source, str):
+            digest.update(source.encode())
+        else:
+            digest.update(f"|{source.shape}|{source.dtype}|".encode())
+            digest.update(np.ascontiguousarray(source).data)
+    return digest.hexdigest()
+
+
+def remember(name: str, make: Callable[[], Arrays]) -> Arrays:
+    """The cached arrays of this name; they are made if they are missing or unreadable."""
+    file = folder() / f"{name}.npz"
+    if file.exists():
+        with contextlib.suppress(ValueError, OSError):
+            return read_npz(file)
+    made = make()
+    with contextlib.suppress(OSError, StoreError):  # an unwritable cache only costs time
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with files.whole(file) as temporary, temporary.open("wb") as stream:
+            np.savez(stream, allow_pickle=False, **made)
+    return made

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm
 from ..core.client import Client
 from ..core.locations import place_of
 from ..core.policies import Wrapper
-from ..core.problem import Problem
 from ..core.tree import Tree, leaves, map_leaves, take
 from .differences import difference
 from .harness import Outcome
@@ -77,14 +76,6 @@ class Spoilt(Wrapper[Any, Any, Any, Any]):
     by_all: bool = False
     only: tuple[int, ...] | None = None
 
-    def init(self, problem: Problem) -> tuple[Tree, Tree]:
-        """As the method."""
-        return self.algorithm.init(problem)
-
-    def download(self, server: Tree, round: Round) -> Tree:
-        """As the method."""
-        return self.algorithm.download(server, round)
-
     def local(self, client: Client, received: Tree, state: Tree) -> tuple[Tree, Tree]:
         """As the method; then the upload is spoilt."""
         upload, after = self.algorithm.local(client, received, state)
@@ -94,26 +85,6 @@ class Spoilt(Wrapper[Any, Any, Any, Any]):
         if self.apart and not bool(bad):
             return upload, after
         return self.spoil(upload, bad), after
-
-    def aggregate(self, server: Tree, uploads: Tree, round: Round) -> Tree:
-        """As the method."""
-        return self.algorithm.aggregate(server, uploads, round)
-
-    def serve(self, server: Tree, round: Round) -> Tree:
-        """As the method."""
-        return self.algorithm.serve(server, round)
-
-    def predictor(self, client: Client, served: Tree, state: Tree) -> Mixture:
-        """As the method."""
-        return self.algorithm.predictor(client, served, state)
-
-    def shown(self, state: Tree) -> Tree:
-        """As the method."""
-        return self.algorithm.shown(state)
-
-    def collaboration(self, server: Tree, shown: Tree, round: Round) -> Tensor | None:
-        """As the method."""
-        return self.algorithm.collaboration(server, shown, round)
 
 
 ATTACKS: tuple[tuple[str, Spoil, str], ...] = (

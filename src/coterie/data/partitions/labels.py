@@ -1,4 +1,4 @@
-"""Dirichlet partitions (spec 13.7, 13.8)."""
+"""Partitions by class labels: hidden groups, concept shift, Dirichlet, P4's lists, P5's groups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,20 +10,141 @@ import numpy.typing as npt
 from ...core.fields import Checked
 from ...core.ranges import LARGEST, Count, CountOrZero, Interval, MinLen, ShareAboveZero
 from ...errors import ConfigError, DataError
-from ..assign import (
-    Floats,
-    Ints,
+from ..arrays import Floats, Ints
+from ..federation import Dataset
+from .base import (
+    Partition,
     Quota,
     class_cells,
     client_names,
     even,
     generator,
     largest_remainder,
+    one_cell,
+    one_client_each,
     part_of,
 )
-from ..federation import Dataset
-from .base import Partition, one_client_each
-from .groups import cut_classes, independent
+
+# ---- hidden groups: label groups (P2, spec 13.6) and concept shift ------------------------------
+
+
+@dataclass(frozen=True)
+class LabelGroups(Partition):
+    """Classes are cut into groups with disjoint labels; each client belongs to one, at random."""
+
+    clients: Count = 8  # the number of clients
+    groups: Count = 2  # the number of hidden groups, each with its own classes
+    fraction: ShareAboveZero = 1.0  # the share of the data used (P2: CIFAR-10 0.1, CIFAR-100 0.15)
+
+    def check_together(self) -> None:
+        """Every group needs a client."""
+        one_client_each(self.clients, self.groups, "groups")
+
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
+        """Divide each group's samples equally among its clients."""
+        labels, _ = class_cells(dataset, "label_groups")
+        rng = generator(seed, "label_groups")
+        group_of_class = cut_classes(dataset, self.groups, rng)
+        groups = random_groups(self.clients, self.groups, rng)
+        return Quota(
+            client_names(self.clients),
+            group_of_class[labels],
+            tuple(f"label group {g}" for g in range(self.groups)),
+            lambda supply, test: even_within(groups, part_of(supply, self.fraction)),
+            groups,
+        )
+
+
+def cut_classes(dataset: Dataset, parts: int, rng: np.random.Generator) -> Ints:
+    """The part of every class; the classes are shuffled and divided as evenly as possible."""
+    if parts > dataset.classes:
+        raise ConfigError(
+            f"partition: found {parts} groups of classes, but {dataset.name} has only "
+            f"{dataset.classes} classes to divide"
+        )
+    part = np.empty(dataset.classes, np.int64)
+    part[rng.permutation(dataset.classes)] = np.repeat(
+        np.arange(parts), even(dataset.classes, parts)
+    )
+    return part
+
+
+def random_groups(clients: int, groups: int, rng: np.random.Generator) -> Ints:
+    """The group of every client, drawn uniformly, except that no group is empty."""
+    drawn = np.concatenate([np.arange(groups), rng.integers(groups, size=clients - groups)])
+    return rng.permutation(drawn)
+
+
+def even_within(groups: Ints, supply: Ints) -> Ints:
+    """Divide cell g equally among the clients of group g; returns counts ``[K, cells]``."""
+    counts = np.zeros((len(groups), len(supply)), np.int64)
+    for cell, available in enumerate(supply):
+        members = np.flatnonzero(groups == cell)
+        if len(members):
+            counts[members, cell] = even(int(available), len(members))
+    return counts
+
+
+@dataclass(frozen=True)
+class ConceptShift(Partition):
+    """IID samples, but every hidden group has its own permutation of the class labels.
+
+    Any two groups label every class differently. With ``shared = false`` every client but the first
+    has an independent permutation instead, as in P4, and there are no groups.
+    """
+
+    clients: Count = 12  # the number of clients
+    groups: Count = 3  # the number of hidden groups, each with its own class labels
+    shared: bool = True  # whether the clients of a group share their class labels
+
+    def check_together(self) -> None:
+        """Every group needs a client."""
+        one_client_each(self.clients, self.groups if self.shared else 1, "groups")
+
+    def plan(self, dataset: Dataset, seed: int) -> Quota:
+        """Quota an equal share for each client, and its class labels."""
+        class_cells(dataset, "concept_shift")  # refuses regression
+        cells, names = one_cell(dataset)
+        groups = None
+        if self.shared:
+            groups = np.arange(self.clients) * self.groups // self.clients
+            relabel = conflicting(self.groups, dataset.classes, seed)[groups]
+        else:
+            relabel = independent(self.clients, dataset.classes, seed)
+        return Quota(
+            client_names(self.clients),
+            cells,
+            names,
+            lambda supply, test: even(int(supply[0]), self.clients)[:, None],
+            groups,
+            relabel,
+        )
+
+
+def conflicting(groups: int, classes: int, seed: int) -> Ints:
+    """Random permutations of the classes ``[groups, classes]``, no two of which agree on any class.
+
+    They are rows of a shuffled cyclic Latin square, so there can be no more groups than classes.
+    """
+    if groups > classes:
+        raise ConfigError(
+            f"partition.groups: found {groups}, but only {classes} groups can disagree about every "
+            f"one of {classes} classes"
+        )
+    rng = generator(seed, "concept_shift")
+    column, symbol = rng.permutation(classes), rng.permutation(classes)
+    shift = rng.permutation(classes)[:groups]
+    return np.take(symbol, (column[None, :] + shift[:, None]) % classes)
+
+
+def independent(clients: int, classes: int, seed: int) -> Ints:
+    """A uniform permutation for every client but the first, which keeps the true labels (P4)."""
+    rng = generator(seed, "concept_shift")
+    others = [rng.permutation(classes) for _ in range(clients - 1)]
+    return np.stack([np.arange(classes), *others])
+
+
+# ---- Dirichlet partitions (spec 13.7, 13.8) -----------------------------------------------------
 
 # below the lower bound all drawn shares underflow to zero
 Concentration = Annotated[float, Interval(ge=1e-6, le=LARGEST)]
@@ -37,7 +158,7 @@ class Dirichlet(Partition):
     alpha: Concentration = 0.9  # concentration; the smaller, the more the clients differ
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Plan the same shares for the training and the test part."""
+        """Quota the same shares for the training and the test part."""
         cells, names = class_cells(dataset, "dirichlet")
         rng = generator(seed, "dirichlet")
         shares = rng.dirichlet(np.full(self.clients, self.alpha), size=dataset.classes).T
@@ -56,7 +177,7 @@ class DirichletClusters(Partition):
     fraction: ShareAboveZero = 1.0  # the share of the data that is used
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Plan the same shares for the training and the test part; counts are drawn for each."""
+        """Quota the same shares for the training and the test part; counts are drawn for each."""
         labels, _ = class_cells(dataset, "dirichlet_clusters")
         rng = generator(seed, "dirichlet_clusters")
         cluster = cut_classes(dataset, self.clusters, rng)
@@ -104,7 +225,7 @@ class LabelLists(Partition):
     shift: Literal["right", "left"] = "right"  # left mirrors the agents, as P4's printed table does
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Plan shares of every class; the test part has equal sizes."""
+        """Quota shares of every class; the test part has equal sizes."""
         cells, names = class_cells(dataset, "waffle")
         if dataset.classes != AGENTS:
             raise DataError(
@@ -188,7 +309,7 @@ class PracticalGroups(Partition):
             one_client_each(self.clients, len(self.table), "groups")
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
-        """Plan quotas by largest remainder, for the training and the test part."""
+        """Quota quotas by largest remainder, for the training and the test part."""
         cells, names = class_cells(dataset, "practical_groups")
         table, made_up = (self.table, False) if self.table else standard_groups(dataset)
         _check_classes(table, dataset)

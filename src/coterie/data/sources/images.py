@@ -1,4 +1,4 @@
-"""Reads one folder of images per client: ``clinic_a/healthy/001.png``."""
+"""Reads images: folders ``CLIENT/CLASS/``, CIFAR and MNIST in their original files or archives."""
 
 import gzip
 import io
@@ -22,7 +22,7 @@ from ...errors import DataError
 from ..arrays import TEST, TRAIN, Array, Names, Piece, assemble
 from ..federation import Dataset
 
-# ---- decodes compressed images with the optional package imagecodecs ----------------------------
+# ---- compressed images, by the optional package imagecodecs --------------------------------------
 
 
 def decode(content: bytes, where: str) -> Array:
@@ -49,7 +49,7 @@ def decode(content: bytes, where: str) -> Array:
     return found
 
 
-# ---- reads files from a folder, a tar or a zip archive, without unpacking anything to disk ------
+# ---- files of a folder, a tar or a zip archive, without unpacking anything to disk ---------------
 
 ARCHIVES = (".tgz", ".tar", ".tar.gz", ".zip")
 
@@ -98,7 +98,7 @@ def _walk_tar(path: Path) -> Iterator[tuple[str, Callable[[], bytes]]]:
                 yield PurePosixPath(member.name).name, stream.read
 
 
-# ---- reads the pickles of CIFAR without executing any code in them ------------------------------
+# ---- the pickles of CIFAR, without executing any code in them ------------------------------------
 
 # A pickle is a program that may call any function it can name. This reader knows three names, those
 # that numpy arrays need, and gives the program inert placeholders for them. The result consists of
@@ -179,22 +179,12 @@ def array(stored: Any, where: str) -> Array:
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
-# ---- reads CIFAR-10 and CIFAR-100 from the original pickles, and CIFAR-10 from PNG mosaics ------
+# ---- CIFAR-10 and CIFAR-100 from the original pickles, and CIFAR-10 from PNG mosaics -------------
 
 _BATCHES10 = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 CIFAR10_NAMES: tuple[str, ...] = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
 )  # fmt: skip
-
-
-def is_pickled(names: list[str]) -> bool:
-    """Whether a folder or archive looks like the original distribution."""
-    return "data_batch_1" in names or {"train", "test", "meta"} <= set(names)
-
-
-def is_mosaic(names: list[str]) -> bool:
-    """Whether a folder or archive looks like the PNG mosaics."""
-    return "data_batch_1.png" in names
 
 
 def read_cifar(path: Path, *, name: str = "") -> Dataset:
@@ -283,7 +273,7 @@ def _rows(mosaic: Array, file: str) -> Array:
     return mosaic[:, :, :3].reshape(-1, 32, 32, 3)
 
 
-# ---- reads the idx format of MNIST, Fashion-MNIST and EMNIST, plain or gzipped ------------------
+# ---- the idx format of MNIST, Fashion-MNIST and EMNIST, plain or gzipped -------------------------
 
 _KINDS = ("images", "labels")
 _PARTS = {"train": TRAIN, "t10k": TEST, "test": TEST}
@@ -302,7 +292,8 @@ def read_idx(path: Path, *, name: str = "", subset: str = "byclass") -> Dataset:
 
     subset: the subset of EMNIST: ``byclass``, ``balanced``, ``letters``, …
     """
-    found = read(path, lambda file: is_idx(file) and _of_subset(file, subset))
+    mine = f"emnist-{subset}-"
+    found = read(path, lambda f: is_idx(f) and (not f.startswith("emnist") or f.startswith(mine)))
     arrays = {_key(file): _parse(file, content) for file, content in found.items()}
     parts = [part for part in _PARTS if (part, "images") in arrays and (part, "labels") in arrays]
     if "train" not in parts:
@@ -314,10 +305,6 @@ def read_idx(path: Path, *, name: str = "", subset: str = "byclass") -> Dataset:
     pieces = [_piece(arrays, part, emnist) for part in parts]
     classes = _LETTERS if emnist and subset == "byclass" else ()
     return assemble(name or ("emnist" if emnist else path.name), pieces, Names(classes))
-
-
-def _of_subset(file: str, subset: str) -> bool:
-    return not file.startswith("emnist") or file.startswith(f"emnist-{subset}-")
 
 
 def _key(file: str) -> tuple[str, str]:
@@ -352,13 +339,10 @@ def _parse(file: str, content: bytes) -> Array:
     return np.frombuffer(raw, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
+# ---- a folder of images per client: ``clinic_a/healthy/001.png`` ---------------------------------
+
 Side = Annotated[int, Interval(ge=1, le=10_000)]
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jxl")
-
-
-def is_image(file: Path) -> bool:
-    """Whether a file name is that of a supported image."""
-    return file.suffix.lower() in SUFFIXES
 
 
 def read_images(path: Path, *, name: str = "", size: Side | None = None) -> Dataset:
@@ -366,7 +350,7 @@ def read_images(path: Path, *, name: str = "", size: Side | None = None) -> Data
 
     size: resize all images to squares of so many pixels per side; None leaves them as they are
     """
-    found = sorted(file for file in path.rglob("*") if is_image(file))
+    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
     for file in found:
         if len(file.relative_to(path).parts) != 3:
             raise DataError(f"{file}: expected images in {path}/CLIENT/CLASS/")

@@ -12,14 +12,12 @@ import numpy as np
 
 from ...core.ranges import Count
 from ...errors import DataError
+from ...storage import cache
 from ...storage.archives import read_npz as read_arrays
-from .. import dataset_cache
 from ..arrays import TEST, TRAIN, VALIDATION, Array, Names, Piece, assemble
 from ..federation import Dataset
 from .images import decode
 from .text import Cut, Passage, Targets, windows
-
-Arrays = dict[str, Array]
 
 _PARTS = (("_train", TRAIN), ("_val", VALIDATION), ("_test", TEST), ("", TRAIN))
 _OWNERS = ("client", "writer", "owner")
@@ -47,7 +45,10 @@ def read_npz(
         words: tokens of text are the so many most frequent words; None: characters.
         tokens: whether integers in x are tokens; by default non-negative ones of rank 2 are.
     """
-    arrays = _load(path)
+    try:
+        arrays = read_arrays(path)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: not an npz file of plain arrays ({error})") from error
     name = name or path.stem
     if any(key.startswith("text") for key in arrays):
         return windows(name, _passages(arrays), Cut(length, stride, targets, words))
@@ -62,14 +63,7 @@ def read_npz(
     return assemble(name, pieces, names, arrays.get("fine_to_coarse"), tokens)
 
 
-def _load(path: Path) -> Arrays:
-    try:
-        return read_arrays(path)
-    except (ValueError, OSError) as error:
-        raise DataError(f"{path}: not an npz file of plain arrays ({error})") from error
-
-
-def _piece(arrays: Arrays, suffix: str, part: int) -> Piece | None:
+def _piece(arrays: cache.Arrays, suffix: str, part: int) -> Piece | None:
     x = _images(arrays, suffix)
     if x is None or f"y{suffix}" not in arrays:
         return None
@@ -99,7 +93,7 @@ def _check_owners(owners: Array, count: int) -> None:
         )
 
 
-def _images(arrays: Arrays, suffix: str) -> Array | None:
+def _images(arrays: cache.Arrays, suffix: str) -> Array | None:
     if f"x{suffix}" in arrays:
         return arrays[f"x{suffix}"]
     prefix = f"x{suffix}_jxl_"
@@ -108,15 +102,12 @@ def _images(arrays: Arrays, suffix: str) -> Array | None:
     )
     if not mosaics:
         return None
-    name = dataset_cache.key("mosaics", *(arrays[key] for key in mosaics))
-    made = dataset_cache.remember(  # decoding takes half a minute, reading the cache does not
-        f"images-{name}", lambda: {"x": np.concatenate(_decoded(arrays, mosaics))}
+    name = cache.key("mosaics", *(arrays[key] for key in mosaics))
+    made = cache.remember(  # decoding takes half a minute, reading the cache does not
+        f"images-{name}",
+        lambda: {"x": np.concatenate([_tiles(decode(arrays[k].tobytes(), k)) for k in mosaics])},
     )
     return made["x"]
-
-
-def _decoded(arrays: Arrays, keys: list[str]) -> list[Array]:
-    return [_tiles(decode(arrays[key].tobytes(), key)) for key in keys]
 
 
 def _tiles(mosaic: Array, side: int = 32) -> Array:
@@ -125,7 +116,7 @@ def _tiles(mosaic: Array, side: int = 32) -> Array:
     return tiles.reshape(-1, side, side, 3)
 
 
-def _owner_names(path: Path, arrays: Arrays, pieces: list[Piece]) -> tuple[str, ...]:
+def _owner_names(path: Path, arrays: cache.Arrays, pieces: list[Piece]) -> tuple[str, ...]:
     held = [piece.owners for piece in pieces if piece.owners is not None]
     if not held:
         return ()
@@ -144,7 +135,7 @@ def _owner_names(path: Path, arrays: Arrays, pieces: list[Piece]) -> tuple[str, 
     return tuple(str(name) for name in names)
 
 
-def _passages(arrays: Arrays) -> list[Passage]:
+def _passages(arrays: cache.Arrays) -> list[Passage]:
     """The texts of all clients; a text without offsets belongs to no client in particular."""
     if "text" in arrays:
         return [Passage("text", arrays["text"].tobytes().decode("latin-1"))]

@@ -12,13 +12,21 @@ import pyarrow.compute as pc
 import torch
 
 from ...errors import ConfigError, DataError, did_you_mean
-from ..arrays import TEST, TRAIN, VALIDATION, Array, labels
+from ..arrays import TEST, TRAIN, VALIDATION, Array, Floats, Ints, labels
 from ..federation import Dataset
-from . import columns
-from .columns import InputColumn, TargetColumn, categories, floats, texts
-from .sheets import SUFFIXES, Sheet, read_sheet
+from . import sheets
+from .sheets import (
+    SUFFIXES,
+    InputColumn,
+    Sheet,
+    TargetColumn,
+    categories,
+    floats,
+    read_sheet,
+    texts,
+)
 
-# ---- reads the columns of a table that are no inputs: each row's unit, time, part and subgroup --
+# ---- columns that are no inputs: each row's unit, time, part and subgroup ------------------------
 
 _PARTS = {
     "train": TRAIN,
@@ -33,16 +41,13 @@ _PARTS = {
 
 MOST_SUBGROUPS = 20
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
 
 def units(sheet: Sheet, name: str, owners: Ints | None) -> tuple[Ints, tuple[str, ...]]:
     """The unit of every row and the name of every unit, in order of first appearance.
 
     The same name at two clients means two units, because sites often number patients from 1.
     """
-    written = columns.texts(columns.column(sheet, name, "unit"))
+    written = sheets.texts(sheets.column(sheet, name, "unit"))
     whose = [0] * len(written) if owners is None else owners.tolist()
     number: dict[tuple[int, str], int] = {}
     found = [number.setdefault(pair, len(number)) for pair in zip(whose, written, strict=True)]
@@ -54,7 +59,7 @@ def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, part: Int
     first = np.zeros(of_rows.max() + 1, np.int64)
     first[of_rows[::-1]] = part[::-1]  # the part of the unit's first row
     for row in np.flatnonzero(part != first[of_rows]):
-        value = columns.texts(sheet.table.column(unit).slice(int(row), 1))[0]
+        value = sheets.texts(sheet.table.column(unit).slice(int(row), 1))[0]
         raise DataError(
             f"{sheet.where(int(row))}: unit '{value}' (column '{unit}', data.unit) is in two parts "
             f"of column '{split}' (data.split); rows of one unit must be in one part"
@@ -63,10 +68,10 @@ def refuse_divided(sheet: Sheet, unit: str, split: str, of_rows: Ints, part: Int
 
 def subgroups(sheet: Sheet, name: str) -> tuple[Ints, tuple[str, ...]]:
     """The subgroup of every row and the names of all subgroups, sorted; empty cells are one."""
-    cells = columns.existing(sheet, name, "subgroup")
-    texts, known = columns.texts(cells), cells.is_valid().to_pylist()
+    cells = sheets.existing(sheet, name, "subgroup")
+    texts, known = sheets.texts(cells), cells.is_valid().to_pylist()
     written = [
-        text if is_there else columns.NO_CELL for text, is_there in zip(texts, known, strict=True)
+        text if is_there else sheets.NO_CELL for text, is_there in zip(texts, known, strict=True)
     ]
     names = sorted(set(written))
     if len(names) > MOST_SUBGROUPS:
@@ -81,9 +86,9 @@ def subgroups(sheet: Sheet, name: str) -> tuple[Ints, tuple[str, ...]]:
 
 def times(sheet: Sheet, name: str) -> Floats:
     """A column of numbers or ISO dates as numbers that increase with time."""
-    found = columns.column(sheet, name, "time")
+    found = sheets.column(sheet, name, "time")
     text = pa.types.is_string(found.type)
-    if not text or pc.all(pc.match_substring_regex(found, columns.NUMBER)).as_py():
+    if not text or pc.all(pc.match_substring_regex(found, sheets.NUMBER)).as_py():
         numbers = np.array(found.cast(pa.float64()).to_numpy(), np.float64)
         for at in np.flatnonzero(~np.isfinite(numbers)):
             raise DataError(
@@ -114,7 +119,7 @@ def _moment(sheet: Sheet, name: str, row: int, text: str) -> datetime:
 
 def parts(sheet: Sheet, split: str) -> torch.Tensor:
     """The part of every row, from a column of the words train, val and test."""
-    words = columns.texts(columns.column(sheet, split, "split"))
+    words = sheets.texts(sheets.column(sheet, split, "split"))
     for row, word in enumerate(words):
         if word.lower() not in _PARTS:
             raise DataError(
@@ -124,29 +129,17 @@ def parts(sheet: Sheet, split: str) -> torch.Tensor:
     return torch.tensor([_PARTS[word.lower()] for word in words], dtype=torch.int8)
 
 
-# ---- encodes a sheet as features and targets by the description of its columns ------------------
+# ---- features and targets ------------------------------------------------------------------------
 
 # The description must hold for the sheet: every cell of a number column is a number, every category
 # is among the levels.
 
 
-class Features(NamedTuple):
-    """Model input, before missing numbers are filled in and numbers are standardised."""
-
-    x: npt.NDArray[np.float32]  # [N, D], NaN where a number is missing
-    numeric: npt.NDArray[np.bool_]  # [D]
-    names: tuple[str, ...]  # [D]
-
-
-def encode(sheet: Sheet, columns: tuple[InputColumn, ...]) -> Features:
-    """Encode the described columns of a sheet as features, in the order of the description."""
+def encode(sheet: Sheet, columns: tuple[InputColumn, ...]) -> torch.Tensor:
+    """The described columns of a sheet as features ``[N, D]``, NaN where a number is missing."""
     if not columns:
         raise DataError(f"{sheet.files[0]}: no columns are left to predict from")
-    return Features(
-        np.concatenate([_block(sheet, column) for column in columns], axis=1),
-        np.array([numeric for column in columns for numeric in column.numeric]),
-        tuple(title for column in columns for title in column.titles),
-    )
+    return torch.from_numpy(np.concatenate([_block(sheet, column) for column in columns], axis=1))
 
 
 def _block(sheet: Sheet, column: InputColumn) -> npt.NDArray[np.float32]:
@@ -173,13 +166,15 @@ def encode_target(sheet: Sheet, target: TargetColumn) -> Array:
     return _places(pa.chunked_array([pa.array(values)]), target.classes)
 
 
-def _places(cells: pa.ChunkedArray, names: tuple[str, ...]) -> npt.NDArray[np.int64]:
+def _places(cells: pa.ChunkedArray, names: tuple[str, ...]) -> Ints:
     """The place of every cell's text among the sorted names."""
     distinct = pc.unique(cells)
     place = np.searchsorted(np.array(names), np.array(texts(distinct)))
-    found: npt.NDArray[np.int64] = place[pc.index_in(cells, value_set=distinct).to_numpy()]
+    found: Ints = place[pc.index_in(cells, value_set=distinct).to_numpy()]
     return found
 
+
+# ---- a whole table -------------------------------------------------------------------------------
 
 FEWEST_ROWS = 10
 TASKS = ("auto", "classification", "regression")
@@ -212,8 +207,8 @@ class OpenTable(NamedTuple):
     path: Path
     sheet: Sheet
     options: TableOptions
-    target: columns.TargetColumn
-    owners: npt.NDArray[np.int64] | None  # the client of each row
+    target: TargetColumn
+    owners: Ints | None  # the client of each row
     owner_names: tuple[str, ...]
 
     @property
@@ -262,8 +257,8 @@ def read_table(
         *(task, categories, drop, delimiter, encoding),
     )
     table = open_table(path, options, FEWEST_ROWS)
-    columns.refuse_one_class(table.sheet, table.target)
-    inputs = tuple(columns.filled(column) for column in describe_inputs(table))
+    sheets.refuse_one_class(table.sheet, table.target)
+    inputs = tuple(sheets.filled(column) for column in describe_inputs(table))
     found = encode_table(table, inputs, table.target, name)
     if found.fixed is not None and not bool((found.fixed == TRAIN).any()):
         raise DataError(f"column '{split}' (data.split) marks no row as train")
@@ -272,67 +267,63 @@ def read_table(
 
 def open_table(path: Path, options: TableOptions, fewest: int) -> OpenTable:
     """Read the files of a table and describe its target; refuses fewer rows than ``fewest``."""
-    _check_options(options.task, options.time, options.split)
+    if options.task not in TASKS:
+        raise ConfigError(f"data.task: found '{options.task}'; {did_you_mean(options.task, TASKS)}")
+    if options.time is not None and options.split is not None:
+        raise ConfigError(
+            f"data.time, data.split: found '{options.time}' and '{options.split}'; both divide a "
+            "client's rows: name one of them"
+        )
     dates = () if options.time is None else (options.time,)
     drop = [name for name in options.drop if name != options.subgroup]
     sheet = read_sheet(_files(path), options.delimiter, options.encoding, drop, dates)
     if options.target is None:
         known = ", ".join(sheet.table.column_names)
         raise ConfigError(f"data.target: name the column to predict; {path.name} has: {known}")
-    _check_rows(path, sheet, fewest)
+    if sheet.table.num_rows < fewest:
+        raise DataError(
+            f"{path}: found {sheet.table.num_rows} rows; at least {fewest} are needed to "
+            "train, validate and test anything"
+        )
     owners, owner_names = _owners(sheet, options.client, is_folder=path.is_dir())
-    target = columns.describe_target(sheet, options.target, options.task)
+    target = sheets.describe_target(sheet, options.target, options.task)
     _refuse_two_roles(options.roles)
     return OpenTable(path, sheet, options, target, owners, owner_names)
 
 
-def describe_inputs(table: OpenTable) -> Iterator[columns.InputColumn]:
+def describe_inputs(table: OpenTable) -> Iterator[InputColumn]:
     """Describe the input columns one after another, in the order of the first file."""
     for name in table.sheet.table.column_names:
         if name not in (*table.options.roles.values(), *table.options.drop):
-            yield columns.describe(table.sheet, name, name in table.options.categories)
+            yield sheets.describe(table.sheet, name, name in table.options.categories)
 
 
 def encode_table(
     table: OpenTable,
-    inputs: tuple[columns.InputColumn, ...],
-    target: columns.TargetColumn,
+    inputs: tuple[InputColumn, ...],
+    target: TargetColumn,
     name: str = "",
 ) -> Dataset:
     """Encode a table by the description of its inputs and its target."""
     path, sheet, options, _, owners, owner_names = table
-    found = encode(sheet, inputs)
     y, class_names = labels(path.name, encode_target(sheet, target), target.classes)
     return Dataset(
         name=name or path.stem,
-        x=torch.from_numpy(found.x),
+        x=encode(sheet, inputs),
         y=y,
         classes=len(class_names),
         owners=None if owners is None else torch.from_numpy(owners),
         owner_names=owner_names,
         class_names=class_names,
-        numeric=torch.from_numpy(found.numeric),
-        feature_names=found.names,
+        numeric=torch.tensor([numeric for column in inputs for numeric in column.numeric]),
+        feature_names=tuple(title for column in inputs for title in column.titles),
         columns=inputs,
         target=target,
         **_divided(sheet, options, owners),
     )
 
 
-def _check_options(task: str, time: str | None, split: str | None) -> None:
-    """Refuse an unknown task, and both ``time`` and ``split`` at once."""
-    if task not in TASKS:
-        raise ConfigError(f"data.task: found '{task}'; {did_you_mean(task, TASKS)}")
-    if time is not None and split is not None:
-        raise ConfigError(
-            f"data.time, data.split: found '{time}' and '{split}'; both divide a client's rows: "
-            "name one of them"
-        )
-
-
-def _divided(
-    sheet: Sheet, options: TableOptions, owners: npt.NDArray[np.int64] | None
-) -> dict[str, Any]:
+def _divided(sheet: Sheet, options: TableOptions, owners: Ints | None) -> dict[str, Any]:
     """The fields of a dataset that say how each client's rows are split, and their subgroups."""
     split, unit, time = options.split, options.unit, options.time
     found: dict[str, Any] = {}
@@ -371,20 +362,12 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _check_rows(path: Path, sheet: Sheet, fewest: int) -> None:
-    if sheet.table.num_rows < fewest:
-        raise DataError(
-            f"{path}: found {sheet.table.num_rows} rows; at least {fewest} are needed to "
-            "train, validate and test anything"
-        )
-
-
 def _owners(
     sheet: Sheet, client: str | None, *, is_folder: bool
-) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+) -> tuple[Ints | None, tuple[str, ...]]:
     """The client of each row, and the clients' names in order of first appearance."""
     if client is not None:
-        names = columns.texts(columns.column(sheet, client, "client"))
+        names = sheets.texts(sheets.column(sheet, client, "client"))
     elif is_folder:
         names = [f.stem for f, n in zip(sheet.files, sheet.rows, strict=True) for _ in range(n)]
         _refuse_alike([file.stem for file in sheet.files])

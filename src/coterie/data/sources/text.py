@@ -1,4 +1,4 @@
-"""Reads text: each client's text is cut into windows of characters or words, to predict the next.
+"""Reads text and LEAF's json files; text is cut into windows, to predict the next token.
 
 A window has one target, the token that follows it, or one at every position (spec 13.9). With one
 target, a source without parts of its own is divided here: the last fifth of a client's text is for
@@ -19,8 +19,7 @@ import torch
 
 from ...core.ranges import Count
 from ...errors import ConfigError, DataError
-from ..arrays import TEST, TRAIN, VALIDATION, Array, Names, Piece, assemble
-from ..assign import Ints
+from ..arrays import TEST, TRAIN, VALIDATION, Array, Ints, Names, Piece, assemble
 from ..federation import Dataset
 
 Targets = Literal["last", "every"]
@@ -145,7 +144,7 @@ def _parts(part: int | None, length: int, every: bool) -> list[tuple[int, int, i
     return [(0, val, TRAIN), (val, test, VALIDATION), (test, length, TEST)]
 
 
-# ---- reads LEAF's json files: ``users`` and, for each user, ``x`` and ``y`` under ``user_data`` -
+# ---- LEAF's json files: ``users`` and, for each user, ``x`` and ``y`` under ``user_data`` --------
 
 _PARTS = {"train": TRAIN, "val": VALIDATION, "test": TEST}
 

@@ -73,8 +73,7 @@ def with_names(config: Config) -> Config:
 
 def _data_options(config: Config) -> Fields:
     """The options of a dataset, checked; readers of files check their own options."""
-    from ...data.datasets import DATASETS, reader_class
-    from ...data.sources.formats import SOURCES
+    from ...data.datasets import DATASETS, SOURCES, reader_class
 
     name, options = config.data.name, config.data.options
     if name in SOURCES or config.run.federation is not None:
