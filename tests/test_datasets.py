@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.data import DATASETS, PARTITIONS, federate, load
+from coterie.data import PARTITIONS, federate, load
 from coterie.data.arrays import AUTO_SCALE
 from coterie.data.datasets import SOURCES
 from coterie.data.partitions.latent import Images
@@ -105,40 +105,23 @@ def test_toys_depend_on_their_seed_only():
     assert not torch.equal(load("sine", seed=3).y, load("sine", seed=4).y)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("sine", {"clients": 0}), ("regression_groups", {"clients": 1})],
-)
-def test_toys_refuse_impossible_sizes(name, options):
-    with pytest.raises(ConfigError, match=r"clients: found \d; expected a whole number from \d"):
-        load(name, **options)
-
-
 # Names and options
 
 
-def test_an_unknown_name_gets_a_guess():
+def test_unknown_names_options_and_formats_are_refused_with_advice(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'digits'"):
         load("digitss")
-
-
-def test_an_unknown_option_gets_a_guess(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'noise'"):
         load("sine", noisee=0.1)
     np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=np.array([0, 1, 0, 1]))
     with pytest.raises(ConfigError, match="did you mean 'length'"):
         load(str(tmp_path / "a.npz"), lenght=3)
-
-
-def test_a_missing_path_is_named(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         load(str(tmp_path / "sites.csv"))
-
-
-def test_an_unrecognised_folder_lists_the_formats(tmp_path):
-    (tmp_path / "a.xyz").write_text("?")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "a.xyz").write_text("?")
     with pytest.raises(DataError, match="Known formats: table"):
-        load(str(tmp_path))
+        load(str(tmp_path / "b"))
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
@@ -149,10 +132,6 @@ def test_an_absent_dataset_says_where_to_put_it(name, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=rf"\$COTERIE_DATA/{name}") as caught:
         load(name)
     assert SOURCES[name].install in str(caught.value)
-
-
-def test_every_source_is_a_dataset():
-    assert set(SOURCES) <= set(DATASETS)
 
 
 # idx
@@ -215,17 +194,13 @@ def test_emnist_letters_count_from_zero(tmp_path):
         (lambda content: b"\x1f\x8b" + content[2:], "broken gzip"),
     ],
 )
-def test_broken_idx_files_are_refused(tmp_path, spoil, message):
+def test_broken_and_missing_idx_files_are_refused(tmp_path, spoil, message):
     write_idx_folder(tmp_path, zipped=False)
     file = tmp_path / "train-images-idx3-ubyte"
     file.write_bytes(spoil(file.read_bytes()))
     with pytest.raises(DataError, match=message):
         load(str(tmp_path))
-
-
-def test_missing_idx_files_are_named(tmp_path):
-    write_idx_folder(tmp_path, zipped=False)
-    (tmp_path / "train-labels-idx1-ubyte").unlink()
+    file.unlink()
     with pytest.raises(DataError, match="expected train-images"):
         load(str(tmp_path))
 
@@ -468,12 +443,7 @@ def test_a_spoilt_cache_is_made_again():
     assert np.array_equal(first["x"], again["x"])
     for spoilt in (b"spoilt", b"PK\x03\x04spoilt", b""):
         (cache.folder() / "a.npz").write_bytes(spoilt)
-        assert cache.remember("a", lambda: {"x": np.arange(4)})["x"].tolist() == [
-            0,
-            1,
-            2,
-            3,
-        ]
+        assert len(cache.remember("a", lambda: {"x": np.arange(4)})["x"]) == 4
     assert [file.name for file in cache.folder().iterdir()] == ["a.npz"]
 
 
