@@ -27,9 +27,8 @@ from ..core.optim import Recipe
 from ..core.tree import Tree
 from ..data.federation import Dataset, Federation
 from ..data.simulation import simulate
-from ..engines import Engine, make_engine
-from ..engines.hosts import Inline
-from ..engines.wire import WireEngine
+from ..engines import Engine, EngineSettings, make_engine
+from ..engines.wire import Inline, WireEngine
 from ..runs import checkpoint
 from ..training.guard import Guard
 from ..training.rounds import Begin, train
@@ -249,16 +248,16 @@ class Trial:
     def _engine(self, name: str) -> Engine:
         if name == "wire":  # in this process: a class of a notebook cannot be sent to another
             return WireEngine(self._shards, worker=Inline())
-        batched = name in ("vmap", "traced")
-        return make_engine(
-            "vmap" if batched else name,
-            self._problem,
-            self._shards,
-            chunk=5 if name == "traced" else 2,  # one chunk is traced sooner than three
-            threads=1 if batched else None,  # the other engines would set it for the whole process
-            trace=name == "traced",
-            compiled=False,
-        )
+        settings = EngineSettings(name)
+        if name != "loop":
+            settings = EngineSettings(
+                "vmap",
+                chunk=5 if name == "traced" else 2,  # one chunk is traced sooner than three
+                threads=1,  # more would be the whole process's
+                trace=name == "traced",
+                compiled=False,
+            )
+        return make_engine(settings, self._problem, self._shards)
 
     def saved_and_read(self, after: Outcome) -> Begin:
         """Where a run can go on: a round written as a checkpoint and read again."""
