@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from .. import __version__
 from ..algorithms.local import Local
 from ..core.algorithm import round_of
 from ..core.batches import shape_of, views
-from ..core.ranges import LARGEST, fitted_json
+from ..core.ranges import LARGEST, fitted
 from ..errors import CoterieError, StoreError
 from ..storage import files
 from ..storage.cache import folder
@@ -365,9 +365,11 @@ def _key(on: Work, *asked: object) -> str:
 
 def _recalled(key: str, most_clients: int) -> EngineSettings | None:
     """The cached choice for a key; None if there is none that is complete and in range."""
+    stored: Any = _read().get(key)
+    kinds = get_type_hints(EngineSettings, include_extras=True)
     try:
-        found: EngineSettings = fitted_json(_read().get(key), EngineSettings)
-    except (ValueError, RecursionError):
+        found = EngineSettings(**{name: fitted(stored[name], kinds[name]) for name in _CHOSEN})
+    except (TypeError, KeyError, ValueError, RecursionError):
         return None
     needed = {"loop": ("threads",), "vmap": _CHOSEN}.get(found.name)
     if needed is None or any(getattr(found, name) is None for name in needed):
