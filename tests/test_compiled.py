@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import grad, vmap
 
-from coterie.compiled.executor import Executor
+from coterie.compiled.executor import Allocator, Executor
 from coterie.compiled.kernels import convolve, max_pool, native
-from coterie.compiled.memory import Allocator
 from coterie.compiled.trace.cpp_writer import Memory, assign_offsets
 from coterie.core.calls import scan
 from support import assert_close, with_a_compiler

@@ -9,8 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.compiled.executor import Executor
-from coterie.compiled.perturbation import perturbed
 from coterie.compiled.trace import Trace, Tracer
+from coterie.compiled.trust import perturbed
 from coterie.core import tree
 from coterie.core.calls import scan
 from coterie.core.optim import Recipe
