@@ -55,7 +55,6 @@ LARGE: dict[str, int] = {
     "views/page": 545,
     "algorithms/federico": 540,
     "compiled/kernels/triton_kernels:_convolve": 42,  # one GPU program
-    "engines/vmap": 504,
     "runs/summary:summarise": 48,
 }
 
