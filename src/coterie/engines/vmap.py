@@ -48,8 +48,8 @@ Chunk = list[int]  # positions among the round's clients
 Empty = Callable[[torch.Size, torch.dtype, torch.device], Tensor]  # allocates a tensor
 
 # A step of ``n`` clients costs about as much as ``n + overhead`` (docs/results/speed.md has the
-# measurements). On a CPU the overhead is that of a small perceptron. On a GPU any step takes as long
-# as this many operations of a client; a bound keeps clients of small models together.
+# measurements). On a CPU the overhead is that of a small perceptron. On a GPU any step takes as
+# long as this many operations of a client; a bound keeps clients of small models together.
 _CPU, _GPU_OPERATIONS, _GPU_MOST = 2, 20e9, 64
 _PASSES = 3  # a step computes about three times the forward pass
 
