@@ -125,6 +125,11 @@ def engine_of(
     return made
 
 
+def slower(made: Any) -> list[str]:
+    """Why calls of a backend or of its executor were not replayed, or not compiled."""
+    return [form.why for form in made.forms if form.why]
+
+
 def backend_of(name: str, on: Simulation, **options: Any) -> Any:
     """What computes the client half of a simulation."""
     if name == "vmap":

@@ -41,7 +41,6 @@ _LOG = logging.getLogger(__name__)
 _LARGE = 4 * 2**20  # bytes; smaller tensors are allocated by torch
 _SPARES = 4  # unused mappings that are kept for reuse
 KEPT = 64  # traces at most, because clients of ever new sizes would fill the memory
-_OLD_WAYS = {"played": REPLAYED}  # the name in runs from before 16 November 2026
 
 
 class _Known(NamedTuple):
@@ -67,7 +66,7 @@ class Executor:
         before: Mapping[str, str] | None = None,
     ) -> None:
         self._capture, self._compile, self._layers = capture, compiled, tuple(layers)
-        self._before = {name: _OLD_WAYS.get(way, way) for name, way in (before or {}).items()}
+        self._before = dict(before or {})
         self._trusted: set[str] = set()  # forms whose traces were compared and then dropped
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._seen: dict[str, Form] = {}
@@ -102,16 +101,6 @@ class Executor:
     def forms(self) -> tuple[Form, ...]:
         """Every form so far."""
         return tuple(self._seen.values())
-
-    @property
-    def uncompiled(self) -> int:
-        """The number of forms with loops that torch replays."""
-        return sum(one.replay is not None and one.replay.slow for one in self._known.values())
-
-    @property
-    def untraced(self) -> int:
-        """The number of forms that are executed as they are written."""
-        return sum(one.replay is None for one in self._known.values())
 
     def _forget(self) -> None:
         """Drop the least recently used trace; its form is executed in the same way next time."""
@@ -229,11 +218,6 @@ class _Replay:
     def __init__(self, trace: Trace, like: Tree) -> None:
         self._trace, self._like = trace, tree.map_leaves(lambda leaf: leaf.new_empty(0), like)
         self._graph: _CudaGraph | None = None
-
-    @property
-    def slow(self) -> bool:
-        """Whether torch replays the loops of the trace."""
-        return any(loop.native is None for loop in self._trace.loops)
 
     @property
     def steps(self) -> int:
