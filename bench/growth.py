@@ -13,7 +13,7 @@ import torch
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.fedavg import FedAvg
 from coterie.core.algorithm import AnyAlgorithm
-from coterie.engines import make_engine
+from coterie.engines import EngineSettings, Length, make_engine
 from coterie.engines.process import of_engine, settings
 from coterie.training.rounds import train
 from timing import WARM, rounds_timed, tell, watched
@@ -59,7 +59,7 @@ def _cost(method: str, registered: int, clients: int, device: torch.device, repe
     work = LENET._replace(method=METHODS[method], clients=registered, holders=clients)
     share, rounds = clients / registered, WARM + repeats
     on = work.simulation(device)
-    engine = make_engine("auto", on.problem, on.shards, rounds=LONG)
+    engine = make_engine(EngineSettings(), on.problem, on.shards, Length(LONG))
     with settings(**of_engine(engine.choice, device)), watched(device) as peak:
         records = train(
             work.method,

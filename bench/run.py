@@ -14,10 +14,9 @@ import torch
 
 import growth
 import short
-from coterie.engines import make_backend
+from coterie.engines import EngineSettings, Length, make_backend
 from coterie.engines.base import Backend, Work
 from coterie.engines.process import settings
-from coterie.engines.settings import Length
 from plain import fastest
 from timing import FAILURES, Bill, Contestant, Lap, Machine, bill, busy, machine, race, reason, tell
 from workloads import WORKLOADS, Steady, Workload, steady
@@ -110,7 +109,7 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
 def contestant(engine: str, start: Steady) -> Contestant:
     """Rounds of a method on the backend that a long run would use."""
     work = Work(start.on.problem, start.on.shards)
-    made = make_backend(engine, work, Length(growth.LONG))
+    made = make_backend(EngineSettings(engine), work, Length(growth.LONG))
     return Contestant(_round_of(made, start), made.choice["threads"], words(made.choice))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from coterie.algorithms.fedavg import FedAvg, Update
 from coterie.core.client import Client
 from coterie.core.tree import Tree
-from coterie.testing.hostility import BAD, WithValue
+from coterie.testing.whole_runs import BAD, WithValue
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Small federations and runs that many tests share."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +17,10 @@ from coterie.core.optim import Recipe
 from coterie.core.tree import row
 from coterie.data.federation import Dataset, Federation
 from coterie.data.simulation import Simulation, simulate
-from coterie.engines import make_engine
-from coterie.engines.hosts import Worker
+from coterie.engines import EngineSettings, Length, make_engine
 from coterie.engines.loop import LoopBackend
 from coterie.engines.vmap import VmapBackend, compiler
-from coterie.engines.wire import WireEngine
+from coterie.engines.wire import WireEngine, Worker
 from coterie.training.rounds import Record, train
 
 with_a_compiler = pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler here")
@@ -111,15 +111,23 @@ def task(
     )
 
 
-def engine_of(name: str, on: Simulation, **options: Any) -> Any:
+def engine_of(
+    name: str, on: Simulation, *, rounds: int = 1, folder: Path | None = None, **options: Any
+) -> Any:
     """An engine for a simulation; it is closed when the test ends."""
     made: Any
     if name == "wire":  # one process for all tests: it starts slowly
         made = WireEngine(on.shards, threads=options.get("threads"), worker=WORKER)
     else:
-        made = make_engine(name, on.problem, on.shards, **options)
+        settings = EngineSettings(name, **options)
+        made = make_engine(settings, on.problem, on.shards, Length(rounds), folder=folder)
     OPEN.append(made)
     return made
+
+
+def slower(made: Any) -> list[str]:
+    """Why calls of a backend or of its executor were not replayed, or not compiled."""
+    return [form.why for form in made.forms if form.why]
 
 
 def backend_of(name: str, on: Simulation, **options: Any) -> Any:

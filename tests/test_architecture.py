@@ -54,8 +54,7 @@ LARGE: dict[str, int] = {
     "diagnosis/findings": 530,
     "views/page": 545,
     "algorithms/federico": 540,
-    "compiled/kernels/triton_conv:_convolve": 42,  # one GPU program
-    "engines/vmap": 504,
+    "compiled/kernels/triton_kernels:_convolve": 42,  # one GPU program
     "runs/summary:summarise": 48,
 }
 

@@ -15,7 +15,7 @@ import timing
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.waffle import Waffle
-from coterie.engines import make_engine
+from coterie.engines import EngineSettings, make_engine
 from coterie.errors import EngineError
 from coterie.runs.config.loading import load
 from plain import plain_round
@@ -285,8 +285,8 @@ def test_what_cannot_be_measured_is_refused(arguments, message, monkeypatch, cap
 
 
 def test_scale_and_population_have_a_row_for_every_size_and_evaluate_nothing(monkeypatch):
-    def looping(_name, problem, shards, **_options):
-        engine = make_engine("loop", problem, shards)
+    def looping(_settings, problem, shards, _length):
+        engine = make_engine(EngineSettings("loop"), problem, shards)
         engine.evaluate = lambda *_: pytest.fail("evaluated")
         return engine
 

@@ -22,13 +22,13 @@ from coterie.commands import catalog
 from coterie.core import tree
 from coterie.core.messages import Rejection
 from coterie.core.tree import Bank
+from coterie.engines import EngineSettings
 from coterie.engines.cluster import RayBackend, grouped
 from coterie.engines.loop import LoopBackend
 from coterie.errors import ConfigError, EngineError, StoppedError, StoreError
 from coterie.runs import comparison_folder, run_folder, spread
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import canonical
-from coterie.runs.config.schema import EngineTable
 from coterie.runs.interrupt import Stop, told_by
 from coterie.runs.plan import Plan
 from coterie.training.rounds import train
@@ -341,8 +341,8 @@ def test_connecting_leaves_signals_as_they_are(monkeypatch):
 def test_a_gpu_is_refused_for_clients_and_taken_by_whole_runs():
     with pytest.raises(ConfigError, match=r"engine\.device: found 'cuda'"):
         RayBackend(SimpleNamespace(device=torch.device("cuda")), None)
-    assert spread.resources(EngineTable(device="cuda")) == {"num_cpus": 1, "num_gpus": 1}
-    assert spread.resources(EngineTable(threads=3)) == {"num_cpus": 3, "num_gpus": 0}
+    assert spread.resources(EngineSettings(device="cuda")) == {"num_cpus": 1, "num_gpus": 1}
+    assert spread.resources(EngineSettings(threads=3)) == {"num_cpus": 3, "num_gpus": 0}
 
 
 def test_the_engine_is_listed_and_doctor_knows_it(monkeypatch):

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.func import grad, vmap
 
-from coterie.compiled.executor import Executor
+from coterie.compiled.executor import Allocator, Executor
 from coterie.compiled.kernels import convolve, max_pool, native
-from coterie.compiled.memory import Allocator
 from coterie.compiled.trace.cpp_writer import Memory, assign_offsets
-from coterie.core.calls import scan
+from coterie.core.calls import COMPILED, REPLAYED, scan
 from support import assert_close, with_a_compiler
 
 CLIENTS, STEPS = 3, 3
@@ -103,7 +102,7 @@ def assert_compiled(one, *inputs, tolerance=None):
     for factor in (1.0, 0.3):
         given = tuple(leaf * factor for leaf in inputs)
         assert_close(executor("some", call, given), call(*given), tolerance)
-    assert (executor.untraced, executor.uncompiled) == (0, 0)
+    assert {form.way for form in executor.forms} == {COMPILED}
 
 
 # channels, filters, image, filter's size, padding
@@ -164,7 +163,7 @@ def test_images_of_bytes_are_scaled_as_torch_does():
     for seed in range(2):
         given = numbers(seed, CLIENTS, 24), torch.arange(4).expand(CLIENTS, 4) + seed
         assert_close(executor("some", call, given), call(*given))
-    assert (executor.untraced, executor.uncompiled) == (0, 0)
+    assert {form.way for form in executor.forms} == {COMPILED}
 
 
 @pytest.mark.parametrize("why", ["unknown", "no compiler", "a compiler that fails"])
@@ -181,7 +180,7 @@ def test_torch_plays_what_is_not_compiled(why, monkeypatch):
 
     executor, w = Executor(compiled=True), numbers(0, CLIENTS, 5)
     assert_close(executor("some", vmap(one), (w,)), vmap(one)(w))
-    assert (executor.untraced, executor.uncompiled) == (0, 1)
+    assert {form.way for form in executor.forms} == {REPLAYED}
 
 
 def test_layers_need_no_compiler(monkeypatch):

@@ -14,17 +14,28 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
 from coterie.core import tree
 from coterie.core.tree import Bank, count_bytes, row
-from coterie.engines import ENGINES, auto, process
+from coterie.engines import ENGINES, EngineSettings, Length, auto, process
 from coterie.engines.auto import PROBE_STEPS, Candidate, Tracing, forms
 from coterie.engines.base import Work
 from coterie.engines.codec import Message, decode, encode, vocabulary
 from coterie.engines.loop import LoopBackend
-from coterie.engines.settings import Length, steps
+from coterie.engines.settings import steps
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import ConfigError, EngineError
 from coterie.training.rounds import participants, train
-from support import METHODS, assert_close, cnn, engine_of, federation, last, mlp, predictors, task
+from support import (
+    METHODS,
+    assert_close,
+    cnn,
+    engine_of,
+    federation,
+    last,
+    mlp,
+    predictors,
+    slower,
+    task,
+)
 
 
 def work(on):
@@ -36,7 +47,7 @@ def test_auto_chooses_remembers_and_says_so(monkeypatch):
     first = engine_of("auto", on)
     assert first.choice["engine"] in ("vmap", "loop")
     (kept,) = json.loads(auto.cache_file().read_text()).values()
-    assert kept["engine"] == first.choice["engine"]
+    assert kept["name"] == first.choice["engine"]
     monkeypatch.setattr(auto, "resolve", lambda *_: pytest.fail("measured again"))
     assert engine_of("auto", on).choice == first.choice
 
@@ -44,7 +55,7 @@ def test_auto_chooses_remembers_and_says_so(monkeypatch):
 @pytest.mark.compiled
 def test_auto_times_the_replay_and_not_the_tracing():
     engine = VmapBackend(*task(Local())[:2], chunk=5)
-    one, known, taken = Candidate(engine, {}, 1, 5), [], iter([60.0, 20.0, 30.0])
+    one, known, taken = Candidate(engine, EngineSettings(), 1, 5), [], iter([60.0, 20.0, 30.0])
     timed = one._timed
 
     def noted():
@@ -56,15 +67,16 @@ def test_auto_times_the_replay_and_not_the_tracing():
     for _ in range(3):
         one.turn()
     assert known == [0, 1, 1]
-    assert engine._executor.untraced == 0
+    assert not slower(engine)
     assert one.seconds == 20.0 / 5
 
 
 class Timed:
     """A candidate whose steps and setup take so long; nothing is known before its turn."""
 
-    def __init__(self, seconds, *, setup=0.0, clients=1, **choice):
-        self.seconds, self._seconds, self.choice = float("inf"), seconds, choice
+    def __init__(self, seconds, name, *, setup=0.0, clients=1, threads=1, **chosen):
+        self.seconds, self._seconds = float("inf"), seconds
+        self.chosen = EngineSettings(name, threads=threads, **chosen)
         self._setup, self.clients, self.turns = setup, range(clients), 0
         self.tracing = Tracing(0.0, 0.0)
         self.engine, self.together = types.SimpleNamespace(forms=()), clients
@@ -87,20 +99,15 @@ def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, trace=F
     """What auto chooses, and the candidates it tried."""
     made = []
 
-    def batched(_task, _how, sizes, *_):
+    def batched(_traced, _probe, sizes):
         for size in sizes:
-            choice = {
-                "engine": "vmap",
-                "chunk": size,
-                "threads": 1,
-                "trace": trace,
-                "compiled": False,
-            }
-            made.append(Timed(seconds[size], setup=setup, clients=size, **choice))
+            made.append(
+                Timed(seconds[size], "vmap", setup=setup, clients=size, chunk=size, trace=trace)
+            )
             yield made[-1]
 
-    def looped(_task, threads, *, turns=2):
-        one = Timed(alone, engine="loop", threads=threads or cores)
+    def looped(asked, _probe, *, turns=2):
+        one = Timed(alone, "loop", threads=asked.threads or cores)
         for _ in range(turns):
             one.turn()
         return one
@@ -109,8 +116,8 @@ def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, trace=F
     monkeypatch.setattr(auto, "_batched", batched)
     monkeypatch.setattr(auto, "_IMPORT", 0.0)
     monkeypatch.setitem(auto.CHUNKS, "cpu", tuple(seconds))
-    found = auto.resolve(work(on or task(Local())), Length(rounds), auto.Asked())
-    return found, [one.choice["chunk"] for one in made if one.turns]
+    found = auto.resolve(EngineSettings(), work(on or task(Local())), Length(rounds))
+    return found, [one.chosen.chunk for one in made if one.turns]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +137,8 @@ def test_auto_tries_larger_chunks_as_long_as_they_are_faster(
     monkeypatch, alone, seconds, chosen, tried
 ):
     found, made = resolved(monkeypatch, alone, seconds, rounds=10**6)
-    assert found.get("chunk") == chosen
-    assert found["seconds"] == seconds.get(chosen, alone)
+    assert found.chosen.chunk == chosen
+    assert found.seconds == seconds.get(chosen, alone)
     assert made == tried
 
 
@@ -141,7 +148,7 @@ def test_what_auto_tries_is_small_beside_the_run(monkeypatch, rounds):
     slower = {1: 1.0, 5: 0.99, 10: 0.98, 20: 0.97, 50: 0.96}
     on = task(Local())
     found, made = resolved(monkeypatch, 1.0, slower, rounds=rounds, on=on)
-    assert found["engine"] == "loop"
+    assert found.chosen.name == "loop"
     run = rounds * steps(work(on)) / PROBE_STEPS
     assert sum(auto._TURNS * size for size in made) + 2.0 <= max(auto._SHARE * run, 2.0)
     assert (rounds < 10**5) or made == [1, 5, 10, 20, 50]
@@ -155,27 +162,25 @@ def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(monkeypatch, r
         monkeypatch, 1.0, {1: 0.5}, rounds=10 * rounds, setup=3 * run, on=on, trace=True
     )
     assert made == [1]
-    assert found["engine"] == ("vmap" if rounds == 1000 else "loop")
+    assert found.chosen.name == ("vmap" if rounds == 1000 else "loop")
 
 
-def test_a_comparison_shares_what_its_tries_cost(monkeypatch):
+def test_a_comparison_shares_what_its_tries_cost():
     on = task(Local())
-    monkeypatch.setattr(Length, "bucket", lambda *_: 0)
-    assert auto.how_of(work(on), Length(1), auto.Asked()).trace == auto.can_trace()
-    loop = Timed(1.0, engine="loop", threads=1)
+    loop = Timed(1.0, "loop")
     loop.turn()
-    other = Timed(0.1, engine="vmap", chunk=1, threads=1, trace=False, compiled=False)
+    other = Timed(0.1, "vmap", chunk=1)
     few, many = (auto._Search(work(on), Length(3, runs=runs), loop) for runs in (1, 100))
     assert not few.affords(other)
     assert many.affords(other)
 
 
-def test_a_larger_chunk_that_could_not_save_its_try_is_not_tried(monkeypatch):
+def test_a_larger_chunk_that_could_not_save_its_try_is_not_tried():
     on = task(Local())
-    loop, best = (Timed(t, engine="loop", threads=1) for t in (1.0, 0.1))
+    loop, best = (Timed(t, "loop") for t in (1.0, 0.1))
     for one in (loop, best):
         one.turn()
-    larger = Timed(0.01, setup=1e9, engine="vmap", threads=1, trace=True, compiled=False)
+    larger = Timed(0.01, "vmap", setup=1e9, trace=True)
     search = auto._Search(work(on), Length(1000), loop)
     search.batched = search._last = best
     assert not search.affords(larger)
@@ -185,9 +190,9 @@ def test_a_larger_chunk_that_could_not_save_its_try_is_not_tried(monkeypatch):
 
 def test_one_thread_is_preferred_where_all_are_hardly_faster(monkeypatch):
     found, _ = resolved(monkeypatch, 1.0, {1: 2.0}, rounds=1000, cores=4)
-    assert found["threads"] == 1
+    assert found.chosen.threads == 1
     found, _ = resolved(monkeypatch, 1.0, {1: 2.0}, rounds=1, cores=4)
-    assert found["threads"] == 4  # no time to compare: as the loop engine itself
+    assert found.chosen.threads == 4  # no time to compare: as the loop engine itself
 
 
 @pytest.mark.compiled
@@ -213,8 +218,8 @@ def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(VmapBackend, "local", fail)
-    found = auto.resolve(work(task(Local())), Length(10**6), auto.Asked(trace=False))
-    assert found["engine"] == "loop"
+    found = auto.resolve(EngineSettings(trace=False), work(task(Local())), Length(10**6))
+    assert found.chosen.name == "loop"
 
 
 def test_auto_measures_anew_for_another_model():
@@ -360,9 +365,9 @@ def test_chunks_are_alike_and_the_same_for_every_thread(clients, chunk, threads)
 @pytest.mark.compiled
 def test_auto_tries_no_chunk_twice():
     on = task(Local(), federated=federation((5,) * 12))
-    asked = auto.Asked(threads=2)
-    found = auto._batched(work(on), auto.How(True, False), (1, 5, 10, 20, 50), asked)
-    assert [(one.choice["chunk"], len(one.clients)) for one in found] == [(1, 2), (5, 6), (10, 12)]
+    traced = EngineSettings(threads=2, trace=True)
+    found = auto._batched(traced, work(on), (1, 5, 10, 20, 50))
+    assert [(one.chosen.chunk, len(one.clients)) for one in found] == [(1, 2), (5, 6), (10, 12)]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfomo"])

@@ -199,7 +199,7 @@ def test_what_is_asked_for_whole_is_not_taken_apart():
 
 WALKERS = {"core/tree.py"}
 # arguments of torch operations: lists and dicts, too
-OF_TORCH = {"compiled/trace/double.py"}
+OF_TORCH = {"compiled/trace/modes.py"}
 
 
 def test_trees_are_walked_in_one_place():

@@ -15,7 +15,7 @@ from coterie.algorithms.fedavg import Update
 from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.messages import REASONS, Reply, admit
-from coterie.testing.hostility import BAD, Scaled, Spoilt, WithValue
+from coterie.testing.whole_runs import BAD, Scaled, Spoilt, WithValue
 from coterie.training.guard import Guard, aggregate, screen
 from coterie.training.rounds import train
 from faulty import MISSHAPEN, Claiming, Misshapen

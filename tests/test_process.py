@@ -66,7 +66,7 @@ def test_a_run_leaves_the_process_as_it_was():
 def test_threads_and_precision_are_set_in_one_place():
     allowed = {
         "engines/process.py",
-        "compiled/perturbation.py",
+        "compiled/trust.py",
         "engines/worker.py",
     }  # scoped, or its own process
     found = set()

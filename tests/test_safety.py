@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,8 +16,8 @@ import pytest
 import coterie
 from coterie import cli
 from coterie.core import imports
-from coterie.engines import auto
-from coterie.engines.base import MOST_THREADS
+from coterie.engines import EngineSettings, auto
+from coterie.engines.settings import MOST_THREADS
 from coterie.errors import ConfigError, CoterieError, CoterieWarning, StoreError, printable
 from coterie.runs import environment, run_folder
 from coterie.storage import cache
@@ -427,19 +428,19 @@ def test_the_commit_of_a_checkout_is_read_from_its_files(tmp_path, form):
             7,
             [],
             {},
-            {"engine": "rm"},
-            {"engine": "loop"},
-            {"engine": "loop", "threads": "2"},
+            {"name": "rm"},
+            {"name": "loop"},
+            {"name": "loop", "threads": "2"},
         ),
-        {"engine": "loop", "threads": 100_000},
-        {"engine": "vmap", "threads": 1, "chunk": 10**9},
-        {"engine": "vmap", "threads": 1, "chunk": True},
-        {"engine": "vmap", "threads": 1, "chunk": 1},
-        {"engine": "vmap", "threads": 1, "chunk": 1, "trace": 1, "compiled": False},
+        {"name": "loop", "threads": 100_000},
+        {"name": "vmap", "threads": 1, "chunk": 10**9},
+        {"name": "vmap", "threads": 1, "chunk": True},
+        {"name": "vmap", "threads": 1, "chunk": 1},
+        {"name": "vmap", "threads": 1, "chunk": 1, "trace": 1, "compiled": False},
     ],
 )
 def test_a_remembered_engine_that_was_never_measured_is_measured_again(monkeypatch, found):
-    usual, measured = {"engine": "loop", "threads": 1, "seconds": 1.0}, []
+    usual, measured = SimpleNamespace(chosen=EngineSettings("loop", threads=1)), []
     monkeypatch.setattr(auto, "resolve", lambda *_: measured.append(1) or usual)
     monkeypatch.setattr(auto, "_read", lambda: _Everything(found))
     coterie.run({**TINY, "engine": {"name": "auto"}}, method="fedavg", rounds=1)

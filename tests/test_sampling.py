@@ -6,7 +6,7 @@ from torch.func import grad, vmap
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.compiled.trace import Trace, Tracer, replay, sampled
-from coterie.compiled.trace.sampling import ENDS, MOST, chosen
+from coterie.compiled.trace.modes import ENDS, MOST, chosen
 from coterie.core.calls import COMPILED, REPLAYED, WRITTEN, scan
 from coterie.core.optim import Recipe
 from coterie.engines.vmap import VmapBackend

@@ -264,7 +264,7 @@ def test_states_on_disk_change_nothing(name, engine, tmp_path, monkeypatch):
     on = task(method)
     usual = last(method, on, engine)
     assert not folders
-    made = engine_of(engine, on, state="disk", scratch=tmp_path)
+    made = engine_of(engine, on, state="disk", folder=tmp_path)
     *_, record = train(method, on.problem, made, 3, participation=0.5)
     assert torch.equal(predictors(record).models, predictors(usual).models)
     assert set(folders) == {tmp_path}
@@ -405,7 +405,7 @@ def test_counting_who_is_larger():
 def test_a_resumed_run_on_disk_goes_on_as_it_was(tmp_path):
     method = METHODS["fedamp"]()
     on = task(method)
-    engine = engine_of("vmap", on, chunk=2, state="disk", scratch=tmp_path)
+    engine = engine_of("vmap", on, chunk=2, state="disk", folder=tmp_path)
     whole = list(train(method, on.problem, engine, 4, participation=0.5))
     records = train(method, on.problem, engine, 4, participation=0.5)
     next(records)

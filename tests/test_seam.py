@@ -16,11 +16,9 @@ from coterie.algorithms.fedavg import Update
 from coterie.core import tree
 from coterie.core.messages import Rejection
 from coterie.engines.codec import Message, decode, encode, vocabulary
-from coterie.engines.hosts import Inline, Worker
-from coterie.engines.shard_files import SHARD, read_shard
 from coterie.engines.site import STATES
-from coterie.engines.wire import WireEngine
-from coterie.engines.worker import place
+from coterie.engines.wire import Inline, WireEngine, Worker
+from coterie.engines.worker import SHARD, place, read_shard
 from coterie.errors import EngineError
 from coterie.training.guard import Guard, remember, screen
 from coterie.training.rounds import Begin, train

@@ -9,15 +9,15 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from coterie.algorithms.fedavg import FedAvg
 from coterie.compiled.executor import Executor
-from coterie.compiled.perturbation import perturbed
 from coterie.compiled.trace import Trace, Tracer
+from coterie.compiled.trust import perturbed
 from coterie.core import tree
 from coterie.core.calls import scan
 from coterie.core.optim import Recipe
 from coterie.core.tree import Bank
 from coterie.engines.vmap import VmapBackend
 from coterie.errors import TraceError
-from support import assert_close, cnn, federation, mlp, task, whole_round
+from support import assert_close, cnn, federation, mlp, slower, task, whole_round
 
 aten = torch.ops.aten
 CLIENTS, LAYERS = 3, (12, 3)  # a layer of 4 × 3 weights, and its bias
@@ -378,7 +378,7 @@ def executor_agrees(call, draw=drawn):
         found, expected = executor("some", call, draw(seed)), call(*draw(seed))
         for a, b in zip(tree.leaves(found), tree.leaves(expected), strict=True):
             assert_close(a, b)
-    return not executor.untraced
+    return not slower(executor)
 
 
 def test_a_call_is_played():
@@ -399,13 +399,13 @@ def test_a_constant_that_is_another_in_every_call_is_noticed(factors):
     w, x = drawn(0)
     for factor in factors[3:]:  # three calls are made to record and to compare
         assert torch.equal(executor("some", call, (w, x)), w * factor)
-    assert executor.untraced == 1
+    assert len(slower(executor)) == 1
 
 
 def test_a_constant_that_stands_for_the_clients_is_noticed():
     executor, (w, x) = Executor(capture=False), drawn(0)
     executor("some", lambda a, b: a * torch.tensor([1.0, 2.0, 3.0])[:, None], (w, x))
-    assert executor.untraced == 1
+    assert len(slower(executor)) == 1
 
 
 def test_a_constant_that_stands_for_what_all_clients_share_is_noticed():
@@ -413,9 +413,9 @@ def test_a_constant_that_stands_for_what_all_clients_share_is_noticed():
     slot = torch.tensor([[0], [1], [2]])
     table = w.clone()  # not an input: the bank's is read where the recording does not look
     executor("some", lambda bank: table[bank.slot[:, 0]], (Bank(w, slot, slot),))
-    assert executor.untraced == 0  # nothing is wrong with it
+    assert not slower(executor)  # nothing is wrong with it
     executor("other", lambda bank: hidden(bank.models)[bank.slot[:, 0]], (Bank(w, slot, slot),))
-    assert executor.untraced == 1
+    assert len(slower(executor)) == 1
 
 
 def test_what_is_alike_is_shaken_differently():
@@ -454,7 +454,7 @@ def test_one_tensor_may_be_two_inputs_and_later_two():
     other = w + 1
     executor("some", lambda a, b: a - b, (w, w))
     assert_close(executor("some", lambda a, b: a - b, (w, other)), w - other)
-    assert executor.untraced == 0
+    assert not slower(executor)
 
 
 def test_inputs_may_lie_otherwise_in_memory():
@@ -463,7 +463,7 @@ def test_inputs_may_lie_otherwise_in_memory():
     turned = x.transpose(1, 2).contiguous().transpose(1, 2)
     for one in (x, x[:1].expand(CLIENTS, -1, -1), turned):
         assert_close(executor("some", call, (w, one)), call(w, one))
-    assert executor.untraced == 0
+    assert not slower(executor)
 
 
 # ---- training --------------------------------------------------------------------------------

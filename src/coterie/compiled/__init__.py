@@ -4,9 +4,8 @@
 Without the folder everything else works, and the vmap engine executes calls as they are written.
 """
 
-from .executor import Executor
+from .executor import Allocator, Executor
 from .kernels import native
-from .memory import Allocator
-from .trace.sampling import MOST as CHECKED_STEPS
+from .trace.modes import MOST as CHECKED_STEPS
 
 __all__ = ["CHECKED_STEPS", "Allocator", "Executor", "native"]

@@ -14,8 +14,11 @@ and resumed ends with the same bits. The way each form is executed is kept in a
 
 import hashlib
 import logging
+import mmap
+import sys
 import time
-from collections import OrderedDict
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -31,14 +34,13 @@ from ..core.client import Clock
 from ..core.tree import Tree, unflatten
 from ..errors import EngineError, MismatchError, SlowerError, TraceError
 from .kernels import ManyClients, native
-from .perturbation import tensors
-from .retrial import passed, passed_compiled
 from .trace import InDouble, Trace, Tracer, doubled
-from .trust import Call, TraceTrial
+from .trust import Call, TraceTrial, passed, passed_compiled, tensors
 
 _LOG = logging.getLogger(__name__)
+_LARGE = 4 * 2**20  # bytes; smaller tensors are allocated by torch
+_SPARES = 4  # unused mappings that are kept for reuse
 KEPT = 64  # traces at most, because clients of ever new sizes would fill the memory
-_OLD_WAYS = {"played": REPLAYED}  # the name in runs from before 16 November 2026
 
 
 class _Known(NamedTuple):
@@ -64,7 +66,7 @@ class Executor:
         before: Mapping[str, str] | None = None,
     ) -> None:
         self._capture, self._compile, self._layers = capture, compiled, tuple(layers)
-        self._before = {name: _OLD_WAYS.get(way, way) for name, way in (before or {}).items()}
+        self._before = dict(before or {})
         self._trusted: set[str] = set()  # forms whose traces were compared and then dropped
         self._known: OrderedDict[Hashable, _Known] = OrderedDict()
         self._seen: dict[str, Form] = {}
@@ -99,16 +101,6 @@ class Executor:
     def forms(self) -> tuple[Form, ...]:
         """Every form so far."""
         return tuple(self._seen.values())
-
-    @property
-    def uncompiled(self) -> int:
-        """The number of forms with loops that torch replays."""
-        return sum(one.replay is not None and one.replay.slow for one in self._known.values())
-
-    @property
-    def untraced(self) -> int:
-        """The number of forms that are executed as they are written."""
-        return sum(one.replay is None for one in self._known.values())
 
     def _forget(self) -> None:
         """Drop the least recently used trace; its form is executed in the same way next time."""
@@ -228,11 +220,6 @@ class _Replay:
         self._graph: _CudaGraph | None = None
 
     @property
-    def slow(self) -> bool:
-        """Whether torch replays the loops of the trace."""
-        return any(loop.native is None for loop in self._trace.loops)
-
-    @property
     def steps(self) -> int:
         """The number of steps of the longest loop; 0 without a loop."""
         return max((loop.steps for loop in self._trace.loops), default=0)
@@ -343,3 +330,36 @@ def _copied(leaf: Tensor) -> Tensor:
 
 def _first(rows: Tree) -> Tree:
     return tree.map_leaves(lambda leaf: leaf[:1], rows)
+
+
+class Allocator:
+    """Allocates tensors; a large buffer on a CPU is reused once nothing refers to it.
+
+    Large buffers are mapped in huge pages if the system has them. glibc would return memory of that
+    size to the system as soon as it is freed, and the next round would fault in every page.
+    """
+
+    def __init__(self) -> None:
+        self._spare: deque[mmap.mmap] = deque(maxlen=_SPARES)
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor of this shape whose entries are not initialised."""
+        count, size = shape.numel(), shape.numel() * dtype.itemsize
+        if sys.platform != "linux" or device.type != "cpu" or size < _LARGE:
+            return torch.empty(shape, dtype=dtype, device=device)
+        mapping = self._mapping(size)
+        view = memoryview(mapping)
+        weakref.finalize(view, self._spare.append, mapping).atexit = False
+        return torch.frombuffer(view, dtype=dtype, count=count).view(shape)
+
+    def _mapping(self, size: int) -> mmap.mmap:
+        for spare in list(self._spare):
+            if len(spare) == size:
+                try:
+                    self._spare.remove(spare)
+                except ValueError:  # another thread took it
+                    continue
+                return spare
+        made = mmap.mmap(-1, size)
+        made.madvise(mmap.MADV_HUGEPAGE)
+        return made

@@ -14,10 +14,14 @@ float64 as well.
 Only a few steps of every loop are compared (``trace.sampled``). In float64 a whole round would
 take longer than many rounds of the run, and over hundreds of steps at a high rate the last bits of
 float64 grow into differences that no comparison can tell from mistakes.
+
+In float32 rounding may turn the decision of a ReLU or of a max pool. That changes the result by
+more than rounding alone, and looks like a mistake. A mistake shows on other numbers as well, so a
+trace that is right in float64 is refused only if it fails twice (:func:`passed`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -25,12 +29,12 @@ import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.tree import Bank, Tree
+from ..core.tree import Bank, Tree, flatten, unflatten
 from ..errors import MismatchError
-from .perturbation import full_precision, perturbed, tensors
 from .trace import InDouble, doubled, sampled
 
 Call = Callable[..., Tree]
+_NOISE = 65_537  # draws, used cyclically; a prime, so that rows of a tensor get different ones
 _PERTURBATION = 0.01  # the relative perturbation of the inputs
 _EXACTLY = 1e-6  # of a change: the error that float64 may show
 _AT_MOST = 1e-3  # of a change: more is never allowed in float64
@@ -219,6 +223,67 @@ class TraceTrial:
         if leaf.dim() < 2 or leaf.shape[-1] not in ends:
             return None
         return list(self._layers[: ends.index(leaf.shape[-1]) + 1])
+
+
+def passed(trial: TraceTrial, replay: Call) -> TraceTrial:
+    """The trial that a trace passes, this one or another; a trace that passes none is refused."""
+    trial.exact(replay)
+    try:
+        trial.rounded(replay)
+        return trial
+    except MismatchError:
+        other = trial.again()
+    other.traced(replay)
+    return other
+
+
+def passed_compiled(
+    trial: TraceTrial, replay: Call, uncompile: Callable[[], None], compile_anew: Callable[[], None]
+) -> tuple[TraceTrial, bool]:
+    """As :func:`passed` for compiled steps; also whether an error of part of a step would show."""
+    try:
+        return trial, trial.compiled(replay)
+    except MismatchError:
+        other = trial.again()
+    uncompile()  # compiled steps may differ from the call by what the trace does
+    other.traced(replay)
+    compile_anew()
+    return other, other.compiled(replay)
+
+
+# ---- inputs, results and bounds -----------------------------------------------------------------
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Disable tf32, which would round away the differences that are compared."""
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = products.allow_tf32, convolutions.allow_tf32
+    products.allow_tf32 = convolutions.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32, convolutions.allow_tf32 = before
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Every tensor, including the table of a Bank."""
+    return [leaf for _, leaf in flatten(value)]
+
+
+def perturbed(inputs: tuple[Tree, ...], share: float, draw: int = 0) -> tuple[Tree, ...]:
+    """The same inputs with every floating-point number changed by about this share."""
+    noise = torch.randn(_NOISE, generator=torch.Generator().manual_seed(draw), dtype=torch.float64)
+
+    def one(at: int, leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf
+        factors, times = 1 + share * noise.roll(at), -(-leaf.numel() // _NOISE)
+        return leaf * factors.to(leaf).repeat(times)[: leaf.numel()].view(leaf.shape)
+
+    leaves = (one(at, leaf) for at, leaf in enumerate(tensors(inputs)))
+    changed: tuple[Tree, ...] = unflatten(inputs, leaves)
+    return changed
 
 
 def _places(count: int) -> Tensor:

@@ -1,7 +1,7 @@
 """What ``coterie doctor`` found: facts, one row per site, what leaves a site, and warnings."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Unpack
 
@@ -17,9 +17,9 @@ from ..core.algorithm import round_of
 from ..core.policies import governed
 from ..data.simulation import Simulation
 from ..engines import auto, cluster, process
-from ..engines.auto import PROBE_STEPS
+from ..engines.auto import PROBE_STEPS, Candidate
 from ..engines.base import Work
-from ..engines.settings import Asked, Length
+from ..engines.settings import EngineSettings, Length
 from ..engines.vmap import VmapBackend, compiler_version
 from ..errors import printable
 from ..runs.assemble import Assembly, assemble
@@ -175,29 +175,27 @@ Cost = tuple[tuple[str, float | None], ...]
 
 def _cost_facts(
     assembly: Assembly, on: Simulation, methods: tuple[Method, ...]
-) -> tuple[list[tuple[str, str]], dict[str, Any], Cost]:
+) -> tuple[list[tuple[str, str]], EngineSettings, Cost]:
     """Facts about the cost of the experiment, the engine that would run it, and both estimates."""
     run, engine = assembly.config.run, assembly.config.engine
-    asked = Asked(engine.chunk, engine.memory_mib, engine.threads, engine.trace, engine.compiled)
     seeds, work = len(assembly.config.seeds), Work(on.problem, on.shards)
     length = Length(run.rounds, run.participation, len(methods) * seeds)
-    found = auto.resolve(work, length, asked)
-    together = found.get("chunk", 1)
-    said, estimate = _estimates(assembly, on, methods, found, length)
+    fastest = auto.resolve(engine, work, length)
+    found = fastest.chosen
+    said, estimate = _estimates(assembly, on, methods, fastest, length)
     compiler = compiler_version() or "none: training loops run in torch, which is slower"
     facts = [
         ("methods", ", ".join(method.label for method in methods)),
         ("runs", f"{len(methods)} methods x {seeds} seeds, {run.rounds} rounds"),
-        ("fastest engine", f"{found['engine']}, {together} clients at a time"),
+        ("fastest engine", f"{found.name}, {found.chunk or 1} clients at a time"),
         ("C++ compiler", compiler),
         *said,
     ]
     if "ray" in (engine.name, run.spread):
         facts.append(("Ray", cluster.described()))
     if engine.name == "vmap":  # as it was asked for, fastest or not
-        how = auto.repaid(work, run.rounds, trace=engine.trace, compiled=engine.compiled)
-        chunk = process.fitting(work, engine.chunk, engine.memory_mib)
-        return facts, {"engine": "vmap", "chunk": chunk, **how._asdict()}, estimate
+        asked = auto.repaid(engine, work, run.rounds)
+        return facts, replace(asked, chunk=process.fitting(engine, work)), estimate
     return facts, found, estimate
 
 
@@ -205,18 +203,18 @@ def _estimates(
     assembly: Assembly,
     on: Simulation,
     methods: tuple[Method, ...],
-    found: Mapping[str, Any],
+    fastest: Candidate,
     length: Length,
 ) -> tuple[list[tuple[str, str]], Cost]:
     """Time and memory of all runs: from timed rounds, or else from timed steps."""
     work, seeds = Work(on.problem, on.shards), len(assembly.config.seeds)
-    stepped = found["seconds"] / PROBE_STEPS * length.steps(work)  # of one run, training alone
+    stepped = fastest.step * length.steps(work)  # of one run, training alone
     timed = timings(assembly, methods, stepped / length.rounds)
     mean = sum(one.seconds for one in timed) / len(timed) if timed else stepped
     seconds = seeds * (sum(one.seconds for one in timed) + mean * (len(methods) - len(timed)))
     used, on_gpu = peak_mib(on.problem.device)
     held = on.problem.population * on.problem.start.nbytes * 4
-    mib = (process.footprint(work) * found.get("chunk", 1) + held) / 2**20
+    mib = (process.footprint(work) * (fastest.chosen.chunk or 1) + held) / 2**20
     if used is not None:
         mib = used if timed else used + mib
     how = f"from the first rounds of {len(timed)} of {len(methods)} methods"
@@ -230,18 +228,19 @@ def _estimates(
     return facts, (("seconds", seconds), ("mib", mib), ("gpu_mib", on_gpu))
 
 
-def _slower(assembly: Assembly, method: Method, engine: Mapping[str, Any]) -> list[str]:
+def _slower(assembly: Assembly, method: Method, engine: EngineSettings) -> list[str]:
     """Warnings about client calls of a method that cannot be replayed or compiled, and why."""
-    if engine["engine"] != "vmap" or not (engine["trace"] or assembly.config.engine.trace):
+    if engine.name != "vmap" or not (engine.trace or assembly.config.engine.trace):
         return []
     algorithm = method.build()
     on = assembly.simulated(algorithm, assembly.config.single(method, assembly.config.seeds[0]))
     algorithm = governed(algorithm, on.problem)
     problem = replace(on.problem, recipe=replace(on.problem.recipe, steps=PROBE_STEPS))
-    able = (problem.sizes > 0).nonzero().flatten()[: engine["chunk"]]
+    able = (problem.sizes > 0).nonzero().flatten()[: engine.chunk]
     round = round_of(problem, 0, assembly.config.run.rounds, able)
     server, states = algorithm.init(problem)
-    made = VmapBackend(problem, on.shards, chunk=len(able), trace=True, compiled=engine["compiled"])
+    compiled = bool(engine.compiled)
+    made = VmapBackend(problem, on.shards, chunk=len(able), trace=True, compiled=compiled)
     made.local(algorithm, algorithm.download(server, round), tree.take(states, able), round)
     slow = [form for form in made.forms if form.why]
     return [f"{method.label}: {f.stage} is {f.way}, which is slower: {f.why}" for f in slow]

@@ -9,99 +9,84 @@ from ..core.problem import Problem
 from ..core.shards import Shards
 from ..errors import ConfigError, did_you_mean
 from .base import Backend, Engine, Evaluation, Work
-from .settings import NOTHING_ASKED, ONE_ROUND, Asked, Length
+from .settings import ENGINES, ONE_ROUND, EngineSettings, Length
 from .simulator import Simulator
 
-__all__ = ["ENGINES", "Engine", "Evaluation", "make_backend", "make_engine"]
-
-ENGINES = {
-    "auto": "measures the others on the real model and takes the fastest for the run",
-    "vmap": "many clients at once, on one CPU or GPU",
-    "loop": "one client at a time: the reference",
-    "wire": "each client in another process, with its own shard file and state file",
-    "remote": "the sites of a federation (--federation FOLDER), each with its own data",
-    "ray": "as loop, on the CPUs of a Ray cluster; needs coterie[ray]",
-}
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineSettings",
+    "Evaluation",
+    "Length",
+    "make_backend",
+    "make_engine",
+]
 
 
 def make_engine(
-    name: str,
+    settings: EngineSettings,
     problem: Problem,
     shards: Shards,
+    length: Length = ONE_ROUND,
     *,
-    chunk: int | None = None,
-    memory_mib: int | None = None,
-    state: str = "device",
-    threads: int | None = None,
-    trace: bool | None = None,
-    compiled: bool | None = None,
-    rounds: int = 1,
-    participation: float = 1.0,
-    runs: int = 1,
     before: Mapping[str, str] | None = None,
-    scratch: Path | None = None,
+    folder: Path | None = None,
 ) -> Engine:
-    """Make the engine of a configuration. ``auto`` measures; the others use the given settings.
+    """Make the engine that the settings ask for; ``auto`` measures which is the fastest.
 
-    ``trace`` traces calls and replays them (``coterie.compiled``), ``compiled`` replaces the loops
-    of a trace by C++ on a CPU. With None, each is done if a run of this many ``rounds`` with this
-    ``participation`` is long enough to repay its cost. ``runs`` is the number of runs of a
-    comparison that share the measurement of ``auto``. ``before`` maps each form of a call
-    (``Form.id``) to the way it was executed before the run was stopped. With ``state="disk"`` the
-    state files are in the folder ``scratch``, by default the system's folder for temporary files.
-    This function changes no setting of the process: ``process.settings`` does that around a run.
+    ``before`` maps each form of a call (``Form.id``) to the way it was executed before the run was
+    stopped. ``folder`` is for files: the clients of ``wire``, and states on disk; without it they
+    are in the system's folder for temporary files. No setting of the process is changed:
+    ``process.settings`` does that around a run.
     """
-    if name == "remote":
+    if settings.name == "remote":
         raise ConfigError(
             "engine.name: 'remote' runs at the sites of a federation; name its folder with "
             "--federation (run.federation)"
         )
-    if name == "wire":
+    if settings.name == "wire":
         from .wire import WireEngine
 
-        return WireEngine(shards, threads=threads)
-    backend = make_backend(
-        name,
-        Work(problem, shards),
-        Length(rounds, participation, runs),
-        Asked(chunk, memory_mib, threads, trace, compiled),
-        state=state,
-        before=before,
-    )
-    return Simulator(backend, state=state, scratch=scratch)
+        return WireEngine(shards, threads=settings.threads, home=folder)
+    backend = make_backend(settings, Work(problem, shards), length, before=before)
+    return Simulator(backend, state=settings.state, scratch=folder)
 
 
 def make_backend(
-    name: str,
+    settings: EngineSettings,
     on: Work,
     length: Length = ONE_ROUND,
-    asked: Asked = NOTHING_ASKED,
     *,
-    state: str = "device",
     before: Mapping[str, str] | None = None,
 ) -> Backend:
-    """Make the backend that computes the client half of a method."""
+    """Make the backend that computes the client half of a method.
+
+    Whether ``vmap`` traces and compiles its calls, if that is not set, depends on whether a run of
+    this length repays its cost.
+    """
     from . import auto
     from .loop import LoopBackend
     from .process import fitting
     from .vmap import VmapBackend
 
-    if name == "auto":
-        return auto.pick(on, length, asked, state=state)
+    if settings.name == "auto":
+        settings = auto.pick(settings, on, length)
+    name = settings.name
     if name == "vmap":
-        how = auto.repaid(on, length.rounds, trace=asked.trace, compiled=asked.compiled)
+        settings = auto.repaid(settings, on, length.rounds)
         return VmapBackend(
             *on,
-            chunk=fitting(on, asked.chunk, asked.memory_mib),
-            state=state,
-            threads=asked.threads or torch.get_num_threads(),
+            chunk=fitting(settings, on),
+            state=settings.state,
+            threads=settings.threads or torch.get_num_threads(),
+            trace=bool(settings.trace),
+            compiled=bool(settings.compiled),
             before=before,
-            **how._asdict(),
         )
     if name == "loop":
-        return LoopBackend(*on, threads=asked.threads)
+        return LoopBackend(*on, threads=settings.threads)
     if name == "ray":
         from .cluster import RayBackend
 
-        return RayBackend(*on, threads=asked.threads)
+        return RayBackend(*on, threads=settings.threads)
     raise ConfigError(f"engine '{name}' is unknown; {did_you_mean(name, ENGINES)}")

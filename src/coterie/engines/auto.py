@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import nn
@@ -27,21 +27,77 @@ from .. import __version__
 from ..algorithms.local import Local
 from ..core.algorithm import round_of
 from ..core.batches import shape_of, views
+from ..core.ranges import LARGEST, fitted
 from ..errors import CoterieError, StoreError
 from ..storage import files
 from ..storage.cache import folder
-from .base import MOST_THREADS, Backend, Work
+from .base import Backend, Work
 from .loop import LoopBackend
 from .process import fitting, settings
-from .settings import Asked, Length
+from .settings import EngineSettings, Length
 from .vmap import VmapBackend, can_trace, compiler, kernels_cached, tracing
 
-# ---- times the engines that ``auto`` compares on a few steps, and estimates their whole runs ----
-
+CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
+REPAID_AFTER = 10  # rounds from which the vmap engine traces a run
+COMPILED_AFTER = 50  # rounds from which it compiles: the first time that takes some seconds
 PROBE_STEPS = 4  # local steps of each client that are timed
+_TURNS = 3  # timings of each candidate; the first one warms up, or traces
+_SHARE = 0.015  # of the loop's estimated run: what tries may cost until one beats the loop
+_HOPED = 0.6  # of the seconds of a step: the best that a larger chunk is expected to reach
+_MARGIN = 0.9  # of the loop's estimate: another engine has to be below it
+_NOISE = 1.15  # a chunk that is slower by less than this factor does not end the search
+_FEWER_THREADS = 0.97  # one thread is preferred unless all threads take less than this share
 _SIMULATED = 20  # rounds that are simulated to count forms under partial participation
 _BESIDE = 1.3  # factor for tracing the evaluation too, which costs less than tracing training
+_TRACED, _TRACED_MORE = 10, 30  # cost of tracing a probe in loop steps: fixed, and per client
+_IMPORT, _COMPILE = 0.1, 3.0  # seconds
+_KERNELS = 4.0  # seconds of compiling the kernels of one convolution and its pool, once
+_KERNELS_SHARE = 0.1  # of the loop's estimated run: what compiling kernels may take
+_MOST_BYTES = 1 << 20  # of the cache file; a larger file was not written by coterie
 _METHOD = Local(keep="last")  # one object for all: the executor identifies a call by its method
+
+
+def repaid(asked: EngineSettings, on: Work, rounds: int) -> EngineSettings:
+    """The settings with ``trace`` and ``compiled``, if not set, as they repay in so many rounds."""
+    on_gpu, trace, compiled = on.problem.device.type == "cuda", asked.trace, asked.compiled
+    if trace is None:
+        trace = (on_gpu or rounds >= REPAID_AFTER) and can_trace()
+    if compiled is None:
+        compiled = trace and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
+    return replace(asked, trace=trace, compiled=compiled)
+
+
+def pick(asked: EngineSettings, on: Work, length: Length) -> EngineSettings:
+    """The settings of the engine that is expected to finish this run first, cached or measured."""
+    fixed = asked.chunk, asked.memory_mib, asked.threads, asked.trace, asked.compiled
+    key = _key(on, length.bucket(on), fixed)
+    found = _recalled(key, max(_sizes(asked, on)))
+    if found is None:
+        found = resolve(asked, on, length).chosen
+        _remember(key, found)
+    chosen = {name: getattr(found, name) for name in _CHOSEN}
+    return replace(asked, **chosen, memory_mib=LARGEST)  # the chunk is known to fit
+
+
+def resolve(asked: EngineSettings, on: Work, length: Length) -> "Candidate":
+    """The fastest of the loop and of several chunk sizes, timed on a few steps of real clients."""
+    recipe = replace(on.problem.recipe, steps=PROBE_STEPS)
+    probe = on._replace(problem=replace(on.problem, recipe=recipe))
+    search = _Search(on, length, _looped(asked, probe))
+    if search.affords_any():
+        # a run that is too short to repay tracing affords no candidate that is traced
+        trace = can_trace() if asked.trace is None else asked.trace
+        traced = repaid(replace(asked, trace=trace), on, length.rounds)
+        with settings(keep_memory=trace and on.problem.device.type == "cpu"):
+            for other in _batched(traced, probe, _sizes(asked, on)):
+                if not search.affords(other) or not search.faster(other):
+                    break
+    if search.batched is None and asked.threads is None:
+        return search.with_threads(_looped(replace(asked, threads=1), probe, turns=0))
+    return search.batched or search.loop
+
+
+# ---- candidates ---------------------------------------------------------------------------------
 
 
 class Tracing(NamedTuple):
@@ -54,8 +110,8 @@ class Tracing(NamedTuple):
 class Candidate:
     """An engine, and its fastest time so far for a few local steps of one client."""
 
-    def __init__(self, engine: Backend, choice: dict[str, Any], threads: int, clients: int) -> None:
-        self.engine, self.choice, self.seconds = engine, choice, float("inf")
+    def __init__(self, engine: Backend, chosen: EngineSettings, threads: int, clients: int) -> None:
+        self.engine, self.chosen, self.seconds = engine, chosen, float("inf")
         self._threads, self._failed = threads, False
         self.clients = (engine.problem.sizes > 0).nonzero().flatten()[:clients]
 
@@ -88,7 +144,7 @@ class Candidate:
     @property
     def together(self) -> int:
         """The number of clients that one thread computes at once."""
-        return -(-len(self.clients) // int(self.choice["threads"]))
+        return -(-len(self.clients) // (self.chosen.threads or 1))
 
     @property
     def tracing(self) -> Tracing:
@@ -109,24 +165,6 @@ class Candidate:
         most = on.problem.recipe.count(max(on.shards.splits["train"].sizes), on.problem.least)
         each = traced.fixed + _checked(most) * traced.a_step
         return _BESIDE * forms(self.engine, on, length) * each
-
-
-def warmed(engine: VmapBackend, choice: dict[str, Any], threads: int) -> VmapBackend:
-    """The engine; on a GPU an equal one, after the kernels that all forms share were compiled.
-
-    Compiling them once would count as tracing, which every form of the run has to pay for.
-    """
-    if engine.problem.device.type != "cuda":
-        return engine
-    Candidate(engine, choice, threads, engine.chunk).turn()
-    return VmapBackend(
-        engine.problem,
-        engine.shards,
-        chunk=engine.chunk,
-        threads=threads,
-        trace=engine.trace,
-        compiled=engine.compiled,
-    )
 
 
 def _checked(steps: int) -> int:
@@ -156,143 +194,59 @@ def _form(on: Work, ids: list[int]) -> tuple[object, ...]:
     return view.train.samples.shape, view.val.samples.shape, smallest, *shape.even.items()
 
 
-# ---- caches the choices of ``auto``, so that a second run gets the same engine and digest -------
-
-_MOST_BYTES = 1 << 20  # of the cache file; a larger file was not written by coterie
-
-
-def cache_file() -> Path:
-    """The cache file with all choices."""
-    return folder() / "engines.json"
+def _sizes(asked: EngineSettings, on: Work) -> tuple[int, ...]:
+    return (asked.chunk,) if asked.chunk else CHUNKS[on.problem.device.type]
 
 
-def key_of(on: Work, *asked: object) -> str:
-    """The key of a choice: a hash of all that affects an engine's speed, and of ``asked``."""
-    parts = (
-        repr(on.problem.model.module),
-        tuple(on.problem.shape),
-        on.problem.recipe,
-        min(on.problem.population, 50),
-        str(on.problem.dtype),
-        _device_name(on.problem.device),
-        torch.get_num_threads(),
-        torch.__version__,
-        __version__,
-        can_trace() and shutil.which(os.environ.get("CXX", "c++")),
-        *asked,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+def _looped(asked: EngineSettings, probe: Work, *, turns: int = 2) -> Candidate:
+    """The timed loop with the threads that are asked for, by default all; one turn warms up."""
+    threads = asked.threads or torch.get_num_threads()
+    made = Candidate(LoopBackend(*probe), EngineSettings("loop", threads=threads), threads, 1)
+    _in_turns(made, turns=turns)
+    return made
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+def _batched(traced: EngineSettings, probe: Work, sizes: tuple[int, ...]) -> Iterator[Candidate]:
+    """Candidates with chunks of these sizes, small ones first, without equivalent ones."""
+    many, tried = traced.threads or torch.get_num_threads(), set[int]()
+    population = probe.problem.population
+    for size in sizes:
+        most = fitting(replace(traced, chunk=min(size, population)), probe)
+        try:
+            engine = _vmapped(probe, most, many, traced)
+        except CoterieError:  # vmap cannot compute this model
+            return
+        together = max(map(len, engine.chunks(list(range(population)))))
+        if together not in tried:
+            tried.add(together)
+            if probe.problem.device.type == "cuda":
+                # else compiling the kernels that all forms share would count as tracing
+                Candidate(engine, traced, many, most).turn()
+                engine = _vmapped(probe, most, many, traced)
+            chosen = EngineSettings(
+                "vmap",
+                chunk=most,
+                threads=engine.threads,
+                trace=engine.trace,
+                compiled=engine.compiled,
+            )
+            yield Candidate(engine, chosen, many, together * engine.threads)
 
 
-def recall(key: str, most_clients: int) -> dict[str, Any] | None:
-    """The cached choice for a key; None if there is none or its format is invalid."""
-    found = _read().get(key)
-    return found if isinstance(found, dict) and _valid(found, most_clients) else None
+def _vmapped(probe: Work, chunk: int, threads: int, traced: EngineSettings) -> VmapBackend:
+    trace, compiled = bool(traced.trace), bool(traced.compiled)
+    return VmapBackend(*probe, chunk=chunk, threads=threads, trace=trace, compiled=compiled)
 
 
-def _valid(found: dict[str, Any], most_clients: int) -> bool:
-    if found.get("engine") not in ("loop", "vmap"):
-        return False
-    numbers, flags = {"threads": MOST_THREADS}, list[str]()
-    if found["engine"] == "vmap":
-        numbers["chunk"], flags = most_clients, ["trace", "compiled"]
-    return all(
-        type(found.get(name)) is int and 1 <= found[name] <= most for name, most in numbers.items()
-    ) and all(type(found.get(name)) is bool for name in flags)
+def _in_turns(*candidates: Candidate | None, turns: int = _TURNS) -> None:
+    """Time candidates in turns, because the machine may be busy with other work for a moment."""
+    for _ in range(turns):
+        for one in candidates:
+            if one is not None:
+                one.turn()
 
 
-def remember(key: str, choice: dict[str, Any]) -> None:
-    """Store a choice in the cache; a cache that cannot be written is ignored."""
-    path = cache_file()
-    with contextlib.suppress(OSError, StoreError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_text(path, json.dumps({**_read(), key: choice}, indent=1))
-
-
-def _read() -> dict[str, Any]:
-    try:
-        path = cache_file()
-        found = json.loads(path.read_text()) if path.stat().st_size <= _MOST_BYTES else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-CHUNKS = {"cpu": (1, 5, 10, 20, 50), "cuda": (100, 1000)}
-REPAID_AFTER = 10  # rounds from which the vmap engine traces a run
-COMPILED_AFTER = 50  # rounds from which it compiles: the first time that takes some seconds
-_TURNS = 3  # timings of each candidate; the first one warms up, or traces
-_SHARE = 0.015  # of the loop's estimated run: what tries may cost until one beats the loop
-_HOPED = 0.6  # of the seconds of a step: the best that a larger chunk is expected to reach
-_MARGIN = 0.9  # of the loop's estimate: another engine has to be below it
-_NOISE = 1.15  # a chunk that is slower by less than this factor does not end the search
-_FEWER_THREADS = 0.97  # one thread is preferred unless all threads take less than this share
-_TRACED, _TRACED_MORE = 10, 30  # cost of tracing a probe in loop steps: fixed, and per client
-_IMPORT, _COMPILE = 0.1, 3.0  # seconds
-_KERNELS = 4.0  # seconds of compiling the kernels of one convolution and its pool, once
-_KERNELS_SHARE = 0.1  # of the loop's estimated run: what compiling kernels may take
-
-
-class How(NamedTuple):
-    """Whether the vmap engine traces and compiles its calls."""
-
-    trace: bool  # trace calls and replay them
-    compiled: bool  # replace the loops of traces by C++
-
-
-def repaid(
-    on: Work, rounds: int, *, trace: bool | None = None, compiled: bool | None = None
-) -> How:
-    """Whether tracing and compiling repay themselves in so many rounds, unless it is given."""
-    on_gpu = on.problem.device.type == "cuda"
-    if trace is None:
-        trace = (on_gpu or rounds >= REPAID_AFTER) and can_trace()
-    if compiled is None:
-        compiled = trace and not on_gpu and rounds >= COMPILED_AFTER and compiler() is not None
-    return How(trace, compiled)
-
-
-def how_of(on: Work, length: Length, asked: Asked) -> How:
-    """Whether candidates are traced and compiled; a run that is too short tries none of them."""
-    trace = can_trace() if asked.trace is None else asked.trace
-    return repaid(on, length.rounds, trace=trace, compiled=asked.compiled)
-
-
-def pick(on: Work, length: Length, asked: Asked, *, state: str) -> Backend:
-    """Make the backend that is expected to finish this run first, as cached or as measured."""
-    key = key_of(on, length.bucket(on), asked)
-    found = recall(key, max(_sizes(on, asked)))
-    if found is None:
-        found = resolve(on, length, asked)
-        remember(key, found)
-    if found["engine"] == "loop":
-        return LoopBackend(*on, threads=found["threads"])
-    chosen = {name: found[name] for name in ("chunk", "threads", "trace", "compiled")}
-    return VmapBackend(*on, state=state, **chosen)
-
-
-def resolve(on: Work, length: Length, asked: Asked) -> dict[str, Any]:
-    """Choose the fastest of the loop and of several chunk sizes, timed on steps of real clients.
-
-    The choice's ``seconds`` are the time of ``PROBE_STEPS`` steps of one client.
-    """
-    recipe = replace(on.problem.recipe, steps=PROBE_STEPS)
-    probe = on._replace(problem=replace(on.problem, recipe=recipe))
-    search = _Search(on, length, _looped(probe, asked.threads))
-    if search.affords_any():
-        how = how_of(on, length, asked)
-        with settings(keep_memory=how.trace and on.problem.device.type == "cpu"):
-            for other in _batched(probe, how, _sizes(on, asked), asked):
-                if not search.affords(other) or not search.faster(other):
-                    break
-    best = search.batched or search.loop
-    if search.batched is None and asked.threads is None:
-        best = search.with_threads(_looped(probe, 1, turns=0))
-    return {**best.choice, "seconds": best.seconds}
+# ---- the search ---------------------------------------------------------------------------------
 
 
 class _Search:
@@ -318,7 +272,7 @@ class _Search:
         cost = self._cost(other)
         if self.batched is None:
             run = self.loop.total(self.on, self.length) * self.length.runs
-            kernels = _kernels(self.on) if other.choice["trace"] else 0.0
+            kernels = _kernels(self.on) if other.chosen.trace else 0.0
             return self._spent + cost <= _SHARE * run and kernels <= _KERNELS_SHARE * run
         hoped = self._hoped(other, self.batched) + cost / self.length.runs
         return hoped < self.batched.total(self.on, self.length)
@@ -344,16 +298,16 @@ class _Search:
         and threads that wait for each other become many times slower beside a second job.
         """
         all_of, run = self.loop, self.loop.total(self.on, self.length)
-        cost = 2 * all_of.seconds * (1 + all_of.choice["threads"])
-        if all_of.choice["threads"] == 1 or self._spent + cost > _SHARE * run * self.length.runs:
+        threads = all_of.chosen.threads or 1
+        cost = 2 * all_of.seconds * (1 + threads)
+        if threads == 1 or self._spent + cost > _SHARE * run * self.length.runs:
             return all_of
         _in_turns(one, all_of, turns=2)
         return all_of if all_of.seconds < _FEWER_THREADS * one.seconds else one
 
     def _hoped(self, other: Candidate, best: Candidate) -> float:
         """The seconds of a run with a larger chunk, by an optimistic estimate of its steps."""
-        traced = self._traced(other)
-        setup = other.setup(self.on, self.length, traced)
+        setup = other.setup(self.on, self.length, self._traced(other))
         return setup + _HOPED * best.step * self.length.steps(self.on)
 
     def _cost(self, other: Candidate) -> float:
@@ -364,13 +318,13 @@ class _Search:
 
     def _traced(self, other: Candidate) -> Tracing:
         """An estimate of what tracing a form of this engine costs."""
-        if not other.choice["trace"]:
+        if not other.chosen.trace:
             return Tracing(_IMPORT, 0.0)
         if self._last is not None and self._last.engine.forms:
             fixed, a_step = self._last.tracing
             return Tracing(fixed, a_step * other.together / self._last.together)
         steps = _TRACED + _TRACED_MORE * other.together
-        fixed = _IMPORT + (_COMPILE if other.choice["compiled"] else 0.0)
+        fixed = _IMPORT + (_COMPILE if other.chosen.compiled else 0.0)
         return Tracing(fixed, steps * self.loop.step / PROBE_STEPS)
 
 
@@ -380,38 +334,61 @@ def _kernels(on: Work) -> float:
     return 0.0 if kernels_cached() else _KERNELS * layers
 
 
-def _sizes(on: Work, asked: Asked) -> tuple[int, ...]:
-    return (asked.chunk,) if asked.chunk else CHUNKS[on.problem.device.type]
+# ---- the cache ----------------------------------------------------------------------------------
+
+_CHOSEN = ("name", "chunk", "threads", "trace", "compiled")  # the settings that are chosen
 
 
-def _looped(probe: Work, threads: int | None, *, turns: int = 2) -> Candidate:
-    """The timed loop with this many threads, by default all; its first turn warms up."""
-    count = threads or torch.get_num_threads()
-    made = Candidate(LoopBackend(*probe), {"engine": "loop", "threads": count}, count, 1)
-    _in_turns(made, turns=turns)
-    return made
+def cache_file() -> Path:
+    """The cache file with all choices."""
+    return folder() / "engines.json"
 
 
-def _batched(probe: Work, how: How, sizes: tuple[int, ...], asked: Asked) -> Iterator[Candidate]:
-    """Candidates with chunks of these sizes, small ones first, without equivalent ones."""
-    many, tried = asked.threads or torch.get_num_threads(), set[int]()
-    for size in sizes:
-        most = fitting(probe, min(size, probe.problem.population), asked.memory_mib)
-        try:
-            engine = VmapBackend(*probe, chunk=most, threads=many, **how._asdict())
-        except CoterieError:  # vmap cannot compute this model
-            return
-        together = max(map(len, engine.chunks(list(range(probe.problem.population)))))
-        if together not in tried:
-            tried.add(together)
-            choice = {"engine": "vmap", "chunk": most}
-            choice |= {name: engine.choice[name] for name in ("threads", "trace", "compiled")}
-            yield Candidate(warmed(engine, choice, many), choice, many, together * engine.threads)
+def _key(on: Work, *asked: object) -> str:
+    """The key of a choice: a hash of all that affects an engine's speed, and of ``asked``."""
+    problem, on_gpu = on.problem, on.problem.device.type == "cuda"
+    parts = (
+        repr(problem.model.module),
+        tuple(problem.shape),
+        problem.recipe,
+        min(problem.population, 50),
+        str(problem.dtype),
+        torch.cuda.get_device_name(problem.device) if on_gpu else "cpu",
+        torch.get_num_threads(),
+        torch.__version__,
+        __version__,
+        can_trace() and shutil.which(os.environ.get("CXX", "c++")),
+        *asked,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _in_turns(*candidates: Candidate | None, turns: int = _TURNS) -> None:
-    """Time candidates in turns, because the machine may be busy with other work for a moment."""
-    for _ in range(turns):
-        for one in candidates:
-            if one is not None:
-                one.turn()
+def _recalled(key: str, most_clients: int) -> EngineSettings | None:
+    """The cached choice for a key; None if there is none that is complete and in range."""
+    stored: Any = _read().get(key)
+    kinds = get_type_hints(EngineSettings, include_extras=True)
+    try:
+        found = EngineSettings(**{name: fitted(stored[name], kinds[name]) for name in _CHOSEN})
+    except (TypeError, KeyError, ValueError, RecursionError):
+        return None
+    needed = {"loop": ("threads",), "vmap": _CHOSEN}.get(found.name)
+    if needed is None or any(getattr(found, name) is None for name in needed):
+        return None
+    return found if (found.chunk or 1) <= most_clients else None
+
+
+def _remember(key: str, chosen: EngineSettings) -> None:
+    """Store a choice in the cache; a cache that cannot be written is ignored."""
+    path, values = cache_file(), {name: getattr(chosen, name) for name in _CHOSEN}
+    with contextlib.suppress(OSError, StoreError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text(path, json.dumps({**_read(), key: values}, indent=1))
+
+
+def _read() -> dict[str, Any]:
+    try:
+        path = cache_file()
+        found = json.loads(path.read_text()) if path.stat().st_size <= _MOST_BYTES else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -21,8 +21,6 @@ from ..core.shards import Shards
 from ..core.tree import Tree
 
 Scores = NDArray[np.float64]
-DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
-MOST_THREADS = 1024  # OpenMP aborts the process if it cannot start as many threads as requested
 
 
 class Evaluation(NamedTuple):

@@ -1,7 +1,8 @@
-"""Sets threads, precision and allocator of the process for a run, and restores them afterwards.
+"""The process and the memory of a run.
 
-No engine and no constructor changes the process: the code that starts a run enters
-:func:`settings`.
+Threads, precision and allocator of the process are set for a run and restored afterwards. No engine
+and no constructor changes them: the code that starts a run enters :func:`settings`. The memory of
+the device decides how many clients are computed at once (:func:`fitting`).
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import torch
 
 from ..errors import EngineError
 from .base import Work
+from .settings import EngineSettings
 
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # glibc's parameters of mallopt
 _LARGEST = 32 * 2**20  # glibc accepts no larger mmap threshold
@@ -91,18 +93,16 @@ def _glibc(name: str) -> Callable[..., int] | None:
     return found
 
 
-# ---- how many clients fit into the memory of a device, and what is said when it is full ---------
+# ---- the memory of a device ---------------------------------------------------------------------
 
 DEFAULT_CHUNK = {"cpu": 20, "cuda": 1000}
 _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
-def fitting(on: Work, wanted: int | None, memory_mib: int | None) -> int:
+def fitting(asked: EngineSettings, on: Work) -> int:
     """How many clients are computed at once: as many as wanted and as fit into the memory."""
-    if wanted is None:
-        wanted = DEFAULT_CHUNK[on.problem.device.type]
-    if memory_mib is None:
-        memory_mib = _budget(on.problem.device)
+    wanted = asked.chunk or DEFAULT_CHUNK[on.problem.device.type]
+    memory_mib = asked.memory_mib or _budget(on.problem.device)
     return max(1, min(wanted, int(memory_mib * 2**20 / footprint(on))))
 
 

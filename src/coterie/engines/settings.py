@@ -1,19 +1,37 @@
-"""The inputs of the choice of an engine: the settings that a config fixes, and the run's length."""
+"""What is asked of an engine: its settings, and the length of the run that it is chosen for."""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from ..core.ranges import Count, OneOf
 from .base import Work
+
+ENGINES = {
+    "auto": "measures the others on the real model and takes the fastest for the run",
+    "vmap": "many clients at once, on one CPU or GPU",
+    "loop": "one client at a time: the reference",
+    "wire": "each client in another process, with its own shard file and state file",
+    "remote": "the sites of a federation (--federation FOLDER), each with its own data",
+    "ray": "as loop, on the CPUs of a Ray cluster; needs coterie[ray]",
+}
+DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
+MOST_THREADS = 1024  # OpenMP aborts the process if it cannot start as many threads as requested
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Engine settings that a config fixes; None leaves a setting to the measurement."""
+class EngineSettings:
+    """Which engine computes the clients, and on which device; None leaves it to the engine."""
 
-    chunk: int | None = None
-    memory_mib: int | None = None
-    threads: int | None = None
-    trace: bool | None = None
-    compiled: bool | None = None
+    name: Annotated[str, OneOf(tuple(ENGINES))] = "auto"  # what computes the clients
+    device: Annotated[str, Field(pattern=DEVICE)] = "cpu"  # cpu, cuda or cuda:N
+    chunk: Count | None = None  # clients computed at a time
+    memory_mib: Count | None = None  # memory that they may take
+    state: Literal["device", "host", "disk"] = "device"  # where clients' states are kept
+    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None  # of the CPU
+    trace: bool | None = None  # trace rounds and replay them
+    compiled: bool | None = None  # compile traces to C++
 
 
 @dataclass(frozen=True)
@@ -33,10 +51,10 @@ class Length:
         return int(self.steps(on)).bit_length(), self.runs.bit_length()
 
 
+ONE_ROUND = Length()
+
+
 def steps(on: Work) -> int:
     """The local steps of a round with full participation, summed over all clients."""
     problem, sizes = on.problem, on.shards.splits["train"].sizes
     return sum(problem.recipe.count(size, problem.least) for size in sizes)
-
-
-NOTHING_ASKED, ONE_ROUND = Asked(), Length()

@@ -1,7 +1,8 @@
 """Computes many clients at once: ``torch.func.vmap`` around one client's code.
 
 Clients of similar size are computed together, in chunks that fit the memory budget: there is little
-padding and weights stay in the cache. On a CPU chunks are distributed over independent threads.
+padding and weights stay in the cache. A chunk takes as many steps as its longest client, and the
+others are padded. On a CPU chunks are distributed over independent threads.
 
 The package ``coterie.compiled`` traces the calls of this engine and replays them faster. It is
 optional, and :func:`tracing` is the only place that imports it. Without it, or with
@@ -42,179 +43,26 @@ from .process import settings
 if TYPE_CHECKING:
     from ..compiled import Executor
 
-
-# ---- groups clients that take similarly many local steps, so that little of a chunk is padding --
-
-# A chunk takes as many steps as its longest client, and the others are padded. A step of a chunk of
-# ``n`` clients costs about as much as ``n + overhead`` clients: the overhead is what any step
-# costs, however few clients it has.
-
-# In clients, as measured (docs/results/speed.md, "Clients of different sizes"). On a CPU it is that
-# of a small perceptron, and larger models have less. On a GPU any step takes as long as this many
-# floating-point operations of a client; a bound keeps clients of small models together.
-_CPU, _GPU_OPERATIONS, _GPU_MOST = 2, 20e9, 64
-_PASSES = 3  # a step computes about three times the forward pass
-Run = tuple[int, int]  # the first client, and the one after the last
-
-
-def overhead_of(problem: Problem) -> int:
-    """What a step of a chunk costs beside its clients' own work, as a number of clients."""
-    if problem.device.type == "cpu":
-        return _CPU
-    return gpu_overhead(_PASSES * forward_operations(problem))
-
-
-def gpu_overhead(operations: int) -> int:
-    """The overhead on a GPU, where a client's step has so many floating-point operations."""
-    return max(1, min(_GPU_MOST, round(_GPU_OPERATIONS / max(1, operations))))
-
-
-def forward_operations(problem: Problem) -> int:
-    """The floating-point operations of a model's forward pass over one batch."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        problem.model.module(problem.blank_batch())
-    return int(counter.get_total_flops())
-
-
-def similar(order: list[int], steps: Sequence[int], most: int, overhead: int) -> list[list[int]]:
-    """Clients in the order of their steps, in chunks of :func:`runs_of_similar`, longest first.
-
-    Threads that begin with the most work share the rest.
-    """
-    runs = runs_of_similar(tuple(steps), most, overhead)
-    return [order[start:stop] for start, stop in reversed(runs)]
-
-
-@lru_cache(maxsize=64)  # the same in every round
-def runs_of_similar(steps: tuple[int, ...], most: int, overhead: int) -> tuple[Run, ...]:
-    """Cut sorted numbers of steps into runs of at most ``most`` clients, at the lowest cost.
-
-    Returns ``(start, stop)`` of each run. Clients of equally many steps are cut only where a run
-    would be longer than ``most``; all pieces of such a run are about equally long.
-
-    >>> runs_of_similar((10, 10, 10, 80), most=20, overhead=2)
-    ((0, 3), (3, 4))
-    >>> runs_of_similar((10, 10, 10, 80), most=20, overhead=64)
-    ((0, 4),)
-    """
-    ends = [at for at in range(1, len(steps)) if steps[at - 1] != steps[at]] + [len(steps)]
-    starts = [0, *ends[:-1]]
-    best = [(0, 0)]  # cost of all clients before an end; where its run began
-    for last, stop in enumerate(ends):
-        tried = []
-        for first in range(last + 1):
-            clients = stop - starts[first]
-            pieces = -(-clients // most)
-            tried.append((best[first][0] + steps[stop - 1] * (overhead * pieces + clients), first))
-        best.append(min(tried))
-    found: list[Run] = []
-    last = len(ends)
-    while last:
-        first = best[last][1]
-        found = _pieces(starts[first], ends[last - 1], most) + found
-        last = first
-    return tuple(found)
-
-
-def _pieces(start: int, stop: int, most: int) -> list[Run]:
-    count = -(-(stop - start) // most)
-    each = -(-(stop - start) // count)
-    return [(at, min(at + each, stop)) for at in range(start, stop, each)]
-
-
-# ---- collects the rows of chunks of clients into one tensor per leaf, if possible without copies
-
+Run = tuple[int, int]  # the first client of a chunk, and the one after the last
 Chunk = list[int]  # positions among the round's clients
 Empty = Callable[[torch.Size, torch.dtype, torch.device], Tensor]  # allocates a tensor
 
+# A step of ``n`` clients costs about as much as ``n + overhead`` (docs/results/speed.md has the
+# measurements). On a CPU the overhead is that of a small perceptron. On a GPU any step takes as
+# long as this many operations of a client; a bound keeps clients of small models together.
+_CPU, _GPU_OPERATIONS, _GPU_MOST = 2, 20e9, 64
+_PASSES = 3  # a step computes about three times the forward pass
 
-class Gathered:
-    """Collects the rows of all chunks in one tensor per leaf."""
-
-    def __init__(self, count: int, empty: Empty) -> None:
-        self._count, self._empty, self._making = count, empty, Lock()
-        self._buffers: dict[int, Tensor] = {}  # by the index of a result: its preallocated buffer
-        self._rows: dict[int, Tensor] = {}  # by the index of a leaf: its rows, maybe in a buffer
-        self._like: Tree = None
-
-    @property
-    def rows(self) -> Tree:
-        """The rows of all chunks."""
-        leaves = iter(range(len(self._rows)))
-        return tree.map_leaves(lambda _: self._rows[next(leaves)], self._like)
-
-    def destinations(self, chunk: Chunk) -> Callable[[int], Destination] | None:
-        """Slices of preallocated buffers for a chunk's results, so that they need no copy."""
-        if not in_order(chunk):
-            return None
-
-        def destination(at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-            with self._making:
-                if at not in self._buffers:
-                    self._buffers[at] = self._allocated(shape, dtype, torch.device("cpu"))
-            return self._buffers[at][span(chunk)]
-
-        return lambda at: partial(destination, at)
-
-    def put(self, chunk: Chunk, part: Tree) -> None:
-        """Store the rows of a chunk."""
-        self._like = part
-        for at, leaf in enumerate(tree.leaves(part)):
-            if in_order(chunk) and len(chunk) == self._count:
-                self._rows[at] = leaf
-                continue
-            with self._making:
-                if at not in self._rows:
-                    self._rows[at] = self._buffer(at, leaf)
-            _put(self._rows[at], chunk, leaf)
-
-    def _buffer(self, at: int, leaf: Tensor) -> Tensor:
-        """The preallocated buffer if its shape and dtype match, else a new one."""
-        made = self._buffers.get(at)
-        if made is not None and (made.shape[1:], made.dtype) == (leaf.shape[1:], leaf.dtype):
-            return made
-        return self._allocated(leaf.shape, leaf.dtype, leaf.device)
-
-    def _allocated(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self._empty(torch.Size((self._count, *shape[1:])), dtype, device)
-
-
-def _put(rows: Tensor, chunk: Chunk, leaf: Tensor) -> None:
-    if not in_order(chunk):
-        rows.index_copy_(0, torch.tensor(chunk, device=rows.device), leaf)
-        return
-    place = rows[span(chunk)]
-    if place.data_ptr() != leaf.data_ptr() or not leaf.is_contiguous():
-        place.copy_(leaf)
-
-
-def span(chunk: Chunk) -> slice:
-    """The slice of the rows of a chunk of consecutive positions."""
-    return slice(chunk[0], chunk[-1] + 1)
-
-
-def rows_of(rows: Tree, chunk: Chunk) -> Tree:
-    """The rows of a chunk; a view if its positions are consecutive, else a copy."""
-    if in_order(chunk):
-        return tree.map_leaves(lambda leaf: leaf[span(chunk)], rows)
-    return tree.take(rows, torch.tensor(chunk))
-
-
-def in_order(positions: Chunk) -> bool:
-    """Whether the positions are consecutive and ascending."""
-    return positions == list(range(positions[0], positions[0] + len(positions)))
-
-
+COMPILED = f"{__package__.rpartition('.')[0]}.compiled"
 MISSING = "the package coterie.compiled is not installed here"
 
 
 def tracing() -> ModuleType | None:
     """The optional package that traces and compiles calls; None if its folder is missing."""
-    name = f"{__package__.rpartition('.')[0]}.compiled"
     try:
-        return importlib.import_module(name)
+        return importlib.import_module(COMPILED)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name != COMPILED:
             raise
         return None
 
@@ -222,7 +70,7 @@ def tracing() -> ModuleType | None:
 def can_trace() -> bool:
     """Whether :func:`tracing` would find the package, without importing it."""
     try:
-        return find_spec(f"{__package__.rpartition('.')[0]}.compiled") is not None
+        return find_spec(COMPILED) is not None
     except ModuleNotFoundError:  # an import hook hides it
         return False
 
@@ -502,3 +350,151 @@ def _explained(call: Callable[..., Tree]) -> Callable[..., Tree]:
             ) from error
 
     return explained
+
+
+# ---- cuts clients into chunks -------------------------------------------------------------------
+
+
+def overhead_of(problem: Problem) -> int:
+    """What a step of a chunk costs beside its clients' own work, as a number of clients."""
+    if problem.device.type == "cpu":
+        return _CPU
+    return gpu_overhead(_PASSES * forward_operations(problem))
+
+
+def gpu_overhead(operations: int) -> int:
+    """The overhead on a GPU, where a client's step has so many floating-point operations."""
+    return max(1, min(_GPU_MOST, round(_GPU_OPERATIONS / max(1, operations))))
+
+
+def forward_operations(problem: Problem) -> int:
+    """The floating-point operations of a model's forward pass over one batch."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        problem.model.module(problem.blank_batch())
+    return int(counter.get_total_flops())
+
+
+def similar(order: list[int], steps: Sequence[int], most: int, overhead: int) -> list[list[int]]:
+    """Clients in the order of their steps, in chunks of :func:`runs_of_similar`, longest first.
+
+    Threads that begin with the most work share the rest.
+    """
+    runs = runs_of_similar(tuple(steps), most, overhead)
+    return [order[start:stop] for start, stop in reversed(runs)]
+
+
+@lru_cache(maxsize=64)  # the same in every round
+def runs_of_similar(steps: tuple[int, ...], most: int, overhead: int) -> tuple[Run, ...]:
+    """Cut sorted numbers of steps into runs of at most ``most`` clients, at the lowest cost.
+
+    Returns ``(start, stop)`` of each run. Clients of equally many steps are cut only where a run
+    would be longer than ``most``; all pieces of such a run are about equally long.
+
+    >>> runs_of_similar((10, 10, 10, 80), most=20, overhead=2)
+    ((0, 3), (3, 4))
+    >>> runs_of_similar((10, 10, 10, 80), most=20, overhead=64)
+    ((0, 4),)
+    """
+    ends = [at for at in range(1, len(steps)) if steps[at - 1] != steps[at]] + [len(steps)]
+    starts = [0, *ends[:-1]]
+    best = [(0, 0)]  # cost of all clients before an end; where its run began
+    for last, stop in enumerate(ends):
+        tried = []
+        for first in range(last + 1):
+            clients = stop - starts[first]
+            pieces = -(-clients // most)
+            tried.append((best[first][0] + steps[stop - 1] * (overhead * pieces + clients), first))
+        best.append(min(tried))
+    found: list[Run] = []
+    last = len(ends)
+    while last:
+        first = best[last][1]
+        found = _pieces(starts[first], ends[last - 1], most) + found
+        last = first
+    return tuple(found)
+
+
+def _pieces(start: int, stop: int, most: int) -> list[Run]:
+    count = -(-(stop - start) // most)
+    each = -(-(stop - start) // count)
+    return [(at, min(at + each, stop)) for at in range(start, stop, each)]
+
+
+# ---- collects the rows of chunks, if possible without copies ------------------------------------
+
+
+class Gathered:
+    """Collects the rows of all chunks in one tensor per leaf."""
+
+    def __init__(self, count: int, empty: Empty) -> None:
+        self._count, self._empty, self._making = count, empty, Lock()
+        self._buffers: dict[int, Tensor] = {}  # by the index of a result: its preallocated buffer
+        self._rows: dict[int, Tensor] = {}  # by the index of a leaf: its rows, maybe in a buffer
+        self._like: Tree = None
+
+    @property
+    def rows(self) -> Tree:
+        """The rows of all chunks."""
+        leaves = iter(range(len(self._rows)))
+        return tree.map_leaves(lambda _: self._rows[next(leaves)], self._like)
+
+    def destinations(self, chunk: Chunk) -> Callable[[int], Destination] | None:
+        """Slices of preallocated buffers for a chunk's results, so that they need no copy."""
+        if not in_order(chunk):
+            return None
+
+        def destination(at: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+            with self._making:
+                if at not in self._buffers:
+                    self._buffers[at] = self._allocated(shape, dtype, torch.device("cpu"))
+            return self._buffers[at][span(chunk)]
+
+        return lambda at: partial(destination, at)
+
+    def put(self, chunk: Chunk, part: Tree) -> None:
+        """Store the rows of a chunk."""
+        self._like = part
+        for at, leaf in enumerate(tree.leaves(part)):
+            if in_order(chunk) and len(chunk) == self._count:
+                self._rows[at] = leaf
+                continue
+            with self._making:
+                if at not in self._rows:
+                    self._rows[at] = self._buffer(at, leaf)
+            _put(self._rows[at], chunk, leaf)
+
+    def _buffer(self, at: int, leaf: Tensor) -> Tensor:
+        """The preallocated buffer if its shape and dtype match, else a new one."""
+        made = self._buffers.get(at)
+        if made is not None and (made.shape[1:], made.dtype) == (leaf.shape[1:], leaf.dtype):
+            return made
+        return self._allocated(leaf.shape, leaf.dtype, leaf.device)
+
+    def _allocated(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._empty(torch.Size((self._count, *shape[1:])), dtype, device)
+
+
+def _put(rows: Tensor, chunk: Chunk, leaf: Tensor) -> None:
+    if not in_order(chunk):
+        rows.index_copy_(0, torch.tensor(chunk, device=rows.device), leaf)
+        return
+    place = rows[span(chunk)]
+    if place.data_ptr() != leaf.data_ptr() or not leaf.is_contiguous():
+        place.copy_(leaf)
+
+
+def span(chunk: Chunk) -> slice:
+    """The slice of the rows of a chunk of consecutive positions."""
+    return slice(chunk[0], chunk[-1] + 1)
+
+
+def rows_of(rows: Tree, chunk: Chunk) -> Tree:
+    """The rows of a chunk; a view if its positions are consecutive, else a copy."""
+    if in_order(chunk):
+        return tree.map_leaves(lambda leaf: leaf[span(chunk)], rows)
+    return tree.take(rows, torch.tensor(chunk))
+
+
+def in_order(positions: Chunk) -> bool:
+    """Whether the positions are consecutive and ascending."""
+    return positions == list(range(positions[0], positions[0] + len(positions)))

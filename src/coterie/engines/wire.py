@@ -6,11 +6,16 @@ data. It is the engine of a real federation (:mod:`coterie.engines.remote`) over
 clients' files are its own, it can also read and write their states.
 """
 
+import contextlib
+import json
+import pickle
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,15 +25,154 @@ from ..core.algorithm import AnyAlgorithm, Round
 from ..core.calls import Form
 from ..core.problem import Problem
 from ..core.shards import Shards
+from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..errors import EngineError
+from . import worker
 from .base import Enrolment, Predicted, Replies
 from .codec import Message, decode, encode, vocabulary
-from .hosts import Host, Worker
 from .remote import HeldStates, RemoteEngine, SiteState, held_states
-from .shard_files import SHARD, write_shard
 from .site import STATES, StateFiles
-from .worker import place
+from .worker import FAILED, JUDGE, SETUP, SHARD, Setup, place, receive, send, simulated, write_shard
+
+# ---- who answers for the clients ----------------------------------------------------------------
+
+Homes = tuple[Path, Path]  # of the clients of two runs: a method's, and Local's of the same seed
+
+
+class Host(Protocol):
+    """Answers for clients, in another process or in this one."""
+
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
+        """Begin a run; the clients' folders are in ``home``."""
+
+    def ask(self, client: int, data: bytes) -> bytes | None:
+        """The reply of a client; None if it gave none."""
+
+    def close(self) -> None:
+        """Stop answering."""
+
+
+class Inline:
+    """Answers in this process; messages are still bytes, and states are still files."""
+
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
+        """Begin a run."""
+        self._home, self._told = home, (problem, algorithm)
+
+    def ask(self, client: int, data: bytes) -> bytes | None:
+        """The reply of a client."""
+        return simulated(self._home, client, *self._told).answer(data)
+
+    def close(self) -> None:
+        """Do nothing: there is no process to end."""
+
+
+class Worker:
+    """A process that answers for clients; it is started again if it has ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._setup: bytes | None = None
+
+    def set_up(self, home: Path, problem: Problem, algorithm: AnyAlgorithm, threads: int) -> None:
+        """Send the process the setup of a run, before the run's first request."""
+        pickled = _pickled(problem, algorithm)
+        self._setup = pickle.dumps(Setup(sys.path, threads, str(home), pickled))
+        if self._process is not None:
+            self._tell(_open(self._process.stdin))
+
+    def judge(self, metric: str, pairs: Sequence[Homes]) -> SiteGain:
+        """A client's gain over Local, from the answers in its folders of each seed's two runs."""
+        asked = {"metric": metric, "pairs": [list(map(str, pair)) for pair in pairs]}
+        requests, replies = self._pipes()
+        send(requests, JUDGE)
+        send(requests, json.dumps(asked).encode())
+        return SiteGain.from_json(json.loads(_answered(receive(replies), "a client")))
+
+    def _tell(self, requests: IO[bytes]) -> None:
+        if self._setup is not None:
+            send(requests, SETUP)
+            send(requests, self._setup)
+
+    def ask(self, client: int, data: bytes) -> bytes | None:
+        """The reply of a client; None if the process ended before it answered."""
+        if self._setup is None:
+            raise EngineError("a worker was asked before it was set up")
+        try:
+            requests, replies = self._pipes()
+            send(requests, str(client).encode())
+            send(requests, data)
+            reply = receive(replies)
+        except (OSError, EOFError):
+            self.close()
+            return None
+        return _answered(reply, f"client {client}")
+
+    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
+        """The pipes for requests and replies of the process, which is started if necessary."""
+        if self._process is None:
+            command = [sys.executable, "-P", "-m", worker.__name__]
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+            self._tell(_open(self._process.stdin))
+        return _open(self._process.stdin), _open(self._process.stdout)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            for stream in (self._process.stdin, self._process.stdout):
+                with contextlib.suppress(OSError):  # unflushed data cannot be sent any more
+                    _open(stream).close()
+            self._process.wait()
+            self._process = None
+
+
+def _answered(reply: bytes, who: str) -> bytes:
+    if reply[:1] == FAILED:
+        raise EngineError(f"{who} failed in its process: {reply[1:].decode()}")
+    return reply[1:]
+
+
+def _open(stream: IO[bytes] | None) -> IO[bytes]:
+    if stream is None:
+        raise EngineError("a worker process has no pipe")
+    return stream
+
+
+def _pickled(problem: Problem, algorithm: AnyAlgorithm) -> bytes:
+    try:
+        return pickle.dumps((problem, algorithm))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise EngineError(
+            f"engine.name: 'wire' runs clients in another process, which cannot be told of this "
+            f"method or network ({error}); define their classes in a module that can be imported, "
+            "or use engine.name = 'loop'"
+        ) from error
+
+
+def gains_of(
+    metric: str, homes: Mapping[str, Sequence[Homes]], clients: int
+) -> dict[str, list[SiteGain]]:
+    """Each client's gain over Local by method, computed next to its answers in another process.
+
+    ``homes`` has one entry per seed. A run's home is where its clients' final answers are.
+    """
+    judge = Worker()
+    try:
+        return {
+            method: [
+                judge.judge(metric, [(place(ours, k), place(local, k)) for ours, local in pairs])
+                for k in range(clients)
+            ]
+            for method, pairs in homes.items()
+        }
+    finally:
+        judge.close()
+
+
+# ---- the engine ---------------------------------------------------------------------------------
 
 
 class WireEngine:

@@ -24,7 +24,7 @@ from ..data.federation import Dataset, Federation
 from ..data.simulation import Simulation, simulate
 from ..data.site_data import site_federation
 from ..data.standard import Preprocessing
-from ..engines import make_engine
+from ..engines import EngineSettings, make_engine
 from ..engines.evaluation import outputs
 from ..engines.loop import LoopBackend
 from ..errors import ConfigError, DataError, StoreError
@@ -306,7 +306,7 @@ def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
 def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
     """The answers of models trained alone, as long as the run was and from its start."""
     rounds, metric = len(host.data.lines), host.data.metric
-    engine = make_engine("loop", on.problem, on.shards)
+    engine = make_engine(EngineSettings("loop"), on.problem, on.shards)
     try:
         *_, last = train(Local(), on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
     finally:

@@ -1,8 +1,11 @@
-"""The folders in which the clients of the wire engine keep their own files, by run."""
+"""Makes what a config names: data, federations, network, recipe, and the clients of a simulation.
+
+A config that cannot be run is refused here, before a folder is made.
+"""
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -15,7 +18,6 @@ from ..core.fields import AUTO
 from ..core.flat import build
 from ..core.metrics import METRICS, metrics_for
 from ..core.problem import Problem
-from ..core.shards import Shards
 from ..core.tree import Tree
 from ..data.arrays import AUTO_SCALE
 from ..data.datasets import load as load_data
@@ -24,10 +26,8 @@ from ..data.manifest import Identity, manifest
 from ..data.partition import federate, partition_class
 from ..data.simulation import Simulation, simulate
 from ..data.standard import Preprocessing, preprocessing_of
-from ..engines import Engine, make_engine
-from ..engines.hosts import Worker
-from ..engines.wire import WireEngine
-from ..engines.worker import place
+from ..engines import Engine, Length, make_engine
+from ..engines.wire import gains_of
 from ..errors import ConfigError
 from ..networks import registry
 from .config.checks import model_options, partition_options
@@ -41,41 +41,18 @@ SITES = "sites"  # in a run's folder: one folder per client
 
 
 class Homes:
-    """Where the clients of each run keep their files: in the run's folder or a temporary one."""
+    """Where clients of the wire engine keep their files: in the run's folder or a temporary one."""
 
     def __init__(self) -> None:
         self._temporary: Path | None = None
 
     def of(self, cell: Cell) -> Path:
-        """The folder of one run's clients."""
+        """The home of one run's clients."""
         if cell.out is not None:
             return cell.out / SITES
         if self._temporary is None:
             self._temporary = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
         return self._temporary / cell.method.label / f"seed-{cell.seed}"
-
-    def gains(self, cells: Sequence[Cell], clients: int, metric: str) -> Gains:
-        """Each client's gain over Local, computed next to its answers in another process."""
-        homes = {(cell.method.label, cell.seed): self.of(cell) for cell in cells}
-        methods = dict.fromkeys(label for label, _ in homes if label != LOCAL)
-        seeds = list(dict.fromkeys(seed for _, seed in homes))
-        worker = Worker()
-        try:
-            return {
-                method: [
-                    worker.judge(
-                        metric,
-                        [
-                            (place(homes[method, seed], k), place(homes[LOCAL, seed], k))
-                            for seed in seeds
-                        ],
-                    )
-                    for k in range(clients)
-                ]
-                for method in methods
-            }
-        finally:
-            worker.close()
 
     def close(self) -> None:
         """Remove the temporary folder."""
@@ -148,16 +125,20 @@ class Assembly(Setting):
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """The engine that the config asks for, or that an interrupted run was executed with."""
-        asked = self.asked(cell)
-        ways = None if left is None else left.ways
-        asked = asked if left is None else left.with_engine(asked)
         if on.shards is None:
             raise AssertionError("a simulation holds the data of all clients")
-        if asked.engine.name == "wire":
-            return WireEngine(on.shards, threads=asked.engine.threads, home=self.homes.of(cell))
+        asked = self.asked(cell)
         alone = self.config == asked
         runs = 1 if alone else len(self.config.methods()) * len(self.config.seeds)
-        return engine_of(asked, on.problem, on.shards, ways, scratch=cell.out, runs=runs)
+        engine = asked.engine if left is None else left.engine(asked.engine)
+        return make_engine(
+            engine,
+            on.problem,
+            on.shards,
+            Length(asked.run.rounds, asked.run.participation, runs),
+            before=None if left is None else left.ways,
+            folder=self.homes.of(cell) if engine.name == "wire" else cell.out,
+        )
 
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
         """The server and every client's state."""
@@ -168,51 +149,21 @@ class Assembly(Setting):
         """None, unless clients in other processes kept their answers to themselves."""
         if self.config.engine.name != "wire":
             return None
+        homes = {(cell.method.label, cell.seed): self.homes.of(cell) for cell in cells}
+        seeds = dict.fromkeys(seed for _, seed in homes)
+        pairs = {
+            method: [(homes[method, seed], homes[LOCAL, seed]) for seed in seeds]
+            for method in dict.fromkeys(label for label, _ in homes if label != LOCAL)
+        }
         clients = len(self.federations[self.config.seeds[0]])
-        return self.homes.gains(cells, clients, self.config.run.metric)
+        return gains_of(self.config.run.metric, pairs, clients)
 
     def close(self) -> None:
         """Remove the temporary files of clients in other processes."""
         self.homes.close()
 
 
-def engine_of(
-    config: Config,
-    problem: Problem,
-    shards: Shards,
-    before: Mapping[str, str] | None = None,
-    *,
-    scratch: Path | None = None,
-    runs: int = 1,
-) -> Engine:
-    """Make the engine that a config asks for; ``engines.process`` applies its process settings.
-
-    ``before`` says how an interrupted run executed each form of a call (``core.calls.Form``),
-    ``runs`` how many runs of a comparison share what ``auto`` measures. States on disk are files in
-    the folder ``scratch``.
-    """
-    asked = config.engine
-    return make_engine(
-        asked.name,
-        problem,
-        shards,
-        chunk=asked.chunk,
-        memory_mib=asked.memory_mib,
-        state=asked.state,
-        threads=asked.threads,
-        trace=asked.trace,
-        compiled=asked.compiled,
-        rounds=config.run.rounds,
-        participation=config.run.participation,
-        runs=runs,
-        before=before,
-        scratch=scratch,
-    )
-
-
-# ---- makes what a config names: data, federations, network, recipe, engine ----------------------
-
-# A config that cannot be run is refused here, before a folder is made.
+# ---- a config, assembled ------------------------------------------------------------------------
 
 
 def assemble(config: Config) -> Assembly:

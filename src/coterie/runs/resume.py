@@ -16,7 +16,7 @@ from ..storage import files
 from ..training.rounds import Begin
 from . import checkpoint, kinds, run_folder
 from .config.loading import WRITTEN
-from .config.schema import Config, EngineTable, Table
+from .config.schema import EngineTable, Table
 from .run import RAN, Log
 
 SAME = ("coterie", "source", "python", "versions", "device", "device_name", "threads")
@@ -51,18 +51,18 @@ class UnfinishedRun(NamedTuple):
                 "with --out"
             )
 
-    def with_engine(self, config: Config) -> Config:
-        """The config with the engine that was chosen when the run began, in place of "auto"."""
+    def engine(self, asked: EngineTable) -> EngineTable:
+        """The engine that was chosen when the run began, in place of "auto"."""
         chosen = dict(self.config["resolved"])
         known = {key: value for key, value in chosen.items() if key in EngineTable.model_fields}
         threads = chosen.get("threads") or self.environment.get("threads")
         update = {**known, "threads": threads, "memory_mib": UNBOUNDED}
         try:
-            asked = {**config.engine.model_dump(), **update, "name": chosen["engine"]}
-            engine = EngineTable.model_validate(asked)
+            return EngineTable.model_validate(
+                {**asked.model_dump(), **update, "name": chosen["engine"]}
+            )
         except (KeyError, ValidationError) as error:
             raise _altered(self.path) from error
-        return config.model_copy(update={"engine": engine})
 
 
 def unfinished_run(path: Path) -> UnfinishedRun | None:

@@ -14,13 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..engines import process
+from ..engines import EngineSettings, process
 from ..engines.cluster import Told, connected, failure
 from ..errors import ConfigError, EngineError, StoppedError
 from ..storage import faults
 from . import interrupt
 from .comparison_folder import COMPARE
-from .config.schema import EngineTable
 from .execute import run_cell
 from .interrupt import Stop, told_by
 from .listeners import Progress, Watch
@@ -93,7 +92,7 @@ def board_class() -> type:
     return Board
 
 
-def resources(engine: EngineTable) -> dict[str, int]:
+def resources(engine: EngineSettings) -> dict[str, int]:
     """What a run takes of the cluster: ``engine.threads`` CPUs (by default one), or also a GPU."""
     return {"num_cpus": engine.threads or 1, "num_gpus": int(engine.device != "cpu")}
 

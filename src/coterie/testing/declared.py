@@ -10,9 +10,16 @@ from torch import Tensor
 from ..core.locations import place_of
 from ..core.tree import Bank, Tree, count_bytes, flatten, row, take, unflatten
 from ..data.federation import Federation
-from .differences import copied, difference, named
-from .harness import PIXELS, Outcome, with_other
-from .laws import Case, NotApplicableError
+from .harness import (
+    PIXELS,
+    Case,
+    NotApplicableError,
+    Outcome,
+    copied,
+    difference,
+    named,
+    with_other,
+)
 
 HORIZON = 5  # rounds over which trace keys are looked at
 OTHER = 0  # the client whose training data are changed
@@ -21,7 +28,7 @@ SUBSETS = ([0, 1, 3], [1, 2, 4], [0, 2, 3])  # who takes part in three rounds
 
 
 def validation_is_declared(case: Case) -> Iterator[str]:
-    """``uses_validation`` says whether other validation data give other models."""
+    """traits.uses_validation says whether validation data are read."""
     changed = with_other("val", case.trial.federation)
     found = case.trial.on(changed).run(participation=case.participation)[-1]
     words = difference(found.mixture, case.reference[-1].mixture, "predictors")
@@ -49,7 +56,7 @@ def _undeclared(case: Case, changed: Federation) -> Iterator[str]:
 
 
 def chapters_are_declared(case: Case) -> Iterator[str]:
-    """Rounds of one trace key do the same operations, whatever ``client.round`` says."""
+    """trace_key() says what a client reads off client.round."""
     method, trial = case.algorithm, case.trial
     keys = [method.trace_key(index, HORIZON) for index in range(HORIZON)]
     if any(key is None for key in keys):
@@ -79,7 +86,7 @@ def chapters_are_declared(case: Case) -> Iterator[str]:
 
 
 def shared_samples_are_declared(case: Case) -> Iterator[str]:
-    """No raw sample travels, unless ``sharing`` says so."""
+    """Raw samples travel only where traits.sharing says so."""
     if case.algorithm.traits.sharing is not None:
         raise NotApplicableError("it declares traits.sharing: every site must consent")
     for begun in case.walk:
@@ -104,7 +111,7 @@ def _holds(leaf: Tensor, samples: Tensor) -> bool:
 
 
 def traffic_is_what_the_messages_weigh(case: Case) -> Iterator[str]:
-    """The bytes of a run are those of its messages, and nothing is read that was not counted."""
+    """The traffic of a run is what its messages weigh, and nothing else is read."""
     first = case.reference[0]
     step = case.trial.step(*case.trial.init(), case.trial.round(0, first.clients))
     served = case.algorithm.serve(step.server, case.trial.round(1))
@@ -160,7 +167,7 @@ def _narrowed(leaf: Tensor | Bank) -> Tensor | Bank:
 
 
 def the_matrix_is_what_was_applied(case: Case) -> Iterator[str]:
-    """A matrix has one row and one column per client, is finite, and shows what was applied."""
+    """The collaboration matrix has the right shape and shows what was applied."""
     method, place = case.algorithm, place_of(case.algorithm, "collaboration")
     matrices = [outcome.matrix for outcome in case.reference]
     if all(matrix is None for matrix in matrices):

@@ -1,4 +1,4 @@
-"""Puts a method on a small federation in memory and runs it: the one file that knows how.
+"""Puts a method on a small federation in memory, runs it, and compares what comes out.
 
 The laws call only what is here, so that a change of the seam (tasks, engines, records) changes this
 file and no law.
@@ -8,10 +8,11 @@ equally many samples; client 3 holds three, fewer than a batch; client 1 has no 
 Samples are pictures ``[1, 6, 6]`` of three classes. All numbers are float64.
 """
 
+import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +25,12 @@ from ..core.algorithm import AnyAlgorithm, Mixture, Round, check_run, mixture_di
 from ..core.batches import shape_of, views
 from ..core.client import Client, Clock
 from ..core.optim import Recipe
-from ..core.tree import Tree
+from ..core.rows import RowTable, StateRows, dense
+from ..core.tree import Tree, flatten, row, unflatten
 from ..data.federation import Dataset, Federation
 from ..data.simulation import simulate
-from ..engines import Engine, make_engine
-from ..engines.hosts import Inline
-from ..engines.wire import WireEngine
+from ..engines import Engine, EngineSettings, make_engine
+from ..engines.wire import Inline, WireEngine
 from ..runs import checkpoint
 from ..training.guard import Guard
 from ..training.rounds import Begin, train
@@ -39,6 +40,7 @@ VALIDATION, TEST = (6, 0, 6, 6, 6), 7
 CLASSES, PIXELS = 3, 36
 RECIPE = Recipe(lr=0.1, epochs=1, batch=10, momentum=0.5, weight_decay=1e-3)
 ROUNDS = 3
+ARRAYS = Tensor | RowTable | StateRows
 
 Network = Callable[[], nn.Module]
 
@@ -249,16 +251,16 @@ class Trial:
     def _engine(self, name: str) -> Engine:
         if name == "wire":  # in this process: a class of a notebook cannot be sent to another
             return WireEngine(self._shards, worker=Inline())
-        batched = name in ("vmap", "traced")
-        return make_engine(
-            "vmap" if batched else name,
-            self._problem,
-            self._shards,
-            chunk=5 if name == "traced" else 2,  # one chunk is traced sooner than three
-            threads=1 if batched else None,  # the other engines would set it for the whole process
-            trace=name == "traced",
-            compiled=False,
-        )
+        settings = EngineSettings(name)
+        if name != "loop":
+            settings = EngineSettings(
+                "vmap",
+                chunk=5 if name == "traced" else 2,  # one chunk is traced sooner than three
+                threads=1,  # more would be the whole process's
+                trace=name == "traced",
+                compiled=False,
+            )
+        return make_engine(settings, self._problem, self._shards)
 
     def saved_and_read(self, after: Outcome) -> Begin:
         """Where a run can go on: a round written as a checkpoint and read again."""
@@ -293,3 +295,154 @@ def _outcome(record: Any) -> Outcome:
         record.accepted,
         tree.map_leaves(torch.clone, record.states),
     )
+
+
+# ---- the method that the laws look at ------------------------------------------------------------
+
+
+class NotApplicableError(Exception):
+    """A law says nothing about this method; the message says why."""
+
+
+class Begun(NamedTuple):
+    """Where a round begins, and the round."""
+
+    server: Tree
+    states: Tree
+    step: Step
+
+
+class Case:
+    """A method under test. Runs that several laws look at are made once."""
+
+    def __init__(self, algorithm: AnyAlgorithm, network: Network) -> None:
+        self.trial = Trial(algorithm, network)
+
+    @property
+    def algorithm(self) -> AnyAlgorithm:
+        """The method."""
+        return self.trial.algorithm
+
+    def again(self) -> AnyAlgorithm:
+        """The same method as another object, without what the first may have kept."""
+        return replace(self.algorithm)  # type: ignore[type-var]
+
+    @cached_property
+    def walk(self) -> list[Begun]:
+        """Two rounds of all clients, taken function by function; arguments are copies."""
+        server, states = self.trial.init()
+        begun = []
+        for index in range(2):
+            step = self.trial.step(copied(server), copied(states), self.trial.round(index))
+            begun.append(Begun(server, states, copied_step(step)))
+            server, states = begun[-1].step.server, begun[-1].step.states
+        return begun
+
+    @cached_property
+    def halves(self) -> list[Outcome] | Exception:
+        """A run on the loop engine in which half of the clients take part, or why there is none."""
+        try:
+            return self.trial.run()
+        except Exception as error:
+            return error
+
+    @cached_property
+    def reference(self) -> list[Outcome]:
+        """The run that others are compared with; of all clients if half of them cannot run."""
+        if isinstance(self.halves, Exception):
+            return self.full
+        return self.halves
+
+    @cached_property
+    def full(self) -> list[Outcome]:
+        """A run on the loop engine in which all clients take part."""
+        return self.trial.run(participation=1.0)
+
+    @property
+    def participation(self) -> float:
+        """The share of clients in :attr:`reference`."""
+        return 1.0 if isinstance(self.halves, Exception) else 0.5
+
+    @cached_property
+    def batched(self) -> Outcome | Exception:
+        """The last round of the same run on the vmap engine, or why there is none."""
+        try:
+            return self.trial.run("vmap", participation=self.participation)[-1]
+        except Exception as error:
+            return error
+
+    def predictors(self, server: Tree, states: Tree, index: int) -> list[Mixture]:
+        """Every client's predictor after some rounds."""
+        round = self.trial.round(index)
+        served = self.algorithm.serve(server, round)
+        return [
+            self.algorithm.predictor(self.trial.client(i, index), row(served, i), row(states, i))
+            for i in range(self.trial.population)
+        ]
+
+
+def copied_step(step: Step) -> Step:
+    """A step whose trees share no memory with anything."""
+    trees = copied((step.received, step.uploads, step.server, step.states))
+    return step._replace(received=trees[0], uploads=trees[1], server=trees[2], states=trees[3])
+
+
+# ---- where two trees differ, in words ------------------------------------------------------------
+
+
+def named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a tree with its name, such as ``server.models``."""
+    for steps, leaf in flatten(tree):
+        if isinstance(leaf, ARRAYS):
+            yield _name(path, steps), dense(leaf)
+
+
+def misfit(tree: Tree, path: str) -> str | None:
+    """What part of a tree is neither a tensor nor a tuple; None where all of it is."""
+    for steps, leaf in flatten(tree):
+        if not isinstance(leaf, ARRAYS):
+            return f"{_name(path, steps)} is a {type(leaf).__name__}"
+    return None
+
+
+def _name(path: str, steps: str) -> str:
+    """Fields after a dot, numbers in brackets."""
+    return path + re.sub(r"\.(\d+)", r"[\1]", steps)
+
+
+def copied(tree: Tree) -> Tree:
+    """A copy that shares no memory; a Bank's table is copied too."""
+    return unflatten(tree, [dense(leaf).clone() for _, leaf in flatten(tree)])
+
+
+def difference(found: Tree, expected: Tree, path: str, tolerance: float = 0.0) -> str | None:
+    """Where two trees differ by more than a tolerance, relative or absolute; None where nowhere."""
+    pairs = list(named(found, path)), list(named(expected, path))
+    names = [[name for name, _ in part] for part in pairs]
+    if names[0] != names[1]:
+        return f"{path} has the parts {_listed(names[0])} and not {_listed(names[1])}"
+    for (name, a), (_, b) in zip(*pairs, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"{name} is {kind(a)} and not {kind(b)}"
+        apart = _apart(a, b, tolerance)
+        if apart is not None:
+            return f"{name} differs by up to {apart:.1e}"
+    return None
+
+
+def kind(leaf: Tensor) -> str:
+    """The type and shape of a tensor in words."""
+    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "(none)"
+
+
+def _apart(a: Tensor, b: Tensor, tolerance: float) -> float | None:
+    """The largest difference of two tensors of one form where it is too large."""
+    close = torch.isclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+    if bool(close.all()):
+        return None
+    gap = (a.double() - b.double()).abs()[~close]
+    return float(gap.max())

@@ -27,22 +27,10 @@ from ..engines.evaluation import hits, outputs
 from ..storage import faults
 from .guard import Guard, aggregate, remember, screen
 
-# ---- scores a method's global model on the federated test set, which no client holds (spec 13.9)
-
-
-def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) -> float | None:
-    """The accuracy in percent; None without such a test set, or without a global model."""
-    held = problem.federated
-    model = None if held is None else algorithm.global_model(server)
-    if held is None or model is None:
-        return None
-    split = tree.row(held.splits["test"].rows([0]), 0)
-    right, mixture = torch.zeros((), dtype=torch.int64, device=held.device), single(model)
-    positions = held.y[:1].numel()  # targets of a sample
-    for block in split.samples.split(max(1, EVALUATION_BLOCK // positions)):
-        predicted = outputs(problem.model, mixture, held.inputs(block), regression=False)
-        right = right + hits(predicted, held.y[block]).sum()
-    return 100.0 * int(right) / held.y.numel()
+DEFAULT_GUARD = Guard()
+# With more clients than this, the collaboration matrix is computed in evaluated rounds only: with
+# ten thousand clients it has a hundred million entries.
+MATRIX_EVERY_ROUND = 500
 
 
 class Traffic(NamedTuple):
@@ -88,12 +76,6 @@ class Begin(NamedTuple):
     server: Tree
     states: Tree
     accepted: Tensor | None = None  # as in Record
-
-
-DEFAULT_GUARD = Guard()
-# With more clients than this, the collaboration matrix is computed in evaluated rounds only: with
-# ten thousand clients it has a hundred million entries.
-MATRIX_EVERY_ROUND = 500
 
 
 def train(
@@ -164,10 +146,7 @@ def _start(algorithm: AnyAlgorithm, problem: Problem) -> Begin:
 def participants(
     algorithm: AnyAlgorithm, problem: Problem, index: int, participation: float
 ) -> Tensor:
-    """The clients that take part: drawn uniformly without replacement among those with data.
-
-    See spec 1.5.
-    """
+    """The clients that take part: drawn uniformly without replacement among those with data."""
     able = problem.able
     if algorithm.traits.everybody or participation >= 1.0:
         return able
@@ -228,6 +207,24 @@ def _evaluate(
     check_rows(algorithm, "serve", served, round.population)
     found = engine.evaluate(algorithm, served, after, metric, keep=keep)
     return found, tree.count_bytes(served)
+
+
+def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) -> float | None:
+    """The global model's accuracy in percent on the federated test set, which no client holds.
+
+    None without such a test set, or without a global model.
+    """
+    held = problem.federated
+    model = None if held is None else algorithm.global_model(server)
+    if held is None or model is None:
+        return None
+    split = tree.row(held.splits["test"].rows([0]), 0)
+    right, mixture = torch.zeros((), dtype=torch.int64, device=held.device), single(model)
+    positions = held.y[:1].numel()  # targets of a sample
+    for block in split.samples.split(max(1, EVALUATION_BLOCK // positions)):
+        predicted = outputs(problem.model, mixture, held.inputs(block), regression=False)
+        right = right + hits(predicted, held.y[block]).sum()
+    return 100.0 * int(right) / held.y.numel()
 
 
 def _observed(algorithm: AnyAlgorithm, server: Tree, found: Predicted | None) -> dict[str, Any]:

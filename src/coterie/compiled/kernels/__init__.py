@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from . import pooled  # noqa: F401  # defines operations
 from .conv import convolve
 from .norm import group_norm
 from .pool import max_pool

@@ -9,14 +9,16 @@ for ``g`` clients. A further ``vmap`` is folded into the clients, or, where the 
 over it, into the images.
 """
 
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import native_conv, triton_conv
-from .layout import faster, in_front, laid_out, side_by_side
-from .operation import operation
+from . import triton_kernels
+from .native import at, library
+from .operation import faster, in_front, laid_out, operation, side_by_side
 
 Pair = tuple[int, int]
 
@@ -36,10 +38,10 @@ def convolve(x: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Tensor:
 def _convolved(
     x: Tensor, w: Tensor, b: Tensor | None, stride: list[int], padding: list[int], relu: bool
 ) -> Tensor:
-    if triton_conv.fits(x, w, stride):
+    if triton_kernels.fits(x, stride):
         bias = None if b is None else b.contiguous()
-        return triton_conv.convolve(x.contiguous(), w.contiguous(), padding, bias, relu=relu)
-    found = native_conv.convolve(x, w, b, stride, padding, relu)
+        return triton_kernels.convolve(x.contiguous(), w.contiguous(), padding, bias, relu=relu)
+    found = _cpp_convolve(x, w, b, stride, padding, relu)
     if found is not None:
         return found
     if x.is_cuda:
@@ -59,10 +61,10 @@ def _to_images(
     g: Tensor, w: Tensor, size: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
     around = [k - 1 - p for k, p in zip(w.shape[-2:], padding, strict=True)]
-    if triton_conv.fits(g, w, stride) and min(around) >= 0:
+    if triton_kernels.fits(g, stride) and min(around) >= 0:
         turned = w.flip(-1, -2).transpose(1, 2).contiguous()
-        return triton_conv.convolve(g.contiguous(), turned, around)
-    found = native_conv.to_images(g, w, size, stride, padding)
+        return triton_kernels.convolve(g.contiguous(), turned, around)
+    found = _cpp_to_images(g, w, size, stride, padding)
     if found is not None:
         return found
     x = g.new_empty(()).expand(*g.shape[:2], w.shape[2], *size)
@@ -75,9 +77,9 @@ def _to_images(
 def _to_filters(
     g: Tensor, x: Tensor, size: list[int], stride: list[int], padding: list[int]
 ) -> Tensor:
-    if triton_conv.fits(g, x, stride):
-        return triton_conv.to_filters(g.contiguous(), x.contiguous(), size, padding)
-    found = native_conv.to_filters(g, x, size, stride, padding)
+    if triton_kernels.fits(g, stride):
+        return triton_kernels.to_filters(g.contiguous(), x.contiguous(), size, padding)
+    found = _cpp_to_filters(g, x, size, stride, padding)
     if found is not None:
         return found
     w = g.new_empty(()).expand(g.shape[0], g.shape[2], x.shape[2], *size)
@@ -115,6 +117,84 @@ def _backward(
     if not images:
         return out.view(w.shape)
     return out.view(count, clients, *x.shape[2:]).transpose(0, 1).contiguous()
+
+
+# ---- C++ for few channels (cpp/conv.cpp) ---------------------------------------------------
+
+# Libraries compute layers of few channels far below the CPU's speed. With many channels libraries
+# are faster: then every function here returns None, as it does if nothing could be compiled.
+
+
+def few(channels: int, filters: int) -> bool:
+    """Whether a layer is computed here; for others oneDNN was faster (docs/results/speed.md).
+
+    A layer of one channel and many filters is also computed here: oneDNN is slowest for it.
+    """
+    return channels == 1 or (channels <= 8 and filters <= 16)
+
+
+def _cpp_convolve(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    relu: bool,
+) -> Tensor | None:
+    """Convolve images ``[g, n, ci, h, w]`` with filters ``[g, co, ci, kh, kw]``."""
+    layer = _layer(w.shape[1:3], x.shape[3:], w.shape[3:], stride, padding, x.dtype)
+    if layer is None or x.is_cuda:
+        return None
+    high, wide = (
+        n + 2 * p - k + 1 for n, p, k in zip(x.shape[3:], padding, w.shape[3:], strict=True)
+    )
+    x, w, b = x.contiguous(), w.contiguous(), None if b is None else b.contiguous()
+    out = x.new_empty(*x.shape[:2], w.shape[1], high, wide)
+    layer.convolve(*x.shape[:2], at(x), at(w), at(b), int(relu), at(out))
+    return out
+
+
+def _cpp_to_images(
+    d: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor | None:
+    """The derivative for images of this size: a gradient ``[g, n, co, h', w']`` with filters."""
+    layer = _layer(w.shape[1:3], size, w.shape[3:], stride, padding, d.dtype)
+    if layer is None or d.is_cuda or any(p >= k for p, k in zip(padding, w.shape[3:], strict=True)):
+        return None
+    d, w = d.contiguous(), w.contiguous()
+    out = d.new_empty(*d.shape[:2], w.shape[2], *size)
+    layer.to_images(*d.shape[:2], at(d), at(w), at(out))
+    return out
+
+
+def _cpp_to_filters(
+    d: Tensor, x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor | None:
+    """The derivative for filters of this size: a gradient with images."""
+    layer = _layer((d.shape[2], x.shape[2]), x.shape[3:], size, stride, padding, d.dtype)
+    if layer is None or d.is_cuda:
+        return None
+    d, x = d.contiguous(), x.contiguous()
+    out = d.new_empty(d.shape[0], d.shape[2], x.shape[2], *size)
+    layer.to_filters(*d.shape[:2], at(d), at(x), at(out))
+    return out
+
+
+def _layer(
+    width: Sequence[int],
+    image: Sequence[int],
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dtype: torch.dtype,
+) -> ctypes.CDLL | None:
+    filters, channels = width
+    if not few(channels, filters) or list(stride) != [1, 1]:
+        return None
+    return library(
+        "conv", dtype, CHANNELS=channels, MAPS=filters, HEIGHT=image[0], WIDTH=image[1],
+        ROWS=size[0], COLUMNS=size[1], PAD_Y=padding[0], PAD_X=padding[1],
+    )  # fmt: skip
 
 
 # ---- derivatives and vmap ------------------------------------------------------------------

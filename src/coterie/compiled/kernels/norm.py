@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import in_front, laid_out, layout_of, side_by_side
-from .operation import operation
+from .operation import in_front, laid_out, layout_of, operation, side_by_side
 
 aten = torch.ops.aten
 

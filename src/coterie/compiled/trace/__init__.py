@@ -9,9 +9,8 @@ A trace contains no decision: whatever the code decides while it is traced is fi
 depend on shapes and not on numbers; code that reads a number from a tensor cannot be traced.
 """
 
-from .double import InDouble, doubled
+from .modes import InDouble, doubled, sampled
 from .replay import Trace
-from .sampling import sampled
 from .tracer import Tracer
 
 __all__ = ["InDouble", "Trace", "Tracer", "doubled", "sampled"]

@@ -17,7 +17,7 @@ from ...core.calls import Destination
 from ..kernels.native import REALS, compiled
 from . import operations, pointwise  # noqa: F401  # register the writers of operations
 from .cpp_writer import KINDS, Memory, UnknownError, Value, Writer, assign_offsets
-from .sampling import chosen
+from .modes import chosen
 
 Sizes = tuple[int, ...] | None
 

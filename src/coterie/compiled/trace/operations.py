@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels  # noqa: F401  # defines torch.ops.coterie
-from ..kernels.native_conv import few
+from ..kernels.conv import few
 from .cpp_writer import (
     OPERATIONS,
     Handler,

@@ -8,10 +8,9 @@ from torch import Tensor, fx
 from ...core.calls import Destination
 from . import rewrite
 from .cpp_writer import UnknownError
-from .layers import fuse_layers
+from .modes import chosen
 from .native_loop import NativeLoop, Pattern, Sizes, TensorForm
-from .sampling import chosen
-from .simplify import shorten_calls, simplify
+from .passes import fuse_layers, shorten_calls, simplify
 from .tracer import Body, Loop, Op, Registers, Tracer, outside
 
 _ANYWHERE: Mapping[int, Destination] = {}  # no output has a destination

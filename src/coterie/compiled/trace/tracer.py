@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...core import calls, tree
 from ...core.calls import Carry, Step
 from ...errors import TraceError
-from .sampling import can_record
+from .modes import can_record
 
 aten = torch.ops.aten
 

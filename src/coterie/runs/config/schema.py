@@ -7,14 +7,13 @@ checked in :mod:`coterie.runs.config.checks`.
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from ...core.imports import Code
 from ...core.metrics import METRICS
 from ...core.optim import Recipe
 from ...core.ranges import Count, CountOrZero, OneOf, ShareAboveZero, ShareBelowOne
-from ...engines import ENGINES
-from ...engines.base import DEVICE, MOST_THREADS
+from ...engines import EngineSettings
 from ...training.guard import Guard
 from .methods import Method, method_of
 
@@ -109,17 +108,8 @@ class AlgorithmTable(_Table, frozen=True):
     named: dict[str, Fields] = {}
 
 
-class EngineTable(_Table, frozen=True):
-    """Which engine computes the clients, and on which device."""
-
-    name: Annotated[str, OneOf(tuple(ENGINES))] = "auto"  # what computes the clients
-    device: Annotated[str, Field(pattern=DEVICE)] = "cpu"  # cpu, cuda or cuda:N
-    chunk: Count | None = None  # clients computed at a time
-    memory_mib: Count | None = None  # memory that they may take
-    state: Literal["device", "host", "disk"] = "device"  # where clients' states are kept
-    threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None  # of the CPU
-    trace: bool | None = None  # trace rounds and replay them
-    compiled: bool | None = None  # compile traces to C++
+class EngineTable(_Table, EngineSettings, frozen=True):
+    """Which engine computes the clients: all fields of EngineSettings."""
 
 
 class RunTable(_Table, frozen=True):

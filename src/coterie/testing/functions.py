@@ -1,35 +1,48 @@
-"""Laws on the form of a method: its fields, its states, its messages, its predictors."""
+"""Laws on a method's functions, called one by one: what they return, and that they are pure."""
 
 import dataclasses
 import json
 import math
+import random as python_random
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import UnionType
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from ..core.algorithm import Mixture
+from ..core.algorithm import AnyAlgorithm, Mixture
 from ..core.fields import Field, fields
 from ..core.locations import place_of
 from ..core.policies import Wrapper
 from ..core.ranges import fitted
 from ..core.tree import Tree, leaves, row
 from ..errors import CoterieError
-from .differences import kind, misfit, named
-from .laws import Case, NotApplicableError
+from .harness import (
+    Begun,
+    Case,
+    NotApplicableError,
+    copied,
+    difference,
+    kind,
+    misfit,
+    named,
+    with_other,
+)
 
 TREES = "tensors, and NamedTuples or tuples of them"
+TWO = (0, 3)  # clients with many samples and with few
 
+Call = tuple[str, Callable[..., Any], dict[str, Tree]]  # function, what to call, its trees
 
 # ---- fields --------------------------------------------------------------------------------------
 
 
 def fields_are_checked(case: Case) -> Iterator[str]:
-    """A frozen dataclass whose numbers have ranges, and which refuses what lies outside."""
+    """It is a frozen dataclass; its numbers have ranges and values outside are refused."""
     method, name = case.algorithm, type(case.algorithm).__name__
     if isinstance(method, Wrapper):
         raise NotApplicableError("a wrapper; its parts were checked when they were made")
@@ -116,7 +129,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def init_gives_a_row_per_client(case: Case) -> Iterator[str]:
-    """A server and a state, made of tensors, the state with one row per client."""
+    """init() gives a server and one row of state per client, made of tensors."""
     case.trial.check()
     place, made = place_of(case.algorithm, "init"), _anything(case.trial.init())
     if not isinstance(made, tuple) or len(made) != 2:
@@ -153,7 +166,7 @@ def missing_rows(tree: Tree, count: int, path: str, place: str) -> Iterator[str]
 
 
 def messages_have_a_row_per_client(case: Case) -> Iterator[str]:
-    """What travels is made of tensors and has one row per client, of one form for all."""
+    """Messages are tensors in tuples, one row per client, of one form for all clients."""
     method, trial = case.algorithm, case.trial
     server, states = trial.init()
     round = trial.round(0)
@@ -214,7 +227,7 @@ def _told(tree: Tree) -> str:
 
 
 def rounds_run(case: Case) -> Iterator[str]:
-    """Two rounds of all clients, function by function; what fails in them is told by its line."""
+    """Rounds of all clients run, from download() to the predictors."""
     last = case.walk[-1].step
     case.predictors(last.server, last.states, len(case.walk))
     yield from ()
@@ -224,7 +237,7 @@ def rounds_run(case: Case) -> Iterator[str]:
 
 
 def predictors_are_mixtures(case: Case) -> Iterator[str]:
-    """Every client's predictor: models and weights that are finite and sum to one."""
+    """Predictors have finite models and finite weights that sum to one."""
     place, last = place_of(case.algorithm, "predictor"), case.walk[-1].step
     for i, mixture in enumerate(case.predictors(last.server, last.states, 2)):
         if wrong := _mixture(mixture, case.trial.start):
@@ -251,3 +264,142 @@ def _mixture(mixture: Any, start: Tensor) -> str | None:
             "weights of at least 0 that sum to 1 (all 0: this client has no predictor)"
         )
     return None
+
+
+# ---- purity --------------------------------------------------------------------------------------
+
+
+def calls(case: Case, method: AnyAlgorithm, begun: Begun) -> Iterator[Call]:
+    """Every call of one round of all clients, of ``local`` and ``predictor`` those of two."""
+    trial, step = case.trial, begun.step
+    index = step.round.index
+    round, after = trial.round(index), trial.round(index + 1)
+    yield "download", lambda server: method.download(server, round), {"server": begun.server}
+    for i in TWO:
+        yield (
+            "local",
+            lambda received, state, i=i: method.local(trial.client(i, index), received, state),
+            {"received": row(step.received, i), "state": row(begun.states, i)},
+        )
+    yield (
+        "aggregate",
+        lambda server, uploads: method.aggregate(server, uploads, step.round),
+        {"server": begun.server, "uploads": step.uploads},
+    )
+    yield "serve", lambda server: method.serve(server, after), {"server": step.server}
+    served = method.serve(copied(step.server), after)
+    for i in TWO:
+        yield (
+            "predictor",
+            lambda served, state, i=i: method.predictor(trial.client(i, index + 1), served, state),
+            {"served": row(served, i), "state": row(step.states, i)},
+        )
+    yield (
+        "collaboration",
+        lambda server, states: method.collaboration(server, method.shown(states), round),
+        {"server": step.server, "states": step.states},
+    )
+
+
+def inputs_are_left_unchanged(case: Case) -> Iterator[str]:
+    """No function changes its arguments."""
+    told: set[str] = set()
+    start = case.trial.start.clone()
+    case.trial.init()
+    if not torch.equal(start, case.trial.start):
+        yield f"{place_of(case.algorithm, 'init')} changed the common starting point in place"
+        case.trial.start.copy_(start)
+    for begun in case.walk:
+        for name, call, given in calls(case, case.algorithm, begun):
+            held = {argument: copied(value) for argument, value in given.items()}
+            call(**held)
+            for argument, value in given.items():
+                found = difference(held[argument], copied(value), argument)
+                if found and (words := _changed(case, name, found)) not in told:
+                    told.add(words)
+                    yield words
+
+
+def _changed(case: Case, name: str, found: str) -> str:
+    return (
+        f"{place_of(case.algorithm, name)} changed its argument {found.split(' ')[0]} in place; "
+        "return a new tensor: clone() it first, or use index_copy and not x[i] = ..."
+    )
+
+
+def the_same_call_gives_the_same_numbers(case: Case) -> Iterator[str]:
+    """The same call gives the same numbers."""
+    told: set[str] = set()
+    for begun in case.walk:
+        for name, call, given in calls(case, case.algorithm, begun):
+            if name in told:
+                continue
+            before = _generators()
+            first = call(**{key: copied(value) for key, value in given.items()})
+            drawn = [key for key, state in _generators().items() if state != before[key]]
+            second = call(**{key: copied(value) for key, value in given.items()})
+            found = None if first is None else difference(second, first, "its result")
+            if found:
+                told.add(name)
+                yield (
+                    f"{place_of(case.algorithm, name)} gives other numbers when it is called again "
+                    f"with the same arguments: {found}; {_cause(drawn)}"
+                )
+
+
+def _generators() -> dict[str, Any]:
+    """The states of the random generators that a method must not use."""
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": str(np.random.get_state()),  # noqa: NPY002  # it is the global one that is watched
+        "random": python_random.getstate(),
+    }
+
+
+def _cause(drawn: list[str]) -> str:
+    if drawn:
+        return (
+            f"it draws from the random generator of {' and '.join(drawn)}: use "
+            "client.draw(purpose, shape) or round.draw(purpose, clients)"
+        )
+    return "keep nothing between calls, neither on self nor in a global variable"
+
+
+def clients_do_not_meet_in_local(case: Case) -> Iterator[str]:
+    """local() of one client does not depend on which clients were computed before."""
+    begun = case.walk[1]
+    forward = _replies_in(case, begun, reverse=False)
+    backward = _replies_in(case, begun, reverse=True)
+    for i, reply in forward.items():
+        found = difference(backward[i], reply, "(upload, state)")
+        if found:
+            yield (
+                f"{place_of(case.algorithm, 'local')} of client {i} gives other numbers when other "
+                f"clients of the same round were computed before it: {found}; what one client "
+                "learns from others comes through download() and aggregate() only"
+            )
+            return
+
+
+def _replies_in(case: Case, begun: Begun, *, reverse: bool) -> dict[int, Tree]:
+    """All clients' replies of a round by a fresh copy of the method, in an order."""
+    found, method = {}, case.again()
+    named = [call for call in calls(case, method, begun) if call[0] == "local"]
+    for i, (_, call, given) in sorted(zip(TWO, named, strict=True), reverse=reverse):
+        found[i] = call(**{key: copied(value) for key, value in given.items()})
+    return found
+
+
+def only_scores_follow_test_data(case: Case) -> Iterator[str]:
+    """Test data change test scores and nothing else."""
+    other = case.trial.on(with_other("test", case.trial.federation))
+    found = other.run(participation=case.participation)[-1]
+    expected = case.reference[-1]
+    words = difference(found.mixture, expected.mixture, "predictors") or difference(
+        found.server, expected.server, "server"
+    )
+    if words:
+        yield (
+            f"training changes when only the clients' test data change: {words}; a method may read "
+            "the splits 'train' and 'val' of its client, and nothing else"
+        )

@@ -1,6 +1,7 @@
-"""Convolutions for many clients on a GPU: an implicit matrix product for each client.
+"""Convolutions and max pools for many clients on a GPU, in Triton's language.
 
-The patches of the images are gathered while they are multiplied and are never stored.
+A convolution is an implicit matrix product for each client: the patches of the images are gathered
+while they are multiplied and are never stored. A pool is one pass over memory.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,10 @@ try:
 except ImportError:  # torch for CPUs comes without triton
     triton = None
 
+_BLOCK = 1024
 
-def fits(x: Tensor, y: Tensor, stride: Sequence[int]) -> bool:
+
+def fits(x: Tensor, stride: Sequence[int] = (1, 1)) -> bool:
     """Whether these kernels support the arguments; else the caller falls back to torch."""
     return triton is not None and x.is_cuda and x.dtype == torch.float32 and list(stride) == [1, 1]
 
@@ -38,7 +41,7 @@ def convolve(
     pixels, depth = images * out_high * out_wide, channels * rows * columns
     block, tile, inner, turned, warps = _tiles(filters, depth, sum(padding))
     grid = (triton.cdiv(pixels, tile), triton.cdiv(filters, block), clients)
-    _kernels()[0][grid](
+    _kernel(_convolve)[grid](
         x, w, w if bias is None else bias, out, images, channels, filters,
         HIGH=high, WIDE=wide, OUT_HIGH=out_high, OUT_WIDE=out_wide,
         ROWS=rows, COLUMNS=columns, UP=padding[0], LEFT=padding[1], DEPTH=depth,
@@ -64,7 +67,7 @@ def to_filters(g: Tensor, x: Tensor, size: Sequence[int], padding: Sequence[int]
     shares = triton.cdiv(images, each)
     parts = x.new_empty(shares, clients, filters, channels, *size)
     grid = (triton.cdiv(depth, tile), triton.cdiv(filters, block), clients * shares)
-    _kernels()[1][grid](
+    _kernel(_to_filters)[grid](
         g, x, parts, images, channels, filters, clients, each,
         HIGH=high, WIDE=wide, OUT_HIGH=out_high, OUT_WIDE=out_wide,
         ROWS=size[0], COLUMNS=size[1], UP=padding[0], LEFT=padding[1], DEPTH=depth,
@@ -93,9 +96,42 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+def pool(x: Tensor, size: int) -> Tensor:
+    """The largest entry of every window of ``[..., h, w]``."""
+    high, wide = x.shape[-2:]
+    out = x.new_empty(*x.shape[:-2], high // size, wide // size)
+    grid = (triton.cdiv(out.numel(), _BLOCK),)
+    _kernel(_pool)[grid](x, out, out.numel(), HIGH=high, WIDE=wide, SIZE=size, BLOCK=_BLOCK)
+    return out
+
+
+def gradient(g: Tensor, x: Tensor, out: Tensor, size: int, *, positive: bool) -> Tensor:
+    """The gradient for ``x``: the first of a window's largest entries gets the whole gradient."""
+    high, wide = x.shape[-2:]
+    ragged = high % size or wide % size
+    result = torch.zeros_like(x) if ragged else torch.empty_like(x)
+    grid = (triton.cdiv(out.numel(), _BLOCK),)
+    _kernel(_gradient)[grid](
+        g,
+        x,
+        out,
+        result,
+        out.numel(),
+        HIGH=high,
+        WIDE=wide,
+        SIZE=size,
+        POSITIVE=positive,
+        BLOCK=_BLOCK,
+    )
+    return result
+
+
 @cache
-def _kernels() -> tuple[Any, Any]:
-    return triton.jit(_convolve), triton.jit(_to_filters)
+def _kernel(function: Any) -> Any:
+    return triton.jit(function)
+
+
+# ---- the kernels ---------------------------------------------------------------------------
 
 
 def _convolve(
@@ -192,3 +228,50 @@ def _to_filters(
     out_at += (share.to(tl.int64) * clients + client) * filters * DEPTH
     to = filter_[:, None] * DEPTH + patch[None, :]
     tl.store(out_at + to, total, mask=known[:, None] & inside[None, :])
+
+
+def _pool(x_at, out_at, count, HIGH: "tl.constexpr", WIDE: "tl.constexpr",
+          SIZE: "tl.constexpr", BLOCK: "tl.constexpr"):  # fmt: skip
+    window = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = window < count
+    across: tl.constexpr = WIDE // SIZE
+    down: tl.constexpr = HIGH // SIZE
+    column, row, plane = window % across, window // across % down, window // (across * down)
+    corner = x_at + plane * HIGH * WIDE + row * SIZE * WIDE + column * SIZE
+    best = tl.load(corner, mask=real)
+    for i in tl.static_range(1, SIZE * SIZE):
+        value = tl.load(corner + (i // SIZE) * WIDE + i % SIZE, mask=real)
+        best = tl.where((value > best) | (value != value), value, best)
+    tl.store(out_at + window, best, mask=real)
+
+
+def _gradient(
+    g_at, x_at, out_at, result_at, count, HIGH: "tl.constexpr", WIDE: "tl.constexpr",
+    SIZE: "tl.constexpr", POSITIVE: "tl.constexpr", BLOCK: "tl.constexpr",
+):  # fmt: skip
+    window = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = window < count
+    across: tl.constexpr = WIDE // SIZE
+    down: tl.constexpr = HIGH // SIZE
+    column, row, plane = window % across, window // across % down, window // (across * down)
+    corner = plane * HIGH * WIDE + row * SIZE * WIDE + column * SIZE
+    left, best = tl.load(g_at + window, mask=real), tl.load(out_at + window, mask=real)
+    if POSITIVE:
+        left = tl.where(best > 0, left, 0.0)
+    if SIZE == 2:  # two adjacent entries at a time
+        pair, both = tl.arange(0, 2), real[:, None]
+        for i in tl.static_range(2):
+            at = (corner + i * WIDE)[:, None] + pair[None, :]
+            first, second = tl.split(tl.load(x_at + at, mask=both))
+            mine = first == best
+            taken = tl.where(mine, left, 0.0)
+            left = tl.where(mine, 0.0, left)
+            mine = second == best
+            tl.store(result_at + at, tl.join(taken, tl.where(mine, left, 0.0)), mask=both)
+            left = tl.where(mine, 0.0, left)
+    else:
+        for i in tl.static_range(SIZE * SIZE):
+            at = corner + (i // SIZE) * WIDE + i % SIZE
+            mine = tl.load(x_at + at, mask=real) == best
+            tl.store(result_at + at, tl.where(mine, left, 0.0), mask=real)
+            left = tl.where(mine, 0.0, left)
