@@ -1,4 +1,4 @@
-"""A study's outcome as text: one table per column, the claims, the cost, and where it was run."""
+"""A study's outcome as text: its table, the claims, the cost, and where it was run."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -50,15 +50,19 @@ MARKS = {HOLDS: "✓", FAILS: "✗"}
 
 
 def markdown(outcome: StudyOutcome, command: str = "") -> str:
-    """The whole outcome in Markdown; ``command`` is what a reader types to repeat it."""
+    """The outcome in Markdown, one table with a row per method and a column per column.
+
+    The page (``study_page``) has one table per column, with its costs and tests. ``command`` is
+    what a reader types to repeat it.
+    """
     study = outcome.study
     done, wanted = outcome.counts
     lines = [f"# {study.name} {study.title}", ""]
     typed = f"`{command}`: " if command else ""
     lines += [f"{typed}{done} of {wanted} runs. State: **{outcome.state}**.", ""]
     lines += [*(f"- {note}" for note in study.notes), ""] if study.notes else []
-    for column in study.columns:
-        lines += [f"## {column.name}", "", *_column(outcome, column), ""]
+    lines += [*_table(outcome), ""]
+    lines += [line for text in _careful(outcome) for line in (text, "")]
     claims = claim_lines(outcome)
     if claims:
         lines += ["## Claims", "", *(f"- {line}" for line in claims), ""]
@@ -66,26 +70,89 @@ def markdown(outcome: StudyOutcome, command: str = "") -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _column(outcome: StudyOutcome, column: StudyColumn) -> list[str]:
-    rows = column_table(outcome, column)
-    if not rows:
-        return ["Not run."]
-    rule = ["---"] + ["---:"] * (len(rows[0]) - 1)
-    table = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
-    tested = tests(outcome, column)
-    below = [tested, *(f"**{WARNING}** {text}." for text in warnings(outcome, column))]
-    said = [line for text in below if text for line in ("", text)]
-    return [about_column(column), "", *table, *said]
+def _table(outcome: StudyOutcome) -> list[str]:
+    """One row per method that was run, and the names of the columns and methods that were not."""
+    rows: dict[str, dict[str, StudyNumber]] = {}
+    for entry in outcome.entries:
+        rows.setdefault(entry.method, {})[entry.column] = entry
+    ran = {method: row for method, row in rows.items() if any(e.seeds for e in row.values())}
+    names = [c.name for c in outcome.study.columns]
+    shown = [n for n in names if any(n in row and row[n].seeds for row in ran.values())]
+    lines = _abouts(outcome, shown)
+    if ran:
+        heads = ["method", *shown, "seeds", "s per run", "bytes per client"]
+        table = [heads, ["---"] + ["---:"] * (len(heads) - 1)]
+        table += [_method_row(method, row, shown) for method, row in ran.items()]
+        lines += [f"| {' | '.join(cells)} |" for cells in table]
+    missing = [n for n in names if n not in shown]
+    missing += [words.label(method) for method in rows if method not in ran]
+    return lines + (["", f"Not run: {', '.join(missing)}."] if missing else [])
+
+
+def _abouts(outcome: StudyOutcome, shown: list[str]) -> list[str]:
+    """What the columns show, columns of one kind together, and how to read a cell."""
+    about: dict[str, dict[str, list[str]]] = {}
+    for column in outcome.study.columns:
+        if column.name in shown:
+            numbers = about.setdefault(_experiment(column), {})
+            numbers.setdefault(_number(column), []).append(column.name)
+    lines = []
+    for experiment, numbers in about.items():
+        parts = [f"{', '.join(names)} ({number})" for number, names in numbers.items()]
+        lines.append(f"- {experiment}: {'; '.join(parts)}.")
+    if any(entry.printed is not None for entry in outcome.entries):
+        lines.append(
+            "- In brackets the paper's number; ours is bold where it differs by no more than the "
+            f"paper's deviation or {outcome.study.tolerance:g}."
+        )
+    return [*lines, ""] if lines else []
+
+
+def _method_row(method: str, row: Mapping[str, StudyNumber], shown: list[str]) -> list[str]:
+    ran = [row[name] for name in shown if name in row and row[name].seeds]
+    seeds, seconds = [entry.seeds for entry in ran], [entry.seconds for entry in ran]
+    sizes = [entry.bytes_per_client for entry in ran]
+    few, many = f"{min(seeds)}", f"{max(seeds)}"
+    cost = [
+        few if few == many else f"{few}–{many}",
+        f"{sum(seconds) / len(ran):.1f}",
+        words.size(sum(sizes) / len(ran)),
+    ]
+    return [words.label(method), *(_cell(row.get(name)) for name in shown), *cost]
+
+
+def _cell(entry: StudyNumber | None) -> str:
+    if entry is None or not entry.seeds:
+        return NONE
+    ours = spread(entry.ours.mean, entry.ours.deviation)
+    if entry.inside:
+        ours = f"**{ours}**"
+    return f"{ours} ({spread(entry.printed.mean, None)})" if entry.printed else ours
+
+
+def _careful(outcome: StudyOutcome) -> list[str]:
+    """Each warning once, with the columns that it holds for."""
+    found: dict[str, list[str]] = {}
+    for column in outcome.study.columns:
+        for text in warnings(outcome, column):
+            found.setdefault(text, []).append(column.name)
+    return [f"**{WARNING}** {text}: {', '.join(names)}." for text, names in found.items()]
 
 
 def about_column(column: StudyColumn) -> str:
     """Which number a column shows, and of which experiment."""
-    config, clients = column.config, column.clients
-    over = f" of client {', '.join(map(str, clients))}" if clients else ""
-    return (
-        f"{column.number}{over}; {config.data.name}, {config.partition.name}, "
-        f"{config.model.name}, {config.run.rounds} rounds."
-    )
+    return f"{_number(column)}; {_experiment(column)}."
+
+
+def _number(column: StudyColumn) -> str:
+    clients = column.clients
+    return column.number + (f" of client {', '.join(map(str, clients))}" if clients else "")
+
+
+def _experiment(column: StudyColumn) -> str:
+    config = column.config
+    names = (config.data.name, config.partition.name, config.model.name)
+    return f"{', '.join(names)}, {config.run.rounds} rounds"
 
 
 def column_table(outcome: StudyOutcome, column: StudyColumn) -> list[list[str]]:
@@ -165,13 +232,13 @@ def _where(outcome: StudyOutcome) -> str:
 
 
 def _environments(records: Mapping[str, CellRecord]) -> list[str]:
-    """Where the runs were computed, one line per different place."""
-    lines = []
+    """Where the runs were computed, one line per machine, with its engines and commits."""
+    found: dict[str, dict[str, None]] = {}
     for record in records.values():
         where = record.environment
         commit = where.get("git_commit")  # None in a copy of the source that is no checkout
         code = f"commit {commit[:10]}" if commit else f"source {str(where.get('source'))[:10]}"
-        name, engine = where.get("device_name") or where.get("device"), where.get("engine")
-        how = f"{where.get('device')}, {where.get('precision')}, engine {engine}"
-        lines.append(f"{name} ({how}), torch {where.get('torch')}, {code}")
-    return list(dict.fromkeys(lines))
+        name = where.get("device_name") or where.get("device")
+        machine = f"{name}, {where.get('precision')}, torch {where.get('torch')}"
+        found.setdefault(machine, {})[f"{where.get('engine')} at {code}"] = None
+    return [f"{machine} ({', '.join(runs)})" for machine, runs in found.items()]
