@@ -225,7 +225,7 @@ def test_the_claims_of_first_tier_cards_are_counted_at_paper_scale_and_where_the
     assert found == [[0, 0, 0, 4], [1, 1, 1, 1]]
     assert row[-1] == (
         "2 of 3 claims fail at [small](P1-T9.small.md) (2 of 2 runs, 3 of 4 claims judged): "
-        r"Fails with a cause \| a bar (nothing is 150 points better); "
+        r"Fails with a cause \| a bar; "
         "Holds at paper scale and fails at the scale small; not run at paper scale"
     )
     called(capsys, "P1-T9", "--publish", "pub", "--columns", "few")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from ..views import words
 from ..views.words import NONE
-from .outcome import FAILS, HOLDS, StudyNumber, StudyOutcome
+from .outcome import FAILS, HOLDS, NOT_RUN, Judged, StudyNumber, StudyOutcome
 from .records import CellRecord
 from .study import StudyColumn
 
@@ -63,7 +63,7 @@ def markdown(outcome: StudyOutcome, command: str = "") -> str:
     lines += [*(f"- {note}" for note in study.notes), ""] if study.notes else []
     lines += [*_table(outcome), ""]
     lines += [line for text in _careful(outcome) for line in (text, "")]
-    claims = claim_lines(outcome)
+    claims = _short_claims(outcome)
     if claims:
         lines += ["## Claims", "", *(f"- {line}" for line in claims), ""]
     lines += [_where(outcome)]
@@ -211,15 +211,24 @@ def tests(outcome: StudyOutcome, column: StudyColumn) -> str:
 
 def claim_lines(outcome: StudyOutcome) -> list[str]:
     """One line per claim: whether it holds, the numbers, and the cause of a failure."""
-    lines = []
-    for one in outcome.judged:
-        text = f"{MARKS.get(one.state, '·')} {one.state}: {one.claim.text}"
-        if one.evidence:
-            text += f" ({'; '.join(one.evidence)})"
-        if one.state == FAILS and one.claim.cause:
-            text += f". Cause: {one.claim.cause}"
-        lines.append(text)
-    return lines
+    return [_claim(one, "; ".join(one.evidence)) for one in outcome.judged]
+
+
+def _claim(one: Judged, numbers: str) -> str:
+    text = f"{MARKS.get(one.state, '·')} {one.state}: {one.claim.text}"
+    if numbers:
+        text += f" ({numbers})"
+    if one.state == FAILS and one.claim.cause:
+        text += f". Cause: {one.claim.cause}"
+    return text
+
+
+def _short_claims(outcome: StudyOutcome) -> list[str]:
+    """The claims that were judged; the numbers of one column only, as the table has the others."""
+    judged = [one for one in outcome.judged if one.state != NOT_RUN]
+    lines = [_claim(one, one.evidence[0] if len(one.evidence) == 1 else "") for one in judged]
+    rest = len(outcome.judged) - len(judged)
+    return [*lines, f"{rest} of {len(outcome.judged)} not judged yet"] if rest else lines
 
 
 def _where(outcome: StudyOutcome) -> str:

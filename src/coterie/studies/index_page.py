@@ -17,10 +17,9 @@ RUNS = Path("runs")
 BEGIN, END = "<!-- cards: begin -->", "<!-- cards: end -->"  # around the index on a page
 COUNTED = HOLD, CAUSE, NO_CAUSE, LEFT = "hold", "fail with a cause", "fail without one", NOT_RUN
 INTRO = """\
-A card *holds* if every claim of it that can be judged from the runs so far holds; it is *run* if
-none can be judged yet. Cards of the first tier (`tier = 1`) are reproduced first. This part of the
-page is written by `coterie reproduce --list --publish DIR` from the records in that folder, to
-which `coterie reproduce CARD --publish DIR` adds."""
+A card *holds* if every claim that can be judged from the runs so far holds; it is *run* if none can
+be judged yet. The card's page has the causes of failures. Cards of the first tier are reproduced
+first. `coterie reproduce --list --publish DIR` writes this part of the page."""
 
 
 class CardState(NamedTuple):
@@ -145,7 +144,7 @@ def _paper_runs(mine: Sequence[CardState]) -> str:
 
 
 def _says(mine: Sequence[CardState], published: Path, folder: str) -> str:
-    """How a card stands: each scale that was run, and why claims fail."""
+    """How a card stands: each scale that was run, and which claims fail."""
     about = mine[0].card.about
     if about.waits:
         return f"waits: {about.waits}"
@@ -160,8 +159,8 @@ def _state(one: CardState, published: Path, folder: str) -> str:
     page, outcome = f"{one.card.about.id}.{one.scale}.md", one.outcome
     name = f"[{one.scale}]({folder}{page})" if (published / page).exists() else one.scale
     failed = [j for j in outcome.judged if j.state == FAILS]
-    why = [f"{j.claim.text}{f' ({j.claim.cause})' if j.claim.cause else ''}" for j in failed]
-    return f"{outcome.verdict} at {name}{_share(one)}" + (f": {'; '.join(why)}" if why else "")
+    why = f": {'; '.join(j.claim.text for j in failed)}" if failed else ""
+    return f"{outcome.verdict} at {name}{_share(one)}{why}"
 
 
 def _share(one: CardState) -> str:
