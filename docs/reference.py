@@ -7,6 +7,7 @@ In config.md everything below the line "## The tables" is generated, in api.md e
 """
 
 import inspect
+import itertools
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -63,11 +64,14 @@ def _table(name: str) -> str:
 def _parts(table: str) -> str:
     """The fields of everything that one table can name."""
     kinds: Mapping[str, tuple[Any, str]] = PARTS[table]
+    described = [
+        (f"**`{name}`**: {_plain(about).rstrip('.')}.\n", "".join(map(_row, fields(owner))))
+        for name, (owner, about) in kinds.items()
+    ]
     sections = []
-    for name, (owner, about) in kinds.items():
-        rows = "".join(map(_row, fields(owner)))
-        rest = f"\n{HEAD}{rows}" if rows else ""
-        sections.append(f"**`{name}`**: {_plain(about).rstrip('.')}.\n{rest}")
+    for rows, same in itertools.groupby(described, key=lambda one: one[1]):
+        text = "\n".join(about for about, _ in same)
+        sections.append(f"{text}\n{HEAD}{rows}" if rows else text)
     return f'### [{table}] name = "…"\n\n' + "\n".join(sections)
 
 
@@ -82,8 +86,25 @@ def _row(field: Field) -> str:
         shown = str(default).lower()
     else:
         shown = f'`"{default}"`' if isinstance(default, str) else f"{default}"
-    cells = (shown, in_words(field.type), field.meaning.rstrip("."))
+    cells = (shown, _range(field), field.meaning.rstrip("."))
     return f"| `{field.name}` | " + " | ".join(_cell(cell) for cell in cells) + " |\n"
+
+
+INTERVALS = {
+    r"of at least (\S+) and below (\S+)": r"in [\1, \2)",
+    r"above (\S+) and at most (\S+)": r"in (\1, \2]",
+    r"from (\S+) to (\S+?)(?=[,) ]|$)": r"in [\1, \2]",
+    r"\ba (?=whole number|number|text)": "",
+    "whole number": "integer",
+}
+
+
+def _range(field: Field) -> str:
+    """The range in the words of error messages, with intervals written as such."""
+    text = in_words(field.type)
+    for words, interval in INTERVALS.items():
+        text = re.sub(words, interval, text)
+    return text
 
 
 def _cell(text: str) -> str:
@@ -175,10 +196,13 @@ def _class(name: str, found: type) -> str:
 
 
 def _members(found: type) -> Iterator[str]:
-    """The public functions and properties of a class that have a docstring."""
+    """The documented public members of a class; those of a public base stand there."""
+    public = {id(getattr(coterie, name)) for name in coterie.__all__} - {id(found)}
     for key in sorted(dir(found)):
         home = next((base for base in found.__mro__ if key in vars(base)), None)
-        if key.startswith("_") or home is None or not home.__module__.startswith(OWN):
+        if key.startswith(("_", "model_post")) or home is None or id(home) in public:
+            continue
+        if not home.__module__.startswith(OWN):
             continue
         one = inspect.getattr_static(found, key)
         inner = one.__func__ if isinstance(one, staticmethod | classmethod) else one
