@@ -207,8 +207,9 @@ def test_the_claims_of_first_tier_cards_are_counted_at_paper_scale_and_where_the
     cards, capsys
 ):
     path = cards / "p1" / "t9.toml"
-    text = path.read_text().replace("[paper.few]", "tier = 1\n[paper.few]")
-    path.write_text(text.replace("[data]\n", CLAIMS))
+    path.write_text(path.read_text().replace("[data]\n", CLAIMS))
+    other = cards / "p1" / "t8.toml"
+    other.write_text(other.read_text().replace("tier = 1", "tier = 2"))
 
     def counted():
         called(capsys, "--list", "--publish", "pub")
@@ -219,7 +220,8 @@ def test_the_claims_of_first_tier_cards_are_counted_at_paper_scale_and_where_the
         return [[int(cell) for cell in line.split("|")] for line in found], rows(text)["P1-T9"]
 
     assert counted()[0] == [[0, 0, 0, 4], [0, 0, 0, 4]]
-    called(capsys, "P1-T8", "--scale", "small", "--publish", "pub")  # of the second tier
+    called(capsys, "P1-T8", "--scale", "small", "--publish", "pub")  # of the second tier: no page
+    assert [page.name for page in (cards.parent / "pub").glob("P1-*")] == ["P1-T8.small.json"]
     called(capsys, "P1-T9", "--scale", "small", "--publish", "pub")
     found, row = counted()
     assert found == [[0, 0, 0, 4], [1, 1, 1, 1]]

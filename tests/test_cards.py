@@ -40,6 +40,7 @@ CARD = """
 id = "P1-T9"
 paper = "FedFomo"
 title = "A table of ours"
+tier = 1
 number = "accuracy_last"
 [paper.few]
 local = [10.0, 200.0]
