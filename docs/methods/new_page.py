@@ -21,10 +21,11 @@ from coterie.core.fields import REQUIRED, fields, summary
 PAGES = Path(__file__).parent
 HEAD = "| field | default | meaning |\n| --- | --- | --- |\n"
 SECTIONS = {
-    "The update": "TODO: the formulae of the module's docstring. Prediction: TODO.",
+    "The update": "TODO: the formulae of the module's docstring. Prediction: TODO.\n\n"
+    "Where the paper is silent or we depart from it: the notes in "
+    "[`NAME.py`](../../src/coterie/algorithms/NAME.py), and the [readings](../readings.md).",
     "What travels and what it costs": "TODO: messages down and up, memory and compute.",
     "When to use it": "- TODO: where it helps.\n- Not TODO: where it does not.",
-    "Departures from the paper": "- TODO: every departure, or: none.",
     "Fields": "",
     "Paper": "",
     "At work": "TODO: docs/figures.py writes this section.",
@@ -64,7 +65,10 @@ def skeleton(name: str) -> str:
     """A new page, to be completed by hand."""
     method = ALGORITHMS[name]
     idea = inspect.getdoc(sys.modules[method.__module__]) or ""
-    sections = "".join(f"\n## {title}\n\n{body}\n" for title, body in SECTIONS.items())
+    module = method.__module__.rpartition(".")[2]
+    sections = "".join(
+        f"\n## {title}\n\n{body.replace('NAME', module)}\n" for title, body in SECTIONS.items()
+    )
     told = idea.partition("\n")[0].partition(": ")[2] or summary(method)
     return refreshed(name, f"# {name}: {told.rstrip('.')}\n\nTODO: the idea.\n{sections}")
 
