@@ -62,7 +62,8 @@ def markdown(outcome: StudyOutcome, command: str = "") -> str:
     lines += [f"{typed}{done} of {wanted} runs. State: **{outcome.state}**.", ""]
     lines += [*(f"- {note}" for note in study.notes), ""] if study.notes else []
     lines += [*_table(outcome), ""]
-    lines += [line for text in _careful(outcome) for line in (text, "")]
+    careful = _careful(outcome)
+    lines += [*careful, ""] if careful else []
     claims = _short_claims(outcome)
     if claims:
         lines += ["## Claims", "", *(f"- {line}" for line in claims), ""]
@@ -131,12 +132,12 @@ def _cell(entry: StudyNumber | None) -> str:
 
 
 def _careful(outcome: StudyOutcome) -> list[str]:
-    """Each warning once, with the columns that it holds for."""
-    found: dict[str, list[str]] = {}
+    """Each kind of warning once, up to its colon, with the columns that it holds for."""
+    found: dict[str, dict[str, None]] = {}
     for column in outcome.study.columns:
         for text in warnings(outcome, column):
-            found.setdefault(text, []).append(column.name)
-    return [f"**{WARNING}** {text}: {', '.join(names)}." for text, names in found.items()]
+            found.setdefault(text.partition(":")[0], {})[column.name] = None
+    return [f"- **{WARNING}** {text}: {', '.join(names)}." for text, names in found.items()]
 
 
 def about_column(column: StudyColumn) -> str:
@@ -241,13 +242,17 @@ def _where(outcome: StudyOutcome) -> str:
 
 
 def _environments(records: Mapping[str, CellRecord]) -> list[str]:
-    """Where the runs were computed, one line per machine, with its engines and commits."""
-    found: dict[str, dict[str, None]] = {}
+    """Where the runs were computed, one line per machine, with the commits by engine."""
+    found: dict[str, dict[str, dict[str, None]]] = {}
     for record in records.values():
         where = record.environment
         commit = where.get("git_commit")  # None in a copy of the source that is no checkout
-        code = f"commit {commit[:10]}" if commit else f"source {str(where.get('source'))[:10]}"
+        code = commit[:7] if commit else f"source {str(where.get('source'))[:10]}"
         name = where.get("device_name") or where.get("device")
         machine = f"{name}, {where.get('precision')}, torch {where.get('torch')}"
-        found.setdefault(machine, {})[f"{where.get('engine')} at {code}"] = None
-    return [f"{machine} ({', '.join(runs)})" for machine, runs in found.items()]
+        found.setdefault(machine, {}).setdefault(str(where.get("engine")), {})[code] = None
+    lines = []
+    for machine, engines in found.items():
+        used = [f"{engine} at {', '.join(commits)}" for engine, commits in engines.items()]
+        lines.append(f"{machine} ({'; '.join(used)})")
+    return lines

@@ -161,7 +161,8 @@ class Reproduction:
     def _publish(self) -> None:
         """Add all records that the whole card uses to its file; a first-tier card gets a page, too.
 
-        The index and ``--show`` tell of the others. Runs with other settings (``--set``) are not the card's and are not published.
+        The index and ``--show`` tell of the others. Runs with other settings (``--set``) are not
+        the card's and are not published.
         """
         if self.published is None:
             raise AssertionError("there is no folder to publish to")
