@@ -44,10 +44,10 @@ COSTS = (  # model, clients, method, rounds
 HEAD = """# Kills at random instants
 
 {total} kills (SIGKILL) over {methods} methods, {rounds} rounds each; **{runs} runs ended with the
-digest of their uninterrupted run** and with every file as its manifest says{others}. {midway} of the
-kills came while a checkpoint was being written, {early} where no finished one was there. The
-instants are drawn: a round, uniform over those to come and the writing of the results after the
-last, and a moment within one and a half times the length of a round.
+digest of their uninterrupted run** and with every file as its manifest says{others}.
+{midway} of the kills came while a checkpoint was being written, {early} where no finished one was
+there. The instants are drawn: a round, uniform over those to come and the writing of the results
+after the last, and a moment within one and a half times the length of a round.
 
 ```
 python docs/results/reliability.py --kills {kills} --seed {seed} > docs/results/reliability.md
