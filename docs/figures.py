@@ -155,15 +155,14 @@ def section(comparison: Comparison, method: str) -> str:
     others = [other for other in ("local", "fedavg") if other != method]
     scores = ", ".join(f"{words.label(o)} {last_round(comparison, o)}" for o in others)
     told = f"{name} ends at {last_round(comparison, method)} ({scores})."
-    alt = f"Mean test accuracy of {name} over {len(run.lines)} rounds beside {scores}"
+    alt = f"Mean test accuracy of {name} over rounds"
     A = run.weights
     if A is not None:
         told += " " + about_matrix(run, A)
-        alt += ", and its collaboration matrix by true group"
+        alt += ", and its collaboration matrix"
     return (
         f"{HEADING}\n\n![{alt}](figures/{method}.svg)\n\n"
-        f"The demo's federation, twelve clients in three hidden groups. {told}\n\n"
-        f"`{command(run)}` at commit {commit(run)}, seed {run.seed}.\n"
+        f"{told} Commit {commit(run)}, seed {run.seed}: [how](README.md#the-figures).\n"
     )
 
 

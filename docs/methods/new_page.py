@@ -22,8 +22,8 @@ PAGES = Path(__file__).parent
 HEAD = "| field | default | meaning |\n| --- | --- | --- |\n"
 SECTIONS = {
     "The update": "TODO: the formulae of the module's docstring. Prediction: TODO.\n\n"
-    "Where the paper is silent or we depart from it: the notes in "
-    "[`NAME.py`](../../src/coterie/algorithms/NAME.py), and the [readings](../readings.md).",
+    "Departures: the notes in [`NAME.py`](../../src/coterie/algorithms/NAME.py), "
+    "[readings](../readings.md).",
     "What travels and what it costs": "TODO: messages down and up, memory and compute.",
     "When to use it": "- TODO: where it helps.\n- Not TODO: where it does not.",
     "Fields": "",
@@ -56,9 +56,8 @@ def field_table(method: type, meanings: dict[str, str]) -> str:
 
 
 def paper(method: Any) -> str:
-    """The reference and its BibTeX entry, where there is one."""
-    entry = f"\n```bibtex\n{method.bibtex}\n```\n" if method.bibtex else ""
-    return f"{method.paper}.\n{entry}"
+    """The BibTeX entry, or the reference where there is none."""
+    return f"```bibtex\n{method.bibtex}\n```\n" if method.bibtex else f"{method.paper}.\n"
 
 
 def skeleton(name: str) -> str:

@@ -81,7 +81,7 @@ def _table(outcome: StudyOutcome) -> list[str]:
     shown = [n for n in names if any(n in row and row[n].seeds for row in ran.values())]
     lines = _abouts(outcome, shown)
     if ran:
-        heads = ["method", *shown, "seeds", "s per run", "bytes per client"]
+        heads = ["method", *shown, "seeds", "bytes per client"]
         table = [heads, ["---"] + ["---:"] * (len(heads) - 1)]
         table += [_method_row(method, row, shown) for method, row in ran.items()]
         lines += [f"| {' | '.join(cells)} |" for cells in table]
@@ -99,27 +99,26 @@ def _abouts(outcome: StudyOutcome, shown: list[str]) -> list[str]:
             numbers.setdefault(_number(column), []).append(column.name)
     lines = []
     for experiment, numbers in about.items():
-        parts = [f"{', '.join(names)} ({number})" for number, names in numbers.items()]
+        alone = len(about) == len(numbers) == 1
+        parts = [
+            number if alone else f"{', '.join(names)} ({number})"
+            for number, names in numbers.items()
+        ]
         lines.append(f"- {experiment}: {'; '.join(parts)}.")
     if any(entry.printed is not None for entry in outcome.entries):
         lines.append(
-            "- In brackets the paper's number; ours is bold where it differs by no more than the "
-            f"paper's deviation or {outcome.study.tolerance:g}."
+            "- Ours (the paper's number); bold: within the paper's deviation or "
+            f"{outcome.study.tolerance:g}."
         )
     return [*lines, ""] if lines else []
 
 
 def _method_row(method: str, row: Mapping[str, StudyNumber], shown: list[str]) -> list[str]:
     ran = [row[name] for name in shown if name in row and row[name].seeds]
-    seeds, seconds = [entry.seeds for entry in ran], [entry.seconds for entry in ran]
-    sizes = [entry.bytes_per_client for entry in ran]
-    few, many = f"{min(seeds)}", f"{max(seeds)}"
-    cost = [
-        few if few == many else f"{few}–{many}",
-        f"{sum(seconds) / len(ran):.1f}",
-        words.size(sum(sizes) / len(ran)),
-    ]
-    return [words.label(method), *(_cell(row.get(name)) for name in shown), *cost]
+    few, many = min(entry.seeds for entry in ran), max(entry.seeds for entry in ran)
+    seeds = f"{few}" if few == many else f"{few}–{many}"
+    size = words.size(sum(entry.bytes_per_client for entry in ran) / len(ran))
+    return [words.label(method), *(_cell(row.get(name)) for name in shown), seeds, size]
 
 
 def _cell(entry: StudyNumber | None) -> str:

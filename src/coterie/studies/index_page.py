@@ -151,8 +151,7 @@ def _says(mine: Sequence[CardState], published: Path, folder: str) -> str:
     ran = [one for one in mine if one.outcome.verdict != NOT_RUN]
     if not ran:
         return NOT_RUN
-    said = [_state(one, published, folder) for one in ran]
-    return "; ".join(said if ran[0].scale == PAPER else [*said, "not run at paper scale"])
+    return "; ".join(_state(one, published, folder) for one in ran)
 
 
 def _state(one: CardState, published: Path, folder: str) -> str:
@@ -168,7 +167,7 @@ def _share(one: CardState) -> str:
     done, wanted = one.outcome.counts
     states = [judged.state for judged in one.outcome.judged]
     judged = len(states) - states.count(NOT_RUN)
-    runs = [] if one.scale == PAPER else [f"{done} of {wanted} runs"]
+    runs = [] if one.scale == PAPER or done == wanted else [f"{done} of {wanted} runs"]
     claims = [] if judged == len(states) else [f"{judged} of {len(states)} claims judged"]
     return f" ({', '.join(runs + claims)})" if runs or claims else ""
 
