@@ -24,7 +24,7 @@ from coterie.data import (
 from coterie.errors import CoterieError
 
 SEED = 0
-NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "femnist")
+NAMES = ("mnist", "cifar10", "cifar100", "femnist")
 # Every partition with the papers' parameters; (name, fields).
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("iid", {"clients": 15}),
