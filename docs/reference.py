@@ -65,29 +65,38 @@ def _parts(table: str) -> str:
     """The fields of everything that one table can name."""
     kinds: Mapping[str, tuple[Any, str]] = PARTS[table]
     described = [
-        (f"**`{name}`**: {_plain(about).rstrip('.')}.\n", "".join(map(_row, fields(owner))))
+        (f"**`{name}`**: {_plain(about).rstrip('.')}.\n", "".join(map(_item, fields(owner))))
         for name, (owner, about) in kinds.items()
     ]
     sections = []
     for rows, same in itertools.groupby(described, key=lambda one: one[1]):
         text = "\n".join(about for about, _ in same)
-        sections.append(f"{text}\n{HEAD}{rows}" if rows else text)
+        sections.append(f"{text}\n{rows}" if rows else text)
     return f'### [{table}] name = "…"\n\n' + "\n".join(sections)
 
 
 def _row(field: Field) -> str:
     """One row of a table of fields."""
+    cells = (_default(field), _range(field), field.meaning.rstrip("."))
+    return f"| `{field.name}` | " + " | ".join(_cell(cell) for cell in cells) + " |\n"
+
+
+def _item(field: Field) -> str:
+    """One item of a list of fields: the default, the range, the meaning."""
+    limits = "" if isinstance(field.default, bool) else f"; {_range(field)}"
+    meaning = f": {_plain(field.meaning).rstrip('.')}" if field.meaning else ""
+    return f"- `{field.name}` ({_default(field)}{limits}){meaning}\n"
+
+
+def _default(field: Field) -> str:
     default = field.default
     if default is inspect.Parameter.empty:
-        shown = "required"
-    elif default is None or default == ():
-        shown = "none"
-    elif isinstance(default, bool):
-        shown = str(default).lower()
-    else:
-        shown = f'`"{default}"`' if isinstance(default, str) else f"{default}"
-    cells = (shown, _range(field), field.meaning.rstrip("."))
-    return f"| `{field.name}` | " + " | ".join(_cell(cell) for cell in cells) + " |\n"
+        return "required"
+    if default is None or default == ():
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f'`"{default}"`' if isinstance(default, str) else f"{default}"
 
 
 INTERVALS = {
