@@ -36,11 +36,11 @@ def test_a_new_page_has_all_sections_and_every_field_with_its_meaning():
         assert f"\n## {section}\n" in page
     for field in fields(ALGORITHMS["fedprox"]):
         meaning = field.meaning.rstrip(".")
-        assert f"| `{field.name}` | {new_page.shown(field.default)} | {meaning} |\n" in page
+        assert f"- `{field.name}` ({new_page.shown(field.default)}): {meaning}\n" in page
     assert ALGORITHMS["fedprox"].bibtex in page
-    stale = page.replace("| 0.1 | strength", "| 0.2 | my own words for").replace("MLSys", "ICML")
+    stale = page.replace("(0.1): strength", "(0.2): my own words for").replace("MLSys", "ICML")
     mended = new_page.refreshed("fedprox", stale)
-    assert mended == page.replace("| 0.1 | strength", "| 0.1 | my own words for")
+    assert mended == page.replace("(0.1): strength", "(0.1): my own words for")
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)

@@ -19,7 +19,6 @@ from coterie.algorithms import ALGORITHMS
 from coterie.core.fields import REQUIRED, fields, summary
 
 PAGES = Path(__file__).parent
-HEAD = "| field | default | meaning |\n| --- | --- | --- |\n"
 SECTIONS = {
     "The update": "TODO: the formulae of the module's docstring. Prediction: TODO.\n\n"
     "Departures: the notes in [`NAME.py`](../../src/coterie/algorithms/NAME.py), "
@@ -42,17 +41,16 @@ def shown(default: Any) -> str:
     return f"`{text}`" if isinstance(default, str) else text
 
 
-def field_table(method: type, meanings: dict[str, str]) -> str:
-    """One row per field; ``meanings`` are those that the page has, else the docstring's."""
+def field_list(method: type, meanings: dict[str, str]) -> str:
+    """One item per field; ``meanings`` are those that the page has, else the docstring's."""
     known = fields(method)
     if not known:
         return "None.\n"
-    rows = (
-        f"| `{field.name}` | {shown(field.default)} | "
-        f"{meanings.get(field.name, field.meaning.rstrip('.'))} |\n"
+    return "".join(
+        f"- `{field.name}` ({shown(field.default)}): "
+        f"{meanings.get(field.name, field.meaning.rstrip('.'))}\n"
         for field in known
     )
-    return HEAD + "".join(rows)
 
 
 def paper(method: Any) -> str:
@@ -75,8 +73,8 @@ def skeleton(name: str) -> str:
 def refreshed(name: str, page: str) -> str:
     """A page with its generated part as the code has it."""
     method, told = ALGORITHMS[name], _section(page, "Fields")
-    rows = re.findall(r"^\| `(\w+)` \| .+? \| (.*) \|$", told, re.MULTILINE)
-    page = _with_section(page, "Fields", field_table(method, dict(rows)))
+    rows = re.findall(r"^- `(\w+)` \(.+?\): (.*)$", told, re.MULTILINE)
+    page = _with_section(page, "Fields", field_list(method, dict(rows)))
     return _with_section(page, "Paper", paper(method))
 
 
