@@ -174,8 +174,8 @@ def about_matrix(history: Run, A: np.ndarray) -> str:
     final = at[-1] == history.lines[-1]["round"]
     which = "" if final else ", the last with weight on others"
     told = (
-        f"Right: the weights of round {at[-1] + 1}{which}, clients ordered by true group: on "
-        f"average {100 * off.sum(1).mean():.2g} % of a client's weight is on others, "
+        f"Right: the weights of round {at[-1] + 1}{which}: on average "
+        f"{100 * off.sum(1).mean():.2g} % of a client's weight is on others, "
         f"{100 * inside(A, history):.0f} % of it inside its group."
     )
     if swaps(history):
