@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import mode
 
 from ..views import words
 from ..views.words import NONE
@@ -79,18 +80,20 @@ def _table(outcome: StudyOutcome) -> list[str]:
     ran = {method: row for method, row in rows.items() if any(e.seeds for e in row.values())}
     names = [c.name for c in outcome.study.columns]
     shown = [n for n in names if any(n in row and row[n].seeds for row in ran.values())]
-    lines = _abouts(outcome, shown)
+    usual = mode([e.seeds for row in ran.values() for e in row.values() if e.seeds] or [0])
+    lines = _abouts(outcome, shown, usual)
     if ran:
-        heads = ["method", *shown, "seeds", "bytes per client"]
-        table = [heads, ["---"] + ["---:"] * (len(heads) - 1)]
-        table += [_method_row(method, row, shown) for method, row in ran.items()]
+        table = [["method", *shown], ["---"] + ["---:"] * len(shown)]
+        for method, row in ran.items():
+            cells = [_cell(row.get(name), usual) for name in shown]
+            table.append([words.label(method), *cells])
         lines += [f"| {' | '.join(cells)} |" for cells in table]
     missing = [n for n in names if n not in shown]
     missing += [words.label(method) for method in rows if method not in ran]
     return lines + (["", f"Not run: {', '.join(missing)}."] if missing else [])
 
 
-def _abouts(outcome: StudyOutcome, shown: list[str]) -> list[str]:
+def _abouts(outcome: StudyOutcome, shown: list[str], usual: int) -> list[str]:
     """What the columns show, columns of one kind together, and how to read a cell."""
     about: dict[str, dict[str, list[str]]] = {}
     for column in outcome.study.columns:
@@ -105,29 +108,24 @@ def _abouts(outcome: StudyOutcome, shown: list[str]) -> list[str]:
             for number, names in numbers.items()
         ]
         lines.append(f"- {experiment}: {'; '.join(parts)}.")
+    legend = f"- {usual} seed{'s' * (usual != 1)} unless a cell says otherwise."
     if any(entry.printed is not None for entry in outcome.entries):
-        lines.append(
-            "- Ours (the paper's number); bold: within the paper's deviation or "
-            f"{outcome.study.tolerance:g}."
-        )
+        bound = f"{outcome.study.tolerance:g}"
+        legend += f" Ours (the paper's number); bold: within the paper's deviation or {bound}."
+    lines += [legend] if lines else []
     return [*lines, ""] if lines else []
 
 
-def _method_row(method: str, row: Mapping[str, StudyNumber], shown: list[str]) -> list[str]:
-    ran = [row[name] for name in shown if name in row and row[name].seeds]
-    few, many = min(entry.seeds for entry in ran), max(entry.seeds for entry in ran)
-    seeds = f"{few}" if few == many else f"{few}–{many}"
-    size = words.size(sum(entry.bytes_per_client for entry in ran) / len(ran))
-    return [words.label(method), *(_cell(row.get(name)) for name in shown), seeds, size]
-
-
-def _cell(entry: StudyNumber | None) -> str:
+def _cell(entry: StudyNumber | None, usual: int) -> str:
+    """Ours and the paper's number, and how many seeds if that is not the usual number."""
     if entry is None or not entry.seeds:
         return NONE
     ours = spread(entry.ours.mean, entry.ours.deviation)
     if entry.inside:
         ours = f"**{ours}**"
-    return f"{ours} ({spread(entry.printed.mean, None)})" if entry.printed else ours
+    if entry.printed:
+        ours += f" ({spread(entry.printed.mean, None)})"
+    return ours if entry.seeds == usual else f"{ours}, seeds: {entry.seeds}"
 
 
 def _careful(outcome: StudyOutcome) -> list[str]:
