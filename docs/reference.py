@@ -192,11 +192,8 @@ def _items(lines: list[str]) -> Iterator[str]:
 
 def _options() -> str:
     """The keywords that run, compare and others have in common."""
-    rows = "".join(
-        f"| `{option.name}` | `{option.field}` | {option.help} |\n" for option in OPTIONS.values()
-    )
-    head = "| keyword | field of the config | meaning |\n| --- | --- | --- |\n"
-    return f"#### `**options`\n\n{head}{rows}"
+    pairs = ", ".join(f"`{option.name}` (`{option.field}`)" for option in OPTIONS.values())
+    return f"#### `**options`\n\nEach sets the field of the [config](config.md) behind it: {pairs}.\n"
 
 
 def _class(name: str, found: type) -> str:

@@ -574,7 +574,9 @@ def test_a_number_is_inside_the_printed_deviation_or_the_tolerance(study, printe
     assert entry.inside is inside
     assert entry.ours.mean == 80.0
     assert math.isnan(next(e for e in outcome.entries if e.method != "fedavg").ours.mean)
-    assert "FedAvg" in markdown(outcome, "a command")
+    ours = "**80.00 ± 0.00**" if inside else "80.00 ± 0.00"
+    paper = "" if printed is None else f" ({printed.mean:.2f})"
+    assert f"| FedAvg | {ours}{paper} |" in markdown(outcome)
 
 
 @pytest.mark.parametrize(
