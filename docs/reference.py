@@ -193,7 +193,7 @@ def _items(lines: list[str]) -> Iterator[str]:
 def _options() -> str:
     """The keywords that run, compare and others have in common."""
     pairs = ", ".join(f"`{option.name}` (`{option.field}`)" for option in OPTIONS.values())
-    return f"#### `**options`\n\nEach sets the field of the [config](config.md) behind it: {pairs}.\n"
+    return f"#### `**options`\n\nEach sets a field of the [config](config.md): {pairs}.\n"
 
 
 def _class(name: str, found: type) -> str:
