@@ -58,8 +58,8 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
 
 # ---- policies for batch-norm statistics: averaged, local, or the server's (``train.buffers``) ---
 
-# See spec 1.2. ``average`` needs no code: buffers follow the parameters in a model's vector and are
-# mixed with them. Under the other two policies a method sees vectors of parameters only, and a
+# See reading G-3. ``average`` needs no code: buffers follow the parameters in a model's vector and
+# are mixed with them. Under the other two policies a method sees vectors of parameters only, and a
 # wrapper around the method handles the statistics:
 #
 #     local     client i keeps s_i; its training updates s_i; it uses every model with s_i

@@ -27,7 +27,7 @@ from ..engines.evaluation import hits, outputs
 from ..storage import faults
 from .guard import Guard, aggregate, remember, screen
 
-# ---- scores a method's global model on the federated test set, which no client holds (spec 13.9)
+# ---- scores a method's global model on the federated test set, which no client holds (P3-12) ----
 
 
 def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) -> float | None:
@@ -166,7 +166,7 @@ def participants(
 ) -> Tensor:
     """The clients that take part: drawn uniformly without replacement among those with data.
 
-    See spec 1.5.
+    See reading G-1.
     """
     able = problem.able
     if algorithm.traits.everybody or participation >= 1.0:

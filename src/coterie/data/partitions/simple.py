@@ -1,4 +1,4 @@
-"""IID, pathological and natural partitions (spec 13.1, 13.3, 13.9)."""
+"""IID, pathological and natural partitions (reading P1-10)."""
 
 from dataclasses import dataclass
 
