@@ -27,7 +27,6 @@ from coterie.runs.config.schema import Config
 
 DOCS = Path(__file__).parent
 STARTS = {"config.md": "## The tables\n", "api.md": "## The names\n"}
-HEAD = "| field | default | values | meaning |\n| --- | --- | --- | --- |\n"
 SEEN = ("options", "named")  # fields of the schema that are no fields of a config
 OWN = "coterie"  # the package; inherited members of other packages are not listed
 PARTS = {
@@ -58,7 +57,7 @@ def _table(name: str) -> str:
     default = getattr(Config(), name)
     rows = [row._replace(default=getattr(default, row.name)) for row in rows]
     about = _plain(inspect.getdoc(kind) or "").partition("\n\nFields:")[0]
-    return f"### [{name}]\n\n{about}\n\n{HEAD}{''.join(map(_row, rows))}"
+    return f"### [{name}]\n\n{about}\n\n{''.join(map(_item, rows))}"
 
 
 def _parts(table: str) -> str:
@@ -75,16 +74,11 @@ def _parts(table: str) -> str:
     return f'### [{table}] name = "…"\n\n' + "\n".join(sections)
 
 
-def _row(field: Field) -> str:
-    """One row of a table of fields."""
-    cells = (_default(field), _range(field), field.meaning.rstrip("."))
-    return f"| `{field.name}` | " + " | ".join(_cell(cell) for cell in cells) + " |\n"
-
-
 def _item(field: Field) -> str:
     """One item of a list of fields: the default, the range, the meaning."""
     limits = "" if isinstance(field.default, bool) else f"; {_range(field)}"
-    meaning = f": {_plain(field.meaning).rstrip('.')}" if field.meaning else ""
+    told = _plain(field.meaning).rstrip(".").replace("\n", " ")
+    meaning = f": {told}" if told else ""
     return f"- `{field.name}` ({_default(field)}{limits}){meaning}\n"
 
 
@@ -114,10 +108,6 @@ def _range(field: Field) -> str:
     for words, interval in INTERVALS.items():
         text = re.sub(words, interval, text)
     return text
-
-
-def _cell(text: str) -> str:
-    return _plain(text).replace("|", "\\|").replace("\n", " ")
 
 
 def _plain(text: str) -> str:
