@@ -155,16 +155,14 @@ def section(comparison: Comparison, method: str) -> str:
     others = [other for other in ("local", "fedavg") if other != method]
     scores = ", ".join(f"{words.label(o)} {last_round(comparison, o)}" for o in others)
     told = f"{name} ends at {last_round(comparison, method)} ({scores})."
-    alt = f"Mean test accuracy of {name} over {len(run.lines)} rounds beside {scores}"
+    alt = f"Mean test accuracy of {name} over rounds"
     A = run.weights
     if A is not None:
         told += " " + about_matrix(run, A)
-        alt += ", and its collaboration matrix by true group"
+        alt += ", and its collaboration matrix"
     return (
         f"{HEADING}\n\n![{alt}](figures/{method}.svg)\n\n"
-        "Twelve clients in three hidden groups hold handwritten digits; each group names them its "
-        f"own way. Mean test accuracy after every round: {told}\n\n"
-        f"`{command(run)}` at commit {commit(run)}, seed {run.seed}; drawn by `docs/figures.py`.\n"
+        f"{told} Commit {commit(run)}, seed {run.seed}: [how](README.md#the-figures).\n"
     )
 
 
@@ -174,16 +172,16 @@ def about_matrix(history: Run, A: np.ndarray) -> str:
     kept = zip(history.matrix_rounds, history.matrices, strict=True)
     at = [r for r, packed in kept if (dense(packed) == A).all()]
     final = at[-1] == history.lines[-1]["round"]
-    which = "" if final else ", the last in which anybody draws on another"
+    which = "" if final else ", the last with weight on others"
     told = (
-        f"Right: the weights of round {at[-1] + 1}{which}, clients ordered by true group. On "
-        f"average a client gives {100 * off.sum(1).mean():.2g} % of its weight to others, and "
-        f"{100 * inside(A, history):.0f} % of that lies inside its group."
+        f"Right: the weights of round {at[-1] + 1}{which}: on average "
+        f"{100 * off.sum(1).mean():.2g} % of a client's weight is on others, "
+        f"{100 * inside(A, history):.0f} % of it inside its group."
     )
     if swaps(history):
         told += (
-            f" In A·Aᵀ, who draws on the same models, {100 * inside(A @ A.T, history):.0f} % "
-            "does: models change hands, groups form all the same."
+            f" Models change hands: in A·Aᵀ (who uses the same models) it is "
+            f"{100 * inside(A @ A.T, history):.0f} %."
         )
     return told
 

@@ -7,6 +7,7 @@ In config.md everything below the line "## The tables" is generated, in api.md e
 """
 
 import inspect
+import itertools
 import re
 import typing
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,6 @@ from coterie.runs.config.schema import Config
 
 DOCS = Path(__file__).parent
 STARTS = {"config.md": "## The tables\n", "api.md": "## The names\n"}
-HEAD = "| field | default | values | meaning |\n| --- | --- | --- | --- |\n"
 SEEN = ("options", "named")  # fields of the schema that are no fields of a config
 OWN = "coterie"  # the package; inherited members of other packages are not listed
 PARTS = {
@@ -57,37 +57,57 @@ def _table(name: str) -> str:
     default = getattr(Config(), name)
     rows = [row._replace(default=getattr(default, row.name)) for row in rows]
     about = _plain(inspect.getdoc(kind) or "").partition("\n\nFields:")[0]
-    return f"### [{name}]\n\n{about}\n\n{HEAD}{''.join(map(_row, rows))}"
+    return f"### [{name}]\n\n{about}\n\n{''.join(map(_item, rows))}"
 
 
 def _parts(table: str) -> str:
     """The fields of everything that one table can name."""
     kinds: Mapping[str, tuple[Any, str]] = PARTS[table]
+    described = [
+        (f"**`{name}`**: {_plain(about).rstrip('.')}.\n", "".join(map(_item, fields(owner))))
+        for name, (owner, about) in kinds.items()
+    ]
     sections = []
-    for name, (owner, about) in kinds.items():
-        rows = "".join(map(_row, fields(owner)))
-        rest = f"\n{HEAD}{rows}" if rows else ""
-        sections.append(f"**`{name}`**: {_plain(about).rstrip('.')}.\n{rest}")
+    for rows, same in itertools.groupby(described, key=lambda one: one[1]):
+        text = "\n".join(about for about, _ in same)
+        sections.append(f"{text}\n{rows}" if rows else text)
     return f'### [{table}] name = "…"\n\n' + "\n".join(sections)
 
 
-def _row(field: Field) -> str:
-    """One row of a table of fields."""
+def _item(field: Field) -> str:
+    """One item of a list of fields: the default, the range, the meaning."""
+    limits = "" if isinstance(field.default, bool) else f"; {_range(field)}"
+    told = _plain(field.meaning).rstrip(".").replace("\n", " ")
+    meaning = f": {told}" if told else ""
+    return f"- `{field.name}` ({_default(field)}{limits}){meaning}\n"
+
+
+def _default(field: Field) -> str:
     default = field.default
     if default is inspect.Parameter.empty:
-        shown = "required"
-    elif default is None or default == ():
-        shown = "none"
-    elif isinstance(default, bool):
-        shown = str(default).lower()
-    else:
-        shown = f'`"{default}"`' if isinstance(default, str) else f"{default}"
-    cells = (shown, in_words(field.type), field.meaning.rstrip("."))
-    return f"| `{field.name}` | " + " | ".join(_cell(cell) for cell in cells) + " |\n"
+        return "required"
+    if default is None or default == ():
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f'`"{default}"`' if isinstance(default, str) else f"{default}"
 
 
-def _cell(text: str) -> str:
-    return _plain(text).replace("|", "\\|").replace("\n", " ")
+INTERVALS = {
+    r"of at least (\S+) and below (\S+)": r"in [\1, \2)",
+    r"above (\S+) and at most (\S+)": r"in (\1, \2]",
+    r"from (\S+) to (\S+?)(?=[,) ]|$)": r"in [\1, \2]",
+    r"\ba (?=whole number|number|text)": "",
+    "whole number": "integer",
+}
+
+
+def _range(field: Field) -> str:
+    """The range in the words of error messages, with intervals written as such."""
+    text = in_words(field.type)
+    for words, interval in INTERVALS.items():
+        text = re.sub(words, interval, text)
+    return text
 
 
 def _plain(text: str) -> str:
@@ -162,11 +182,8 @@ def _items(lines: list[str]) -> Iterator[str]:
 
 def _options() -> str:
     """The keywords that run, compare and others have in common."""
-    rows = "".join(
-        f"| `{option.name}` | `{option.field}` | {option.help} |\n" for option in OPTIONS.values()
-    )
-    head = "| keyword | field of the config | meaning |\n| --- | --- | --- |\n"
-    return f"#### `**options`\n\n{head}{rows}"
+    pairs = ", ".join(f"`{option.name}` (`{option.field}`)" for option in OPTIONS.values())
+    return f"#### `**options`\n\nEach sets a field of the [config](config.md): {pairs}.\n"
 
 
 def _class(name: str, found: type) -> str:
@@ -175,10 +192,13 @@ def _class(name: str, found: type) -> str:
 
 
 def _members(found: type) -> Iterator[str]:
-    """The public functions and properties of a class that have a docstring."""
+    """The documented public members of a class; those of a public base stand there."""
+    public = {id(getattr(coterie, name)) for name in coterie.__all__} - {id(found)}
     for key in sorted(dir(found)):
         home = next((base for base in found.__mro__ if key in vars(base)), None)
-        if key.startswith("_") or home is None or not home.__module__.startswith(OWN):
+        if key.startswith(("_", "model_post")) or home is None or id(home) in public:
+            continue
+        if not home.__module__.startswith(OWN):
             continue
         one = inspect.getattr_static(found, key)
         inner = one.__func__ if isinstance(one, staticmethod | classmethod) else one

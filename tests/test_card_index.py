@@ -174,7 +174,7 @@ def test_a_line_says_what_was_run_at_paper_scale_and_at_other_scales(cards, caps
     found = rows((cards.parent / "pub" / "README.md").read_text())
     assert found["P1-T8"][2:] == [
         "0 of 8",
-        "holds at [small](P1-T8.small.md) (2 of 2 runs); not run at paper scale",
+        "holds at [small](P1-T8.small.md)",
     ]
     assert found["P1-T9"][2:] == ["2 of 8", "run at [paper](P1-T9.paper.md) (0 of 1 claims judged)"]
     for path in (cards.parent / "pub").glob("*"):
@@ -207,8 +207,9 @@ def test_the_claims_of_first_tier_cards_are_counted_at_paper_scale_and_where_the
     cards, capsys
 ):
     path = cards / "p1" / "t9.toml"
-    text = path.read_text().replace("[paper.few]", "tier = 1\n[paper.few]")
-    path.write_text(text.replace("[data]\n", CLAIMS))
+    path.write_text(path.read_text().replace("[data]\n", CLAIMS))
+    other = cards / "p1" / "t8.toml"
+    other.write_text(other.read_text().replace("tier = 1", "tier = 2"))
 
     def counted():
         called(capsys, "--list", "--publish", "pub")
@@ -219,14 +220,15 @@ def test_the_claims_of_first_tier_cards_are_counted_at_paper_scale_and_where_the
         return [[int(cell) for cell in line.split("|")] for line in found], rows(text)["P1-T9"]
 
     assert counted()[0] == [[0, 0, 0, 4], [0, 0, 0, 4]]
-    called(capsys, "P1-T8", "--scale", "small", "--publish", "pub")  # of the second tier
+    called(capsys, "P1-T8", "--scale", "small", "--publish", "pub")  # of the second tier: no page
+    assert [page.name for page in (cards.parent / "pub").glob("P1-*")] == ["P1-T8.small.json"]
     called(capsys, "P1-T9", "--scale", "small", "--publish", "pub")
     found, row = counted()
     assert found == [[0, 0, 0, 4], [1, 1, 1, 1]]
     assert row[-1] == (
-        "2 of 3 claims fail at [small](P1-T9.small.md) (2 of 2 runs, 3 of 4 claims judged): "
-        r"Fails with a cause \| a bar (nothing is 150 points better); "
-        "Holds at paper scale and fails at the scale small; not run at paper scale"
+        "2 of 3 claims fail at [small](P1-T9.small.md) (3 of 4 claims judged): "
+        r"Fails with a cause \| a bar; "
+        "Holds at paper scale and fails at the scale small"
     )
     called(capsys, "P1-T9", "--publish", "pub", "--columns", "few")
     assert counted()[0] == [[2, 1, 0, 1], [2, 1, 0, 1]]

@@ -40,6 +40,7 @@ CARD = """
 id = "P1-T9"
 paper = "FedFomo"
 title = "A table of ours"
+tier = 1
 number = "accuracy_last"
 [paper.few]
 local = [10.0, 200.0]
@@ -431,7 +432,7 @@ def test_a_card_says_which_runs_had_alarms_and_which_methods_ended_with_equal_mo
     ]
     assert warnings(outcome, study.columns[0]) == expected
     for text in expected:
-        assert f"**Careful:** {text}." in markdown(outcome)
+        assert f"- **Careful:** {text.partition(':')[0]}" in markdown(outcome)
         assert f"<li>Careful: {text}.</li>" in study_page(outcome)
     assert warnings(StudyOutcome(study, fake(study, values)), study.columns[0]) == []
 
@@ -573,7 +574,9 @@ def test_a_number_is_inside_the_printed_deviation_or_the_tolerance(study, printe
     assert entry.inside is inside
     assert entry.ours.mean == 80.0
     assert math.isnan(next(e for e in outcome.entries if e.method != "fedavg").ours.mean)
-    assert "FedAvg" in markdown(outcome, "a command")
+    ours = "**80.00 ± 0.00**" if inside else "80.00 ± 0.00"
+    paper = "" if printed is None else f" ({printed.mean:.2f})"
+    assert f"| FedAvg | {ours}{paper} |" in markdown(outcome)
 
 
 @pytest.mark.parametrize(

@@ -36,12 +36,11 @@ def test_a_new_page_has_all_sections_and_every_field_with_its_meaning():
         assert f"\n## {section}\n" in page
     for field in fields(ALGORITHMS["fedprox"]):
         meaning = field.meaning.rstrip(".")
-        assert f"| `{field.name}` | {new_page.shown(field.default)} | {meaning} |\n" in page
-    assert ALGORITHMS["fedprox"].paper in page
+        assert f"- `{field.name}` ({new_page.shown(field.default)}): {meaning}\n" in page
     assert ALGORITHMS["fedprox"].bibtex in page
-    stale = page.replace("| 0.1 | strength", "| 0.2 | my own words for").replace("MLSys", "ICML")
+    stale = page.replace("(0.1): strength", "(0.2): my own words for").replace("MLSys", "ICML")
     mended = new_page.refreshed("fedprox", stale)
-    assert mended == page.replace("| 0.1 | strength", "| 0.1 | my own words for")
+    assert mended == page.replace("(0.1): strength", "(0.1): my own words for")
 
 
 @pytest.mark.parametrize("method", ALGORITHMS)
@@ -57,3 +56,21 @@ def test_no_link_is_dead(page):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
     dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert not dead
+
+
+def test_every_reading_that_is_cited_exists_once():
+    """Code, cards and pages cite the numbers of docs/readings.md."""
+    number = r"\b(?:G|B|P[1-5])-\d+\b"
+    text = (DOCS / "readings.md").read_text("utf-8")
+    known = re.findall(rf"^- \*\*({number}) ", text, re.MULTILINE)
+    assert len(known) == len(set(known)) > 0
+    folders = ("src", "tests", "docs", "experiments", "bench")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    texts = [path for path in paths if path.suffix in (".py", ".md", ".toml")]
+    wrong = {
+        (cited, path.name)
+        for path in texts
+        for cited in re.findall(number, path.read_text("utf-8"))
+        if cited not in known
+    }
+    assert not wrong

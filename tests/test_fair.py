@@ -1,4 +1,4 @@
-"""q-FedAvg and TERM: spec 4."""
+"""q-FedAvg and TERM."""
 
 import math
 
@@ -20,7 +20,7 @@ SHARES = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
 
 
 def as_printed(w, models, losses, shares, q, lr, server_lr=1.0):
-    """Spec 4.1 entry by entry, with F^q as it stands there."""
+    """The original's step entry by entry, with F^q as printed."""
     L, P = 1 / lr, len(w)
     total, down = [0.0] * P, 0.0
     for theta, loss, p in zip(models.tolist(), losses.tolist(), shares.tolist(), strict=True):

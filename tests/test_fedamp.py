@@ -1,4 +1,4 @@
-"""FedAMP's and HeurFedAMP's attention (spec 9)."""
+"""FedAMP's and HeurFedAMP's attention."""
 
 from dataclasses import replace
 
@@ -228,7 +228,7 @@ def test_a_schedule_that_overshoots_is_refused():
 
 
 def test_public_constants_give_uniform_attention():
-    """Why the defaults are scale-free (spec 9.3)."""
+    """Why the defaults are scale-free (reading P5-4)."""
     public = FedAMP(sigma=1e6, alpha=1e4, lam=1.0)
     record = last(public, task(public), rounds=3, participation=1.0)
     others = record.collaboration[0, 1:]

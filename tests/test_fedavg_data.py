@@ -1,4 +1,4 @@
-"""FedAvg + Data: spec 2.3."""
+"""FedAvg + Data (reading P1-15)."""
 
 from dataclasses import replace
 

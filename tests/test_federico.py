@@ -1,4 +1,4 @@
-"""FedeRiCo's weights and what moves its models (spec 7)."""
+"""FedeRiCo's weights and what moves its models."""
 
 from dataclasses import replace
 

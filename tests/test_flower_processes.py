@@ -207,7 +207,7 @@ def test_the_link_ends_with_the_coordinator(net):
     assert net.ask(b"again") == expected(b"again")
 
 
-# ---- the attack of ENGINES.md --------------------------------------------------------------------
+# ---- an app that carries code --------------------------------------------------------------------
 
 
 def bundle(canary: Path) -> Fab:

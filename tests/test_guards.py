@@ -1,4 +1,4 @@
-"""Guards that every method must pass (spec 12.1).
+"""Guards that every method must pass.
 
 The regulariser is alive: the data say nothing here (all inputs are zero, the layer has no bias), so
 one step from anchor + δ must move by exactly −η times the regulariser's gradient, and by something.

@@ -1,4 +1,4 @@
-"""What travels, measured by the run, is what the cost table of the spec (section 11) says.
+"""What travels, measured by the run, is what the table of costs says.
 
 A row gives the bytes one participant receives and sends in a round, for a model of ``m`` bytes.
 Scalars count 8 bytes here: the task is float64 and counts are int64.

@@ -1,4 +1,4 @@
-"""PaFL: spec 5."""
+"""PaFL's schedules and losses."""
 
 import pytest
 import torch

@@ -28,8 +28,8 @@ def test_every_field_of_a_config_has_a_meaning():
     for name, table in Config():
         section = page.partition(f"### [{name}]\n")[2].partition("### ")[0]
         for field in type(table).model_fields.keys() - {*reference.SEEN}:
-            (row,) = (line for line in section.splitlines() if line.startswith(f"| `{field}` |"))
-            assert row.split(" | ")[-1].strip(" |"), f"{name}.{field} has no meaning"
+            (item,) = (line for line in section.splitlines() if line.startswith(f"- `{field}` ("))
+            assert item.partition("): ")[2], f"{name}.{field} has no meaning"
 
 
 def test_a_field_that_changes_changes_the_page(monkeypatch):

@@ -1,4 +1,4 @@
-"""Accuracy weighted by the class shares of a client's training data (spec 13.8)."""
+"""Accuracy weighted by the class shares of a client's training data (reading P3-13)."""
 
 import math
 from dataclasses import replace

@@ -19,12 +19,12 @@ from coterie.algorithms import ALGORITHMS
 from coterie.core.fields import REQUIRED, fields, summary
 
 PAGES = Path(__file__).parent
-HEAD = "| field | default | meaning |\n| --- | --- | --- |\n"
 SECTIONS = {
-    "The update": "TODO: the formulae of the module's docstring. Prediction: TODO.",
+    "The update": "TODO: the formulae of the module's docstring. Prediction: TODO.\n\n"
+    "Departures: the notes in [`NAME.py`](../../src/coterie/algorithms/NAME.py), "
+    "[readings](../readings.md).",
     "What travels and what it costs": "TODO: messages down and up, memory and compute.",
     "When to use it": "- TODO: where it helps.\n- Not TODO: where it does not.",
-    "Departures from the paper": "- TODO: every departure, or: none.",
     "Fields": "",
     "Paper": "",
     "At work": "TODO: docs/figures.py writes this section.",
@@ -41,30 +41,31 @@ def shown(default: Any) -> str:
     return f"`{text}`" if isinstance(default, str) else text
 
 
-def field_table(method: type, meanings: dict[str, str]) -> str:
-    """One row per field; ``meanings`` are those that the page has, else the docstring's."""
+def field_list(method: type, meanings: dict[str, str]) -> str:
+    """One item per field; ``meanings`` are those that the page has, else the docstring's."""
     known = fields(method)
     if not known:
         return "None.\n"
-    rows = (
-        f"| `{field.name}` | {shown(field.default)} | "
-        f"{meanings.get(field.name, field.meaning.rstrip('.'))} |\n"
+    return "".join(
+        f"- `{field.name}` ({shown(field.default)}): "
+        f"{meanings.get(field.name, field.meaning.rstrip('.'))}\n"
         for field in known
     )
-    return HEAD + "".join(rows)
 
 
 def paper(method: Any) -> str:
-    """The reference and its BibTeX entry, where there is one."""
-    entry = f"\n```bibtex\n{method.bibtex}\n```\n" if method.bibtex else ""
-    return f"{method.paper}.\n{entry}"
+    """The BibTeX entry, or the reference where there is none."""
+    return f"```bibtex\n{method.bibtex}\n```\n" if method.bibtex else f"{method.paper}.\n"
 
 
 def skeleton(name: str) -> str:
     """A new page, to be completed by hand."""
     method = ALGORITHMS[name]
     idea = inspect.getdoc(sys.modules[method.__module__]) or ""
-    sections = "".join(f"\n## {title}\n\n{body}\n" for title, body in SECTIONS.items())
+    module = method.__module__.rpartition(".")[2]
+    sections = "".join(
+        f"\n## {title}\n\n{body.replace('NAME', module)}\n" for title, body in SECTIONS.items()
+    )
     told = idea.partition("\n")[0].partition(": ")[2] or summary(method)
     return refreshed(name, f"# {name}: {told.rstrip('.')}\n\nTODO: the idea.\n{sections}")
 
@@ -72,8 +73,8 @@ def skeleton(name: str) -> str:
 def refreshed(name: str, page: str) -> str:
     """A page with its generated part as the code has it."""
     method, told = ALGORITHMS[name], _section(page, "Fields")
-    rows = re.findall(r"^\| `(\w+)` \| .+? \| (.*) \|$", told, re.MULTILINE)
-    page = _with_section(page, "Fields", field_table(method, dict(rows)))
+    rows = re.findall(r"^- `(\w+)` \(.+?\): (.*)$", told, re.MULTILINE)
+    page = _with_section(page, "Fields", field_list(method, dict(rows)))
     return _with_section(page, "Paper", paper(method))
 
 

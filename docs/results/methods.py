@@ -13,8 +13,8 @@ from coterie.views.words import label
 def main(path: str) -> None:
     """Print the methods of one comparison, best mean first."""
     found = json.loads(Path(path).read_text(encoding="utf-8"))
-    print("| method | mean | worst tenth | over Local | worse off | in group | s a run |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| method | mean | worst tenth | over Local | worse off | in group |")
+    print("| --- | --- | --- | --- | --- | --- |")
     for row in sorted(found["methods"], key=lambda row: -row["mean"]["mean"]):
         inside = row["in_group_weight"]["mean"]
         known = isinstance(inside, float)
@@ -25,7 +25,6 @@ def main(path: str) -> None:
             f"{row['relative_to_local']['mean']:+.1f}",
             f"{row['worse']} of {row['compared']}",
             f"{100 * inside:.0f} %" if known else "–",
-            f"{row['seconds']['mean']:.1f}",
         ]
         print(f"| {' | '.join(cells)} |")
 

@@ -44,28 +44,24 @@ COSTS = (  # model, clients, method, rounds
 HEAD = """# Kills at random instants
 
 {total} kills (SIGKILL) over {methods} methods, {rounds} rounds each; **{runs} runs ended with the
-digest of their uninterrupted run** and with every file as its manifest says. The instants are
-drawn: a round, uniform over those to come and the writing of the results after the last, and a
-moment within one and a half times the length of a round. A kill that came after the end is
-repeated with a new run.
+digest of their uninterrupted run** and with every file as its manifest says{others}.
+{midway} of the kills came while a checkpoint was being written, {early} where no finished one was
+there. The instants are drawn: a round, uniform over those to come and the writing of the results
+after the last, and a moment within one and a half times the length of a round.
 
 ```
 python docs/results/reliability.py --kills {kills} --seed {seed} > docs/results/reliability.md
 ```
 
-Commit `{commit}` (a + means files differed from it), {versions}, {machine}; seeds: kills {seed},
-runs {own}. A checkpoint is written after every second round.
-
-| method | kills | what each had left | same digest |
-| --- | --- | --- | --- |"""
+Commit `{commit}`, {versions}, {machine}; seeds: kills {seed}, runs {own}. A checkpoint is written
+after every second round."""
 
 TAIL = """
 ## What a checkpoint costs
 
 Measured in the same session, on a machine that others were using. "Each round" is
-`run.checkpoint_every = 1`; "by rule" is what happens by default: a checkpoint is written when
-the rounds since the last one took at least twenty times what that one cost; the first after twenty
-times what its size suggests.
+`run.checkpoint_every = 1`; "by rule" is the default: a checkpoint is written when the rounds since
+the last one took at least twenty times what that one cost.
 
 | model | clients | method | a round | each round | written | share | by rule | written | share |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
@@ -201,22 +197,21 @@ def main() -> None:
     luck = random.Random(asked.seed)
     methods = [*ALGORITHMS, *ALIASES]
     where = environment()
-    rows, total, wrong = [], 0, 0
+    kills: list[Kill] = []
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for i, method in enumerate(methods):
             share = asked.kills * (i + 1) // len(methods) - asked.kills * i // len(methods)
             done, same = tortured(method, share, luck, Path(folder))
-            total, wrong = total + len(done), wrong + (not same)
-            told = "; ".join(
-                f"{k.logged} rounds logged, checkpoint {k.saved}"
-                + (", writing one" if k.midway else "")
-                for k in done
-            )
-            rows.append(f"| {method} | {len(done)} | {told} | {'yes' if same else '**NO**'} |")
-    runs = f"{len(methods) - wrong} of {len(methods)}"
+            kills += done
+            wrong += [] if same else [method]
+    runs = f"{len(methods) - len(wrong)} of {len(methods)}"
     machine = f"{where['cores']} cores, one thread, {platform.platform()}"
     text = HEAD.format(
-        total=total,
+        total=len(kills),
+        others=f" (not {', '.join(wrong)})" if wrong else "",
+        midway=sum(kill.midway for kill in kills),
+        early=sum(kill.saved == "none" for kill in kills),
         methods=len(methods),
         rounds=CONFIG["run"]["rounds"],
         runs=runs,
@@ -228,7 +223,6 @@ def main() -> None:
         machine=machine,
     )
     print(text)
-    print("\n".join(rows))
     print(TAIL)
     for line in COSTS:
         print(cost(*line), flush=True)

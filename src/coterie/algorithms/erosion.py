@@ -13,8 +13,8 @@ Travels: x down; Δy_i, whether Δy_i is valid, and the sample count up, once fo
 
 Notes:
     The formula is Grimberg et al.'s; P4 gives values of p_d without the scale they refer to.
-    ``p_d = "auto"`` is 1 / (0.8 R · mean of d_i over the others in the first round): ours, spec
-    8.2. P4 gives no p_s; 2 is the authors' earlier project.
+    ``p_d = "auto"`` is 1 / (0.8 R · mean of d_i over the others in the first round): ours
+    (reading P4-6). P4 gives no p_s; 2 is the authors' earlier project.
     Several requesters, or ``all``, are independent copies: the paper's method has one.
     An agent that is missing or rejected keeps its weight and is left out of the average. Where the
     requester itself is missing, its model and weights do not change.

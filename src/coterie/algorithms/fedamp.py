@@ -10,14 +10,15 @@ Travels: w_i and one number up, u_i and one number down; u_i once more for predi
 
 Notes:
     ``sigma = "auto"`` is ours. With the constants found in public code the attention is uniform on
-    real models, and with any width that only follows the models' distances (``median``, spec 9.3)
-    a client without similar clients still gives most of its weight to others. ``auto`` measures
-    squared distances in units of each client's own sampling noise (module ``likeness``): A' is 1 up
-    to the value that noise explains, falls to 0 at twice that value, and is 0 beyond. So A' and ξ
-    are not symmetric where the noise of clients differs.
+    real models, and with any width that only follows the models' distances (``median``, reading
+    P5-4) a client without similar clients still gives most of its weight to others. ``auto``
+    measures squared distances in units of each client's own sampling noise (module ``likeness``):
+    A' is 1 up to the value that noise explains, falls to 0 at twice that value, and is 0 beyond. So
+    A' and ξ are not symmetric where the noise of clients differs.
     ``mass = "auto"`` is ours: a client's own model counts as a model at distance 0, so that N alike
     clients get equal weights (ξ = 1/N). A number is the most weight that a client gives to others;
-    with a width other than ``auto`` all of it is given, however unlike the others are (spec 9.3).
+    with a width other than ``auto`` all of it is given, however unlike the others are (reading
+    P5-5).
     ``attention_mass = "rows"``, our default, chooses α_k for each client. With the paper's one α_k
     for all (``symmetric``) a large group limits how much the clients of a small group collaborate.
     The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
@@ -201,7 +202,7 @@ class FedAMP(Attentive):
             found = lr * self.lam / alpha if alpha else float("inf")
             raise ConfigError(
                 f"fedamp: lr * lam / alpha is {found:g} in round {index} and must stay below 1; "
-                "raise alpha, or lower train.lr, lam or alpha_gamma (spec 9.3)"
+                "raise alpha, or lower train.lr, lam or alpha_gamma (reading P5-7)"
             )
         return alpha
 

@@ -15,10 +15,10 @@ Notes:
     removed from the clients' own data (all samples of a class that has too few).
     The pool is made of training data only, also where validation data is merged into it. Samples
     are sent with their owners' labels.
-    n_i does not count the pool (spec 2.3). The upload of the clients' samples to the pool is not
-    counted as traffic, as in the paper's cost; it happens once and before the run.
-    In a simulation the pool is in every client's training data from the start; the server sends the
-    same samples as bytes, which is what a site would store.
+    n_i does not count the pool (reading P1-15). The upload of the clients' samples to the pool is
+    not counted as traffic, as in the paper's cost; it happens once and before the run. In a
+    simulation the pool is in every client's training data from the start; the server sends the same
+    samples as bytes, which is what a site would store.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ Notes:
     M = 0 is like local training, which requires that. Only clients of the round can be chosen: an
     absent peer can neither send nor receive. A model with a non-finite loss counts as not received.
     ``unseen``, ``ema_init``, ``step`` and ``normalise_columns`` default to what works; the literal
-    settings are ``zero_loss``, ``zero``, ``gradient`` and ``false`` (spec 7.3, 7.4).
+    settings are ``zero_loss``, ``zero``, ``gradient`` and ``false`` (readings P2-3 to P2-7).
     Weights multiply the returned difference, never the loss: Adam would cancel them. With
     ``gradient`` the owner's optimiser is the recipe's and its state persists; gradients are taken
     in evaluation mode, so batch-norm statistics stay as they started. Otherwise the statistics are

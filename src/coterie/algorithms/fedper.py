@@ -10,9 +10,9 @@ Notes:
     ``head = 1`` is the last layer; the paper tries one to four. A network of a single layer then
     has no base, which is local training.
     Batch-norm statistics belong to their layer. A weight that two layers share belongs to the later
-    one: an output layer tied to the embedding takes the embedding with it (spec 17).
-    Predictions use the newest base (spec 1.6). A client that never took part predicts with the head
-    of the common start; ``adapt = "fb"`` gives it one of its own.
+    one: an output layer tied to the embedding takes the embedding with it (reading G-10).
+    Predictions use the newest base (reading G-6). A client that never took part predicts with the
+    head of the common start; ``adapt = "fb"`` gives it one of its own.
 """
 
 from abc import abstractmethod

@@ -6,7 +6,7 @@
 Travels: the upper layers, both ways. The lower layers never leave the client.
 
 Notes:
-    The direction is often reversed: layers near the *input* are local here (spec 10.1).
+    The direction is often reversed: layers near the *input* are local here (reading B-1).
     How many layers are global depends on the network: the authors share the last two of a CNN and
     the last three of an MLP. ``global_layers = "auto"`` is the last two, and all but one in a
     network of fewer than three layers; a network of a single layer then shares nothing, which is

@@ -15,7 +15,7 @@ Travels: as FedAvg. While D is EWC also the Fisher diagonal M: down with ``serve
 losses up, before and after training: where training raises the loss, the run raises an alarm.
 
 Notes:
-    The adaptation losses contain the cross-entropy already, hence μ = 0 (spec 5).
+    The adaptation losses contain the cross-entropy already, hence μ = 0 (reading P3-7).
     The notes of ``pafl_kd`` and ``pafl_ewc`` apply here too.
     ``checkpoint = "best_federated_validation"`` predicts with the model that had the smallest mean
     validation loss over the participants of the round in which they received it. P3 tests "the

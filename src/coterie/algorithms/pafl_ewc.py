@@ -12,8 +12,8 @@ Notes:
     server holds (``data.aux``) and sends it along: one model more down. ``client_train`` uses the
     client's own samples, and nothing more travels. ``aggregate`` averages the diagonals that the
     participants of the round before computed at the model they then received (zero where there was
-    no such round): one model more each way. ``auto`` is ``server_aux``, the default of the
-    specification, where the server holds samples, and ``client_train`` elsewhere.
+    no such round): one model more each way. ``auto`` is ``server_aux`` where the
+    server holds samples, and ``client_train`` elsewhere (reading P3-4).
     λ = 5000 is the paper's, and with it no important parameter moves after T/2: the curvature of
     the loss is about M, that of the pull 5000 M. ``lam = "auto"`` is 1 / (η max_k M_k), which means
     the same for every estimator of M although their scales differ: the parameter with the largest

@@ -17,7 +17,7 @@ Travels: (x, c) down; (Δy_i, Δc_i, whether they are valid) up, once for every 
 Notes:
     P4's text compares gradients, its Algorithm 1 the updates Δy_i. The updates contain the
     correction c − c_i, which hides part of the difference between agents: the distance of agents
-    outside the group was 1.5 times that inside on Δy_i and 4.0 times on c_i⁺ (spec 17).
+    outside the group was 1.5 times that inside on Δy_i and 4.0 times on c_i⁺ (reading P4-1).
     ``gradient`` is our default.
     An agent of weight 0 is sent its own c_i in place of c, so that its correction is 0. As printed
     it is corrected by c − c_i although x does not follow it, and its control grows until it
@@ -27,7 +27,7 @@ Notes:
     requester to zero and sends zeros and ``valid = False``; the server leaves it out for that
     requester. Where it is the requester itself, its model stays and c starts again at zero.
     ``c_rule = "increment"`` is printed; it leaves a constant bias c − c_{i*} in Alice's last,
-    local rounds. ``recompute`` removes it and is our default (spec 8.3).
+    local rounds. ``recompute`` removes it and is our default (reading P4-3).
     The raw weights before the first round are uniform. Eq. 3 divides by dM − d_{i*} and the
     algorithm by dM − min_j d_j; they agree, and we follow the algorithm. With two agents all
     weights are equal until the last 5 % of the rounds: the run warns. A missing or rejected agent

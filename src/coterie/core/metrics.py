@@ -3,7 +3,7 @@
 A score is one number per client. NaN means that the client has nothing to be scored on; every
 summary leaves such clients out and counts them. A model that diverged has an infinite score, which
 no summary leaves out. A *gain* is a difference of scores with the sign chosen so that larger is
-better, whatever the metric. Definitions are those of spec section 14.
+better, whatever the metric.
 """
 
 import math
@@ -77,7 +77,7 @@ def _accuracy(outputs: Array, targets: Array, weights: Floats) -> Floats:
 
 
 def _share_weighted_accuracy(outputs: Array, targets: Array, weights: Floats) -> Floats:
-    """Σ_c (share of class c in the client's training data) · (accuracy on class c), spec 13.8.
+    """Σ_c (share of class c in the client's training data) · (accuracy on class c), reading P3-13.
 
     ``outputs`` are signed weights ``[n]``: a sample's weight is the share of its class over the
     number of test samples of the class; it is negative where the answer is wrong. Answers without

@@ -129,22 +129,20 @@ class Recipe:
         decay: the rate of round t is ``max(floor, lr * decay**t)``.
         floor: smallest learning rate.
         steps: a number of steps in place of epochs, the same for every client.
-        buffers: which batch-norm statistics a client's models use (spec 1.2): ``average`` mixes
-            them with the parameters; with ``local`` every client has one set, which only its own
-            training updates, which it uses with every model and which never leaves it; with
-            ``server`` all clients use the mean, weighted by samples, of the statistics with which
-            the participants of the last round ended.
+        buffers: which batch-norm statistics a client's models use (reading G-3): ``average`` mixes
+            them with the parameters; with ``local`` every client keeps one set of its own for all
+            models; with ``server`` all clients use the mean, weighted by samples, of the last
+            round's participants.
         clip: the largest L2 norm of a step's gradient, penalties included; 0 clips nothing.
         augment: ``crop_flip`` crops every image of a training batch at random out of a black
-            frame of 4 pixels and mirrors every second one; ``none`` takes images as they are.
+            frame of 4 pixels and mirrors every second one.
         class_weights: ``balanced`` multiplies the loss of a training sample of class c by
             n / (C n_c): the client's n training samples, C classes among them, n_c of this one.
-            A batch's loss stays the mean over its samples. ``none`` weighs all samples alike.
         dropout: the rate of every ``nn.Dropout`` of the network; None keeps each layer's own rate.
         optimizer_state: Adam's moments and the momentum of sgd begin anew in every ``round``, or
             are ``kept``: a client goes on with those of the last round that it took part in.
 
-    With batch norm a batch of a single sample is skipped and is not a step (spec 1.3).
+    With batch norm a batch of a single sample is skipped and is not a step (reading G-4).
     Augmentation, class weights, dropout and clipping apply to training batches only.
     """
 

@@ -47,10 +47,10 @@ def simulate(
     """Make the problem and the shards of a federation.
 
     ``merge_val`` adds a client's own validation data to its training data, also if another client's
-    data judges it (spec 17). A client without validation data weighs models on its training data
-    instead (spec 1.8). The declared training counts are those of a client's own samples: a shared
-    pool is not counted (spec 2.3). ``shares`` adds the class shares of each client's own training
-    and validation data, for metrics that weigh samples by them.
+    data judges it (reading P1-9). A client without validation data weighs models on its training
+    data instead (reading G-7). The declared training counts are those of a client's own samples: a
+    shared pool is not counted (reading P1-15). ``shares`` adds the class shares of each client's
+    own training and validation data, for metrics that weigh samples by them.
     """
     device = torch.device(device)
     pool = None if sharing is None else form_pool(federation, sharing, seed)

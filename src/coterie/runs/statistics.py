@@ -29,7 +29,7 @@ class OverClients(NamedTuple):
 
 
 def over_clients(scores: Floats, sizes: Array, metric: str = "accuracy") -> OverClients:
-    """Statistics over clients (spec 14); ``scores`` has one score per client."""
+    """Statistics over clients; ``scores`` has one score per client."""
     known = ~np.isnan(scores)
     values, n = scores[known], int(known.sum())
     if n == 0:
@@ -75,7 +75,7 @@ def best_so_far(scores: Floats, metric: str) -> Floats:
 
 
 def count_worse(gained: Floats) -> int:
-    """How many clients are worse off (spec 14: underperformers)."""
+    """How many clients are worse off (P3's underperformers, reading P3-11)."""
     return int((gained < 0).sum())
 
 

@@ -1,11 +1,12 @@
-"""A study's outcome as text: one table per column, the claims, the cost, and where it was run."""
+"""A study's outcome as text: its table, the claims, the cost, and where it was run."""
 
 import math
 from collections.abc import Iterator, Mapping
+from statistics import mode
 
 from ..views import words
 from ..views.words import NONE
-from .outcome import FAILS, HOLDS, StudyNumber, StudyOutcome
+from .outcome import FAILS, HOLDS, NOT_RUN, Judged, StudyNumber, StudyOutcome
 from .records import CellRecord
 from .study import StudyColumn
 
@@ -50,42 +51,106 @@ MARKS = {HOLDS: "✓", FAILS: "✗"}
 
 
 def markdown(outcome: StudyOutcome, command: str = "") -> str:
-    """The whole outcome in Markdown; ``command`` is what a reader types to repeat it."""
+    """The outcome in Markdown, one table with a row per method and a column per column.
+
+    The page (``study_page``) has one table per column, with its costs and tests. ``command`` is
+    what a reader types to repeat it.
+    """
     study = outcome.study
     done, wanted = outcome.counts
     lines = [f"# {study.name} {study.title}", ""]
     typed = f"`{command}`: " if command else ""
     lines += [f"{typed}{done} of {wanted} runs. State: **{outcome.state}**.", ""]
     lines += [*(f"- {note}" for note in study.notes), ""] if study.notes else []
-    for column in study.columns:
-        lines += [f"## {column.name}", "", *_column(outcome, column), ""]
-    claims = claim_lines(outcome)
+    lines += [*_table(outcome), ""]
+    careful = _careful(outcome)
+    lines += [*careful, ""] if careful else []
+    claims = _short_claims(outcome)
     if claims:
         lines += ["## Claims", "", *(f"- {line}" for line in claims), ""]
     lines += [_where(outcome)]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _column(outcome: StudyOutcome, column: StudyColumn) -> list[str]:
-    rows = column_table(outcome, column)
-    if not rows:
-        return ["Not run."]
-    rule = ["---"] + ["---:"] * (len(rows[0]) - 1)
-    table = [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
-    tested = tests(outcome, column)
-    below = [tested, *(f"**{WARNING}** {text}." for text in warnings(outcome, column))]
-    said = [line for text in below if text for line in ("", text)]
-    return [about_column(column), "", *table, *said]
+def _table(outcome: StudyOutcome) -> list[str]:
+    """One row per method that was run, and the names of the columns and methods that were not."""
+    rows: dict[str, dict[str, StudyNumber]] = {}
+    for entry in outcome.entries:
+        rows.setdefault(entry.method, {})[entry.column] = entry
+    ran = {method: row for method, row in rows.items() if any(e.seeds for e in row.values())}
+    names = [c.name for c in outcome.study.columns]
+    shown = [n for n in names if any(n in row and row[n].seeds for row in ran.values())]
+    usual = mode([e.seeds for row in ran.values() for e in row.values() if e.seeds] or [0])
+    lines = _abouts(outcome, shown, usual)
+    if ran:
+        table = [["method", *shown], ["---"] + ["---:"] * len(shown)]
+        for method, row in ran.items():
+            cells = [_cell(row.get(name), usual) for name in shown]
+            table.append([words.label(method), *cells])
+        lines += [f"| {' | '.join(cells)} |" for cells in table]
+    missing = [n for n in names if n not in shown]
+    missing += [words.label(method) for method in rows if method not in ran]
+    return lines + (["", f"Not run: {', '.join(missing)}."] if missing else [])
+
+
+def _abouts(outcome: StudyOutcome, shown: list[str], usual: int) -> list[str]:
+    """What the columns show, columns of one kind together, and how to read a cell."""
+    about: dict[str, dict[str, list[str]]] = {}
+    for column in outcome.study.columns:
+        if column.name in shown:
+            numbers = about.setdefault(_experiment(column), {})
+            numbers.setdefault(_number(column), []).append(column.name)
+    lines = []
+    for experiment, numbers in about.items():
+        alone = len(about) == len(numbers) == 1
+        parts = [
+            number if alone else f"{', '.join(names)} ({number})"
+            for number, names in numbers.items()
+        ]
+        lines.append(f"- {experiment}: {'; '.join(parts)}.")
+    legend = f"- {usual} seed{'s' * (usual != 1)} unless a cell says otherwise."
+    if any(entry.printed is not None for entry in outcome.entries):
+        bound = f"{outcome.study.tolerance:g}"
+        legend += f" Ours (the paper's number); bold: within the paper's deviation or {bound}."
+    lines += [legend] if lines else []
+    return [*lines, ""] if lines else []
+
+
+def _cell(entry: StudyNumber | None, usual: int) -> str:
+    """Ours and the paper's number, and how many seeds if that is not the usual number."""
+    if entry is None or not entry.seeds:
+        return NONE
+    ours = spread(entry.ours.mean, entry.ours.deviation)
+    if entry.inside:
+        ours = f"**{ours}**"
+    if entry.printed:
+        ours += f" ({spread(entry.printed.mean, None)})"
+    return ours if entry.seeds == usual else f"{ours}, seeds: {entry.seeds}"
+
+
+def _careful(outcome: StudyOutcome) -> list[str]:
+    """Each kind of warning once, up to its colon, with the columns that it holds for."""
+    found: dict[str, dict[str, None]] = {}
+    for column in outcome.study.columns:
+        for text in warnings(outcome, column):
+            found.setdefault(text.partition(":")[0], {})[column.name] = None
+    return [f"- **{WARNING}** {text}: {', '.join(names)}." for text, names in found.items()]
 
 
 def about_column(column: StudyColumn) -> str:
     """Which number a column shows, and of which experiment."""
-    config, clients = column.config, column.clients
-    over = f" of client {', '.join(map(str, clients))}" if clients else ""
-    return (
-        f"{column.number}{over}; {config.data.name}, {config.partition.name}, "
-        f"{config.model.name}, {config.run.rounds} rounds."
-    )
+    return f"{_number(column)}; {_experiment(column)}."
+
+
+def _number(column: StudyColumn) -> str:
+    clients = column.clients
+    return column.number + (f" of client {', '.join(map(str, clients))}" if clients else "")
+
+
+def _experiment(column: StudyColumn) -> str:
+    config = column.config
+    names = (config.data.name, config.partition.name, config.model.name)
+    return f"{', '.join(names)}, {config.run.rounds} rounds"
 
 
 def column_table(outcome: StudyOutcome, column: StudyColumn) -> list[list[str]]:
@@ -144,15 +209,24 @@ def tests(outcome: StudyOutcome, column: StudyColumn) -> str:
 
 def claim_lines(outcome: StudyOutcome) -> list[str]:
     """One line per claim: whether it holds, the numbers, and the cause of a failure."""
-    lines = []
-    for one in outcome.judged:
-        text = f"{MARKS.get(one.state, '·')} {one.state}: {one.claim.text}"
-        if one.evidence:
-            text += f" ({'; '.join(one.evidence)})"
-        if one.state == FAILS and one.claim.cause:
-            text += f". Cause: {one.claim.cause}"
-        lines.append(text)
-    return lines
+    return [_claim(one, "; ".join(one.evidence)) for one in outcome.judged]
+
+
+def _claim(one: Judged, numbers: str) -> str:
+    text = f"{MARKS.get(one.state, '·')} {one.state}: {one.claim.text}"
+    if numbers:
+        text += f" ({numbers})"
+    if one.state == FAILS and one.claim.cause:
+        text += f". Cause: {one.claim.cause}"
+    return text
+
+
+def _short_claims(outcome: StudyOutcome) -> list[str]:
+    """The claims that were judged; the numbers of one column only, as the table has the others."""
+    judged = [one for one in outcome.judged if one.state != NOT_RUN]
+    lines = [_claim(one, one.evidence[0] if len(one.evidence) == 1 else "") for one in judged]
+    rest = len(outcome.judged) - len(judged)
+    return [*lines, f"{rest} of {len(outcome.judged)} not judged yet"] if rest else lines
 
 
 def _where(outcome: StudyOutcome) -> str:
@@ -165,13 +239,17 @@ def _where(outcome: StudyOutcome) -> str:
 
 
 def _environments(records: Mapping[str, CellRecord]) -> list[str]:
-    """Where the runs were computed, one line per different place."""
-    lines = []
+    """Where the runs were computed, one line per machine, with the commits by engine."""
+    found: dict[str, dict[str, dict[str, None]]] = {}
     for record in records.values():
         where = record.environment
         commit = where.get("git_commit")  # None in a copy of the source that is no checkout
-        code = f"commit {commit[:10]}" if commit else f"source {str(where.get('source'))[:10]}"
-        name, engine = where.get("device_name") or where.get("device"), where.get("engine")
-        how = f"{where.get('device')}, {where.get('precision')}, engine {engine}"
-        lines.append(f"{name} ({how}), torch {where.get('torch')}, {code}")
-    return list(dict.fromkeys(lines))
+        code = commit[:7] if commit else f"source {str(where.get('source'))[:10]}"
+        name = where.get("device_name") or where.get("device")
+        machine = f"{name}, {where.get('precision')}, torch {where.get('torch')}"
+        found.setdefault(machine, {}).setdefault(str(where.get("engine")), {})[code] = None
+    lines = []
+    for machine, engines in found.items():
+        used = [f"{engine} at {', '.join(commits)}" for engine, commits in engines.items()]
+        lines.append(f"{machine} ({'; '.join(used)})")
+    return lines

@@ -17,10 +17,9 @@ RUNS = Path("runs")
 BEGIN, END = "<!-- cards: begin -->", "<!-- cards: end -->"  # around the index on a page
 COUNTED = HOLD, CAUSE, NO_CAUSE, LEFT = "hold", "fail with a cause", "fail without one", NOT_RUN
 INTRO = """\
-A card *holds* if every claim of it that can be judged from the runs so far holds; it is *run* if
-none can be judged yet. Cards of the first tier (`tier = 1`) are reproduced first. This part of the
-page is written by `coterie reproduce --list --publish DIR` from the records in that folder, to
-which `coterie reproduce CARD --publish DIR` adds."""
+A card *holds* if every claim that can be judged from the runs so far holds; it is *run* if none can
+be judged yet. The card's page has the causes of failures. Cards of the first tier are reproduced
+first. `coterie reproduce --list --publish DIR` writes this part of the page."""
 
 
 class CardState(NamedTuple):
@@ -145,23 +144,22 @@ def _paper_runs(mine: Sequence[CardState]) -> str:
 
 
 def _says(mine: Sequence[CardState], published: Path, folder: str) -> str:
-    """How a card stands: each scale that was run, and why claims fail."""
+    """How a card stands: each scale that was run, and which claims fail."""
     about = mine[0].card.about
     if about.waits:
         return f"waits: {about.waits}"
     ran = [one for one in mine if one.outcome.verdict != NOT_RUN]
     if not ran:
         return NOT_RUN
-    said = [_state(one, published, folder) for one in ran]
-    return "; ".join(said if ran[0].scale == PAPER else [*said, "not run at paper scale"])
+    return "; ".join(_state(one, published, folder) for one in ran)
 
 
 def _state(one: CardState, published: Path, folder: str) -> str:
     page, outcome = f"{one.card.about.id}.{one.scale}.md", one.outcome
     name = f"[{one.scale}]({folder}{page})" if (published / page).exists() else one.scale
     failed = [j for j in outcome.judged if j.state == FAILS]
-    why = [f"{j.claim.text}{f' ({j.claim.cause})' if j.claim.cause else ''}" for j in failed]
-    return f"{outcome.verdict} at {name}{_share(one)}" + (f": {'; '.join(why)}" if why else "")
+    why = f": {'; '.join(j.claim.text for j in failed)}" if failed else ""
+    return f"{outcome.verdict} at {name}{_share(one)}{why}"
 
 
 def _share(one: CardState) -> str:
@@ -169,7 +167,7 @@ def _share(one: CardState) -> str:
     done, wanted = one.outcome.counts
     states = [judged.state for judged in one.outcome.judged]
     judged = len(states) - states.count(NOT_RUN)
-    runs = [] if one.scale == PAPER else [f"{done} of {wanted} runs"]
+    runs = [] if one.scale == PAPER or done == wanted else [f"{done} of {wanted} runs"]
     claims = [] if judged == len(states) else [f"{judged} of {len(states)} claims judged"]
     return f" ({', '.join(runs + claims)})" if runs or claims else ""
 

@@ -159,9 +159,10 @@ class Reproduction:
         return outcome
 
     def _publish(self) -> None:
-        """Add all records that the whole card uses to its file, and write the card beside it.
+        """Add all records that the whole card uses to its file; a first-tier card gets a page, too.
 
-        Runs with other settings (``--set``) are not the card's and are not published.
+        The index and ``--show`` tell of the others. Runs with other settings (``--set``) are not
+        the card's and are not published.
         """
         if self.published is None:
             raise AssertionError("there is no folder to publish to")
@@ -174,6 +175,8 @@ class Reproduction:
         if not kept:
             return
         files.write_text(path, records_text(list(kept.values())))
+        if self.card.about.tier > 1:
+            return
         text = markdown(StudyOutcome(self.whole, known), self.command)
         files.write_text(self.published / name.replace(".json", ".md"), text)
 

@@ -39,8 +39,7 @@ class Guard:
         on: reject numbers that are not finite, and impossible sample counts.
         norm: reject steps longer than so many times the median step; None rejects none.
         bound: reject vectors so many times longer than the median of the round and than every
-            vector the client was sent or had sent before: a bound against catastrophic values that
-            no honest client reaches (docs/reliability.md has the margin). None rejects none.
+            vector the client was sent or had sent before (docs/reliability.md). None rejects none.
     """
 
     on: bool = True

@@ -1,10 +1,10 @@
 """Reads text and LEAF's json files; text is cut into windows, to predict the next token.
 
-A window has one target, the token that follows it, or one at every position (spec 13.9). With one
-target, a source without parts of its own is divided here: the last fifth of a client's text is for
-testing and the last fifth of the rest for validation, so that no window overlaps two parts. With a
-target at every position, windows have times, by which each client is split: its latest windows are
-for testing.
+A window has one target, the token that follows it, or one at every position (reading P3-14). With
+one target, a source without parts of its own is divided here: the last fifth of a client's text is
+for testing and the last fifth of the rest for validation, so that no window overlaps two parts.
+With a target at every position, windows have times, by which each client is split: its latest
+windows are for testing.
 """
 
 import json
