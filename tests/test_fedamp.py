@@ -1,4 +1,4 @@
-"""FedAMP's and HeurFedAMP's attention (spec 9)."""
+"""FedAMP's and HeurFedAMP's attention."""
 
 from dataclasses import replace
 
@@ -9,20 +9,18 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import nn
 
-from coterie.algorithms.attention import Cloud, Own, Upload, alike
-from coterie.algorithms.fedamp import FedAMP
-from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
-from coterie.algorithms.likeness import likeness, unlikeness
-from coterie.algorithms.local import Local
-from coterie.algorithms.penalties import (
+from coterie.algorithms.attention import Cloud, Own, Upload, alike, likeness, safe, unlikeness
+from coterie.algorithms.fedamp import (
+    FedAMP,
     attention,
     median_width,
     penalty_of,
-    safe,
     slope,
     spread,
     step_size,
 )
+from coterie.algorithms.heurfedamp import HeurFedAMP, heuristic_attention
+from coterie.algorithms.local import Local
 from coterie.core import tree
 from coterie.core.algorithm import round_of
 from coterie.core.mixing import mix, squared_distances

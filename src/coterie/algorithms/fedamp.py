@@ -12,9 +12,9 @@ Notes:
     ``sigma = "auto"`` is ours. With the constants found in public code the attention is uniform on
     real models, and with any width that only follows the models' distances (``median``, spec 9.3)
     a client without similar clients still gives most of its weight to others. ``auto`` measures
-    squared distances in units of each client's own sampling noise (module ``likeness``): A' is 1 up
-    to the value that noise explains, falls to 0 at twice that value, and is 0 beyond. So A' and ξ
-    are not symmetric where the noise of clients differs.
+    squared distances in units of each client's own sampling noise (module ``attention``): A' is 1
+    up to the value that noise explains, and 0 from twice that value on. So A' and ξ are not
+    symmetric where the noise of clients differs.
     ``mass = "auto"`` is ours: a client's own model counts as a model at distance 0, so that N alike
     clients get equal weights (ξ = 1/N). A number is the most weight that a client gives to others;
     with a width other than ``auto`` all of it is given, however unlike the others are (spec 9.3).
@@ -47,16 +47,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Round, Traits, check_pull
-from ..core.mixing import squared_distances
+from ..core.algorithm import Round, check_pull
+from ..core.mixing import off_diagonal, squared_distances
 from ..core.problem import Problem
 from ..core.ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
 from ..errors import ConfigError
 from .attention import (
+    TINY,
     Attentive,
     Cloud,
     Initial,
-    Own,
     PredictWith,
     Seen,
     Upload,
@@ -67,22 +67,85 @@ from .attention import (
     mixed,
     refuse_unrelated,
     remembered,
-    started,
-    stored,
-)
-from .likeness import TINY
-from .penalties import (
-    Penalty,
-    largest_step,
-    median_width,
-    penalty_of,
     safe,
     shared,
-    slope,
-    spread,
+    stored,
     weights,
-    width_of,
 )
+
+Penalty = Literal["exponential", "scad", "mcp"]
+
+SCAD, MCP = 3.7, 3.0  # where the slopes of these penalties reach zero, in units of σ
+
+
+def slope(distances: Tensor, sigma: Tensor | float, penalty: Penalty = "exponential") -> Tensor:
+    """``A'(s)`` of squared distances, zero on the diagonal; 1/σ at s = 0 for every penalty."""
+    s = distances / sigma
+    if penalty == "exponential":
+        fall = torch.exp(-s)
+    elif penalty == "scad":
+        fall = ((SCAD - s) / (SCAD - 1)).clamp(0, 1)
+    else:
+        fall = (1 - s / MCP).clamp(min=0)
+    return (fall / sigma).fill_diagonal_(0)
+
+
+def penalty_of(distances: Tensor, sigma: Tensor | float, penalty: Penalty) -> Tensor:
+    """``A(s)`` of squared distances: the integral of :func:`slope` from 0 to s.
+
+    >>> penalty_of(torch.tensor([0.0, 2.0, 8.0]), 2.0, "mcp")
+    tensor([0.0000, 0.8333, 1.5000])
+    """
+    s = distances / sigma
+    if penalty == "exponential":
+        return -torch.expm1(-s)
+    if penalty == "scad":
+        beyond = (s.clamp(max=SCAD) - 1).clamp(min=0)  # the slope falls from 1 to 0 there
+        return s.clamp(max=1) + beyond - beyond**2 / (2 * (SCAD - 1))
+    return s.clamp(max=MCP) - s.clamp(max=MCP) ** 2 / (2 * MCP)
+
+
+def attention(
+    W: Tensor, alpha: Tensor | float, sigma: Tensor | float, penalty: Penalty = "exponential"
+) -> Tensor:
+    """Eq. 5 and 7, by default with the negative exponential: rows sum to one, float64.
+
+    >>> attention(torch.tensor([[0.0], [1.0], [3.0]]), alpha=0.5, sigma=2.0)[0]
+    tensor([0.8456, 0.1516, 0.0028], dtype=torch.float64)
+    """
+    return weights(slope(squared_distances(W), sigma, penalty), alpha)
+
+
+def step_size(
+    W: Tensor, sigma: Tensor | float, mass: float, penalty: Penalty = "exponential"
+) -> Tensor:
+    """The largest α_k with ``ξ_ii ≥ 1 − mass`` for every client; 0 where all A' vanish."""
+    return largest_step(slope(squared_distances(W), sigma, penalty), mass)
+
+
+def largest_step(slopes: Tensor, mass: float) -> Tensor:
+    """As :func:`step_size`, from the slopes A' ``[m, m]``."""
+    largest = slopes.sum(1).max()
+    return torch.where(largest > TINY, mass / largest, 0.0)
+
+
+def median_width(W: Tensor, factor: float) -> Tensor:
+    """σ as a multiple of the median squared distance, 1 where all models are the same."""
+    return width_of(squared_distances(W), factor)
+
+
+def width_of(distances: Tensor, factor: float) -> Tensor:
+    """As :func:`median_width`, from the squared distances ``[m, m]``."""
+    width = factor * off_diagonal(distances).median()
+    return torch.where(width > TINY, width, 1.0)
+
+
+def spread(A: Tensor, mass: float) -> Tensor:
+    """Scale every row's off-diagonal weights to sum to ``mass``; rows without any stay as is."""
+    others = A.clone().fill_diagonal_(0)
+    total = others.sum(1, keepdim=True)
+    others = torch.where(total > 0, mass * others / total, 0.0)
+    return others + torch.diag(1 - others.sum(1))
 
 
 @dataclass(frozen=True)
@@ -168,20 +231,9 @@ class FedAMP(Attentive):
             )
 
     @property
-    def traits(self) -> Traits:
-        """Clients may choose between their two models by validation data."""
-        return Traits(uses_validation=self.predict_with == "validation")
-
-    def init(self, problem: Problem) -> tuple[Uploads, Own]:
-        """The common start, or independent ones."""
-        return started(problem, self.sigma == "auto", self.initial, self.objective)
-
-    @property
     def reports(self) -> bool:
         """With ``objective``, F_i(w_i)."""
         return self.objective
-
-    # ---- the server ------------------------------------------------------------------------
 
     def download(self, server: Uploads, round: Round) -> Cloud:
         """u_i, and how strongly to stay near it."""
@@ -242,12 +294,16 @@ class FedAMP(Attentive):
             return server.sigma
         return width_of(distances, self.sigma_factor)
 
+    def seen(self, W: Tensor, start: Tensor, noise: Tensor) -> Seen:
+        """Models are compared by their distance."""
+        return Seen(W - start[: W.shape[1]], noise.to(torch.float64))
+
     def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
         """Store and compare the uploads, and record the weights that the round applied."""
         new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
         if self.sigma == "auto":
-            points = round.trainable(uploads.w - server.start)
-            new = compared(new, Seen(points, uploads.noise.to(torch.float64)), round)
+            seen = self.seen(round.trainable(uploads.w), server.start, uploads.noise)
+            new = compared(new, seen, round)
         elif self.sigma_freeze and server.sigma == 0 and len(uploads.w) > 1:
             width = median_width(round.trainable(uploads.w), self.sigma_factor)
             new = new._replace(sigma=width)
