@@ -1,7 +1,7 @@
 """Adaptations: a client's last step, which personalises the trained model before prediction.
 
 An adapted model is never uploaded: an adaptation changes the predictions, never the training. Any
-method can be followed by any adaptation (spec 3).
+method can be followed by any adaptation.
 """
 
 from .base import Adaptation, Adapted

@@ -11,11 +11,11 @@ Teacher G (the model before adaptation, frozen), student C, temperature τ:
 Travels: nothing.
 
 Notes:
-    The three forms differ by orders of magnitude (spec 3.4). As printed in P3 the cross-entropy is
+    The three forms differ by orders of magnitude (reading P3-2). As printed the cross-entropy is
     multiplied by 34 and the teacher almost ignored; ``hinton`` is the form of the cited technique
     and our default; ``yu_code`` is what public code computes.
     ``hinton`` overshoots at ordinary rates: α τ² KL has a curvature above 100 on ordinary clients,
-    and a step of rate η is stable up to 2/η (spec 17). ``kd_step = "bounded"``, the default,
+    and a step of rate η is stable up to 2/η (P3-3). ``kd_step = "bounded"``, the default,
     measures the curvature along every step by a second gradient and shortens a step that would pass
     the smallest loss on its line (exact on a quadratic). Other steps are the papers'.
     The teacher answers in evaluation mode, the student in training mode.

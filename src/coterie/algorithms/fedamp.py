@@ -9,36 +9,32 @@ Objective: Σ_i F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²) with A increasing 
 Travels: w_i and one number up, u_i and one number down; u_i once more for prediction.
 
 Notes:
-    ``sigma = "auto"`` is ours. With the constants found in public code the attention is uniform on
-    real models, and with any width that only follows the models' distances (``median``, spec 9.3)
-    a client without similar clients still gives most of its weight to others. ``auto`` measures
-    squared distances in units of each client's own sampling noise (module ``attention``): A' is 1
-    up to the value that noise explains, and 0 from twice that value on. So A' and ξ are not
+    ``sigma = "auto"`` is ours (reading P5-4). With the constants found in public code the attention
+    is uniform on real models, and with any width that only follows the models' distances
+    (``median``) a client without similar clients still gives most of its weight to others. ``auto``
+    measures squared distances in units of each client's own sampling noise (module ``attention``):
+    A' is 1 up to the value that noise explains, and 0 from twice that value on. So A' and ξ are not
     symmetric where the noise of clients differs.
     ``mass = "auto"`` is ours: a client's own model counts as a model at distance 0, so that N alike
     clients get equal weights (ξ = 1/N). A number is the most weight that a client gives to others;
-    with a width other than ``auto`` all of it is given, however unlike the others are (spec 9.3).
+    with a width other than ``auto`` all of it is given, however unlike the others are (P5-5).
     ``attention_mass = "rows"``, our default, chooses α_k for each client. With the paper's one α_k
     for all (``symmetric``) a large group limits how much the clients of a small group collaborate.
     The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
-    ``alpha`` it is ``lam / alpha``, as printed.
-    P5 names both w_i and u_i as results (Algorithm 1); ``predict_with`` chooses. The newest u_i is
-    better where clients are alike and much worse for a client that takes strangers for alike, so
-    that our default takes the better of the two on each client's validation data.
-    The paper does not say where local training starts; ``start = "cloud"`` (u_i) is our default.
-    Clients start at a common point, and the first exchange follows the first local training: P5's
-    independent starts (``initial = "independent"``) average unrelated deep networks. In a round,
-    u_i is formed over those participants that have uploaded before; a client in its first round
-    gets its own start. The u_i of a prediction is formed over all clients that have uploaded.
-    ``alpha = "theory"`` is α_k = λ/√T of the convergence theorem, T the number of rounds; the
-    proximal coefficient is then √T. ``objective`` logs the objective above in every round; it costs
-    a pass over each client's training data, and one more number up.
-    Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5.
+    ``alpha`` it is ``lam / alpha``, as printed. ``alpha = "theory"`` is α_k = λ/√T of the
+    convergence theorem, T the number of rounds.
+    ``predict_with`` chooses among w_i and u_i, both results of P5; our default takes the better of
+    the two on each client's validation data (P5-1). Local training starts at u_i (P5-2). Clients
+    start at a common point, and the first exchange follows the first local training (P5-3). In a
+    round, u_i is formed over those participants that have uploaded before; a client in its first
+    round gets its own start. The u_i of a prediction is formed over all that have uploaded (P5-15).
+    ``objective`` logs the objective above in every round; it costs a pass over each client's
+    training data, and one more number up.
+    Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5 (P5-6).
     ``penalty`` offers the other functions A that the paper names, with the same width σ and their
     customary constants: A'(s) = 1/σ · min(1, (3.7 − s/σ)_+ / 2.7) for scad and
     1/σ · (1 − s/3σ)_+ for mcp.
-    ``safe_attention`` scales a row down where its off-diagonal weights exceed one; the paper asks
-    for a convex combination and leaves the step size to the user.
+    ``safe_attention`` scales a row down where its off-diagonal weights exceed one (P5-7).
 """
 
 from dataclasses import dataclass
@@ -253,7 +249,7 @@ class FedAMP(Attentive):
             found = lr * self.lam / alpha if alpha else float("inf")
             raise ConfigError(
                 f"fedamp: lr * lam / alpha is {found:g} in round {index} and must stay below 1; "
-                "raise alpha, or lower train.lr, lam or alpha_gamma (spec 9.3)"
+                "raise alpha, or lower train.lr, lam or alpha_gamma"
             )
         return alpha
 

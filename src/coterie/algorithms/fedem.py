@@ -13,7 +13,7 @@ A client predicts Σ_m π_im softmax(h_m(x)): probabilities are mixed, not logit
 Notes:
     Components must start different: the first is the common start, the others are drawn anew.
     q is computed at the received models, in evaluation mode and without augmentation. The loss of
-    a minibatch is divided by its size, not by Σ q (spec 16). As Σ_m q_im(s) = 1, the components
+    a minibatch is divided by its size, not by Σ q (reading B-7). As Σ_m q_im(s) = 1, the components
     split one learning rate: as long as their shares are equal, each learns at η/M.
     ``rate = "scaled"`` multiplies the loss by M, which under plain SGD is the rate η M: a component
     with responsibility 1/M for a sample learns at η as in FedAvg, one with responsibility 1 at η M.
@@ -121,7 +121,7 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         mask = torch.cat(masks) if masks else None
         q = torch.cat(parts, 1)
         new = torch.stack([mean(row, mask) for row in q])
-        return q, torch.where(client.size > 0, new, pi)  # without data, shares stay (spec 1.8)
+        return q, torch.where(client.size > 0, new, pi)  # without data, shares stay
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Components, Own]:
         """E-step at the received components, then training of each on its share of the data."""

@@ -22,24 +22,24 @@ with.
 
 Notes:
     The printed pseudocode interleaves clients; here a round has phases, so that order does not
-    matter. The client's own model is always among those it weighs and trains: the paper says that
-    M = 0 is like local training, which requires that. Only clients of the round can be chosen: an
-    absent peer can neither send nor receive. A model with a non-finite loss counts as not received.
+    matter (reading P2-1). The client's own model is always among those it weighs and trains (P2-2).
+    Only clients of the round can be chosen: an absent peer can neither send nor receive. A model
+    with a non-finite loss counts as not received.
     ``unseen``, ``ema_init``, ``step`` and ``normalise_columns`` default to what works; the literal
-    settings are ``zero_loss``, ``zero``, ``gradient`` and ``false`` (spec 7.3, 7.4).
+    settings are ``zero_loss``, ``zero``, ``gradient`` and ``false`` (P2-3 to P2-7).
     Weights multiply the returned difference, never the loss: Adam would cancel them. With
     ``gradient`` the owner's optimiser is the recipe's and its state persists; gradients are taken
     in evaluation mode, so batch-norm statistics stay as they started. Otherwise the statistics are
     averaged with the weights. A model whose users' weights sum to less than 1e-6 is not changed.
     With ``optimizer_state = "kept"`` and ``local_epochs`` a client has one optimiser state: all
     models that it trains in a round begin with it, and the mean of their last states, weighted by
-    w_ib, is kept. Sent with its model, an owner's state would triple the traffic.
-    ``accumulate`` counts own rounds: a peer first seen in the t-th of them starts at t × its loss.
+    w_ib, is kept. ``accumulate`` counts own rounds: a peer first seen in the t-th of them starts at
+    t × its loss.
     ``clip`` and ``noise`` are ours, off by default. A client's gradient on a model that another
     client chose can reveal its samples exactly, at any weight, and an owner can be sent any vector.
     With ``clip`` a vector for a peer is clipped to that length before it is weighted, and the owner
     clips what arrives; ``noise`` adds Gaussian noise of ``noise · clip`` to every entry. Both slow
-    learning, the more the larger the model. A client's updates of its own model stay exact.
+    learning. A client's updates of its own model stay exact.
 """
 
 from abc import ABC, abstractmethod

@@ -7,7 +7,7 @@
 Travels: the base, both ways. The head never leaves the client.
 
 Notes:
-    The paper counts SGD steps on the head; E_h = 10 epochs and E_b = 1 are spec 10.2's. Both
+    The paper counts SGD steps on the head; E_h = 10 epochs and E_b = 1 are ours (reading B-2). Both
     replace the recipe's epochs (or steps).
     Each phase has minibatches and an optimiser state of its own, and frozen parameters change
     neither by momentum nor by weight decay. Batch-norm statistics change with their layer.

@@ -9,8 +9,8 @@ Notes:
     models point in other directions. ``auto`` compares angles with the clients' own sampling noise
     (module ``attention``) on models scaled to length 1: clients whose difference noise explains get
     equal weights, strangers get zero.
-    ``cos_on = "delta"`` takes cosines of w_i − w⁰ from the common start (ours, spec 9.3): models
-    that share a start have cosines so close to one that the printed rule (``weights``) stays
+    ``cos_on = "delta"`` takes cosines of w_i − w⁰ from the common start (ours, reading P5-8):
+    models that share a start have cosines so close to one that the printed rule (``weights``) stays
     uniform on label skew at any published σ.
     ``self_weight = "auto"`` is, with a numeric σ, 1/N for the N clients of the round's exchange;
     with σ ``auto``, the weight that a model at angle 0 would get. With σ ``auto`` a numeric

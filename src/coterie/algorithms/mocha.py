@@ -11,7 +11,7 @@ Travels: w_i up, c_i and Ω_ii down. No client sees another's model, no d × K m
 
 Notes:
     The original solves convex problems in the dual. This is the primal form for deep networks
-    (spec 10.3), by local training on the penalised loss.
+    (reading B-3), by local training on the penalised loss.
     The columns are all K clients. A client that has not taken part yet has the common start as its
     column, and a learned Ω leaves it out: untrained models are equal without being related.
     ``lg_code`` is the Ω of the code that P1 used, for replication only: a constant matrix, so that

@@ -15,12 +15,11 @@ Travels: as FedAvg. While D is EWC also the Fisher diagonal M: down with ``serve
 losses up, before and after training: where training raises the loss, the run raises an alarm.
 
 Notes:
-    The adaptation losses contain the cross-entropy already, hence μ = 0 (spec 5).
+    The adaptation losses contain the cross-entropy already, hence μ = 0 (reading P3-7).
     The notes of ``pafl_kd`` and ``pafl_ewc`` apply here too.
     ``checkpoint = "best_federated_validation"`` predicts with the model that had the smallest mean
-    validation loss over the participants of the round in which they received it. P3 tests "the
-    last version before divergence", which was found on test data. The model after the last round
-    was not received by any client and is no candidate.
+    validation loss over the participants of the round in which they received it; P3 tests "the last
+    version before divergence" (P3-15). The model after the last round is no candidate.
     P3's optional last round, in which every client keeps its local model, is ``adapt = "kd"`` or
     ``"ewc"`` after the run.
 """

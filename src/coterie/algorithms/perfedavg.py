@@ -18,7 +18,7 @@ Notes:
     The paper predicts after one step, whose rate it tunes. Our default is five steps at the rate
     of the round (see the measurements on the method's page).
     The personal step at prediction is taken on the whole training split, never on test data: public
-    code adapts to the test batch, which leaks its labels (spec 10.5).
+    code adapts to the test batch, which leaks its labels (reading B-5).
     D' are the round's ordinary minibatches, so that a = 0 is FedAvg with the same batches.
 """
 

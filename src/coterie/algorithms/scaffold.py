@@ -8,7 +8,7 @@ Travels: (x, c) down, (y_i − x, c_i⁺ − c_i) up: twice FedAvg.
 
 Notes:
     ``mean_gradient`` equals the paper's Option II under plain SGD and stays right with momentum,
-    weight decay and Adam, where the displacement does not measure the gradient (spec 8.1). The
+    weight decay and Adam, where the displacement does not measure the gradient (reading P4-7). The
     correction is added to the gradient before weight decay and momentum; weight decay stays out of
     the control variates.
     ``displacement`` is Option II with the divisor corrected for heavy-ball momentum;
@@ -72,7 +72,7 @@ def controlled_steps(client: Client, x: Tensor, correction: Tensor) -> tuple[Ten
 
 
 def displacement_divisor(steps: Tensor, momentum: float) -> Tensor:
-    """``Σ_k a_k``: the number of gradients in a displacement of τ heavy-ball steps (spec 8.1)."""
+    """``Σ_k a_k``: the number of gradients in a displacement of τ heavy-ball steps."""
     if momentum == 0:
         return steps
     fade = momentum * (1 - momentum**steps) / (1 - momentum)

@@ -132,7 +132,7 @@ class Batches:
     def per_epoch(self) -> Tensor:
         """Batches per epoch; a client without data has one batch of padding, which trains nothing.
 
-        With batch norm a batch of one sample is skipped (spec 1.3).
+        With batch norm a batch of one sample is skipped.
         """
         batch, least = self.recipe.batch, self.problem.least
         whole = self.size // batch + (self.size % batch >= least)

@@ -96,7 +96,7 @@ class Client:
         """A copy of the client with other epochs, another learning rate or other minibatches.
 
         ``batches`` names the purpose of the other minibatches; each name gets its own draw.
-        ``still`` leaves batch-norm statistics that are the client's own (spec 1.2) unchanged.
+        ``still`` leaves batch-norm statistics that are the client's own unchanged.
         """
         view, recipe = self._view, self.recipe
         if batches is not None:

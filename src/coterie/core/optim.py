@@ -128,7 +128,7 @@ class Recipe:
         decay: the rate of round t is ``max(floor, lr * decay**t)``.
         floor: smallest learning rate.
         steps: a number of steps in place of epochs, the same for every client.
-        buffers: which batch-norm statistics a client's models use (spec 1.2): ``average`` mixes
+        buffers: which batch-norm statistics a client's models use: ``average`` mixes
             them with the parameters; with ``local`` every client has one set, which only its own
             training updates, which it uses with every model and which never leaves it; with
             ``server`` all clients use the mean, weighted by samples, of the statistics with which
@@ -143,7 +143,7 @@ class Recipe:
         optimizer_state: Adam's moments and the momentum of sgd begin anew in every ``round``, or
             are ``kept``: a client goes on with those of the last round that it took part in.
 
-    With batch norm a batch of a single sample is skipped and is not a step (spec 1.3).
+    With batch norm a batch of a single sample is skipped and is not a step.
     Augmentation, class weights, dropout and clipping apply to training batches only.
     """
 

@@ -58,7 +58,7 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
 
 # ---- policies for batch-norm statistics: averaged, local, or the server's (``train.buffers``) ---
 
-# See spec 1.2. ``average`` needs no code: buffers follow the parameters in a model's vector and are
+# ``average`` needs no code: buffers follow the parameters in a model's vector and are
 # mixed with them. Under the other two policies a method sees vectors of parameters only, and a
 # wrapper around the method handles the statistics:
 #

@@ -18,7 +18,7 @@ MOST_RANGES = 200_000  # the most ranges of indices that a manifest lists
 class Distance(NamedTuple):
     """The mean distance of a client's class shares from those of all clients together."""
 
-    emd_p1: float  # as P1 computes it: classes that a client holds count twice (spec 13.11)
+    emd_p1: float  # as P1 computes it: classes that a client holds count twice (reading P1-12)
     l1: float  # the plain sum of absolute differences, at most 2
 
 

@@ -194,7 +194,7 @@ def federate(
     of its own; ``val`` is the share of the rest kept for validation. With ``foreign_targets`` each
     client is judged on another's validation and test data (P1's out-of-distribution study), with
     ``common_test`` on all test samples of the source. ``federated`` is the share of a client's
-    samples that goes into the federated test set, which no client holds (spec 13.9). ``aux`` is the
+    samples that goes into the federated test set, which no client holds. ``aux`` is the
     share of all test samples, or of the federated test set, that the server is given instead (P3's
     Fisher data). ``first`` keeps so many clients at most, ``above`` those with more samples than
     that. The missing numbers of a table are filled in and its numbers standardised here, by
@@ -309,7 +309,7 @@ def _refuse_divided_units(
 
 
 def shuffle_targets(federation: Federation, seed: int) -> Federation:
-    """Client i is given the validation and test data of client ``foreign[i]`` (spec 13.10).
+    """Client i is given the validation and test data of client ``foreign[i]`` (reading P1-9).
 
     The permutation is uniform: a client may draw itself, as in P1.
     """

@@ -25,7 +25,7 @@ class Pool(NamedTuple):
 
 
 def hold_aux(federation: Federation, share: float, seed: int) -> Federation:
-    """Move a share of the federation's test data to the server (spec 3.3).
+    """Move a share of the federation's test data to the server.
 
     If there is a federated test set, the share is taken from it. Moved samples are in no test data
     any more. A client that would be left without test data keeps its own.

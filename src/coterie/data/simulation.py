@@ -39,9 +39,9 @@ def simulate(
     """Make the problem and the shards of a federation.
 
     ``merge_val`` adds a client's own validation data to its training data, also if another client's
-    data judges it (spec 17). A client without validation data weighs models on its training data
-    instead (spec 1.8). The declared training counts are those of a client's own samples: a shared
-    pool is not counted (spec 2.3). ``shares`` adds the class shares of each client's own training
+    data judges it. A client without validation data weighs models on its training data
+    instead. The declared training counts are those of a client's own samples: a shared
+    pool is not counted. ``shares`` adds the class shares of each client's own training
     and validation data, for metrics that weigh samples by them.
     """
     device = torch.device(device)

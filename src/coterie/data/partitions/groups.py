@@ -1,4 +1,4 @@
-"""Partitions with hidden groups: label groups (P2, spec 13.6) and concept shift."""
+"""Partitions with hidden groups: label groups (reading P2-11) and concept shift."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Dirichlet partitions (spec 13.7, 13.8)."""
+"""Dirichlet partitions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -77,7 +77,7 @@ def serve(shares: Floats, supply: Ints) -> Ints:
     return served
 
 
-# ---- the five distributions of P4 over ten agents and ten classes (spec 13.5) -------------------
+# ---- the five distributions of P4 over ten agents and ten classes (reading P4-9) ---------------
 
 AGENTS = 10
 
@@ -151,7 +151,7 @@ def share_out(shares: Floats, supply: Ints) -> Ints:
     return np.stack(columns, axis=1)
 
 
-# ---- groups of clients, each group with its own dominating classes and sizes (P5, spec 13.4) ----
+# ---- groups of clients, each group with its own dominating classes and sizes (reading P5-9) -----
 
 Flags = npt.NDArray[np.bool_]
 

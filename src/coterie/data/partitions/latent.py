@@ -1,4 +1,4 @@
-"""Latent distributions (P1, spec 13.2): clusters of images in a trained network's embedding."""
+"""Latent distributions (reading P1-11): clusters of images in a trained network's embedding."""
 
 import zipfile
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""IID, pathological and natural partitions (spec 13.1, 13.3, 13.9)."""
+"""IID, pathological and natural partitions."""
 
 from dataclasses import dataclass
 

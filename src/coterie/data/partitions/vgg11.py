@@ -1,4 +1,4 @@
-"""VGG-11 with batch norm for 32x32 images, as P1's embedding network (spec 13.2).
+"""VGG-11 with batch norm for 32x32 images, as P1's embedding network (reading P1-11).
 
 The embedding is the linear output of the second dense layer, projected onto its first 256 principal
 components over all samples, training and test together. The recipe is ours: P1 fine-tunes a network

@@ -1,6 +1,6 @@
 """Reads text: each client's text is cut into windows of characters or words, to predict the next.
 
-A window has one target, the token that follows it, or one at every position (spec 13.9). With one
+A window has one target, the token that follows it, or one at every position. With one
 target, a source without parts of its own is divided here: the last fifth of a client's text is for
 testing and the last fifth of the rest for validation, so that no window overlaps two parts. With a
 target at every position, windows have times, by which each client is split: its latest windows are
