@@ -1,4 +1,4 @@
-"""Adaptation after any method: spec 3."""
+"""Adaptation after any method."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""APFL's two models and their mixing weight (spec 8.4)."""
+"""APFL's two models and their mixing weight."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the methods are for, on data small enough to see it happen (spec 12.3).
+"""What the methods are for, on data small enough to see it happen.
 
 A row of ``FINDERS`` is a method that must tell two groups of opposite regressions apart, with what
 it is told beyond its defaults and where its finding is read. FedeRiCo's models change hands: a

@@ -1,4 +1,4 @@
-"""Batch norm: on every engine, under every policy of spec 1.2."""
+"""Batch norm: on every engine, under every policy."""
 
 from dataclasses import replace
 from pathlib import Path

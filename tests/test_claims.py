@@ -58,7 +58,7 @@ def test_a_papers_claim_holds_on_real_data(tmp_path, card, beginning, methods):
 
 @pytest.mark.slow
 def test_p3s_identity_relates_the_means(tmp_path):
-    """The mean relative accuracy is the mean accuracy minus Local's (spec 14)."""
+    """The mean relative accuracy is the mean accuracy minus Local's."""
     one = reproduction("P3-T2", "digits", methods=("local", "fedavg"), seeds=1, out=tmp_path)
     outcome = one.run()
     column = next(c for c in outcome.study.columns if c.number.endswith("_last"))

@@ -1,4 +1,4 @@
-"""FedAvg + Data: spec 2.3."""
+"""FedAvg + Data."""
 
 from dataclasses import replace
 

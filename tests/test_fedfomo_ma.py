@@ -1,4 +1,4 @@
-"""FedFomo's model-average variant (spec 6.6)."""
+"""FedFomo's model-average variant."""
 
 import pytest
 import torch

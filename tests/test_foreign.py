@@ -1,4 +1,4 @@
-"""Foreign targets (spec 6.7, 13.10, 17): own data is trained on, another client's data judges."""
+"""Foreign targets: own data is trained on, another client's data judges."""
 
 import numpy as np
 import pytest

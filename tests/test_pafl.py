@@ -1,4 +1,4 @@
-"""PaFL: spec 5."""
+"""PaFL."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Settings in which one method must equal another (spec 12.2).
+"""Settings in which one method must equal another.
 
 A row is a name and two methods that must leave every client with the same predictor, on ragged
 clients with half of them taking part. Rows that need more than that have a test of their own.

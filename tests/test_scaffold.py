@@ -1,4 +1,4 @@
-"""SCAFFOLD's control variates (spec 8.1)."""
+"""SCAFFOLD's control variates."""
 
 from dataclasses import replace
 

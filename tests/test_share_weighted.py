@@ -1,4 +1,4 @@
-"""Accuracy weighted by the class shares of a client's training data (spec 13.8)."""
+"""Accuracy weighted by the class shares of a client's training data."""
 
 import math
 from dataclasses import replace

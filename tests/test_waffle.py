@@ -1,4 +1,4 @@
-"""WAFFLE's and Weight Erosion's weights (spec 8.2, 8.3)."""
+"""WAFFLE's and Weight Erosion's weights."""
 
 from dataclasses import replace
 
