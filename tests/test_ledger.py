@@ -14,6 +14,7 @@ from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData
+from coterie.algorithms.fedbabu import FedBABU
 from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
@@ -77,6 +78,7 @@ LEDGER = {
     LGFedAvg(): lambda m: (HEAD, HEAD + S, HEAD),
     FedPer(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
     FedRep(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
+    FedBABU(): lambda m: (m, m - HEAD + S, m),
     Ditto(): lambda m: (m, m + S, 0),
     PFedMe(): lambda m: (m, m + S, 0),
     PerFedAvg(): lambda m: (m, m + S, m),

@@ -15,6 +15,7 @@ from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData
+from coterie.algorithms.fedbabu import FedBABU
 from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
@@ -78,6 +79,7 @@ CASES = {
     "FedPer without a head is FedAvg": (FedPer(head=0), FedAvg()),
     "FedPer that is all head is Local": (FedPer(head=2), ALONE),
     "FedRep without a head is FedAvg": (FedRep(head=0, base_epochs=2), FedAvg()),
+    "FedBABU with a trained head is FedAvg-FT": (FedBABU(head=0, tune_epochs=None), FINE_TUNED),
     "Ditto without a pull is Local": (Ditto(lam=0.0), ALONE),
     "MOCHA without ties is Local": (Mocha(lam1=0.0), ALONE),
     "MOCHA with a learned omega and no ties is Local": (Mocha(lam1=0.0, omega="learned"), ALONE),

@@ -8,6 +8,7 @@ from .erosion import Erosion
 from .fedamp import FedAMP
 from .fedavg import FedAvg
 from .fedavg_data import FedAvgData
+from .fedbabu import FedBABU
 from .fedem import FedEM
 from .federico import FedeRiCo
 from .fedfomo import FedFomo
@@ -52,6 +53,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "lgfedavg": LGFedAvg,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fedbabu": FedBABU,
     "ditto": Ditto,
     "pfedme": PFedMe,
     "perfedavg": PerFedAvg,

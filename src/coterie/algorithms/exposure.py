@@ -142,6 +142,11 @@ EXPOSURES: dict[str, Exposure] = {
         "the averaged base",
         "the head",
     ),
+    "fedbabu": Exposure(
+        "the body, its sample count",
+        "the averaged body",
+        "the fine-tuned model",
+    ),
     "ditto": Exposure(
         "as FedAvg",
         "as FedAvg",

@@ -41,6 +41,7 @@ from .attention import STRANGER, TINY, Attentive, Uploads
 from .cfl import CFL
 from .ditto import Ditto
 from .erosion import Erosion
+from .fedbabu import FedBABU
 from .fedem import FedEM, Own
 from .federico import FedeRiCo, kept_weights, posterior
 from .fedfomo import FedFomo, Kept
@@ -219,6 +220,10 @@ _PERSONAL = (
     "its folder keeps the clients' personal models, and the common model from which a newcomer "
     "would start is not among them"
 )
+_TUNED = (
+    "its folder keeps each client's model after fine-tuning, and the model before it, which a "
+    "newcomer would fine-tune, is not among them"
+)
 _REQUESTED = "it trains one model for each client that requested it before the first round"
 
 REFUSALS: dict[type, str] = {
@@ -230,6 +235,7 @@ REFUSALS: dict[type, str] = {
     Adapted: "its folder keeps each client's model after the adaptation, and the model before it, "
     "which a newcomer would adapt, is not among them; take the run of the method without the "
     "adaptation: joining trains its model on the newcomer's samples",
+    FedBABU: _TUNED,
     PersonalHead: "every client has a head of its own, and a newcomer's head would have to be "
     "trained from nothing",
     LGFedAvg: "every client has lower layers of its own, and a newcomer's would have to be trained "
