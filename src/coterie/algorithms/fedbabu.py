@@ -1,4 +1,4 @@
-"""FedBABU: the shared body is trained under a head that nobody trains; clients fine-tune at the end.
+"""FedBABU: a shared body is trained under a head that nobody trains; clients fine-tune at the end.
 
     body_i ← LocalTrain(body), the head frozen at its random start
     body   ← body + Σ_i p_i (body_i − body)                         on the server

@@ -211,7 +211,7 @@ class Batches:
         """``n / (C n_c)`` for each class of this client's training labels; 1 for absent classes."""
         count = self.class_counts
         balanced = self.size / ((count > 0).sum() * count.clamp(min=1))
-        return torch.where(count > 0, balanced.to(inside.dtype), 1.0)
+        return torch.where(count > 0, balanced.to(count.dtype), 1.0)
 
     def _split(self, name: SplitName) -> Split:
         return self.view.train if name == "train" else self.view.val
