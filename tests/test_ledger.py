@@ -20,6 +20,7 @@ from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedrep import FedRep
+from coterie.algorithms.fedrod import FedRoD
 from coterie.algorithms.heurfedamp import HeurFedAMP
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.lgfedavg import LGFedAvg
@@ -79,6 +80,7 @@ LEDGER = {
     FedPer(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
     FedRep(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
     FedBABU(): lambda m: (m, m - HEAD + S, m),
+    FedRoD(): lambda m: (m, m + S, m),
     Ditto(): lambda m: (m, m + S, 0),
     PFedMe(): lambda m: (m, m + S, 0),
     PerFedAvg(): lambda m: (m, m + S, m),

@@ -16,6 +16,7 @@ from .fedfomo_ma import FedFomoMA
 from .fedper import FedPer
 from .fedprox import FedProx
 from .fedrep import FedRep
+from .fedrod import FedRoD
 from .heurfedamp import HeurFedAMP
 from .ifca import IFCA
 from .lgfedavg import LGFedAvg
@@ -54,6 +55,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedbabu": FedBABU,
+    "fedrod": FedRoD,
     "ditto": Ditto,
     "pfedme": PFedMe,
     "perfedavg": PerFedAvg,

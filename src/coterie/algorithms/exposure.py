@@ -147,6 +147,11 @@ EXPOSURES: dict[str, Exposure] = {
         "the averaged body",
         "the fine-tuned model",
     ),
+    "fedrod": Exposure(
+        "as FedAvg",
+        "as FedAvg",
+        "the personal head",
+    ),
     "ditto": Exposure(
         "as FedAvg",
         "as FedAvg",

@@ -47,6 +47,7 @@ from .federico import FedeRiCo, kept_weights, posterior
 from .fedfomo import FedFomo, Kept
 from .fedfomo_ma import FedFomoMA, leave_one_out
 from .fedper import PersonalHead
+from .fedrod import FedRoD
 from .ifca import IFCA
 from .lgfedavg import LGFedAvg
 from .local import Local
@@ -236,6 +237,7 @@ REFUSALS: dict[type, str] = {
     "which a newcomer would adapt, is not among them; take the run of the method without the "
     "adaptation: joining trains its model on the newcomer's samples",
     FedBABU: _TUNED,
+    FedRoD: _PERSONAL,
     PersonalHead: "every client has a head of its own, and a newcomer's head would have to be "
     "trained from nothing",
     LGFedAvg: "every client has lower layers of its own, and a newcomer's would have to be trained "
