@@ -12,6 +12,7 @@ from coterie.algorithms.apfl import APFL
 from coterie.algorithms.cfl import CFL
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.erosion import Erosion
+from coterie.algorithms.fedala import FedALA
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData
@@ -79,6 +80,7 @@ CASES = {
     "FedPer without a head is FedAvg": (FedPer(head=0), FedAvg()),
     "FedPer that is all head is Local": (FedPer(head=2), ALONE),
     "FedRep without a head is FedAvg": (FedRep(head=0, base_epochs=2), FedAvg()),
+    "FedALA that keeps W = 1 is FedAvg": (FedALA(eta=0.0), FedAvg()),
     "FedBABU with a trained head is FedAvg-FT": (FedBABU(head=0, tune_epochs=None), FINE_TUNED),
     "Ditto without a pull is Local": (Ditto(lam=0.0), ALONE),
     "MOCHA without ties is Local": (Mocha(lam1=0.0), ALONE),

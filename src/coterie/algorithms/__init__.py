@@ -5,6 +5,7 @@ from .apfl import APFL
 from .cfl import CFL
 from .ditto import Ditto
 from .erosion import Erosion
+from .fedala import FedALA
 from .fedamp import FedAMP
 from .fedavg import FedAvg
 from .fedavg_data import FedAvgData
@@ -41,6 +42,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "waffle": Waffle,
     "erosion": Erosion,
     "apfl": APFL,
+    "fedala": FedALA,
     "qfedavg": QFedAvg,
     "term": TERM,
     "pafl": PaFL,

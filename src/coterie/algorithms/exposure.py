@@ -73,6 +73,11 @@ EXPOSURES: dict[str, Exposure] = {
         "as FedAvg",
         "the personal model v and α",
     ),
+    "fedala": Exposure(
+        "as FedAvg",
+        "as FedAvg",
+        "its model and the weights of the global one",
+    ),
     "qfedavg": Exposure(
         "as FedAvg, and its loss at the common model",
         "as FedAvg",

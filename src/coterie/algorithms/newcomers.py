@@ -41,6 +41,7 @@ from .attention import STRANGER, TINY, Attentive, Uploads
 from .cfl import CFL
 from .ditto import Ditto
 from .erosion import Erosion
+from .fedala import FedALA
 from .fedbabu import FedBABU
 from .fedem import FedEM, Own
 from .federico import FedeRiCo, kept_weights, posterior
@@ -238,6 +239,7 @@ REFUSALS: dict[type, str] = {
     "adaptation: joining trains its model on the newcomer's samples",
     FedBABU: _TUNED,
     FedRoD: _PERSONAL,
+    FedALA: _PERSONAL,
     PersonalHead: "every client has a head of its own, and a newcomer's head would have to be "
     "trained from nothing",
     LGFedAvg: "every client has lower layers of its own, and a newcomer's would have to be trained "
