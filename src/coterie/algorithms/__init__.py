@@ -3,6 +3,7 @@
 from ..core.algorithm import AnyAlgorithm
 from .apfl import APFL
 from .cfl import CFL
+from .cobo import CoBo
 from .ditto import Ditto
 from .erosion import Erosion
 from .fedala import FedALA
@@ -27,6 +28,7 @@ from .pafl import PaFL
 from .pafl_ewc import PaFLEWC
 from .pafl_kd import PaFLKD
 from .perfedavg import PerFedAvg
+from .pfedgraph import PFedGraph
 from .pfedme import PFedMe
 from .qfedavg import QFedAvg
 from .scaffold import Scaffold
@@ -53,6 +55,8 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "federico": FedeRiCo,
     "fedamp": FedAMP,
     "heurfedamp": HeurFedAMP,
+    "pfedgraph": PFedGraph,
+    "cobo": CoBo,
     "lgfedavg": LGFedAvg,
     "fedper": FedPer,
     "fedrep": FedRep,

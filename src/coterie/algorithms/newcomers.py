@@ -39,6 +39,7 @@ from ..errors import ConfigError
 from .apfl import APFL
 from .attention import STRANGER, TINY, Attentive, Uploads
 from .cfl import CFL
+from .cobo import CoBo
 from .ditto import Ditto
 from .erosion import Erosion
 from .fedala import FedALA
@@ -54,6 +55,7 @@ from .lgfedavg import LGFedAvg
 from .local import Local
 from .mocha import Mocha
 from .perfedavg import PerFedAvg
+from .pfedgraph import PFedGraph
 from .pfedme import PFedMe
 from .scaffold import Scaffold
 from .waffle import Waffle
@@ -240,6 +242,8 @@ REFUSALS: dict[type, str] = {
     FedBABU: _TUNED,
     FedRoD: _PERSONAL,
     FedALA: _PERSONAL,
+    PFedGraph: _PERSONAL,
+    CoBo: _PERSONAL,
     PersonalHead: "every client has a head of its own, and a newcomer's head would have to be "
     "trained from nothing",
     LGFedAvg: "every client has lower layers of its own, and a newcomer's would have to be trained "
