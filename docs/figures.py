@@ -50,7 +50,7 @@ def sheet(width: float, height: float, title: str, *parts: Markup) -> str:
 
     Titles of single cells are left out: a picture inside a page cannot show them.
     """
-    rules = resources.files("coterie.report").joinpath("templates/report.css").read_text("utf-8")
+    rules = resources.files("coterie.views").joinpath("templates/report.css").read_text("utf-8")
     strokes = [line for line in rules.splitlines() if re.match(r"svg (\.|text)", line)]
     style = "\n".join([f"svg{{{COLOURS};font-family:system-ui,sans-serif}}", *strokes])
     ground = tag("rect", width=width, height=height, fill="#fff")

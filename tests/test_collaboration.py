@@ -113,6 +113,21 @@ def requesters_average(play, method):
             assert_close(play.after.x[k], play.server.x[k] + step)
 
 
+def graph_mixture(play, method):
+    """u_i after the round, of the uploads that came."""
+    u = dense(play.after.u)[play.clients]
+    assert_close(play.matrix[play.clients][:, play.clients] @ play.uploads.w, u)
+
+
+def pull_of_others(play, method):
+    """What pulled a client, in units of its own weight."""
+    for row, i in enumerate(play.clients.tolist()):
+        W = play.matrix[i] / play.matrix[i, i]
+        W[i] = 0
+        assert_close(W @ play.server.x, play.received.pull[row])
+        assert_close(W.sum(), play.received.total[row])
+
+
 LAWS = {
     "fedamp": (FedAMP(), a_mix_of_what_was_there),
     "fedamp, printed and decayed": (
@@ -128,6 +143,8 @@ LAWS = {
     "cfl": (METHODS["cfl"](), cluster_average),
     "ifca": (IFCA(), choice_average),
     "ifca, redraw": (IFCA(start="redraw", k=2, min_share=0.0), choice_average),
+    "pfedgraph": (METHODS["pfedgraph"](), graph_mixture),
+    "cobo": (METHODS["cobo"](), pull_of_others),
     "waffle": (METHODS["waffle"](), requesters_average),
     "erosion": (METHODS["erosion"](), requesters_average),
 }

@@ -64,11 +64,6 @@ def one_round(method, on, server=None, states=None, index=0):
 # ---- weights -------------------------------------------------------------------------------
 
 
-def test_golden():
-    weights = posterior(wide([2.0, 3.0, 0.0]), torch.tensor([True, True, False]))
-    assert_close(weights, wide([0.7311, 0.2689, 0.0]), 1e-4)
-
-
 losses = st.integers(1, 6).flatmap(
     lambda n: st.tuples(
         arrays(float, n, elements=st.floats(-1e300, 1e300)), arrays(bool, n, elements=st.booleans())

@@ -101,7 +101,7 @@ def test_scaling_all_losses_scales_affinity_and_leaves_shares():
 
 
 def slow_round(client, state, peers, method):
-    """Weighing, mixing and affinities, one candidate after the other."""
+    """Steps 3 to 5 of FedFomo, one candidate after the other."""
     base = float(client.loss(state.old, "val"))
     raw = []
     for theta in [state.theta, *peers]:

@@ -17,10 +17,11 @@ from torch import nn
 
 from coterie.adapt import Adapted, ElasticWeights
 from coterie.adapt.ewc import consolidate, fisher
+from coterie.algorithms.attention import Cloud
+from coterie.algorithms.attention import Own as FedAMPOwn
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.ditto import Own as DittoOwn
-from coterie.algorithms.fedamp import Cloud, FedAMP
-from coterie.algorithms.fedamp import Own as FedAMPOwn
+from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.heurfedamp import HeurFedAMP

@@ -9,16 +9,19 @@ import pytest
 from coterie.adapt import Adapted, Distill, ElasticWeights, FineTune, FreezeBase
 from coterie.algorithms.apfl import APFL
 from coterie.algorithms.cfl import CFL
+from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.erosion import Erosion
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData
+from coterie.algorithms.fedbabu import FedBABU
 from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedrep import FedRep
+from coterie.algorithms.fedrod import FedRoD
 from coterie.algorithms.heurfedamp import HeurFedAMP
 from coterie.algorithms.ifca import IFCA
 from coterie.algorithms.lgfedavg import LGFedAvg
@@ -28,6 +31,7 @@ from coterie.algorithms.pafl import PaFL
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.algorithms.pafl_kd import PaFLKD
 from coterie.algorithms.perfedavg import PerFedAvg
+from coterie.algorithms.pfedgraph import PFedGraph
 from coterie.algorithms.pfedme import PFedMe
 from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
@@ -77,6 +81,9 @@ LEDGER = {
     LGFedAvg(): lambda m: (HEAD, HEAD + S, HEAD),
     FedPer(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
     FedRep(): lambda m: (m - HEAD, m - HEAD + S, m - HEAD),
+    FedBABU(): lambda m: (m, m - HEAD + S, m),
+    FedRoD(): lambda m: (m, m + S, m),
+    PFedGraph(): lambda m: (2 * m, m + S, 0),
     Ditto(): lambda m: (m, m + S, 0),
     PFedMe(): lambda m: (m, m + S, 0),
     PerFedAvg(): lambda m: (m, m + S, m),
@@ -127,6 +134,17 @@ def test_ledger_of_fedfomo(downloads, participation):
         ready = sum(min(downloads, len(uploaded - {i})) for i in range(K))
         up = len(record.clients) * (m + 4 * K)
         assert record.traffic == (slots * (m + S), up, ready * (m + S))
+
+
+@pytest.mark.parametrize(("participation", "pairs"), [(1.0, 2), (0.6, 2), (0.4, 1), (0.2, 0)])
+def test_ledger_of_cobo(participation, pairs):
+    """Each client of a ring is in two pairs, of two clients in one."""
+    method = CoBo()
+    on = task(method)
+    m = 8 * on.problem.model.size
+    for record in train(method, on.problem, engine_of("wire", on), 2, participation=participation):
+        each = (1 + pairs) * m
+        assert record.traffic == (len(record.clients) * (each + S), len(record.clients) * each, 0)
 
 
 def test_ledger_of_distillation():

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coterie.core.mixing import cosines, epsilon_greedy, mix, shares, squared_distances, sums_by
-from coterie.errors import ConfigError
 from support import assert_close
 
 
@@ -17,8 +16,6 @@ def models(rows=6, columns=11, seed=0):
 def test_shares():
     assert_close(shares(torch.tensor([1, 3])), torch.tensor([0.25, 0.75], dtype=torch.float64))
     assert_close(shares(torch.tensor([1, 3]), "uniform"), torch.full((2,), 0.5).double())
-    with pytest.raises(ConfigError, match="expected 'samples' or 'uniform'"):
-        shares(torch.tensor([1]), "size")
 
 
 def test_mix_is_a_weighted_sum():

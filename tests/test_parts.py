@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from coterie.adapt.ft import top_layer
+from coterie.algorithms.fedbabu import FedBABU
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedrep import FedRep
 from coterie.algorithms.lgfedavg import LGFedAvg, parts
@@ -187,6 +188,21 @@ def test_the_recipe_s_epochs_do_not_reach_fedrep():
     usual = predictors(last(method, task(method))).models
     longer = predictors(last(method, task(method, recipe=replace(RECIPE, epochs=5)))).models
     assert torch.equal(usual, longer)
+
+
+# ---- FedBABU ---------------------------------------------------------------------------------
+
+
+def test_fedbabu_trains_the_body_alone_and_predicts_with_the_whole_network_fine_tuned():
+    method = FedBABU(tune_epochs=2)
+    on = task(method)
+    record = last(method, on, participation=1.0)
+    theta, start = record.server.theta, on.problem.start
+    assert torch.equal(theta[BODY:], start[BODY:])
+    assert (theta[:BODY] - start[:BODY]).abs().max() > 1e-3
+    found = predictors(record).models[:, 0]
+    for i in range(on.problem.population):
+        assert_close(found[i], one_client(on, i, 3).tuned(epochs=2).train(theta))
 
 
 def bare() -> nn.Module:

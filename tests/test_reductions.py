@@ -10,11 +10,14 @@ import torch
 from coterie.adapt import Adapted, Distill, ElasticWeights, FineTune, FreezeBase
 from coterie.algorithms.apfl import APFL
 from coterie.algorithms.cfl import CFL
+from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.erosion import Erosion
+from coterie.algorithms.fedala import FedALA
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData
+from coterie.algorithms.fedbabu import FedBABU
 from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
@@ -28,6 +31,7 @@ from coterie.algorithms.local import Local
 from coterie.algorithms.mocha import Mocha
 from coterie.algorithms.pafl import PaFL
 from coterie.algorithms.perfedavg import PerFedAvg
+from coterie.algorithms.pfedgraph import PFedGraph
 from coterie.algorithms.qfedavg import QFedAvg
 from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
@@ -78,7 +82,10 @@ CASES = {
     "FedPer without a head is FedAvg": (FedPer(head=0), FedAvg()),
     "FedPer that is all head is Local": (FedPer(head=2), ALONE),
     "FedRep without a head is FedAvg": (FedRep(head=0, base_epochs=2), FedAvg()),
+    "FedALA that keeps W = 1 is FedAvg": (FedALA(eta=0.0), FedAvg()),
+    "FedBABU with a trained head is FedAvg-FT": (FedBABU(head=0, tune_epochs=None), FINE_TUNED),
     "Ditto without a pull is Local": (Ditto(lam=0.0), ALONE),
+    "CoBo without a pull is Local": (CoBo(rho=0.0), ALONE),
     "MOCHA without ties is Local": (Mocha(lam1=0.0), ALONE),
     "MOCHA with a learned omega and no ties is Local": (Mocha(lam1=0.0, omega="learned"), ALONE),
     "Per-FedAvg with a=0 is FedAvg": (PerFedAvg(inner_lr=0.0), FedAvg()),
@@ -133,6 +140,14 @@ def test_scaffold_without_controls_is_uniform_fedavg():
     # controls are zero before the first round: one round of both methods is the same
     scaffold, fedavg = Scaffold(), FedAvg(weighting="uniform")
     assert_close(forgetful(scaffold).x, forgetful(fedavg), 1e-12)
+
+
+def test_pfedgraph_that_keeps_to_the_shares_of_samples_is_fedavg():
+    """With everybody in every round: an absent client keeps its mixture."""
+    method = PFedGraph(alpha=1e9, lam=0.0, predict_with="cloud")
+    found = last(method, task(method), rounds=4, participation=1.0)
+    other = last(FedAvg(), task(FedAvg()), rounds=4, participation=1.0)
+    assert_close(predictors(found).models, predictors(other).models, 1e-6)
 
 
 def test_one_participant_becomes_the_average():

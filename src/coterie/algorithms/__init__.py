@@ -3,11 +3,14 @@
 from ..core.algorithm import AnyAlgorithm
 from .apfl import APFL
 from .cfl import CFL
+from .cobo import CoBo
 from .ditto import Ditto
 from .erosion import Erosion
+from .fedala import FedALA
 from .fedamp import FedAMP
 from .fedavg import FedAvg
 from .fedavg_data import FedAvgData
+from .fedbabu import FedBABU
 from .fedem import FedEM
 from .federico import FedeRiCo
 from .fedfomo import FedFomo
@@ -15,6 +18,7 @@ from .fedfomo_ma import FedFomoMA
 from .fedper import FedPer
 from .fedprox import FedProx
 from .fedrep import FedRep
+from .fedrod import FedRoD
 from .heurfedamp import HeurFedAMP
 from .ifca import IFCA
 from .lgfedavg import LGFedAvg
@@ -24,6 +28,7 @@ from .pafl import PaFL
 from .pafl_ewc import PaFLEWC
 from .pafl_kd import PaFLKD
 from .perfedavg import PerFedAvg
+from .pfedgraph import PFedGraph
 from .pfedme import PFedMe
 from .qfedavg import QFedAvg
 from .scaffold import Scaffold
@@ -39,6 +44,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "waffle": Waffle,
     "erosion": Erosion,
     "apfl": APFL,
+    "fedala": FedALA,
     "qfedavg": QFedAvg,
     "term": TERM,
     "pafl": PaFL,
@@ -49,9 +55,13 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "federico": FedeRiCo,
     "fedamp": FedAMP,
     "heurfedamp": HeurFedAMP,
+    "pfedgraph": PFedGraph,
+    "cobo": CoBo,
     "lgfedavg": LGFedAvg,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "fedbabu": FedBABU,
+    "fedrod": FedRoD,
     "ditto": Ditto,
     "pfedme": PFedMe,
     "perfedavg": PerFedAvg,

@@ -1,4 +1,20 @@
-"""Attention between similar clients for FedAMP and HeurFedAMP: model exchange and comparison.
+"""Attention between similar clients, for FedAMP and HeurFedAMP: who is alike, and the exchange.
+
+Another client's model is alike where it would bring a client nearer to the model of unlimited data.
+Two models trained from the same point on two samples of the same distribution differ, because the
+samples differ. A client measures this difference on its own data: in every round it trains a second
+model w_i' on every second sample only (as many steps, each on half as many samples), and uploads
+with w_i the mean v_i of ‖w_i − w_i'‖² over its rounds. v_i estimates how far sampling alone moves
+w_i from the model of unlimited data, as w_i is about the mean of w_i' and the other half's model.
+
+    z_ij = ‖w_i − w_j‖² / 2v_i        1 where i and j hold equally large samples of the same data
+    alike_ij = 1 for z ≤ 1,  2 − z for 1 < z < 2,  0 for z ≥ 2
+
+On average ‖w_i − w_j‖² is v_i + v_j plus the squared difference of the two ideal models. The mean
+of w_i and w_j is a quarter of that away from the ideal model of i, and w_i itself is v_i away. So
+the mean is nearer exactly as long as z < 2. From z = 2 on j counts as a stranger to i, and gets
+weight zero. Each client judges by its own noise: a client that is sure of its model may be alike to
+one that is unsure, and regard it as a stranger.
 
 Models can be compared only if they were trained from about the same point. Every client's first
 upload was trained from the common start, so first uploads are compared with each other even if they
@@ -13,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Algorithm, Mixture, Round, rows, single
+from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.client import Client
 from ..core.mixing import distances_between, last_applied, mix, nobody_yet
 from ..core.problem import Problem
@@ -21,10 +37,12 @@ from ..core.rows import Rows, updated
 from ..core.tree import Tree
 from ..errors import ConfigError
 from .fedprox import proximal
-from .likeness import TINY, likeness, unlikeness
 
 Initial = Literal["common", "independent"]
 PredictWith = Literal["own", "cloud", "both", "validation"]
+STRANGER = 2.0  # from this z on the mean of two models is worse than the client's own
+TINY = 1e-300  # the reciprocal of a smaller number may overflow
+
 Weigh = Callable[[Tensor], Tensor]  # clients [m] that have uploaded -> their weights [m, m]
 
 
@@ -76,6 +94,25 @@ class Seen(NamedTuple):
 # ---- likeness --------------------------------------------------------------------------------
 
 
+def unlikeness(distances: Tensor, noise: Tensor) -> Tensor:
+    """z from squared distances ``[m, n]`` and the noise v of the clients of the rows.
+
+    >>> unlikeness(torch.tensor([[6.0, 0.0], [6.0, 2.0]]), torch.tensor([1.0, 3.0]))
+    tensor([[3.0000, 0.0000],
+            [1.0000, 0.3333]])
+    """
+    return torch.where(distances > 0, distances / (2 * noise[:, None]).clamp(min=TINY), 0.0)
+
+
+def likeness(z: Tensor) -> Tensor:
+    """1 where noise explains the whole distance, 0 where it explains at most half of it.
+
+    >>> likeness(torch.tensor([0.3, 1.0, 1.5, 2.0, 7.0]))
+    tensor([1.0000, 1.0000, 0.5000, 0.0000, 0.0000])
+    """
+    return (STRANGER - z).clamp(0, 1)
+
+
 def compared(server: Uploads, found: Seen, round: Round) -> Uploads:
     """The server with the z of the round's uploads added."""
     new = ~server.seen[round.clients]
@@ -115,6 +152,38 @@ def alike(server: Uploads, members: Tensor) -> Tensor:
     return likeness(torch.where(z < 0, z.T * v / v[:, None], z)).fill_diagonal_(0)
 
 
+# ---- weights ---------------------------------------------------------------------------------
+
+
+def weights(slopes: Tensor, alpha: Tensor | float) -> Tensor:
+    """The weights ξ from the slopes A' ``[m, m]``."""
+    A = alpha * slopes  # Eq. 5
+    return A + torch.diag(1 - A.sum(1))  # Eq. 7
+
+
+def shared(slopes: Tensor, most: Tensor | float, rows: bool) -> Tensor:
+    """ξ from the slopes A' ``[m, m]``, where a client's own model counts as one at distance 0.
+
+    ``most`` is A'(0). α_k is the largest step at which no other model gets more weight than a
+    client's own: one for all clients, or with ``rows`` one per client.
+
+    >>> shared(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.5], [0.0, 0.5, 0.0]]), 1.0, rows=True)
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.4000, 0.4000, 0.2000],
+            [0.0000, 0.3333, 0.6667]])
+    """
+    total = slopes.sum(1, keepdim=True)
+    return weights(slopes, 1 / (most + (total if rows else total.max())))
+
+
+def safe(A: Tensor, most: float = 1.0) -> Tensor:
+    """Scale down the rows whose off-diagonal weights sum to more than ``most``."""
+    others = A.clone().fill_diagonal_(0)
+    total = others.sum(1, keepdim=True)
+    others = torch.where(total > most, most * others / total.clamp(min=TINY), others)
+    return others + torch.diag(1 - others.sum(1))
+
+
 # ---- the exchange ----------------------------------------------------------------------------
 
 
@@ -125,25 +194,6 @@ def refuse_unrelated(method: str, field: str, value: Any, initial: Initial) -> N
             f"{method}: initial = 'independent' and {field} = '{value}', which compares models "
             f"trained from the same point; expected another {field}, or initial = 'common'"
         )
-
-
-def started(
-    problem: Problem, measured: bool, initial: Initial, reported: bool = False
-) -> tuple[Uploads, Own]:
-    """The server and the clients before round 0, at the common start or each at its own."""
-    K, start = problem.population, problem.start
-    models = rows(start, K) if initial == "common" else problem.fresh(torch.arange(K))
-    zero = torch.zeros(K, dtype=torch.float64, device=problem.device)
-    nobody = zero > 0
-    table = nobody_yet(start, K)
-    first = rows(torch.zeros_like(start[: problem.model.parameters]), K if measured else 0)
-    told = (start.new_zeros(K), zero.sum()) if reported else ((), ())
-    apart = start.new_full((1,), -1.0).expand(K if measured else 0, K)
-    none = start.new_zeros(K)
-    kept = Own(models, none, none) if measured else Own(models)
-    begin = start if initial == "common" else models
-    made = Uploads(models, nobody, begin, zero[:1].sum(), table, first, zero, apart, *told)
-    return made, kept
 
 
 def mixed(server: Uploads, clients: Tensor, among: Tensor, weigh: Weigh) -> Tensor:
@@ -188,46 +238,6 @@ def stored(server: Uploads, uploads: Upload, round: Round) -> Uploads:
     return server._replace(models=models, seen=seen, losses=losses)
 
 
-# ---- one client ------------------------------------------------------------------------------
-
-
-def train_near(client: Client, received: Cloud, state: Own, start: str) -> Tensor:
-    """``argmin F_i(w) + (λ/2α_k)‖w − u_i‖²`` by local training."""
-    begin = received.u if start == "cloud" else state.w
-    return client.train(begin, penalty=lambda w: proximal(w, received.u, received.prox))
-
-
-def trained(
-    client: Client, received: Cloud, state: Own, start: str, measured: bool, reported: bool
-) -> tuple[Upload, Own]:
-    """A client's round: its trained model and, where they are asked for, its noise and loss."""
-    w = train_near(client, received, state, start)
-    loss = client.loss(w, "train") if reported else ()
-    if measured:
-        other = train_near(client.half(), received, state, start)
-        once = (client.trainable(w - other) ** 2).sum()
-        rounds = state.rounds + 1
-        noise = state.noise + (once - state.noise) / rounds
-        return Upload(w, noise, loss), Own(w, noise, rounds)
-    return Upload(w, (), loss), Own(w)
-
-
-def predicted(client: Client, u: Any, w: Tensor, predict_with: PredictWith) -> Mixture:
-    """The client's own model, its cloud model, both, or the better on validation data."""
-    if predict_with == "own":
-        return single(w)
-    if predict_with == "cloud":
-        return single(u)
-    both = torch.stack([w, u])
-    if predict_with == "both":
-        return Mixture(w.new_full((2,), 0.5), both)
-    losses = client.map(lambda model: client.loss(model, "val"), both)
-    return single(torch.where(losses[1] < losses[0], u, w))
-
-
-# ---- both methods ----------------------------------------------------------------------------
-
-
 class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
     """Base of methods that mix the models of similar clients; a subclass defines the similarity.
 
@@ -237,6 +247,12 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
     sigma: Any  # "auto" where likeness is measured
     start: str
     predict_with: PredictWith
+    initial: Initial
+
+    @property
+    def traits(self) -> Traits:
+        """Clients may choose between their two models by validation data."""
+        return Traits(uses_validation=self.predict_with == "validation")
 
     @property
     def reports(self) -> bool:
@@ -246,6 +262,33 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
     @abstractmethod
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
         """A function that computes the weights ξ between some clients in this round."""
+
+    @abstractmethod
+    def seen(self, W: Tensor, start: Tensor, noise: Tensor) -> Seen:
+        """Trained parameters ``[m, P]`` and their noise v ``[m]``, as they are compared."""
+
+    def init(self, problem: Problem) -> tuple[Uploads, Own]:
+        """The common start, or independent ones."""
+        K, start, measured = problem.population, problem.start, self.sigma == "auto"
+        common = self.initial == "common"
+        models = rows(start, K) if common else problem.fresh(torch.arange(K))
+        zero = torch.zeros(K, dtype=torch.float64, device=problem.device)
+        first = rows(torch.zeros_like(start[: problem.model.parameters]), K if measured else 0)
+        apart = start.new_full((1,), -1.0).expand(K if measured else 0, K)
+        server = Uploads(
+            models=models,
+            seen=zero > 0,
+            start=start if common else models,
+            sigma=zero[:1].sum(),
+            applied=nobody_yet(start, K),
+            first=first,
+            noise=zero,
+            apart=apart,
+            losses=start.new_zeros(K) if self.reports else (),
+            objective=zero.sum() if self.reports else (),
+        )
+        none = start.new_zeros(K)
+        return server, Own(models, none, none) if measured else Own(models)
 
     def serve(self, server: Uploads, round: Round) -> Tree:
         """The newest u_i, over all clients that have uploaded, where u_i is used to predict."""
@@ -259,10 +302,29 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
         return last_applied(server.applied)
 
     def local(self, client: Client, received: Cloud, state: Own) -> tuple[Upload, Own]:
-        """Train near u_i."""
-        measured = self.sigma == "auto"
-        return trained(client, received, state, self.start, measured, self.reports)
+        """Train near u_i; where they are asked for, measure the client's noise and its loss."""
+        w = self._near(client, received, state)
+        loss = client.loss(w, "train") if self.reports else ()
+        if self.sigma != "auto":
+            return Upload(w, (), loss), Own(w)
+        once = (client.trainable(w - self._near(client.half(), received, state)) ** 2).sum()
+        rounds = state.rounds + 1
+        noise = state.noise + (once - state.noise) / rounds
+        return Upload(w, noise, loss), Own(w, noise, rounds)
 
-    def predictor(self, client: Client, served: Tree, state: Own) -> Mixture:
-        """w_i, u_i or both."""
-        return predicted(client, served, state.w, self.predict_with)
+    def _near(self, client: Client, received: Cloud, state: Own) -> Tensor:
+        """``argmin F_i(w) + (λ/2α_k)‖w − u_i‖²`` by local training."""
+        begin = received.u if self.start == "cloud" else state.w
+        return client.train(begin, penalty=lambda w: proximal(w, received.u, received.prox))
+
+    def predictor(self, client: Client, served: Any, state: Own) -> Mixture:
+        """w_i, u_i, both, or the better on validation data."""
+        if self.predict_with == "own":
+            return single(state.w)
+        if self.predict_with == "cloud":
+            return single(served)
+        both = torch.stack([state.w, served])
+        if self.predict_with == "both":
+            return Mixture(state.w.new_full((2,), 0.5), both)
+        losses = client.map(lambda model: client.loss(model, "val"), both)
+        return single(torch.where(losses[1] < losses[0], served, state.w))

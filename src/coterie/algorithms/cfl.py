@@ -13,26 +13,22 @@ bipartition).
 Travels: the cluster's model down, Δ_i and the sample count up.
 
 Notes:
-    The paper's thresholds are norms, right for one model and one learning rate. ``relative``
-    measures them in units of the largest ‖Δ_i‖ of the first round (reading B-4). ``auto``, our
-    default, measures ε_2 in the same units and replaces the test of ε_1: it splits where the mean
-    of ``cos(Δ_i, Δ_j)`` over all pairs across the cut is at most 0. An average of unlike clients
-    nears its stationary point slowly: on three groups of digit clients ‖Σ p_i Δ_i‖ < 0.1 max ‖Δ_i‖
-    was not reached after 30 rounds, while opposite updates show after four. To require every pair
-    below 0 is too strict for groups that share classes: the right cut of P5's practical groups had
-    pairs of up to 0.37 across it.
+    The paper's thresholds are norms, right for one model and one learning rate (reading B-4).
+    ``relative`` measures them in units of the largest ‖Δ_i‖ of the first round. ``auto``, our
+    default, measures ε_2 so and replaces the test of ε_1: it splits where the mean of
+    ``cos(Δ_i, Δ_j)`` over all pairs across the cut is at most 0. An average of unlike clients nears
+    its stationary point slowly, while opposite updates show after a few rounds.
     Where a group has converged, its Δ_i are only noise and differ by chance. So the median member
     must have an ally, another member with a cosine of at least ``allies``, and the mean cosine
     inside the parts must exceed that across by ``gap``. Noise nears the first limit where clients
-    are many (0.39 of 30) and the second where they are few (0.19 of 4), but not both at once;
-    docs/methods/cfl.md has the numbers.
+    are many and the second where they are few, but not both at once; docs/methods/cfl.md has the
+    numbers.
     No split before round ``t_min``; ``auto`` is a fifth of the run. Public code waits 20 rounds.
     Parts are kept as sets of client ids; public code loses them at the second split.
     With partial participation the last Δ_i of each member is used, and a cluster may split only
     when all its members have sent one since the cluster was formed, within the last ``age_limit``
     rounds if that is set. Members without data go with the larger part.
-    The original keeps the models of all ancestor clusters and lets each client choose among them on
-    validation data; that is ``predict_with = "validation"``, by loss.
+    ``predict_with = "validation"``, by loss, is the original's choice among all ancestors' models.
 """
 
 from dataclasses import dataclass

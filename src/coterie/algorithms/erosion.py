@@ -12,9 +12,9 @@ Alice's own distance is 0, so she keeps weight 1 and trains alone in the end.
 Travels: x down; Δy_i, whether Δy_i is valid, and the sample count up, once for every requester.
 
 Notes:
-    The formula is Grimberg et al.'s; P4 gives values of p_d without the scale they refer to.
-    ``p_d = "auto"`` is 1 / (0.8 R · mean of d_i over the others in the first round): ours
-    (reading P4-6). P4 gives no p_s; 2 is the authors' earlier project.
+    The formula is Grimberg et al.'s; P4 gives values of p_d without the scale they refer to, and no
+    p_s (reading P4-6). ``p_d = "auto"`` is 1 / (0.8 R · mean of d_i over the others in the first
+    round).
     Several requesters, or ``all``, are independent copies: the paper's method has one.
     An agent that is missing or rejected keeps its weight and is left out of the average. Where the
     requester itself is missing, its model and weights do not change.
@@ -89,10 +89,10 @@ def distances_to(at: int, updates: Tensor) -> Tensor:
 def requesting(requesters: Requesters, population: int) -> list[int]:
     """The ids of the clients that ask for a model; ids that do not exist are refused."""
     ids = list(range(population)) if requesters == "all" else list(requesters)
-    if not ids or len(set(ids)) < len(ids) or not set(ids) <= set(range(population)):
+    if len(set(ids)) < len(ids) or not set(ids) <= set(range(population)):
         raise ConfigError(
             f"requesters: found {requesters!r}; expected 'all' or different numbers from 0 to "
-            f"{population - 1}, at least one"
+            f"{population - 1}"
         )
     return ids
 

@@ -73,6 +73,11 @@ EXPOSURES: dict[str, Exposure] = {
         "as FedAvg",
         "the personal model v and α",
     ),
+    "fedala": Exposure(
+        "as FedAvg",
+        "as FedAvg",
+        "its model and the weights of the global one",
+    ),
     "qfedavg": Exposure(
         "as FedAvg, and its loss at the common model",
         "as FedAvg",
@@ -127,6 +132,19 @@ EXPOSURES: dict[str, Exposure] = {
         "as above",
         "the server compares sites",
     ),
+    "pfedgraph": Exposure(
+        "its model, its sample count",
+        "its own mixture of all models, and the direction of its collaborators' models",
+        "its model after the last training",
+        "the server compares sites",
+    ),
+    "cobo": Exposure(
+        "its model, and its gradients at two models halfway to other sites' models",
+        "a weighted sum of all models, and **the model of two other sites each round**, as it can "
+        "be computed from the model halfway",
+        "–",
+        "the server compares sites",
+    ),
     "lgfedavg": Exposure(
         "the upper layers, its sample count",
         "the averaged upper layers",
@@ -141,6 +159,16 @@ EXPOSURES: dict[str, Exposure] = {
         "the base, its sample count",
         "the averaged base",
         "the head",
+    ),
+    "fedbabu": Exposure(
+        "the body, its sample count",
+        "the averaged body",
+        "the fine-tuned model",
+    ),
+    "fedrod": Exposure(
+        "as FedAvg",
+        "as FedAvg",
+        "the personal head",
     ),
     "ditto": Exposure(
         "as FedAvg",

@@ -9,37 +9,32 @@ Objective: Σ_i F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²) with A increasing 
 Travels: w_i and one number up, u_i and one number down; u_i once more for prediction.
 
 Notes:
-    ``sigma = "auto"`` is ours. With the constants found in public code the attention is uniform on
-    real models, and with any width that only follows the models' distances (``median``, reading
-    P5-4) a client without similar clients still gives most of its weight to others. ``auto``
-    measures squared distances in units of each client's own sampling noise (module ``likeness``):
-    A' is 1 up to the value that noise explains, falls to 0 at twice that value, and is 0 beyond. So
-    A' and ξ are not symmetric where the noise of clients differs.
+    ``sigma = "auto"`` is ours (reading P5-4). With the constants found in public code the attention
+    is uniform on real models, and with any width that only follows the models' distances
+    (``median``) a client without similar clients still gives most of its weight to others. ``auto``
+    measures squared distances in units of each client's own sampling noise (module ``attention``):
+    A' is 1 up to the value that noise explains, and 0 from twice that value on. So A' and ξ are not
+    symmetric where the noise of clients differs.
     ``mass = "auto"`` is ours: a client's own model counts as a model at distance 0, so that N alike
     clients get equal weights (ξ = 1/N). A number is the most weight that a client gives to others;
-    with a width other than ``auto`` all of it is given, however unlike the others are (reading
-    P5-5).
+    with a width other than ``auto`` all of it is given, however unlike the others are (P5-5).
     ``attention_mass = "rows"``, our default, chooses α_k for each client. With the paper's one α_k
     for all (``symmetric``) a large group limits how much the clients of a small group collaborate.
     The proximal coefficient λ/α_k is given directly as ``prox``; with ``lam`` and a numeric
-    ``alpha`` it is ``lam / alpha``, as printed.
-    P5 names both w_i and u_i as results (Algorithm 1); ``predict_with`` chooses. The newest u_i is
-    better where clients are alike and much worse for a client that takes strangers for alike, so
-    that our default takes the better of the two on each client's validation data.
-    The paper does not say where local training starts; ``start = "cloud"`` (u_i) is our default.
-    Clients start at a common point, and the first exchange follows the first local training: P5's
-    independent starts (``initial = "independent"``) average unrelated deep networks. In a round,
-    u_i is formed over those participants that have uploaded before; a client in its first round
-    gets its own start. The u_i of a prediction is formed over all clients that have uploaded.
-    ``alpha = "theory"`` is α_k = λ/√T of the convergence theorem, T the number of rounds; the
-    proximal coefficient is then √T. ``objective`` logs the objective above in every round; it costs
-    a pass over each client's training data, and one more number up.
-    Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5.
+    ``alpha`` it is ``lam / alpha``, as printed. ``alpha = "theory"`` is α_k = λ/√T of the
+    convergence theorem, T the number of rounds.
+    ``predict_with`` chooses among w_i and u_i, both results of P5; our default takes the better of
+    the two on each client's validation data (P5-1). Local training starts at u_i (P5-2). Clients
+    start at a common point, and the first exchange follows the first local training (P5-3). In a
+    round, u_i is formed over those participants that have uploaded before; a client in its first
+    round gets its own start. The u_i of a prediction is formed over all that have uploaded (P5-15).
+    ``objective`` logs the objective above in every round; it costs a pass over each client's
+    training data, and one more number up.
+    Eq. 5 drops a factor 2 of the exact gradient; we follow Eq. 5 (P5-6).
     ``penalty`` offers the other functions A that the paper names, with the same width σ and their
     customary constants: A'(s) = 1/σ · min(1, (3.7 − s/σ)_+ / 2.7) for scad and
     1/σ · (1 − s/3σ)_+ for mcp.
-    ``safe_attention`` scales a row down where its off-diagonal weights exceed one; the paper asks
-    for a convex combination and leaves the step size to the user.
+    ``safe_attention`` scales a row down where its off-diagonal weights exceed one (P5-7).
 """
 
 from dataclasses import dataclass
@@ -48,16 +43,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Round, Traits, check_pull
-from ..core.mixing import squared_distances
+from ..core.algorithm import Round, check_pull
+from ..core.mixing import off_diagonal, squared_distances
 from ..core.problem import Problem
 from ..core.ranges import Auto, Count, NotNegative, Positive, Share, ShareAboveZero
 from ..errors import ConfigError
 from .attention import (
+    TINY,
     Attentive,
     Cloud,
     Initial,
-    Own,
     PredictWith,
     Seen,
     Upload,
@@ -68,22 +63,85 @@ from .attention import (
     mixed,
     refuse_unrelated,
     remembered,
-    started,
-    stored,
-)
-from .likeness import TINY
-from .penalties import (
-    Penalty,
-    largest_step,
-    median_width,
-    penalty_of,
     safe,
     shared,
-    slope,
-    spread,
+    stored,
     weights,
-    width_of,
 )
+
+Penalty = Literal["exponential", "scad", "mcp"]
+
+SCAD, MCP = 3.7, 3.0  # where the slopes of these penalties reach zero, in units of σ
+
+
+def slope(distances: Tensor, sigma: Tensor | float, penalty: Penalty = "exponential") -> Tensor:
+    """``A'(s)`` of squared distances, zero on the diagonal; 1/σ at s = 0 for every penalty."""
+    s = distances / sigma
+    if penalty == "exponential":
+        fall = torch.exp(-s)
+    elif penalty == "scad":
+        fall = ((SCAD - s) / (SCAD - 1)).clamp(0, 1)
+    else:
+        fall = (1 - s / MCP).clamp(min=0)
+    return (fall / sigma).fill_diagonal_(0)
+
+
+def penalty_of(distances: Tensor, sigma: Tensor | float, penalty: Penalty) -> Tensor:
+    """``A(s)`` of squared distances: the integral of :func:`slope` from 0 to s.
+
+    >>> penalty_of(torch.tensor([0.0, 2.0, 8.0]), 2.0, "mcp")
+    tensor([0.0000, 0.8333, 1.5000])
+    """
+    s = distances / sigma
+    if penalty == "exponential":
+        return -torch.expm1(-s)
+    if penalty == "scad":
+        beyond = (s.clamp(max=SCAD) - 1).clamp(min=0)  # the slope falls from 1 to 0 there
+        return s.clamp(max=1) + beyond - beyond**2 / (2 * (SCAD - 1))
+    return s.clamp(max=MCP) - s.clamp(max=MCP) ** 2 / (2 * MCP)
+
+
+def attention(
+    W: Tensor, alpha: Tensor | float, sigma: Tensor | float, penalty: Penalty = "exponential"
+) -> Tensor:
+    """Eq. 5 and 7, by default with the negative exponential: rows sum to one, float64.
+
+    >>> attention(torch.tensor([[0.0], [1.0], [3.0]]), alpha=0.5, sigma=2.0)[0]
+    tensor([0.8456, 0.1516, 0.0028], dtype=torch.float64)
+    """
+    return weights(slope(squared_distances(W), sigma, penalty), alpha)
+
+
+def step_size(
+    W: Tensor, sigma: Tensor | float, mass: float, penalty: Penalty = "exponential"
+) -> Tensor:
+    """The largest α_k with ``ξ_ii ≥ 1 − mass`` for every client; 0 where all A' vanish."""
+    return largest_step(slope(squared_distances(W), sigma, penalty), mass)
+
+
+def largest_step(slopes: Tensor, mass: float) -> Tensor:
+    """As :func:`step_size`, from the slopes A' ``[m, m]``."""
+    largest = slopes.sum(1).max()
+    return torch.where(largest > TINY, mass / largest, 0.0)
+
+
+def median_width(W: Tensor, factor: float) -> Tensor:
+    """σ as a multiple of the median squared distance, 1 where all models are the same."""
+    return width_of(squared_distances(W), factor)
+
+
+def width_of(distances: Tensor, factor: float) -> Tensor:
+    """As :func:`median_width`, from the squared distances ``[m, m]``."""
+    width = factor * off_diagonal(distances).median()
+    return torch.where(width > TINY, width, 1.0)
+
+
+def spread(A: Tensor, mass: float) -> Tensor:
+    """Scale every row's off-diagonal weights to sum to ``mass``; rows without any stay as is."""
+    others = A.clone().fill_diagonal_(0)
+    total = others.sum(1, keepdim=True)
+    others = torch.where(total > 0, mass * others / total, 0.0)
+    return others + torch.diag(1 - others.sum(1))
 
 
 @dataclass(frozen=True)
@@ -169,20 +227,9 @@ class FedAMP(Attentive):
             )
 
     @property
-    def traits(self) -> Traits:
-        """Clients may choose between their two models by validation data."""
-        return Traits(uses_validation=self.predict_with == "validation")
-
-    def init(self, problem: Problem) -> tuple[Uploads, Own]:
-        """The common start, or independent ones."""
-        return started(problem, self.sigma == "auto", self.initial, self.objective)
-
-    @property
     def reports(self) -> bool:
         """With ``objective``, F_i(w_i)."""
         return self.objective
-
-    # ---- the server ------------------------------------------------------------------------
 
     def download(self, server: Uploads, round: Round) -> Cloud:
         """u_i, and how strongly to stay near it."""
@@ -202,7 +249,7 @@ class FedAMP(Attentive):
             found = lr * self.lam / alpha if alpha else float("inf")
             raise ConfigError(
                 f"fedamp: lr * lam / alpha is {found:g} in round {index} and must stay below 1; "
-                "raise alpha, or lower train.lr, lam or alpha_gamma (reading P5-7)"
+                "raise alpha, or lower train.lr, lam or alpha_gamma"
             )
         return alpha
 
@@ -243,12 +290,16 @@ class FedAMP(Attentive):
             return server.sigma
         return width_of(distances, self.sigma_factor)
 
+    def seen(self, W: Tensor, start: Tensor, noise: Tensor) -> Seen:
+        """Models are compared by their distance."""
+        return Seen(W - start[: W.shape[1]], noise.to(torch.float64))
+
     def aggregate(self, server: Uploads, uploads: Upload, round: Round) -> Uploads:
         """Store and compare the uploads, and record the weights that the round applied."""
         new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
         if self.sigma == "auto":
-            points = round.trainable(uploads.w - server.start)
-            new = compared(new, Seen(points, uploads.noise.to(torch.float64)), round)
+            seen = self.seen(round.trainable(uploads.w), server.start, uploads.noise)
+            new = compared(new, seen, round)
         elif self.sigma_freeze and server.sigma == 0 and len(uploads.w) > 1:
             width = median_width(round.trainable(uploads.w), self.sigma_factor)
             new = new._replace(sigma=width)

@@ -6,7 +6,7 @@
 Travels: θ down, θ_i and the sample count up.
 
 Notes:
-    P3's Eq. 2 prints a sum of models where a sum of differences is meant (reading P3-1).
+    A sum of differences, where P3's Eq. 2 prints a sum of models (reading P3-1).
 """
 
 from dataclasses import dataclass

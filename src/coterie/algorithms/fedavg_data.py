@@ -9,16 +9,14 @@ RAW SAMPLES LEAVE THEIR OWNERS. The method is included because P1 compares with 
 network refuses it, because of its trait ``sharing``, unless every site has consented.
 
 Notes:
-    P1 only says "5% data sharing". ``pool = "from_clients"`` (ours) copies 5 % of every client's
-    training samples, drawn uniformly; a client is not sent its own. ``held_out`` is the
-    construction of the method's authors: equally many samples of every class, 5 % of all, which are
-    removed from the clients' own data (all samples of a class that has too few).
-    The pool is made of training data only, also where validation data is merged into it. Samples
-    are sent with their owners' labels.
-    n_i does not count the pool (reading P1-15). The upload of the clients' samples to the pool is
-    not counted as traffic, as in the paper's cost; it happens once and before the run. In a
-    simulation the pool is in every client's training data from the start; the server sends the same
-    samples as bytes, which is what a site would store.
+    P1 only says "5% data sharing" (reading P1-15). ``pool = "from_clients"`` (ours) copies 5 % of
+    every client's training samples, drawn uniformly; a client is not sent its own. ``held_out`` is
+    the construction of the method's authors: equally many samples of every class, 5 % of all, which
+    are removed from the clients' own data (all samples of a class that has too few).
+    The pool is made of training data only, and samples are sent with their owners' labels. n_i does
+    not count the pool. The upload of the clients' samples to the pool is not counted as traffic, as
+    in the paper's cost. In a simulation the pool is in every client's training data from the start;
+    the server sends the same samples as bytes, which is what a site would store.
 """
 
 from dataclasses import dataclass

@@ -120,7 +120,7 @@ class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
         mask = torch.cat(masks) if masks else None
         q = torch.cat(parts, 1)
         new = torch.stack([mean(row, mask) for row in q])
-        return q, torch.where(client.size > 0, new, pi)  # without data, shares stay (reading G-11)
+        return q, torch.where(client.size > 0, new, pi)  # without data, shares stay
 
     def local(self, client: Client, received: Tensor, state: Own) -> tuple[Components, Own]:
         """E-step at the received components, then training of each on its share of the data."""

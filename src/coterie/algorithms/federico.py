@@ -22,24 +22,24 @@ with.
 
 Notes:
     The printed pseudocode interleaves clients; here a round has phases, so that order does not
-    matter. The client's own model is always among those it weighs and trains: the paper says that
-    M = 0 is like local training, which requires that. Only clients of the round can be chosen: an
-    absent peer can neither send nor receive. A model with a non-finite loss counts as not received.
+    matter (reading P2-1). The client's own model is always among those it weighs and trains (P2-2).
+    Only clients of the round can be chosen: an absent peer can neither send nor receive. A model
+    with a non-finite loss counts as not received.
     ``unseen``, ``ema_init``, ``step`` and ``normalise_columns`` default to what works; the literal
-    settings are ``zero_loss``, ``zero``, ``gradient`` and ``false`` (readings P2-3 to P2-7).
+    settings are ``zero_loss``, ``zero``, ``gradient`` and ``false`` (P2-3 to P2-7).
     Weights multiply the returned difference, never the loss: Adam would cancel them. With
     ``gradient`` the owner's optimiser is the recipe's and its state persists; gradients are taken
     in evaluation mode, so batch-norm statistics stay as they started. Otherwise the statistics are
     averaged with the weights. A model whose users' weights sum to less than 1e-6 is not changed.
     With ``optimizer_state = "kept"`` and ``local_epochs`` a client has one optimiser state: all
     models that it trains in a round begin with it, and the mean of their last states, weighted by
-    w_ib, is kept. Sent with its model, an owner's state would triple the traffic.
-    ``accumulate`` counts own rounds: a peer first seen in the t-th of them starts at t × its loss.
+    w_ib, is kept. ``accumulate`` counts own rounds: a peer first seen in the t-th of them starts at
+    t × its loss.
     ``clip`` and ``noise`` are ours, off by default. A client's gradient on a model that another
     client chose can reveal its samples exactly, at any weight, and an owner can be sent any vector.
     With ``clip`` a vector for a peer is clipped to that length before it is weighted, and the owner
     clips what arrives; ``noise`` adds Gaussian noise of ``noise · clip`` to every entry. Both slow
-    learning, the more the larger the model. A client's updates of its own model stay exact.
+    learning. A client's updates of its own model stay exact.
 """
 
 from abc import ABC, abstractmethod
@@ -59,7 +59,7 @@ from ..core.ranges import CountOrZero, NotNegative, Positive, Share, ShareAboveZ
 from ..core.tree import Bank, Parcels, Tree, where
 from ..errors import ConfigError
 
-# ---- fedeRiCo's E-step: tracked losses of the models a client has evaluated, and their weights --
+# ---- the E-step --------------------------------------------------------------------------------
 
 
 class Tracked(NamedTuple):
@@ -108,10 +108,7 @@ def kept_weights(weights: Tensor, least: float) -> Tensor:
     return weights >= weights.max().clamp(max=least)
 
 
-# ---- the messages of FedeRiCo, and the differences between its decentralised and centralised form
-
-# Among peers a client keeps its own model, and only clients of the round can be reached. With a
-# server (the paper's section 3.2) the server holds all models and every client weighs all of them.
+# ---- state and messages -------------------------------------------------------------------------
 
 Scale = Literal["auto", "sum", "mean"]
 
@@ -192,84 +189,7 @@ class Reply(NamedTuple):
         return Returned(self.owner.flatten(), vectors, weight, travels.flatten())
 
 
-class Exchange(ABC):
-    """The parts of FedeRiCo that depend on where the models are stored."""
-
-    @property
-    @abstractmethod
-    def own_travels(self) -> bool:
-        """Whether a client's own model and its change are sent over the network."""
-
-    @property
-    @abstractmethod
-    def exact(self) -> bool:
-        """Whether every client weighs all models in every round, so that losses can be summed."""
-
-    def own(self, server: Circle, round: Round) -> Parcels:
-        """Each client's own model; it is sent only where a server holds it."""
-        models = server.models[round.clients, None]
-        sent = torch.full(models.shape[:2], self.own_travels, device=models.device)
-        return Parcels(models, sent)
-
-    @abstractmethod
-    def reachable(self, round: Round) -> Tensor:
-        """Whether each client's model can be downloaded in this round ``[K]``."""
-
-    @abstractmethod
-    def slots(self, downloads: int, population: int) -> int:
-        """The number of other clients' models that a client downloads, if there are so many."""
-
-    @abstractmethod
-    def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:
-        """The number by which every owner divides gradients ``[K]``."""
-
-
-class AmongPeers(Exchange):
-    """Clients hold their own models and download those of some peers."""
-
-    own_travels = False
-    exact = False
-
-    def reachable(self, round: Round) -> Tensor:
-        """The clients of the round."""
-        return torch.isin(
-            torch.arange(round.population, device=round.clients.device), round.clients
-        )
-
-    def slots(self, downloads: int, population: int) -> int:
-        """The method's field ``downloads``."""
-        return downloads
-
-    def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:
-        """1 as printed (Eq. 9), or the owner's samples."""
-        return sizes if scale == "mean" else torch.ones_like(sizes)  # Eq. 9
-
-
-class OnServer(Exchange):
-    """A server holds all models; every client downloads all of them."""
-
-    own_travels = True
-    exact = True
-
-    def reachable(self, round: Round) -> Tensor:
-        """All clients."""
-        return torch.ones(round.population, dtype=torch.bool, device=round.clients.device)
-
-    def slots(self, downloads: int, population: int) -> int:
-        """All models."""
-        return population
-
-    def divisors(self, sizes: Tensor, round: Round, scale: Scale) -> Tensor:
-        """The samples of the round's clients, as printed (Eq. 6), or 1."""
-        if scale == "sum":
-            return torch.ones_like(sizes)
-        return sizes[round.clients].sum().expand(len(sizes))  # Eq. 6
-
-
-EXCHANGES: dict[str, Exchange] = {"decentralised": AmongPeers(), "centralised": OnServer()}
-
-
-# ---- methods whose server half every client can compute for itself, without a server ------------
+# ---- the method ----------------------------------------------------------------------------------
 
 
 class Serverless(ABC):
@@ -367,8 +287,9 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
             )
 
     @property
-    def _exchange(self) -> Exchange:
-        return EXCHANGES[self.form]
+    def _central(self) -> bool:
+        """Whether a server holds all models, and every client weighs all of them."""
+        return self.form == "centralised"
 
     @property
     def traits(self) -> Traits:
@@ -378,7 +299,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
     @property
     def serverless(self) -> bool:
         """Among peers every client holds its own model."""
-        return not self._exchange.own_travels
+        return not self._central
 
     @property
     def predictable_noise(self) -> bool:
@@ -412,17 +333,22 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         """Each client's own model and the models of the peers chosen among the round's clients."""
         me, K = round.clients[:, None], round.population
         others = torch.arange(K, device=me.device)
-        there = self._exchange.reachable(round)
+        there = torch.isin(others, round.clients) | self._central
         scores = server.scores(round.clients, there & (others != me))
-        count = min(self._exchange.slots(self.downloads, K), int(there.sum()) - 1)
+        count = min(K if self._central else self.downloads, int(there.sum()) - 1)
         coins = round.draw("explore", round.clients, count=max(count, 1))
         coins = coins[:, :1].expand(-1, count) if self.explore == "per_round" else coins[:, :count]
         chosen = epsilon_greedy(scores, coins < self.epsilon, round.draw("ties", me, others), count)
-        return Sight(self._exchange.own(server, round), Bank(server.models, chosen, chosen))
+        return Sight(self._own(server, round), Bank(server.models, chosen, chosen))
+
+    def _own(self, server: Circle, round: Round) -> Parcels:
+        """Each client's own model; it is sent only where a server holds it."""
+        models = server.models[round.clients, None]
+        return Parcels(models, torch.full(models.shape[:2], self._central, device=models.device))
 
     def aggregate(self, server: Circle, uploads: Reply, round: Round) -> Circle:
         """Apply the vectors that the users of each model returned to its owner."""
-        returned = uploads.returned(self._exchange.own_travels)
+        returned = uploads.returned(self._central)
         models, optimizer = self.moved(Held(*server[:2]), returned, server.sizes, round)
         ranks = server.ranks.index_copy(0, round.clients, uploads.ranks)
         wanted = server.wanted.index_copy(0, round.clients, uploads.wanted)
@@ -435,10 +361,16 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         vectors = returned.limited(longest, round) if self.clip else returned.vector
         total = sums_by(returned.owner, vectors, count)
         mass = sums_by(returned.owner, returned.weight[:, None], count).squeeze(1)
-        divisors = self._exchange.divisors(sizes.to(torch.float64), round, self.scale)
+        divisors = self._divisors(sizes.to(torch.float64), round)
         apply = vmap(lambda own, box: self.apply(own, box, round))
         after: Held = apply(held, Inbox(total, mass, divisors))
         return after
+
+    def _divisors(self, sizes: Tensor, round: Round) -> Tensor:
+        """The number by which every owner divides gradients ``[K]``."""
+        if self._central and self.scale != "sum":
+            return sizes[round.clients].sum().expand(len(sizes))  # Eq. 6
+        return sizes if self.scale == "mean" else torch.ones_like(sizes)  # Eq. 9
 
     def apply(self, own: Held, inbox: Inbox, round: Round) -> Held:
         """One owner's model after a round; a model without users is not changed."""
@@ -470,7 +402,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         weight = torch.where(arrived, is_of.to(torch.float64) @ state.weights, 0.0)
         w = weight.to(models.dtype)[:, None]
         change = torch.where(w > 0, w * self._change(client, models, weight), 0.0)
-        travels = (w > 0).squeeze(1) & (self._exchange.own_travels | (owners != client.id))
+        travels = (w > 0).squeeze(1) & (self._central | (owners != client.id))
         order = count_larger(torch.where(state.seen, -state.tracked, torch.inf))  # unseen first
         wanted = kept_weights(state.weights, self.predict_min_weight)
         return Reply(Parcels(change, travels), weight, owners, order, wanted), state
@@ -482,7 +414,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         here = (is_of & arrived[:, None]).any(0)
         last = torch.where(here, losses @ is_of.to(losses.dtype), state.last)
         seen, rounds = state.seen | here, state.rounds + 1
-        summed = self._exchange.exact or self.tracking == "accumulate"
+        summed = self._central or self.tracking == "accumulate"
         average = None if summed else (self.beta, self.ema_init)
         tracked = torch.where(seen, tracked_losses(state, last, rounds, average), 0.0)
         heat = self.temperature * (client.size if self.temperature_per == "sample" else 1)
@@ -501,7 +433,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
             moves = models - buffers
         moves = client.trainable(moves)
         if self.clip:
-            own = 0 if self._exchange.own_travels else 1  # a change that is not sent stays exact
+            own = 0 if self._central else 1  # a change that is not sent stays exact
             draws = client.noise("federico", tuple(moves[own:].shape)).to(moves.dtype)
             sent = noised(moves[own:], self.clip, self.noise, draws)
             moves = torch.cat([moves[:own], sent])
@@ -517,7 +449,7 @@ class FedeRiCo(Algorithm[Circle, Sight, Reply, Tracked], Serverless):
         count = int(fetched.sum(1).max())
         never = torch.zeros(len(me), count, dtype=torch.bool, device=me.device)
         chosen = epsilon_greedy(scores, never, round.draw("ties", me, others), count)
-        return Sight(self._exchange.own(server, round), Bank(server.models, chosen, chosen))
+        return Sight(self._own(server, round), Bank(server.models, chosen, chosen))
 
     def predictor(self, client: Client, served: Sight, state: Tracked) -> Mixture:
         """The mixture of the models with enough weight, the client's own first."""

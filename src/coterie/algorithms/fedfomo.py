@@ -15,14 +15,13 @@ ranking of the others, and the server fills the M slots ε-greedily by this rank
 
 Notes:
     The client's own model is a candidate in addition to the M downloads (reading P1-1). Before
-    round 0 there are no uploads, so round 0 is local training. The evaluated model is the one after
-    a further weighing (reading P1-4). A client uploads the rank of every other client rather than M
+    round 0 there are no uploads, so round 0 is local training; the evaluated model is the one after
+    a further weighing (P1-4). A client uploads the rank of every other client rather than M
     requested ids, because at upload time it cannot know whose models will be available in the next
-    round in which it takes part; ranks reveal no more than the requests of several rounds would.
-    The server breaks ties at random. A non-finite w_n counts as 0 and leaves P unchanged (reading
-    P1-6); so does a model that differs from θ_i^old by no more than rounding. The standard error of
-    one sample is undefined, so with ``min_gain_se`` a client that weighs on a single sample could
-    accept no model, not even its own: such a run is refused.
+    round in which it takes part (P1-7). The server breaks ties at random. A non-finite w_n counts
+    as 0 and leaves P unchanged; so does a model that differs from θ_i^old by rounding only (P1-2).
+    The standard error of one sample is undefined, so with ``min_gain_se`` a client that weighs on a
+    single sample could accept no model, not even its own: such a run is refused.
 """
 
 from dataclasses import dataclass

@@ -6,11 +6,9 @@
 Travels: the base, both ways. The head never leaves the client.
 
 Notes:
-    The mirror of LG-FedAvg: layers near the *output* are personal here.
-    ``head = 1`` is the last layer; the paper tries one to four. A network of a single layer then
-    has no base, which is local training.
-    Batch-norm statistics belong to their layer. A weight that two layers share belongs to the later
-    one: an output layer tied to the embedding takes the embedding with it (reading G-10).
+    The mirror of LG-FedAvg: layers near the *output* are personal here. ``head = 1`` is the last
+    layer; the paper tries one to four. A network of a single layer has no base: local training.
+    Batch-norm statistics belong to their layer, a weight that two layers share to the later one.
     Predictions use the newest base (reading G-6). A client that never took part predicts with the
     head of the common start; ``adapt = "fb"`` gives it one of its own.
 """

@@ -7,7 +7,7 @@ The rest is as in FedAMP; α_k enters only through the proximal coefficient.
 Notes:
     ``sigma = "auto"`` is ours: the printed rule gives weight 1 − ξ_ii to others even if all their
     models point in other directions. ``auto`` compares angles with the clients' own sampling noise
-    (module ``likeness``) on models scaled to length 1: clients whose difference noise explains get
+    (module ``attention``) on models scaled to length 1: clients whose difference noise explains get
     equal weights, strangers get zero.
     ``cos_on = "delta"`` takes cosines of w_i − w⁰ from the common start (ours, reading P5-8):
     models that share a start have cosines so close to one that the printed rule (``weights``) stays
@@ -25,7 +25,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Round, Traits, check_pull
+from ..core.algorithm import Round, check_pull
 from ..core.mixing import cosines
 from ..core.problem import Problem
 from ..core.ranges import Auto, NotNegative, Share
@@ -33,7 +33,6 @@ from .attention import (
     Attentive,
     Cloud,
     Initial,
-    Own,
     PredictWith,
     Seen,
     Upload,
@@ -44,11 +43,11 @@ from .attention import (
     mixed,
     refuse_unrelated,
     remembered,
-    started,
+    safe,
+    shared,
     stored,
 )
 from .fedamp import FedAMP
-from .penalties import safe, shared
 
 
 def heuristic_attention(W: Tensor, sigma: float, self_weight: float) -> Tensor:
@@ -98,17 +97,6 @@ class HeurFedAMP(Attentive):
         refuse_unrelated("heurfedamp", "sigma", self.sigma, self.initial)
         refuse_unrelated("heurfedamp", "cos_on", self.cos_on, self.initial)
 
-    @property
-    def traits(self) -> Traits:
-        """Clients may choose between their two models by validation data."""
-        return Traits(uses_validation=self.predict_with == "validation")
-
-    def init(self, problem: Problem) -> tuple[Uploads, Own]:
-        """The common start, or independent ones."""
-        return started(problem, self.sigma == "auto", self.initial)
-
-    # ---- the server ------------------------------------------------------------------------
-
     def _weigh(self, server: Uploads, round: Round) -> Weigh:
         """A function that computes ξ between some clients in this round."""
 
@@ -117,14 +105,20 @@ class HeurFedAMP(Attentive):
                 A = shared(alike(server, members), 1.0, rows=True)
                 return A if self.self_weight == "auto" else safe(A, 1 - self.self_weight)
             own = 1 / len(members) if self.self_weight == "auto" else self.self_weight
-            W = self._directions(server, round.trainable(server.models[members]))
+            W = self._directions(round.trainable(server.models[members]), server.start)
             return heuristic_attention(W, self.sigma, own)
 
         return weigh
 
-    def _directions(self, server: Uploads, W: Tensor) -> Tensor:
+    def _directions(self, W: Tensor, start: Tensor) -> Tensor:
         """The vectors whose angles are compared."""
-        return W - server.start[: W.shape[1]] if self.cos_on == "delta" else W
+        return W - start[: W.shape[1]] if self.cos_on == "delta" else W
+
+    def seen(self, W: Tensor, start: Tensor, noise: Tensor) -> Seen:
+        """Models are compared by their angle: as vectors of length 1."""
+        W = self._directions(W, start)
+        length = torch.linalg.vector_norm(W, dim=1, keepdim=True).clamp(min=1e-30)
+        return Seen(W / length, noise.to(torch.float64) / length.squeeze(1).to(torch.float64) ** 2)
 
     def download(self, server: Uploads, round: Round) -> Cloud:
         """u_i, and how strongly to stay near it."""
@@ -135,10 +129,8 @@ class HeurFedAMP(Attentive):
         """Store and compare the uploads, and record the weights that the round applied."""
         new = server._replace(applied=remembered(server, round, self._weigh(server, round)))
         if self.sigma == "auto":
-            W = self._directions(server, round.trainable(uploads.w))
-            length = torch.linalg.vector_norm(W, dim=1, keepdim=True).clamp(min=1e-30)
-            noise = uploads.noise.to(torch.float64) / length.squeeze(1).to(torch.float64) ** 2
-            new = compared(new, Seen(W / length, noise), round)
+            seen = self.seen(round.trainable(uploads.w), server.start, uploads.noise)
+            new = compared(new, seen, round)
         return stored(new, uploads, round)
 
     def check(self, problem: Problem, rounds: int) -> None:

@@ -8,13 +8,12 @@ Travels: k models down, one model, the choice and the sample count up.
 
 Notes:
     The initial models decide success: from equal or unrelated models all clients choose the same
-    one. ``pretrain``, our default, spends the first round on training the common start; the server
-    merges the clients whose changes are most alike (complete linkage on cosines) until k groups
-    are left, and the averages of the groups are the k models. That is a one-shot clustering, which
-    the authors name as a way to start. Where not all clients take part in the first round,
-    pretraining goes on until each has taken part, for a fifth of the run at most. ``k = "auto"``
-    stops merging before the largest drop in similarity, with at least two groups and at most half
-    as many as there are clients; the paper has k given.
+    one (reading B-8). ``pretrain``, our default, spends the first round on training the common
+    start; the server merges the clients whose changes are most alike (complete linkage on cosines)
+    until k groups are left, and the averages of the groups are the k models. Where not all clients
+    take part in the first round, pretraining goes on until each has, for a fifth of the run at
+    most. ``k = "auto"`` stops merging before the largest drop in similarity, with at least two
+    groups and at most half as many as there are clients; the paper has k given.
     ``redraw`` draws independent models and, as the authors' code, draws again until every model
     attracts a ``min_share`` of the clients. Only clients see data, so each draw costs a round;
     after ``draws`` draws the last is kept. ``perturb`` adds noise to the common start.

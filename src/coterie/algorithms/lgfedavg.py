@@ -6,15 +6,12 @@
 Travels: the upper layers, both ways. The lower layers never leave the client.
 
 Notes:
-    The direction is often reversed: layers near the *input* are local here (reading B-1).
-    How many layers are global depends on the network: the authors share the last two of a CNN and
-    the last three of an MLP. ``global_layers = "auto"`` is the last two, and all but one in a
-    network of fewer than three layers; a network of a single layer then shares nothing, which is
-    local training.
-    The server averages uniformly, as the authors' code does.
-    The authors start from a trained FedAvg model; ``pretrain_rounds`` trains one first (ours: 0).
-    In these rounds the whole model travels. Afterwards every client receives the pretrained lower
-    layers once, in the first round in which it takes part.
+    Layers near the *input* are local here; the direction is often reversed (reading B-1).
+    ``global_layers = "auto"`` is the last two, and all but one in a network of fewer than three
+    layers; a network of a single layer shares nothing. The server averages uniformly, as the
+    authors' code does.
+    The authors start from a trained FedAvg model: ``pretrain_rounds`` (ours: 0), in which the whole
+    model travels. Afterwards every client receives the pretrained lower layers once.
     Batch-norm statistics belong to their layer, a weight that two layers share to the later one.
 """
 

@@ -7,9 +7,9 @@
 Travels: nothing. P5 calls it Separate.
 
 Notes:
-    The papers print one of two references: a local model after all of its training, or one that was
-    stopped early. A verdict compares with the better one of each client, chosen on validation data
-    (reading G-8); in a tie, the last model. ``keep = "last"`` is P5's Separate.
+    The papers print a local model after all of its training, or one that was stopped early. A
+    verdict compares with the better one of each client, chosen on validation data, in a tie the
+    last (reading G-8). ``keep = "last"`` is P5's Separate.
     A client whose validation data is lent or trained on (``merge_val``) cannot choose by it and
     keeps its last model. So does a client whose batch-norm statistics are kept apart from its
     models (``train.buffers``): these statistics belong to the last model only.

@@ -9,7 +9,8 @@ samples, so that all of them may judge the models. What follows is ordinary loca
     FedFomo         Eq. 3 from the common start, over the final models of all clients
     FedFomo-MA      Eq. 14 over the averages of the final models
     FedeRiCo        the posterior (line 15) from the losses of all final models
-    FedAMP, Heur    rounds in which only the newcomer trains (``newcomer_attention``)
+    FedAMP, Heur    the cloud model u after rounds in which only the newcomer trains near it:
+                    w = LocalTrain(u);  u = Σ_j ξ_j w_j + ξ_own w;  u is the average at first
     IFCA, CFL       the cluster's model with the lowest loss
     FedEM           E-steps at the final components
 
@@ -17,10 +18,13 @@ A method without a rule is refused, with the reason (``REFUSALS``).
 
 Notes:
     FedFomo's newcomer weighs all clients' models, not ``downloads`` of them.
+    FedAMP with ``sigma = "auto"`` takes distances in units of the clients' sampling noise, which a
+    finished run does not keep. The unit is the distance to the nearest client, which is at least
+    the newcomer's own noise. After one short training from the average the newcomer still gives
+    weight to unlike clients; this ends within a few rounds.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -33,28 +37,30 @@ from ..core.mixing import distances_between, mix, shares
 from ..core.tree import Bank
 from ..errors import ConfigError
 from .apfl import APFL
-from .attention import Attentive, Uploads
+from .attention import STRANGER, TINY, Attentive, Uploads
 from .cfl import CFL
+from .cobo import CoBo
 from .ditto import Ditto
 from .erosion import Erosion
-from .fedamp import FedAMP
+from .fedala import FedALA
+from .fedbabu import FedBABU
 from .fedem import FedEM, Own
 from .federico import FedeRiCo, kept_weights, posterior
 from .fedfomo import FedFomo, Kept
 from .fedfomo_ma import FedFomoMA, leave_one_out
 from .fedper import PersonalHead
-from .heurfedamp import HeurFedAMP
+from .fedrod import FedRoD
 from .ifca import IFCA
 from .lgfedavg import LGFedAvg
-from .likeness import STRANGER, TINY
 from .local import Local
 from .mocha import Mocha
 from .perfedavg import PerFedAvg
+from .pfedgraph import PFedGraph
 from .pfedme import PFedMe
 from .scaffold import Scaffold
 from .waffle import Waffle
 
-# ---- what a finished run keeps for a newcomer, and what a newcomer gets from it -----------------
+ROUNDS = 5  # of FedAMP or HeurFedAMP in which only the newcomer trains
 
 
 class Finals(NamedTuple):
@@ -80,60 +86,6 @@ class Joined(NamedTuple):
 
 
 Rule = Callable[[Any, Client, Finals], Joined]
-
-
-# ---- how a newcomer joins a finished run of FedAMP or HeurFedAMP --------------------------------
-
-# In ``ROUNDS`` rounds of the method only the newcomer trains, near its cloud model:
-#
-#     u = the average of the final models of the run
-#     w = LocalTrain(u);   u = Σ_j ξ_j w_j + ξ_own w     ξ by the method's own attention
-#
-# Notes:
-#     With ``sigma = "auto"`` distances are in units of the clients' sampling noise, which a
-#     finished run does not keep. The unit here is the distance to the nearest client, which is at
-#     least the newcomer's own noise. After one short training from the average the newcomer still
-#     gives weight to unlike clients; this ends within a few rounds.
-
-ROUNDS = 5  # of the method in which only the newcomer trains
-
-Points = Callable[[Any, Tensor, Tensor], Tensor]  # method, models [n, P], start [P] -> [n, P]
-
-
-def attentive(algorithm: Attentive, client: Client, finals: Finals, points: Points) -> Joined:
-    """The newcomer's cloud model; ``points`` are the vectors whose distances the method takes."""
-    xi = shares(finals.sizes)
-    u = mix(xi, finals.own)
-    for index in range(ROUNDS):
-        w = client.tuned(batches=f"join {index}").train(u)
-        server = _uploads(torch.cat([finals.own, w[None]]), finals, algorithm, points)
-        xi = algorithm._weigh(server, finals.round)(torch.arange(len(server.seen)))[-1]
-        u = mix(xi, torch.cat([finals.own, w[None]]))
-    return Joined(xi[: len(finals.own)], single(u))
-
-
-def _uploads(models: Tensor, finals: Finals, algorithm: Any, points: Points) -> Uploads:
-    """The server of FedAMP with the models of all clients and, in the last row, the newcomer's."""
-    where = points(algorithm, finals.round.trainable(models), finals.start)
-    distances = distances_between(where[-1:], where[:-1])
-    z = torch.full((len(models), len(models)), STRANGER, dtype=torch.float64)
-    z[-1, :-1] = distances / distances.min().clamp(min=TINY)
-    none = models.new_zeros(0, len(models))
-    seen = torch.ones(len(models), dtype=torch.bool)
-    noise = torch.zeros(len(models), dtype=torch.float64)
-    return Uploads(models, seen, finals.start, noise[:1].sum(), none, none, noise, z)
-
-
-def moves(algorithm: FedAMP, models: Tensor, start: Tensor) -> Tensor:
-    """FedAMP compares models by their distance."""
-    return models - start[: models.shape[1]]
-
-
-def directions(algorithm: HeurFedAMP, models: Tensor, start: Tensor) -> Tensor:
-    """HeurFedAMP compares models by their angle."""
-    W = models - start[: models.shape[1]] if algorithm.cos_on == "delta" else models
-    lengths: Tensor = torch.linalg.vector_norm(W, dim=1, keepdim=True)
-    return W / lengths.clamp(min=1e-30)
 
 
 def join_rule(algorithm: AnyAlgorithm) -> Rule:
@@ -194,6 +146,29 @@ def _posterior(algorithm: FedeRiCo, client: Client, finals: Finals) -> Joined:
     return Joined(weights, Mixture(shared.to(finals.own.dtype), finals.own[used]))
 
 
+def _attention(algorithm: Attentive, client: Client, finals: Finals) -> Joined:
+    xi = shares(finals.sizes)
+    u = mix(xi, finals.own)
+    for index in range(ROUNDS):
+        w = client.tuned(batches=f"join {index}").train(u)
+        models = torch.cat([finals.own, w[None]])
+        everybody = torch.arange(len(models))
+        xi = algorithm._weigh(_uploads(algorithm, models, finals), finals.round)(everybody)[-1]
+        u = mix(xi, models)
+    return Joined(xi[: len(finals.own)], single(u))
+
+
+def _uploads(algorithm: Attentive, models: Tensor, finals: Finals) -> Uploads:
+    """The server of FedAMP with the models of all clients and, in the last row, the newcomer's."""
+    noise = torch.zeros(len(models), dtype=torch.float64)
+    where = algorithm.seen(finals.round.trainable(models), finals.start, noise).points
+    distances = distances_between(where[-1:], where[:-1])
+    z = torch.full((len(models), len(models)), STRANGER, dtype=torch.float64)
+    z[-1, :-1] = distances / distances.min().clamp(min=TINY)
+    none, seen = models.new_zeros(0, len(models)), torch.ones(len(models), dtype=torch.bool)
+    return Uploads(models, seen, finals.start, noise[:1].sum(), none, none, noise, z)
+
+
 def _components(algorithm: FedEM, client: Client, finals: Finals) -> Joined:
     components, pi = finals.models[0], finals.weights.to(torch.float64)
     equal = components.new_full((len(components),), 1 / len(components))
@@ -236,8 +211,7 @@ RULES: dict[type, Rule] = {
     FedFomo: _first_order,
     FedFomoMA: _averages,
     FedeRiCo: _posterior,
-    FedAMP: partial(attentive, points=moves),
-    HeurFedAMP: partial(attentive, points=directions),
+    Attentive: _attention,
     IFCA: _chosen,
     CFL: _lowest,
     FedEM: _components,
@@ -250,6 +224,10 @@ _PERSONAL = (
     "its folder keeps the clients' personal models, and the common model from which a newcomer "
     "would start is not among them"
 )
+_TUNED = (
+    "its folder keeps each client's model after fine-tuning, and the model before it, which a "
+    "newcomer would fine-tune, is not among them"
+)
 _REQUESTED = "it trains one model for each client that requested it before the first round"
 
 REFUSALS: dict[type, str] = {
@@ -261,6 +239,11 @@ REFUSALS: dict[type, str] = {
     Adapted: "its folder keeps each client's model after the adaptation, and the model before it, "
     "which a newcomer would adapt, is not among them; take the run of the method without the "
     "adaptation: joining trains its model on the newcomer's samples",
+    FedBABU: _TUNED,
+    FedRoD: _PERSONAL,
+    FedALA: _PERSONAL,
+    PFedGraph: _PERSONAL,
+    CoBo: _PERSONAL,
     PersonalHead: "every client has a head of its own, and a newcomer's head would have to be "
     "trained from nothing",
     LGFedAvg: "every client has lower layers of its own, and a newcomer's would have to be trained "

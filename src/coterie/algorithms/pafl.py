@@ -18,9 +18,8 @@ Notes:
     The adaptation losses contain the cross-entropy already, hence μ = 0 (reading P3-7).
     The notes of ``pafl_kd`` and ``pafl_ewc`` apply here too.
     ``checkpoint = "best_federated_validation"`` predicts with the model that had the smallest mean
-    validation loss over the participants of the round in which they received it. P3 tests "the
-    last version before divergence", which was found on test data. The model after the last round
-    was not received by any client and is no candidate.
+    validation loss over the participants of the round in which they received it; P3 tests "the last
+    version before divergence" (P3-15). The model after the last round is no candidate.
     P3's optional last round, in which every client keeps its local model, is ``adapt = "kd"`` or
     ``"ewc"`` after the run.
 """

@@ -8,20 +8,18 @@ M is the diagonal Fisher information of G.
 Travels: as FedAvg; from T/2 on also M, as ``fisher_data`` says.
 
 Notes:
-    The paper does not say where M comes from. ``server_aux`` computes it at G on samples that the
-    server holds (``data.aux``) and sends it along: one model more down. ``client_train`` uses the
+    The paper does not say where M comes from (reading P3-4). ``server_aux`` computes it at G on
+    samples that the server holds (``data.aux``): one model more down. ``client_train`` uses the
     client's own samples, and nothing more travels. ``aggregate`` averages the diagonals that the
     participants of the round before computed at the model they then received (zero where there was
-    no such round): one model more each way. ``auto`` is ``server_aux`` where the
-    server holds samples, and ``client_train`` elsewhere (reading P3-4).
-    λ = 5000 is the paper's, and with it no important parameter moves after T/2: the curvature of
-    the loss is about M, that of the pull 5000 M. ``lam = "auto"`` is 1 / (η max_k M_k), which means
-    the same for every estimator of M although their scales differ: the parameter with the largest
-    M_k is pulled back by its whole distance in every step, the others in proportion to M_k.
-    The explicit step overshoots wherever ηλM_k > 2: with λ = 5000 and η = 0.1 that is M_k > 4e-3,
-    with η = 40 (Reddit) M_k > 1e-5, a plausible cause of the divergence that P3 reports.
-    ``ewc_step = "auto"`` is explicit, as printed, for every parameter with ηλM_k ≤ 1 and implicit
-    for the others, which is stable for any λ and the same to first order in η.
+    no such round): one model more each way. ``auto`` is ``server_aux`` where the server holds
+    samples, and ``client_train`` elsewhere.
+    λ = 5000 is the paper's, and with it no important parameter moves after T/2. ``lam = "auto"`` is
+    1 / (η max_k M_k), which means the same for every estimator of M although their scales differ:
+    the parameter with the largest M_k is pulled back by its whole distance in every step.
+    The explicit step overshoots wherever ηλM_k > 2 (P3-5). ``ewc_step = "auto"`` is explicit, as
+    printed, for every parameter with ηλM_k ≤ 1 and implicit for the others, which is stable for any
+    λ and the same to first order in η.
 """
 
 from dataclasses import dataclass

@@ -8,13 +8,13 @@ costs a second gradient and two forward passes of the teacher.
 
 Notes:
     The loss is that of ``adapt = "kd"``, with its three forms; the line above is ``hinton``, our
-    default. ``paper`` (P3 Eq. 6 as printed) multiplies the rate by 34.
+    default. ``paper`` (P3 Eq. 6 as printed) multiplies the rate by 34 (reading P3-2).
     α τ² KL has a curvature above 100 on ordinary clients, and a step of rate η overshoots beyond
-    2/η: one round took 77.3 to 53.1 (reading P3-3). ``kd_step = "bounded"``, the default, measures
-    the curvature along every step by a second gradient and shortens a step that would pass the
-    smallest loss on its line (exact on a quadratic). Steps that do not overshoot are the papers'.
+    2/η (P3-3). ``kd_step = "bounded"``, the default, measures the curvature along every step by a
+    second gradient and shortens a step that would pass the smallest loss on its line (exact on a
+    quadratic). Steps that do not overshoot are the papers'.
     At C = G the divergence has no gradient, so ``hinton`` at first moves as FedAvg at (1 − α) of
-    the rate: compare H_KD also with FedAvg at a twentieth of the rate from T/2 on (reading P3-7).
+    the rate: compare H_KD also with FedAvg at a twentieth of the rate from T/2 on (P3-7).
 """
 
 from dataclasses import dataclass

@@ -11,15 +11,13 @@ Travels: w down, w_i up. θ_i never leaves the client and predicts.
 
 Notes:
     The number R of iterations is the recipe's number of minibatch steps. The recipe's optimiser
-    takes the inner steps, with a new state for every minibatch, and ``optimizer_state = "kept"`` is
-    refused; its weight decay corresponds to the
-    0.001 of the authors' code. θ_i starts each round at the received w (``start = "download"``) or
-    where it ended the client's last round (``kept``).
-    The authors' η = 0.005 and a = 0.09 belong to their λ = 15: ηλ ≤ 1 and aλ < 2 must hold. Our
-    ``auto`` is r/(1 + rλ) for both, r the rate of the round: it respects both limits for every λ
-    and tends to r as λ → 0. Numbers that break the limits are refused.
-    The authors' code trains all clients in every round and averages some; here only participants
-    train.
+    takes the inner steps, with a new state for every minibatch; ``optimizer_state = "kept"`` is
+    refused. Its weight decay corresponds to the 0.001 of the authors' code. θ_i starts each round
+    at the received w (``start = "download"``) or where it ended the client's last round (``kept``).
+    The authors' η = 0.005 and a = 0.09 belong to their λ = 15: ηλ ≤ 1 and aλ < 2 must hold, and
+    numbers that break this are refused. Our ``auto`` is r/(1 + rλ) for both, r the rate of the
+    round: it respects both limits for every λ and tends to r as λ → 0 (reading B-6).
+    The authors' code trains all clients in every round; here only participants train.
 """
 
 from dataclasses import dataclass

@@ -14,15 +14,12 @@ Travels: θ down, θ_i, the sample count and F_i up.
 
 Notes:
     The original divides by h_i, an estimate of the objective's Lipschitz constant: the larger q,
-    the smaller the step. P3 calls the method loss-based weighted averaging and uses the same η for
-    every q: weights that sum to one, the default here (reading P3-9). Both are FedAvg at q = 0.
+    the smaller the step. P3 uses the same η for every q: weights that sum to one, the default here
+    (reading P3-9). Both are FedAvg at q = 0. Clients are sampled uniformly and weighed by samples.
     Both sums are homogeneous in F^q, which over- and underflows: F_i^q is computed as
     (F_i / F_max)^q, and L cancels out of the weights. 1e-10 is added to every loss.
-    The original samples clients by size and averages uniformly; P3 samples uniformly and weighs by
-    samples, which is the default here.
     η in L is the clients' rate of the round. With momentum or several epochs g_i is not a gradient
-    and h_i is a heuristic.
-    Where every loss is zero the model does not change.
+    and h_i is a heuristic. Where every loss is zero the model does not change.
 """
 
 from dataclasses import dataclass

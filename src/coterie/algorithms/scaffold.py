@@ -72,7 +72,7 @@ def controlled_steps(client: Client, x: Tensor, correction: Tensor) -> tuple[Ten
 
 
 def displacement_divisor(steps: Tensor, momentum: float) -> Tensor:
-    """``Σ_k a_k``: gradients in a displacement of τ heavy-ball steps (reading P4-7)."""
+    """``Σ_k a_k``: the number of gradients in a displacement of τ heavy-ball steps."""
     if momentum == 0:
         return steps
     fade = momentum * (1 - momentum**steps) / (1 - momentum)

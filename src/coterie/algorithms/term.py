@@ -11,11 +11,10 @@ Notes:
     Losses are shifted by the largest (t > 0) or smallest (t < 0) before the exponential; weights do
     not change. |t| < 1e-12 is FedAvg.
     The authors' code keeps a running normaliser and divides by the number of clients twice, so that
-    its step is N times too small; P3's failures with TERM on Reddit may come from that (reading
-    P3-10). The default t = 0.1 is one of P3's values. Where groups of clients conflict and t is
-    about 1 or more, one round of training changes a group's loss by much more than 1/t: the weight
-    jumps to the group that the last round neglected, and the model alternates between groups with
-    period two.
+    its step is N times too small (reading P3-10).
+    The default t = 0.1 is one of P3's values. Where groups of clients conflict and t is about 1 or
+    more, one round changes a group's loss by much more than 1/t: the weight jumps to the group that
+    the last round neglected, and the model alternates between groups with period two.
 """
 
 from dataclasses import dataclass

@@ -15,26 +15,21 @@ step and send (Δy_i, Δc_i). In round r = 1 … R the server weighs them (Algor
 Travels: (x, c) down; (Δy_i, Δc_i, whether they are valid) up, once for every requester.
 
 Notes:
-    P4's text compares gradients, its Algorithm 1 the updates Δy_i. The updates contain the
-    correction c − c_i, which hides part of the difference between agents: the distance of agents
-    outside the group was 1.5 times that inside on Δy_i and 4.0 times on c_i⁺ (reading P4-1).
-    ``gradient`` is our default.
+    P4's text compares gradients, its Algorithm 1 the updates Δy_i, whose correction c − c_i hides
+    part of the difference between agents (reading P4-1). ``gradient`` is our default.
     An agent of weight 0 is sent its own c_i in place of c, so that its correction is 0. As printed
-    it is corrected by c − c_i although x does not follow it, and its control grows until it
-    overflows.
-    Several requesters are independent copies, at N times the cost; one upload has an agent's work
-    for all of them. Where one copy became NaN or infinite, the agent sets its control for that
-    requester to zero and sends zeros and ``valid = False``; the server leaves it out for that
-    requester. Where it is the requester itself, its model stays and c starts again at zero.
+    its control grows until it overflows (P4-2).
+    Several requesters are independent copies; one upload has an agent's work for all of them. Where
+    one copy became NaN or infinite, the agent sets its control for that requester to zero and sends
+    zeros and ``valid = False``; the server leaves it out for that requester. Where it is the
+    requester itself, its model stays and c starts again at zero.
     ``c_rule = "increment"`` is printed; it leaves a constant bias c − c_{i*} in Alice's last,
-    local rounds. ``recompute`` removes it and is our default (reading P4-3).
-    The raw weights before the first round are uniform. Eq. 3 divides by dM − d_{i*} and the
-    algorithm by dM − min_j d_j; they agree, and we follow the algorithm. With two agents all
-    weights are equal until the last 5 % of the rounds: the run warns. A missing or rejected agent
-    is left out before distances are taken; a missing requester's model and weights do not change.
+    local rounds. ``recompute`` removes it and is our default (P4-3).
+    The raw weights before the first round are uniform. With two agents all weights are equal until
+    the last 5 % of the rounds, and the run warns (P4-5). A missing or rejected agent is left out
+    before distances are taken; a missing requester's model and weights do not change.
     ``screen`` is ours (off as printed): one outlier increases dM, gets weight 0 itself and gives
-    weight to agents of the wrong concept. Screening at 3 times the median norm drops no agent whose
-    update is about as long as the others'. It tests Δy_i and the vectors that are compared.
+    weight to agents of the wrong concept. It tests Δy_i and the vectors that are compared.
 """
 
 import math

@@ -170,15 +170,21 @@ class Batches:
         return keys.argsort(dim=-1, stable=True)
 
     @cached_property
-    def class_weights(self) -> Tensor:
-        """``n / (C n_c)`` for each class of this client's training labels; 1 for absent classes."""
+    def class_counts(self) -> Tensor:
+        """The number of this client's training targets of each class ``[classes]``."""
         places = torch.arange(self.width, device=self.size.device)
         inside = (places < self.size).to(self.problem.dtype)
         y = self._labels("train", places)
+        inside = inside.view(-1, *[1] * (y.dim() - 1)).expand(y.shape)
         none = torch.zeros(self.problem.classes, dtype=inside.dtype)
-        count = none.to(y.device).scatter_add(0, y, inside)
+        return none.to(y.device).scatter_add(0, y.flatten(), inside.flatten())
+
+    @cached_property
+    def class_weights(self) -> Tensor:
+        """``n / (C n_c)`` for each class of this client's training labels; 1 for absent classes."""
+        count = self.class_counts
         balanced = self.size / ((count > 0).sum() * count.clamp(min=1))
-        return torch.where(count > 0, balanced.to(inside.dtype), 1.0)
+        return torch.where(count > 0, balanced.to(count.dtype), 1.0)
 
     def _split(self, name: SplitName) -> Split:
         return self.view.train if name == "train" else self.view.val

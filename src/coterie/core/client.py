@@ -158,6 +158,16 @@ class Client:
         return self._problem.sizes[self.id]
 
     @property
+    def class_counts(self) -> Tensor:
+        """The number of the client's training targets of each class ``[classes]``."""
+        return self._batches.class_counts
+
+    @property
+    def classes(self) -> int:
+        """The number of classes; 0 means regression."""
+        return self._problem.classes
+
+    @property
     def validated(self) -> Tensor:
         """Whether its validation samples are its own and are not used for training."""
         return self._problem.validated[self.id]
@@ -173,6 +183,15 @@ class Client:
         """The model's outputs for a batch, in evaluation mode unless ``training``."""
         stream = self._stream(batch) if training else None
         return self.model(self._whole(w), batch.x, training=training, stream=stream)
+
+    def entering(self, layer: str, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The model's outputs for a batch, and the input of one of its layers, both ``[B, ...]``.
+
+        The model is in training mode for a minibatch of :meth:`scan`, else in evaluation mode.
+        """
+        stream = self._stream(batch) if batch.training else None
+        whole, training = self._whole(w), batch.training
+        return self.model.entering(layer, whole, batch.x, training=training, stream=stream)
 
     def _whole(self, w: Tensor) -> Tensor:
         """The model with its buffers, which may be kept apart."""
@@ -351,8 +370,7 @@ class Client:
         self, w: Tensor, g: Tensor, state: tree.Tree, batch: Batch
     ) -> tuple[Tensor, tree.Tree]:
         """One optimiser step with gradient ``g`` of ``batch``; returns (w, state)."""
-        g = shortened(self.trainable(g), self.recipe.clip)
-        moved, state = self._optimizer.step(self.trainable(w), g, state, self.lr)
+        moved, state = self.moved(w, g, state)
         if self.model.whole == self.model.parameters:
             return moved, state
         left = self.model.refreshed(self._whole(w), batch.x, self._stream(batch))
@@ -361,6 +379,11 @@ class Client:
             return torch.cat([moved, buffers]), state
         self._statistics.move(buffers)
         return moved, state
+
+    def moved(self, w: Tensor, g: Tensor, state: tree.Tree) -> tuple[Tensor, tree.Tree]:
+        """The parameters alone after one optimiser step with gradient ``g``; returns (w, state)."""
+        g = shortened(self.trainable(g), self.recipe.clip)
+        return self._optimizer.step(self.trainable(w), g, state, self.lr)
 
     def trainable(self, w: Tensor) -> Tensor:
         """The parameters of a vector without buffers: distances and optimisers use only these."""

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,10 @@ from ..errors import ConfigError, did_you_mean
 from . import random
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+# The inputs of layers that :meth:`FlatModel.entering` asks for, during its pass.
+_INPUTS: ContextVar[dict[nn.Module, Tensor] | None] = ContextVar("inputs", default=None)
 
 
 class Slot(NamedTuple):
@@ -79,6 +84,26 @@ class FlatModel:
         for name in self._buffers:  # buffers need no gradient, and batch norm writes into them
             named[name] = named[name].detach().clone() if training else named[name].detach()
         return self._call(named, x, training, stream)
+
+    def entering(
+        self,
+        layer: str,
+        w: Tensor,
+        x: Tensor,
+        *,
+        training: bool = False,
+        stream: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As a call, and the input of one layer in the same pass: the features of a head."""
+        within = (self._training if training else self.module).get_submodule(layer)
+        if _note not in within._forward_pre_hooks.values():
+            within.register_forward_pre_hook(_note)
+        before = _INPUTS.set({})
+        try:
+            output = self(w, x, training=training, stream=stream)
+            return output, (_INPUTS.get() or {})[within]
+        finally:
+            _INPUTS.reset(before)
 
     def refreshed(self, w: Tensor, x: Tensor, stream: Tensor | None = None) -> Tensor:
         """``w`` with its buffers as updated by a training pass over ``x``."""
@@ -155,6 +180,13 @@ class FlatModel:
     def layers(self) -> list[str]:
         """The names of the modules that own parameters or buffers, from input to output."""
         return list(dict.fromkeys(self.owner(slot) for slot in self.ordered()))
+
+
+def _note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """A hook that keeps a layer's input while :meth:`FlatModel.entering` asks for inputs."""
+    seen = _INPUTS.get()
+    if seen is not None:
+        seen[module] = inputs[0]
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

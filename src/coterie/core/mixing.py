@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from .rows import Rows, RowTable, dense, updated
 
 _COLUMNS = 1 << 16  # columns converted to float64 at once
@@ -17,8 +16,6 @@ def shares(sizes: Tensor, weighting: str = "samples") -> Tensor:
     """
     if weighting == "uniform":
         sizes = torch.ones_like(sizes)
-    elif weighting != "samples":
-        raise ConfigError(f"weighting '{weighting}' is unknown; expected 'samples' or 'uniform'")
     sizes = sizes.to(torch.float64)
     return sizes / sizes.sum()
 

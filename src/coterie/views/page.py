@@ -108,7 +108,7 @@ def pretty(value: Mapping[str, Any]) -> str:
 # ---- what leaves a site: what each method shows of it, to whom, and how many sites used its model
 
 # Methods under which a site receives models of single other sites, or can compute them.
-RAW = ("fedfomo", "fedfomo_ma", "federico")
+RAW = ("fedfomo", "fedfomo_ma", "federico", "cobo")
 UNKNOWN = Exposure(
     "what the paragraph “Travels:” of the method’s module says", "see there", words.NONE
 )
