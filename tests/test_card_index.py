@@ -172,15 +172,15 @@ def test_a_line_says_what_was_run_at_paper_scale_and_at_other_scales(cards, caps
     called(capsys, "P1-T8", "--columns", "few")
     called(capsys, "--list", "--publish", "pub")
     found = rows((cards.parent / "pub" / "README.md").read_text())
-    assert found["P1-T8"][2:] == [
+    assert found["P1-T8"][1:] == [
         "0 of 8",
         "holds at [small](P1-T8.small.md)",
     ]
-    assert found["P1-T9"][2:] == ["2 of 8", "run at [paper](P1-T9.paper.md) (0 of 1 claims judged)"]
+    assert found["P1-T9"][1:] == ["2 of 8", "run at [paper](P1-T9.paper.md) (0 of 1 claims judged)"]
     for path in (cards.parent / "pub").glob("*"):
         path.unlink()
     called(capsys, "--list", "--publish", "pub")
-    assert rows((cards.parent / "pub" / "README.md").read_text())["P1-T9"][2:] == [
+    assert rows((cards.parent / "pub" / "README.md").read_text())["P1-T9"][1:] == [
         "0 of 8",
         "not run",
     ]

@@ -18,8 +18,8 @@ BEGIN, END = "<!-- cards: begin -->", "<!-- cards: end -->"  # around the index 
 COUNTED = HOLD, CAUSE, NO_CAUSE, LEFT = "hold", "fail with a cause", "fail without one", NOT_RUN
 INTRO = """\
 A card *holds* if every claim that can be judged from the runs so far holds; it is *run* if none can
-be judged yet. The card's page has the causes of failures. Cards of the first tier are reproduced
-first. `coterie reproduce --list --publish DIR` writes this part of the page."""
+be judged yet. Cards of the first tier are reproduced first; they have pages, with the causes
+of failures. `coterie reproduce --list --publish DIR` writes this part of the page."""
 
 
 class CardState(NamedTuple):
@@ -96,12 +96,12 @@ def index_markdown(found: Sequence[CardState], published: Path, folder: str) -> 
     ]
     lines = [
         *(INTRO, "", *_summary(cards), ""),
-        "| card | tier | what it shows | runs at paper scale | state |",
-        "| --- | --- | --- | ---: | --- |",
+        "| card | what it shows | runs at paper scale | state |",
+        "| --- | --- | ---: | --- |",
     ]
     for mine in cards:
         about = mine[0].card.about
-        cells = [about.id, f"{about.tier}", f"{about.paper}: {about.title}"]
+        cells = [about.id, f"{about.paper}: {about.title}"]
         cells += [_paper_runs(mine), _says(mine, published, folder)]
         cells = [cell.replace("|", "\\|") for cell in cells]
         lines.append(f"| {' | '.join(cells)} |")
