@@ -53,7 +53,6 @@ PENDING_LOADS: set[str] = set()
 LARGE: dict[str, int] = {
     "diagnosis/findings": 530,
     "views/page": 545,
-    "algorithms/federico": 540,
     "compiled/kernels/triton_kernels:_convolve": 42,  # one GPU program
     "runs/summary:summarise": 48,
 }

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import coterie
-from coterie.commands import arguments, catalog
+from coterie.commands import arguments, catalog, start_commands
 from coterie.core import metrics, tree
 from coterie.core.metrics import METRICS
 from coterie.core.optim import Recipe
@@ -166,7 +166,7 @@ def test_the_commands_have_the_options_of_python_and_say_what_they_set():
 
 
 def test_help_names_every_kind_that_can_be_listed():
-    (said,) = typing.get_args(catalog.list_names.__annotations__["what"])[1:]
+    (said,) = typing.get_args(start_commands.list_names.__annotations__["what"])[1:]
     for kind in catalog.TABLES:
         assert kind in said.help
 
