@@ -7,14 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.adapt import (
-    ADAPTATIONS,
-    Adapted,
-    Distill,
-    ElasticWeights,
-    FineTune,
-    FreezeBase,
-)
+from coterie.adapt import ADAPTATIONS, Adapted, Distill, ElasticWeights, FineTune, FreezeBase
 from coterie.adapt.ewc import consolidate, drawn, fisher, strength
 from coterie.adapt.ft import top_layer
 from coterie.adapt.kd import Terms, combine, descent, distillation, divergence, step_share

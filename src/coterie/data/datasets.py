@@ -19,17 +19,7 @@ from ..core.locations import located, place_of
 from ..core.ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
 from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.files import expanded
-from .arrays import (
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Names,
-    Piece,
-    Scale,
-    assemble,
-    refuse_one_class,
-    scaled,
-)
+from .arrays import TEST, TRAIN, VALIDATION, Names, Piece, Scale, assemble, refuse_one_class, scaled
 from .federation import Dataset
 from .sources import images, sheets
 from .sources.npz import read_npz
@@ -114,11 +104,7 @@ def regression_groups(
 
 
 def sine(
-    *,
-    clients: Count = 12,
-    samples: Count = 20,
-    noise: NotNegative = 0.1,
-    seed: CountOrZero = 0,
+    *, clients: Count = 12, samples: Count = 20, noise: NotNegative = 0.1, seed: CountOrZero = 0
 ) -> Dataset:
     """P2's Figure 1: noisy points of a sine curve; each client holds one interval of [0, 2π).
 

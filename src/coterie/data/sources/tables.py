@@ -297,10 +297,7 @@ def describe_inputs(table: OpenTable) -> Iterator[InputColumn]:
 
 
 def encode_table(
-    table: OpenTable,
-    inputs: tuple[InputColumn, ...],
-    target: TargetColumn,
-    name: str = "",
+    table: OpenTable, inputs: tuple[InputColumn, ...], target: TargetColumn, name: str = ""
 ) -> Dataset:
     """Encode a table by the description of its inputs and its target."""
     path, sheet, options, _, owners, owner_names = table
