@@ -374,8 +374,7 @@ def standard_groups(dataset: Dataset) -> tuple[tuple[Group, ...], bool]:
 
 def resized(table: tuple[Group, ...], clients: int) -> tuple[Group, ...]:
     """The same groups with another number of clients, each group keeping at least one."""
-    if clients < len(table):
-        raise ConfigError(f"partition.clients: found {clients} for {len(table)} groups; one each")
+    one_client_each(clients, len(table), "groups")
     shares = np.array([group.clients for group in table], np.float64)
     counts = 1 + largest_remainder(clients - len(table), shares)
     return tuple(replace(g, clients=int(n)) for g, n in zip(table, counts, strict=True))
