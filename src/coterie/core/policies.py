@@ -123,7 +123,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Apart(Wrapper[Beside, Beside, Beside, Beside]):
-    """Wraps a method so that batch-norm statistics are kept apart from its models (spec 1.2).
+    """Wraps a method so that batch-norm statistics are kept apart from its models (reading G-3).
 
     The method sees vectors of parameters only:
 

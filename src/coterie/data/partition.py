@@ -315,7 +315,7 @@ def shuffle_targets(federation: Federation, seed: int) -> Federation:
 
 
 def hold_aux(federation: Federation, share: float, seed: int) -> Federation:
-    """Move a share of the federation's test data to the server (spec 3.3).
+    """Move a share of the federation's test data to the server (reading P3-4).
 
     If there is a federated test set, the share is taken from it. Moved samples are in no test data
     any more. A client that would be left without test data keeps its own.
