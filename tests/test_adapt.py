@@ -7,14 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.adapt import (
-    ADAPTATIONS,
-    Adapted,
-    Distill,
-    ElasticWeights,
-    FineTune,
-    FreezeBase,
-)
+from coterie.adapt import ADAPTATIONS, Adapted, Distill, ElasticWeights, FineTune, FreezeBase
 from coterie.adapt.ewc import consolidate, drawn, fisher, strength
 from coterie.adapt.ft import top_layer
 from coterie.adapt.kd import Terms, combine, descent, distillation, divergence, step_share
@@ -27,7 +20,7 @@ from coterie.core.client import of_server
 from coterie.core.flat import FlatModel
 from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
-from coterie.data.partition import hold_aux
+from coterie.data.partition import PARTITIONS, federate, hold_aux
 from coterie.errors import ConfigError
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import load
@@ -385,7 +378,7 @@ def test_no_share_is_no_change():
     assert hold_aux(some, 0.0, seed=0) is some
     assert of_server(task(FedAvg(), federated=some).problem, 0, 1) is None
     with pytest.raises(ConfigError, match=r"data\.aux: found 1"):
-        hold_aux(some, 1.0, seed=0)
+        federate(some.dataset, PARTITIONS["iid"](), aux=1.0)
 
 
 # ---- distillation --------------------------------------------------------------------------------

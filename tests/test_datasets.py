@@ -452,7 +452,7 @@ def test_part_train_leaves_out_the_sources_test_data(tmp_path):
     data = load(str(tmp_path), part="train")
     assert len(data.y) == 8
     assert data.fixed is None
-    with pytest.raises(ConfigError, match="'all', 'train' or 'pooled'"):
+    with pytest.raises(ConfigError, match="'all' or 'train' or 'pooled'"):
         load(str(tmp_path), part="tset")
 
 

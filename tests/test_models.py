@@ -60,10 +60,7 @@ def test_every_network_has_a_counted_size():
         (lambda s: registry.fedavg_cnn(s, 3), (1, 8, 8)),
         (lambda s: registry.p2_cnn(s, 3), (3, 8, 8)),
         (lambda s: registry.fomo_code_cnn(s, 3), (3, 18, 18)),
-        (
-            lambda s: registry.Residual(32, 64, 2, "group"),
-            (32, 4, 4),
-        ),  # all of ResNet takes 30 s
+        (lambda s: registry.Residual(32, 64, 2, "group"), (32, 4, 4)),  # all of ResNet takes 30 s
     ],
 )
 def test_a_stack_of_parameters_gives_each_its_own_gradient(make, shape):

@@ -14,9 +14,9 @@ from sklearn.decomposition import PCA
 
 import coterie
 from coterie import cli
-from coterie.data import PARTITIONS, emd, federate, load, manifest, remarks
+from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
 from coterie.data.federation import Dataset, Federation
-from coterie.data.manifest import changes, class_counts, distance, ranges
+from coterie.data.manifest import changes, class_counts, distance, listed, ranges
 from coterie.data.partition import take_share
 from coterie.data.partitions import latent
 from coterie.data.partitions.base import even, largest_remainder, shard_classes
@@ -640,7 +640,7 @@ def test_clients_without_data_do_not_count():
     assert distance(np.vstack([table, np.zeros((3, 10), int)])) == distance(table)
 
 
-def listed(text: str) -> list[int]:
+def indices_in(text: str) -> list[int]:
     """The indices that a manifest writes as ranges."""
     pairs = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
     return [i for pair in pairs for i in range(pair[0], pair[-1] + 1)]
@@ -648,7 +648,7 @@ def listed(text: str) -> list[int]:
 
 @given(st.lists(st.integers(0, 40), unique=True))
 def test_ranges_say_the_indices_in_their_order(indices):
-    assert listed(ranges(torch.tensor(indices, dtype=torch.int64))) == indices
+    assert indices_in(ranges(torch.tensor(indices, dtype=torch.int64))) == indices
 
 
 def test_a_huge_manifest_keeps_hashes_in_place_of_indices(monkeypatch):
@@ -664,7 +664,7 @@ def test_the_manifest_is_complete_and_json():
     assert found["fingerprint"] == made.fingerprint
     assert found["partition"] == "ConceptShift(clients=12, groups=3, shared=True)"
     first = found["clients"][0]
-    assert listed(first["indices"]["train"]) == made.train[0].tolist()
+    assert indices_in(first["indices"]["train"]) == made.train[0].tolist()
     assert first["permutation"] == made.relabel[0].tolist()
     assert first["group"] == 0
     assert sum(first["histogram"]) == first["train"] + first["val"]
@@ -673,6 +673,15 @@ def test_the_manifest_is_complete_and_json():
     regression = manifest(federate(load("sine"), PARTITIONS["natural"]()))
     assert regression["emd_p1"] is None
     assert regression["clients"][0]["histogram"] == []
+
+
+def test_sites_list_what_a_simulation_lists():
+    made = federate(load("sine"), PARTITIONS["natural"]())
+    data, whole = made.dataset, manifest(made)
+    for client in whole["clients"]:
+        del client["indices"]
+    target = data.target_scale, data.target_shift
+    assert listed(made, describe(made), "sine", (), target, made.partition) == whole
 
 
 def test_empty_clients_are_reported():

@@ -267,7 +267,7 @@ BAD = {
         {"task": "regression"},
         "is text; a regression needs numbers",
     ),
-    "unknown task": (GOOD, {"task": "regresion"}, "did you mean 'regression'"),
+    "unknown task": (GOOD, {"task": "regresion"}, "found 'regresion'; expected 'auto' or"),
     "unknown split word": (GOOD, {"split": "sex"}, "expected train, val or test|is empty"),
     "nothing to predict from": (GOOD, {"drop": ["age", "sex", "dose"]}, "no columns are left"),
     "unknown column to drop": (GOOD, {"drop": ["agee"]}, "data.drop: .* no column 'agee'"),

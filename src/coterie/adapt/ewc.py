@@ -18,7 +18,7 @@ Notes:
     others in proportion to their M_k. It means the same for every estimator of M, although their
     scales differ.
     The explicit step (λM_k(C_k − G_k) added to the gradient) overshoots wherever ηλM_k > 2: at
-    λ = 5000 and η = 0.1 that is M_k > 4e-3, and models of ordinary size diverge (spec 3.3). The
+    λ = 5000 and η = 0.1 that is M_k > 4e-3, and models of ordinary size diverge (reading P3-5). The
     implicit one follows the optimiser's step by ``C_k ← (C_k + ηλM_k G_k) / (1 + ηλM_k)``: stable
     for any λ and the same to first order in η. ``ewc_step = "auto"`` is explicit, as in the papers,
     for every parameter with ηλM_k ≤ 1 and implicit for the others.
@@ -60,8 +60,8 @@ def fisher(client: Client, w: Tensor, kind: Kind, *, alone: bool = False) -> Ten
     Notes:
         ``empirical`` uses the labels of the data, ``true`` draws labels from the model,
         ``batch_mean`` squares the mean gradient of minibatches, as public code does: near a
-        stationary point that is about 1/B of the others, so λ is not comparable between them (spec
-        3.3). All are computed in evaluation mode.
+        stationary point that is about 1/B of the others, so λ is not comparable between them
+        (reading P3-4). All are computed in evaluation mode.
         For a regression p is a normal distribution of variance one, whose −log p is half the
         squared error up to a constant.
     """

@@ -70,7 +70,7 @@ class FreezeBase(Adaptation):
 
     Notes:
         Public code freezes a number of tensors, which leaves most of an LSTM trainable, and lets
-        the batch-norm statistics change (spec 3.2); here layers are frozen by name, and the
+        the batch-norm statistics change (reading P3-6); here layers are frozen by name, and the
         statistics of frozen layers stay. Where some statistics stay, the network runs in evaluation
         mode while its head is trained: its batch norm uses the stored statistics.
     """

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, EngineError
+from ..errors import EngineError
 from . import tree
 from .ranges import Count, NotNegative, Positive, ShareAboveZero, ShareBelowOne
 from .tree import Tree
@@ -175,9 +175,7 @@ class Recipe:
         """The optimiser as pure functions."""
         if self.optimizer == "sgd":
             return sgd(self.momentum, self.weight_decay)
-        if self.optimizer == "adam":
-            return adam(weight_decay=self.weight_decay)
-        raise ConfigError(f"optimizer '{self.optimizer}' is unknown; expected 'sgd' or 'adam'")
+        return adam(weight_decay=self.weight_decay)
 
     def batches(self, samples: int, least: int = 1) -> int:
         """Batches per pass over the samples; a batch of fewer than ``least`` is left out."""

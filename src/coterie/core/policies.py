@@ -104,7 +104,6 @@ class Wrapper(Algorithm[Server, Down, Up, State]):
 
 # ---- batch-norm statistics: averaged, local, or the server's (``train.buffers``) -----------------
 
-POLICIES = ("average", "local", "server")
 Policy = Literal["local", "server"]
 
 
@@ -124,7 +123,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True)
 class Apart(Wrapper[Beside, Beside, Beside, Beside]):
-    """Wraps a method so that batch-norm statistics are kept apart from its models (spec 1.2).
+    """Wraps a method so that batch-norm statistics are kept apart from its models (reading G-3).
 
     The method sees vectors of parameters only:
 
@@ -207,11 +206,7 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
 def apart(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
     """Wrap the method for ``train.buffers``; unchanged where buffers are averaged or absent."""
     policy = problem.recipe.buffers
-    if policy not in POLICIES:
-        raise ConfigError(
-            f"train.buffers: '{policy}' is unknown; expected one of {', '.join(POLICIES)}"
-        )
-    if not problem.model.apart:
+    if policy == "average" or not problem.model.apart:
         return algorithm
     if algorithm.traits.several_models:
         plain = algorithm.algorithm if isinstance(algorithm, Wrapper) else algorithm

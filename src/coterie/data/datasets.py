@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,17 +19,7 @@ from ..core.locations import located, place_of
 from ..core.ranges import LARGEST, Count, CountOrZero, Interval, NotNegative
 from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.files import expanded
-from .arrays import (
-    TEST,
-    TRAIN,
-    VALIDATION,
-    Names,
-    Piece,
-    Scale,
-    assemble,
-    refuse_one_class,
-    scaled,
-)
+from .arrays import TEST, TRAIN, VALIDATION, Names, Piece, Scale, assemble, refuse_one_class, scaled
 from .federation import Dataset
 from .sources import images, sheets
 from .sources.npz import read_npz
@@ -38,6 +28,7 @@ from .sources.text import Targets, read_leaf, read_text
 
 # ---- datasets that need no download: digits, lines of plays, two synthetic regressions ----------
 
+Kept = Literal["all", "train", "pooled"]  # samples: all, without the test part, all as one
 _MOST = 10**8  # the most numbers of a dataset, so that it fits in memory
 
 
@@ -113,11 +104,7 @@ def regression_groups(
 
 
 def sine(
-    *,
-    clients: Count = 12,
-    samples: Count = 20,
-    noise: NotNegative = 0.1,
-    seed: CountOrZero = 0,
+    *, clients: Count = 12, samples: Count = 20, noise: NotNegative = 0.1, seed: CountOrZero = 0
 ) -> Dataset:
     """P2's Figure 1: noisy points of a sine curve; each client holds one interval of [0, 2π).
 
@@ -340,7 +327,7 @@ class DatasetEntry(NamedTuple):
 def _stored(name: str) -> Callable[..., Dataset]:
     """A loader for a dataset that is on disk in one of several"""
 
-    def loader(*, path: str | None = None, part: str = "all", **options: Any) -> Dataset:
+    def loader(*, path: str | None = None, part: Kept = "all", **options: Any) -> Dataset:
         found = find(name, path)
         reader = FORMATS[detect(found)].reader
         read = reader(found, name=name, **read_options(name, options, reader))
@@ -408,7 +395,7 @@ class FileSource(NamedTuple):
 
     path: Path
     format: str
-    part: str
+    part: Kept
     options: dict[str, Any]
 
     def read(self) -> Dataset:
@@ -420,7 +407,7 @@ def file_source(
     name: str,
     *,
     format: str | None = None,  # noqa: A002  the option's name
-    part: str = "all",
+    part: Kept = "all",
     **options: Any,
 ) -> FileSource:
     """Find the file or folder at a path, and check the options to read it with."""
@@ -440,7 +427,7 @@ def file_source(
     return FileSource(path, chosen, part, read_options(path.name, options, reader))
 
 
-def only(dataset: Dataset, part: str) -> Dataset:
+def only(dataset: Dataset, part: Kept) -> Dataset:
     """The whole dataset, or without the test part of its source."""
     left = kept_part(dataset, part)
     if part == "all" or left.fixed is None or bool((left.fixed == VALIDATION).any()):
@@ -448,14 +435,12 @@ def only(dataset: Dataset, part: str) -> Dataset:
     return replace(left, fixed=None)
 
 
-def kept_part(dataset: Dataset, part: str) -> Dataset:
+def kept_part(dataset: Dataset, part: Kept) -> Dataset:
     """Like :func:`only`; what the source says of each sample's part stays as it is."""
     if part == "all" or dataset.fixed is None:
         return dataset
     if part == "pooled":
         return replace(dataset, fixed=None)
-    if part != "train":
-        raise ConfigError(f"data.part: found '{part}', expected 'all', 'train' or 'pooled'")
     kept = dataset.fixed != TEST
     return replace(
         dataset,

@@ -107,24 +107,23 @@ def manifest(federation: Federation) -> dict[str, Any]:
     are left out; ``partition`` is a hash of them.
     """
     data, relabel, foreign = federation.dataset, federation.relabel, federation.foreign
-    splits = federation.train, federation.val, federation.test
-    written = [[ranges(mine) for mine in split] for split in splits]
-    short = sum(text.count(",") + 1 for split in written for text in split) <= MOST_RANGES
-    further: list[dict[str, Any]] = []
-    for i, lists in enumerate(zip(*written, strict=True)):
-        facts: dict[str, Any] = {
-            "permutation": None if relabel is None else relabel[i].tolist(),
-            "judged_on": None if foreign is None else federation.clients[int(foreign[i])],
-        }
-        if federation.federated is not None:
-            facts["federated"] = len(federation.federated[i])
-        if short:
-            facts["indices"] = dict(zip(SPLITS, lists, strict=True))
-        further.append(facts)
     target = (data.target_scale, data.target_shift) if data.regression else None
-    names, found = (federation.partition, federation.note), emd(federation)
-    rows = describe(federation)
-    return listed(federation, rows, data.name, data.class_names, target, *names, found, further)
+    rows, apart = describe(federation), emd(federation)
+    found = listed(federation, rows, data.name, data.class_names, target, federation.partition)
+    found |= {"note": federation.note, **(apart._asdict() if apart else {})}
+    splits = {name: getattr(federation, name) for name in SPLITS}
+    written = {name: [ranges(mine) for mine in split] for name, split in splits.items()}
+    short = sum(text.count(",") + 1 for texts in written.values() for text in texts) <= MOST_RANGES
+    for i, client in enumerate(found["clients"]):
+        if relabel is not None:
+            client["permutation"] = relabel[i].tolist()
+        if foreign is not None:
+            client["judged_on"] = federation.clients[int(foreign[i])]
+        if federation.federated is not None:
+            client["federated"] = len(federation.federated[i])
+        if short:
+            client["indices"] = {name: texts[i] for name, texts in written.items()}
+    return found
 
 
 def listed(
@@ -134,38 +133,32 @@ def listed(
     classes: Sequence[str],
     target: tuple[float, float] | None,
     partition: str,
-    note: str = "",
-    apart: Distance | None = None,
-    further: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
-    """The contents of ``partition.json``, for clients in this process or at sites.
+    """What ``partition.json`` holds of clients in this process or at sites.
 
-    ``target`` is the scale and the shift of a regression's targets; ``further`` holds what is known
-    of each client beside its row.
+    ``target`` is the scale and the shift of a regression's targets.
     """
-    clients = [
-        {
-            "name": row.client,
-            "group": row.group,
-            "histogram": list(row.classes),
-            "permutation": None,
-            "judged_on": None,
-            **{"train": row.train, "val": row.val, "test": row.test},
-            **seal._asdict(),
-            **more,
-        }
-        for row, seal, more in zip(rows, identity.seals, further or [{}] * len(rows), strict=True)
-    ]
     return {
         "dataset": dataset,
         "partition": partition,
-        "note": note,
+        "note": "",
         "fingerprint": identity.fingerprint,
-        "emd_p1": None if apart is None else apart.emd_p1,
-        "l1": None if apart is None else apart.l1,
+        "emd_p1": None,
+        "l1": None,
         "classes": list(classes),
         "target": None if target is None else dict(zip(("scale", "shift"), target, strict=True)),
-        "clients": clients,
+        "clients": [
+            {
+                "name": row.client,
+                "group": row.group,
+                "histogram": list(row.classes),
+                "permutation": None,
+                "judged_on": None,
+                **{"train": row.train, "val": row.val, "test": row.test},
+                **seal._asdict(),
+            }
+            for row, seal in zip(rows, identity.seals, strict=True)
+        ],
     }
 
 

@@ -185,7 +185,7 @@ def federate(
     than that. The missing numbers of a table are filled in and its numbers standardised here, by
     the training data alone.
     """
-    _check_shares(dataset, val, test, federated)
+    _check_shares(dataset, val, test, federated, aux)
     parts = _selected(partition.split(dataset, seed), first, above)
     tests = parts.test if parts.test is not None else (None,) * len(parts.clients)
     given = dataset.fixed is not None and bool((dataset.fixed == VALIDATION).any())
@@ -221,9 +221,10 @@ def federate(
     return hold_aux(made, aux, seed)
 
 
-def _check_shares(dataset: Dataset, val: float, test: float, federated: float) -> None:
+def _check_shares(dataset: Dataset, val: float, test: float, federated: float, aux: float) -> None:
     """Refuse shares out of range, and a federated test set of a regression."""
-    for field, share in (("val", val), ("test", test), ("federated", federated)):
+    shares = {"val": val, "test": test, "federated": federated, "aux": aux}
+    for field, share in shares.items():
         if not 0 <= share < 1:
             raise ConfigError(f"data.{field}: found {share}, expected a share from 0 to below 1")
     if federated and test + federated >= 1:
@@ -314,13 +315,11 @@ def shuffle_targets(federation: Federation, seed: int) -> Federation:
 
 
 def hold_aux(federation: Federation, share: float, seed: int) -> Federation:
-    """Move a share of the federation's test data to the server (spec 3.3).
+    """Move a share of the federation's test data to the server (reading P3-4).
 
     If there is a federated test set, the share is taken from it. Moved samples are in no test data
     any more. A client that would be left without test data keeps its own.
     """
-    if not 0 <= share < 1:
-        raise ConfigError(f"data.aux: found {share}, expected a share from 0 to below 1")
     source = federation.test if federation.federated is None else federation.federated
     samples = torch.cat(source).unique()
     count = int(share * len(samples) + 0.5)

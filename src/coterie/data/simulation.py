@@ -133,14 +133,7 @@ class _Samples:
             copies = torch.full((len(self.y) - len(units),), -1, dtype=units.dtype)
             units = torch.cat([units, copies]).to(self.device)
         return Shards(
-            self.x,
-            self.y,
-            splits,
-            self.relabel,
-            self._scaling(),
-            self.dtype,
-            units,
-            self.literal,
+            self.x, self.y, splits, self.relabel, self._scaling(), self.dtype, units, self.literal
         )
 
     def _scaling(self) -> Scaling:

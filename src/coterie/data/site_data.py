@@ -13,7 +13,7 @@ import torch
 from ..errors import DataError
 from .arrays import TEST, VALIDATION, Scale, normalisation, scaled
 from .data_schema import Schema, refuse_unfinished, union
-from .datasets import DATASETS, file_source, kept_part, load
+from .datasets import DATASETS, Kept, file_source, kept_part, load
 from .federation import Dataset, Federation
 from .partition import three_ways
 from .partitions.base import Natural
@@ -27,7 +27,7 @@ class _SiteSource(NamedTuple):
     schema: Schema
     table: OpenTable | None
     samples: Dataset | None
-    part: str
+    part: Kept
 
 
 def local_schema(name: str, options: Mapping[str, Any]) -> Schema:

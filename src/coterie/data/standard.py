@@ -39,11 +39,6 @@ def sums_of(rows: Tensor) -> Sums:
     return Sums(known.sum(axis=0).astype(np.float64), np.where(known, values, 0.0).sum(axis=0))
 
 
-def squares_of(rows: Tensor, mean: Floats) -> Sums:
-    """Like :func:`sums_of`, for squared deviations from the mean of all clients."""
-    return sums_of((rows.double() - torch.from_numpy(mean)).square())
-
-
 def add_up(parts: Iterable[Sums]) -> Floats:
     """The mean of each column over all clients, summed in client order; NaN without any value."""
     count, total = (np.zeros(()), np.zeros(()))
@@ -109,10 +104,11 @@ def site_squares(dataset: Dataset, train: Tensor, means: Floats) -> Sums:
             f"{dataset.name}: found means of shape {list(means.shape)} for {width} inputs; expected"
             " a finite number for each input and for the target of a regression"
         )
-    inputs = squares_of(dataset.x[train], means[:width])
+    mean = torch.from_numpy(means)
+    inputs = sums_of((dataset.x[train].double() - mean[:width]).square())
     if not dataset.regression:
         return inputs
-    return _beside(inputs, squares_of(dataset.y[train, None], means[width:]))
+    return _beside(inputs, sums_of((dataset.y[train, None].double() - mean[width:]).square()))
 
 
 def moments_of(means: Floats, squares: Iterable[Sums], regression: bool) -> Moments:

@@ -180,7 +180,7 @@ def one_client_each(clients: int, groups: int, what: str) -> None:
         )
 
 
-# ---- IID, natural and pathological partitions (spec 13.1, 13.3, 13.9) ---------------------------
+# ---- IID, natural and pathological partitions ---------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from .base import (
     part_of,
 )
 
-# ---- hidden groups: label groups (P2, spec 13.6) and concept shift ------------------------------
+# ---- hidden groups: label groups (reading P2-11) and concept shift ------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def independent(clients: int, classes: int, seed: int) -> Ints:
     return np.stack([np.arange(classes), *others])
 
 
-# ---- Dirichlet partitions (spec 13.7, 13.8) -----------------------------------------------------
+# ---- Dirichlet partitions -----------------------------------------------------------------------
 
 # below the lower bound all drawn shares underflow to zero
 Concentration = Annotated[float, Interval(ge=1e-6, le=LARGEST)]
@@ -198,7 +198,7 @@ def serve(shares: Floats, supply: Ints) -> Ints:
     return served
 
 
-# ---- the five distributions of P4 over ten agents and ten classes (spec 13.5) -------------------
+# ---- the five distributions of P4 over ten agents and ten classes (readings P4-9, P4-10) --------
 
 AGENTS = 10
 
@@ -272,7 +272,7 @@ def share_out(shares: Floats, supply: Ints) -> Ints:
     return np.stack(columns, axis=1)
 
 
-# ---- groups of clients, each group with its own dominating classes and sizes (P5, spec 13.4) ----
+# ---- groups of clients, each with its own dominating classes and sizes (reading P5-9) -----------
 
 Flags = npt.NDArray[np.bool_]
 
@@ -374,8 +374,7 @@ def standard_groups(dataset: Dataset) -> tuple[tuple[Group, ...], bool]:
 
 def resized(table: tuple[Group, ...], clients: int) -> tuple[Group, ...]:
     """The same groups with another number of clients, each group keeping at least one."""
-    if clients < len(table):
-        raise ConfigError(f"partition.clients: found {clients} for {len(table)} groups; one each")
+    one_client_each(clients, len(table), "groups")
     shares = np.array([group.clients for group in table], np.float64)
     counts = 1 + largest_remainder(clients - len(table), shares)
     return tuple(replace(g, clients=int(n)) for g, n in zip(table, counts, strict=True))

@@ -1,4 +1,4 @@
-"""Latent distributions (P1, spec 13.2): clusters of images in a trained network's embedding.
+"""Latent distributions (reading P1-11): clusters of images in a trained network's embedding.
 
 P1 used a VGG-11 pretrained on ImageNet, fine-tuned until it classifies 85 % of CIFAR-10's test
 images correctly; it is not available without a download. The networks here are trained from scratch

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from ...errors import ConfigError, DataError, did_you_mean
+from ...errors import ConfigError, DataError
 from ..arrays import TEST, TRAIN, VALIDATION, Array, Floats, Ints, labels
 from ..federation import Dataset
 from . import sheets
@@ -177,7 +177,7 @@ def _places(cells: pa.ChunkedArray, names: tuple[str, ...]) -> Ints:
 # ---- a whole table -------------------------------------------------------------------------------
 
 FEWEST_ROWS = 10
-TASKS = ("auto", "classification", "regression")
+Task = Literal["auto", "classification", "regression"]
 
 
 class TableOptions(NamedTuple):
@@ -227,7 +227,7 @@ def read_table(
     unit: str | None = None,
     time: str | None = None,
     subgroup: str | None = None,
-    task: str = "auto",
+    task: Task = "auto",
     categories: Sequence[str] = (),
     drop: Sequence[str] = (),
     delimiter: str | None = None,
@@ -267,8 +267,6 @@ def read_table(
 
 def open_table(path: Path, options: TableOptions, fewest: int) -> OpenTable:
     """Read the files of a table and describe its target; refuses fewer rows than ``fewest``."""
-    if options.task not in TASKS:
-        raise ConfigError(f"data.task: found '{options.task}'; {did_you_mean(options.task, TASKS)}")
     if options.time is not None and options.split is not None:
         raise ConfigError(
             f"data.time, data.split: found '{options.time}' and '{options.split}'; both divide a "
@@ -299,10 +297,7 @@ def describe_inputs(table: OpenTable) -> Iterator[InputColumn]:
 
 
 def encode_table(
-    table: OpenTable,
-    inputs: tuple[InputColumn, ...],
-    target: TargetColumn,
-    name: str = "",
+    table: OpenTable, inputs: tuple[InputColumn, ...], target: TargetColumn, name: str = ""
 ) -> Dataset:
     """Encode a table by the description of its inputs and its target."""
     path, sheet, options, _, owners, owner_names = table

@@ -85,7 +85,7 @@ def windows(name: str, passages: Sequence[Passage], cut: Cut) -> Dataset:
             "at every position a token would be a target of two samples; use the length or more"
         )
     owner_names = tuple(dict.fromkeys(passage.client for passage in passages))
-    texts = [_tokens(passage.text, cut.words) for passage in passages]
+    texts = [p.text if cut.words is None else _WORD.findall(p.text) for p in passages]
     alphabet = _alphabet(texts, cut.words)
     number = {token: i for i, token in enumerate(alphabet)}
     found, facts, read = [], [], dict.fromkeys(owner_names, 0)
@@ -114,10 +114,6 @@ def windows(name: str, passages: Sequence[Passage], cut: Cut) -> Dataset:
         class_names=tuple(alphabet),
         times=torch.from_numpy(times.astype(np.float64)) if every else None,
     )
-
-
-def _tokens(text: str, words: int | None) -> Sequence[str]:
-    return text if words is None else _WORD.findall(text)
 
 
 def _alphabet(texts: Iterable[Sequence[str]], words: int | None) -> list[str]:
