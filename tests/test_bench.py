@@ -225,10 +225,10 @@ def test_memory_is_what_the_work_takes_beyond_what_there_was():
 def quick(monkeypatch):
     """A tiny W1 and growth on a machine of known rates, where engine 'vmap' fails."""
 
-    def made(engine, work, length):
-        if engine == "vmap":
+    def made(settings, work, length):
+        if settings.name == "vmap":
             raise EngineError("no such thing here")
-        return make_backend("loop", work, length)
+        return make_backend(EngineSettings("loop"), work, length)
 
     make_backend = run.make_backend
     monkeypatch.setitem(WORKLOADS, "W1", tiny("W1"))

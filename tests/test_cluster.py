@@ -23,6 +23,7 @@ from coterie.core import tree
 from coterie.core.messages import Rejection
 from coterie.core.tree import Bank
 from coterie.engines import EngineSettings
+from coterie.engines import cluster as tasks
 from coterie.engines.cluster import RayBackend, grouped
 from coterie.engines.loop import LoopBackend
 from coterie.errors import ConfigError, EngineError, StoppedError, StoreError
@@ -30,7 +31,7 @@ from coterie.runs import comparison_folder, run_folder, spread
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import canonical
 from coterie.runs.interrupt import Stop, told_by
-from coterie.runs.plan import Plan
+from coterie.runs.plan import Cell, Plan
 from coterie.training.rounds import train
 from mortal import CLIENT, Mortal
 from support import METHODS, RAGGED, cnn, engine_of, federation, predictors, task, whole_round
@@ -148,22 +149,22 @@ def test_a_task_is_sent_only_the_models_of_its_slots():
     round = whole_round(on)
     slot = torch.tensor([[4, -1], [0, 3], [1, 1], [-1, -1], [2, 0]])
     bank = Bank(torch.arange(10.0).view(5, 2), slot, slot + 10)
-    message = cluster.Rows.at([1, 2], bank, (), round).message.load()
+    message = tasks.Rows.at([1, 2], bank, (), round).message.load()
     assert message.models.tolist() == [[0, 1], [2, 3], [6, 7]]
     assert torch.equal(message.models[message.slot], bank.models[slot[[1, 2]]])
     assert torch.equal(message.owner, slot[[1, 2]] + 10)
-    empty = cluster.Rows.at([3], bank, (), round).message.load()
+    empty = tasks.Rows.at([3], bank, (), round).message.load()
     assert empty.slot.tolist() == [[-1, -1]]
 
 
 def test_a_row_travels_without_the_rows_beside_it():
     rows = torch.zeros(1000, 500, dtype=torch.bfloat16), torch.zeros(1000, 500)
-    packed = cluster.Packed.of(tree.take(rows, torch.tensor([3])))
+    packed = tasks.Packed.of(tree.take(rows, torch.tensor([3])))
     assert len(ray.cloudpickle.dumps(packed)) < 20_000
     for a, b in zip(packed.load(), rows, strict=True):
         assert torch.equal(a, b[3:4])
         assert a.dtype == b.dtype
-    one = cluster.arrays(tuple(leaf[3] for leaf in rows))
+    one = tasks.arrays(tuple(leaf[3] for leaf in rows))
     assert len(ray.cloudpickle.dumps(one)) < 20_000
 
 
@@ -306,7 +307,7 @@ def test_code_from_a_folder_is_found_by_workers(cluster, tmp_path):
 
 
 def test_what_a_worker_cannot_import_is_named():
-    told = cluster.Told([], [], b"cnowhere_at_all\nThing\n.")
+    told = tasks.Told([], sys.argv, b"cnowhere_at_all\nThing\n.")
     with pytest.raises(EngineError, match=r"nowhere_at_all.*importable on every node"):
         told.load()
 
@@ -327,14 +328,14 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     with pytest.raises(EngineError, match=r"timed out.*RAY_ADDRESS is 10\.0\.0\.9:6379"):
-        cluster.connected()
+        tasks.connected()
 
 
 def test_connecting_leaves_signals_as_they_are(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
-    cluster.connected()
+    tasks.connected()
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -392,9 +393,10 @@ def serial(tmp_path_factory):
 
 
 def test_the_board_starts_without_torch():
-    code = "import coterie.runs.board, sys; print('torch' in sys.modules)"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "False"
+    board = ray.cloudpickle.dumps(spread.board_class())
+    code = "import pickle, sys; pickle.load(sys.stdin.buffer); print('torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], input=board, stdout=-1, check=True)
+    assert told.stdout.strip() == b"False"
 
 
 def test_a_spread_comparison_is_the_serial_one(cluster, serial, tmp_path, monkeypatch):
@@ -466,9 +468,9 @@ def test_the_error_of_a_run_ends_the_comparison(cluster, tmp_path):
 
 
 def test_a_folder_that_the_nodes_do_not_share_is_refused(cluster, tmp_path):
-    told = cluster.Told.of((None, {}, tmp_path / "elsewhere", None))
+    cell = Cell(None, None, 0, tmp_path / "elsewhere" / "local" / "seed-0")
     with pytest.raises(EngineError, match="on a disk that all nodes share"):
-        spread._run(told, None, "local", 0)
+        spread._run(tasks.Told.of(None), None, tasks.Told.of(cell))
 
 
 def test_spreading_is_not_part_of_the_experiment():

@@ -95,29 +95,22 @@ class Timed:
         return self.step * length.steps(on) + self._setup
 
 
-def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, trace=False, cores=1):
-    """What auto chooses, and the candidates it tried."""
-    made = []
+def looped(seconds, threads=1):
+    """A loop that was timed."""
+    one = Timed(seconds, "loop", threads=threads)
+    one.turn()
+    return one
 
-    def batched(_traced, _probe, sizes):
-        for size in sizes:
-            made.append(
-                Timed(seconds[size], "vmap", setup=setup, clients=size, chunk=size, trace=trace)
-            )
-            yield made[-1]
 
-    def looped(asked, _probe, *, turns=2):
-        one = Timed(alone, "loop", threads=asked.threads or cores)
-        for _ in range(turns):
-            one.turn()
-        return one
-
-    monkeypatch.setattr(auto, "_looped", looped)
-    monkeypatch.setattr(auto, "_batched", batched)
-    monkeypatch.setattr(auto, "_IMPORT", 0.0)
-    monkeypatch.setitem(auto.CHUNKS, "cpu", tuple(seconds))
-    found = auto.resolve(EngineSettings(), work(on or task(Local())), Length(rounds))
-    return found, [one.chosen.chunk for one in made if one.turns]
+def fastest(alone, seconds, *, rounds, setup=0.0, trace=False, cores=1):
+    """The candidate that is chosen, and the chunks that were tried."""
+    others = [
+        Timed(taken, "vmap", setup=setup, clients=size, chunk=size, trace=trace)
+        for size, taken in seconds.items()
+    ]
+    on, one = work(task(Local())), Timed(alone, "loop")
+    found = auto.fastest(on, Length(rounds), looped(alone, cores), others, one)
+    return found, [other.chosen.chunk for other in others if other.turns]
 
 
 @pytest.mark.parametrize(
@@ -133,65 +126,51 @@ def resolved(monkeypatch, alone, seconds, *, rounds, setup=0.0, on=None, trace=F
         (9.0, {1: 5.0, 5: 5.1, 10: 5.2, 20: 6.0, 50: 1.0}, 1, [1, 5, 10, 20]),
     ],
 )
-def test_auto_tries_larger_chunks_as_long_as_they_are_faster(
-    monkeypatch, alone, seconds, chosen, tried
-):
-    found, made = resolved(monkeypatch, alone, seconds, rounds=10**6)
+def test_auto_tries_larger_chunks_as_long_as_they_are_faster(alone, seconds, chosen, tried):
+    found, made = fastest(alone, seconds, rounds=10**6)
     assert found.chosen.chunk == chosen
     assert found.seconds == seconds.get(chosen, alone)
     assert made == tried
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 10, 30, 100, 1000, 10**5])
-def test_what_auto_tries_is_small_beside_the_run(monkeypatch, rounds):
+def test_what_auto_tries_is_small_beside_the_run(rounds):
     """Until something is faster than the loop, tries cost at most a small share of its run."""
-    slower = {1: 1.0, 5: 0.99, 10: 0.98, 20: 0.97, 50: 0.96}
-    on = task(Local())
-    found, made = resolved(monkeypatch, 1.0, slower, rounds=rounds, on=on)
+    found, made = fastest(1.0, {1: 1.0, 5: 0.99, 10: 0.98, 20: 0.97, 50: 0.96}, rounds=rounds)
     assert found.chosen.name == "loop"
-    run = rounds * steps(work(on)) / PROBE_STEPS
+    run = rounds * steps(work(task(Local()))) / PROBE_STEPS
     assert sum(auto._TURNS * size for size in made) + 2.0 <= max(auto._SHARE * run, 2.0)
     assert (rounds < 10**5) or made == [1, 5, 10, 20, 50]
 
 
 @pytest.mark.parametrize("rounds", [30, 1000])
-def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(monkeypatch, rounds):
-    on = task(Local())
-    run = 1000 * steps(work(on)) / PROBE_STEPS  # of the loop, in seconds
-    found, made = resolved(
-        monkeypatch, 1.0, {1: 0.5}, rounds=10 * rounds, setup=3 * run, on=on, trace=True
-    )
+def test_tracing_that_is_not_paid_back_within_the_run_is_not_done(rounds):
+    run = 1000 * steps(work(task(Local()))) / PROBE_STEPS  # of the loop, in seconds
+    found, made = fastest(1.0, {1: 0.5}, rounds=10 * rounds, setup=3 * run, trace=True)
     assert made == [1]
     assert found.chosen.name == ("vmap" if rounds == 1000 else "loop")
 
 
 def test_a_comparison_shares_what_its_tries_cost():
-    on = task(Local())
-    loop = Timed(1.0, "loop")
-    loop.turn()
-    other = Timed(0.1, "vmap", chunk=1)
-    few, many = (auto._Search(work(on), Length(3, runs=runs), loop) for runs in (1, 100))
-    assert not few.affords(other)
-    assert many.affords(other)
+    on = work(task(Local()))
+    few, many = (
+        auto.fastest(on, Length(3, runs=runs), looped(1.0), [Timed(0.1, "vmap", chunk=1)])
+        for runs in (1, 100)
+    )
+    assert (few.chosen.name, many.chosen.name) == ("loop", "vmap")
 
 
-def test_a_larger_chunk_that_could_not_save_its_try_is_not_tried():
-    on = task(Local())
-    loop, best = (Timed(t, "loop") for t in (1.0, 0.1))
-    for one in (loop, best):
-        one.turn()
-    larger = Timed(0.01, "vmap", setup=1e9, trace=True)
-    search = auto._Search(work(on), Length(1000), loop)
-    search.batched = search._last = best
-    assert not search.affords(larger)
-    larger._setup = 0.0
-    assert search.affords(larger)
+@pytest.mark.parametrize(("setup", "tried"), [(0.0, 1), (1e9, 0)])
+def test_a_larger_chunk_that_could_not_save_its_try_is_not_tried(setup, tried):
+    best, larger = Timed(0.1, "vmap"), Timed(0.01, "vmap", setup=setup, trace=True)
+    auto.fastest(work(task(Local())), Length(1000), looped(1.0), [best, larger])
+    assert (best.turns > 0, larger.turns > 0) == (True, bool(tried))
 
 
-def test_one_thread_is_preferred_where_all_are_hardly_faster(monkeypatch):
-    found, _ = resolved(monkeypatch, 1.0, {1: 2.0}, rounds=1000, cores=4)
+def test_one_thread_is_preferred_where_all_are_hardly_faster():
+    found, _ = fastest(1.0, {1: 2.0}, rounds=1000, cores=4)
     assert found.chosen.threads == 1
-    found, _ = resolved(monkeypatch, 1.0, {1: 2.0}, rounds=1, cores=4)
+    found, _ = fastest(1.0, {1: 2.0}, rounds=1, cores=4)
     assert found.chosen.threads == 4  # no time to compare: as the loop engine itself
 
 
@@ -365,8 +344,7 @@ def test_chunks_are_alike_and_the_same_for_every_thread(clients, chunk, threads)
 @pytest.mark.compiled
 def test_auto_tries_no_chunk_twice():
     on = task(Local(), federated=federation((5,) * 12))
-    traced = EngineSettings(threads=2, trace=True)
-    found = auto._batched(traced, work(on), (1, 5, 10, 20, 50))
+    found = auto._batched(EngineSettings(threads=2, trace=True), work(on), rounds=1)
     assert [(one.chosen.chunk, len(one.clients)) for one in found] == [(1, 2), (5, 6), (10, 12)]
 
 

@@ -1,6 +1,5 @@
-"""The compiler is behind one door: without ``coterie.compiled`` everything else works."""
+"""Without ``coterie.compiled`` everything else works (test_architecture: who imports it)."""
 
-import ast
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ from coterie.engines import vmap
 
 ROOT = Path(coterie.__file__).parents[2]
 SOURCE, TESTS = ROOT / "src" / "coterie", ROOT / "tests"
-DOOR = SOURCE / "engines" / "vmap.py"
 OWN = re.compile(r"^\s*(?:from|import) coterie\.compiled\b", re.MULTILINE)
 
 HIDDEN = """
@@ -40,54 +38,9 @@ def python(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-def imports(path: Path):
-    """Every module that a file imports, wherever in the file it does so."""
-    package = ["coterie", *path.relative_to(SOURCE).parent.parts]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            home = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*home, *(node.module or "").split(".")]).strip(".")
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-
-
-def test_only_the_vmap_engine_imports_the_compiler():
-    others = [path for path in SOURCE.rglob("*.py") if SOURCE / "compiled" not in path.parents]
-    asking = {p for p in others if any(name.startswith("coterie.compiled") for name in imports(p))}
-    assert asking <= {DOOR}  # for its types
-    assert "coterie.compiled" not in {name for path in others for name in _at_run_time(path)}
-    named = [path for path in others if re.search(r"import_module\(|__import__", path.read_text())]
-    assert DOOR in named
-
-
-def _at_run_time(path: Path):
-    """Packages that are imported when the module itself is."""
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            text = ast.unparse(node)
-            yield "coterie.compiled" if re.search(r"from \.+compiled", text) else text
-
-
-def test_private_names_of_torch_stay_with_the_compiler():
-    private = re.compile(r"\btorch(?:\.\w+)*\._[a-z]\w*|from torch[.\w]* import .*\b_[A-Za-z]\w*")
-    others = [path for path in SOURCE.rglob("*.py") if SOURCE / "compiled" not in path.parents]
-    found = {path.name: private.findall(ast.unparse(_bare(path))) for path in others}
-    assert not {name: names for name, names in found.items() if names}
-
-
-def _bare(path: Path) -> ast.Module:
-    """A module without its docstrings."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            node.value = ast.Constant(None)
-    return tree
-
-
 def test_the_core_loads_neither_readers_nor_the_compiler():
     code = (
-        "import sys, coterie.core, coterie.core.calls, coterie.core.calls, coterie.core.optim, "
+        "import sys, coterie.core, coterie.core.calls, coterie.core.optim, "
         "coterie.core.flat\nprint(*sys.modules)"
     )
     loaded = set(python(code).split())
@@ -121,10 +74,6 @@ print(dict(coterie.doctor(config).facts)["C++ compiler"])
 """
 
 ASKED = """
-from coterie.commands import doctor as look
-found = {"engine": "vmap", "chunk": 2, "threads": 1, "trace": False, "compiled": False,
-         "seconds": 1.0}
-look.auto.resolve = lambda *_: found
 config["engine"] = {"name": "vmap", "trace": True}
 print(*coterie.doctor(config, method="fedavg").warnings)
 """

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -83,18 +83,31 @@ def resolve(asked: EngineSettings, on: Work, length: Length) -> "Candidate":
     """The fastest of the loop and of several chunk sizes, timed on a few steps of real clients."""
     recipe = replace(on.problem.recipe, steps=PROBE_STEPS)
     probe = on._replace(problem=replace(on.problem, recipe=recipe))
-    search = _Search(on, length, _looped(asked, probe))
+    one = None if asked.threads else _looped(replace(asked, threads=1), probe, turns=0)
+    with contextlib.closing(_batched(asked, probe, length.rounds)) as others:
+        return fastest(on, length, _looped(asked, probe), others, one)
+
+
+def fastest(
+    on: Work,
+    length: Length,
+    loop: "Candidate",
+    others: Iterable["Candidate"],
+    one: "Candidate | None" = None,
+) -> "Candidate":
+    """The candidate that is expected to finish a run first: the loop, which was timed, or another.
+
+    The others are timed here, in their order, as long as that may pay. ``one`` is the loop with one
+    thread.
+    """
+    search = _Search(on, length, loop)
     if search.affords_any():
-        # a run that is too short to repay tracing affords no candidate that is traced
-        trace = can_trace() if asked.trace is None else asked.trace
-        traced = repaid(replace(asked, trace=trace), on, length.rounds)
-        with settings(keep_memory=trace and on.problem.device.type == "cpu"):
-            for other in _batched(traced, probe, _sizes(asked, on)):
-                if not search.affords(other) or not search.faster(other):
-                    break
-    if search.batched is None and asked.threads is None:
-        return search.with_threads(_looped(replace(asked, threads=1), probe, turns=0))
-    return search.batched or search.loop
+        for other in others:
+            if not search.affords(other) or not search.faster(other):
+                break
+    if search.batched is None and one is not None:
+        return search.with_threads(one)
+    return search.batched or loop
 
 
 # ---- candidates ---------------------------------------------------------------------------------
@@ -206,31 +219,38 @@ def _looped(asked: EngineSettings, probe: Work, *, turns: int = 2) -> Candidate:
     return made
 
 
-def _batched(traced: EngineSettings, probe: Work, sizes: tuple[int, ...]) -> Iterator[Candidate]:
-    """Candidates with chunks of these sizes, small ones first, without equivalent ones."""
-    many, tried = traced.threads or torch.get_num_threads(), set[int]()
-    population = probe.problem.population
-    for size in sizes:
-        most = fitting(replace(traced, chunk=min(size, population)), probe)
-        try:
-            engine = _vmapped(probe, most, many, traced)
-        except CoterieError:  # vmap cannot compute this model
-            return
-        together = max(map(len, engine.chunks(list(range(population)))))
-        if together not in tried:
+def _batched(asked: EngineSettings, probe: Work, rounds: int) -> Generator["Candidate"]:
+    """Candidates with chunks of several sizes, small ones first, without equivalent ones."""
+    # a run that is too short to repay tracing affords no candidate that is traced
+    trace = can_trace() if asked.trace is None else asked.trace
+    traced = repaid(replace(asked, trace=trace), probe, rounds)
+    many, tried = asked.threads or torch.get_num_threads(), set[int]()
+    population, on_gpu = probe.problem.population, probe.problem.device.type == "cuda"
+    with settings(keep_memory=trace and not on_gpu):
+        for size in _sizes(asked, probe):
+            most = fitting(replace(traced, chunk=min(size, population)), probe)
+            try:
+                engine = _vmapped(probe, most, many, traced)
+            except CoterieError:  # vmap cannot compute this model
+                return
+            together = max(map(len, engine.chunks(list(range(population)))))
+            if together in tried:
+                continue
             tried.add(together)
-            if probe.problem.device.type == "cuda":
-                # else compiling the kernels that all forms share would count as tracing
+            if on_gpu:  # else compiling the kernels that all forms share would count as tracing
                 Candidate(engine, traced, many, most).turn()
                 engine = _vmapped(probe, most, many, traced)
-            chosen = EngineSettings(
-                "vmap",
-                chunk=most,
-                threads=engine.threads,
-                trace=engine.trace,
-                compiled=engine.compiled,
-            )
-            yield Candidate(engine, chosen, many, together * engine.threads)
+            yield Candidate(engine, _chosen(engine), many, together * engine.threads)
+
+
+def _chosen(engine: VmapBackend) -> EngineSettings:
+    return EngineSettings(
+        "vmap",
+        chunk=engine.chunk,
+        threads=engine.threads,
+        trace=engine.trace,
+        compiled=engine.compiled,
+    )
 
 
 def _vmapped(probe: Work, chunk: int, threads: int, traced: EngineSettings) -> VmapBackend:

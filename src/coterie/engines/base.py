@@ -115,9 +115,6 @@ class Engine(Protocol):
     def snapshot(self) -> Tree:
         """The clients' states, one row per client; read them before the next round begins."""
 
-    def restore(self, states: Tree) -> None:
-        """Restore the clients' states from a snapshot."""
-
     def close(self) -> None:
         """Release processes, files and memory."""
 

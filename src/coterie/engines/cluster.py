@@ -38,11 +38,9 @@ from .base import Computed, Predicted
 from .loop import LoopBackend, stacked, together
 from .simulator import joined
 
-# ---- tasks of a Ray cluster: the connection, what is sent to a task, and what a task does -------
-
-# Everything is pickled: a Ray cluster is one trust domain, and who can reach it can run code on it.
-
 ADDRESS = "RAY_ADDRESS"  # the variable of the environment that Ray's users set
+RETRIES = 1  # how often Ray starts a task again whose worker was lost
+GROUPS_PER_WORKER = 4  # more groups than workers, because clients differ in size
 
 
 def package() -> Any:
@@ -94,6 +92,8 @@ def failure(error: Any) -> Exception:
 
 
 # ---- what is sent --------------------------------------------------------------------------------
+
+# Everything is pickled: a Ray cluster is one trust domain, and who can reach it can run code on it.
 
 
 class Told(NamedTuple):
@@ -236,8 +236,7 @@ def predict(
     return found
 
 
-RETRIES = 1  # how often Ray starts a task again whose worker was lost
-GROUPS_PER_WORKER = 4  # more groups than workers, because clients differ in size
+# ---- the backend ---------------------------------------------------------------------------------
 
 
 class RayBackend:

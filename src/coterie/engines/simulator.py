@@ -52,7 +52,9 @@ class Simulator:
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
     ) -> Enrolment:
         """Start or continue a run."""
-        self.restore(algorithm.init(problem)[1] if states is None else states)
+        device = state_device(self._state, self.backend.problem.device)
+        first = algorithm.init(problem)[1] if states is None else states
+        self._store = StateStore(first, self._allocate(device))
         return Enrolment(problem.clients, problem.counts)
 
     def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
@@ -102,11 +104,6 @@ class Simulator:
     def snapshot(self) -> Tree:
         """The clients' states."""
         return self._states.states
-
-    def restore(self, states: Tree) -> None:
-        """Restore the clients' states."""
-        device = state_device(self._state, self.backend.problem.device)
-        self._store = StateStore(states, self._allocate(device))
 
     def close(self) -> None:
         """Release the states."""

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import torch
-from torch import Tensor
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Round
+from ..core.algorithm import AnyAlgorithm
 from ..core.calls import Form
 from ..core.problem import Problem
 from ..core.shards import Shards
@@ -29,9 +28,9 @@ from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..errors import EngineError
 from . import worker
-from .base import Enrolment, Predicted, Replies
-from .codec import Message, decode, encode, vocabulary
-from .remote import HeldStates, RemoteEngine, SiteState, held_states
+from .base import Enrolment
+from .codec import Message, Types, decode, encode, vocabulary
+from .remote import RemoteEngine, SiteState, held_states
 from .site import STATES, StateFiles
 from .worker import FAILED, JUDGE, SETUP, SHARD, Setup, place, receive, send, simulated, write_shard
 
@@ -200,7 +199,10 @@ class WireEngine:
         label = {"engine": "wire", "state": "disk", "threads": self._threads}
         self._pipes = _Pipes(self._worker)
         self._remote = RemoteEngine(self._pipes, label=label, experiment="", collect=True)
-        self._begun: tuple[Problem, AnyAlgorithm] | None = None
+        # between the first states and the last, this is the engine of a federation
+        self.exchange, self.commit = self._remote.exchange, self._remote.commit
+        self.shown, self.evaluate = self._remote.shown, self._remote.evaluate
+        self._types: Types = {}
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -210,60 +212,35 @@ class WireEngine:
     @property
     def forms(self) -> tuple[Form, ...]:
         """Empty: every call is executed as it is written."""
-        return self._remote.forms
+        return ()
 
     def begin(
         self, problem: Problem, algorithm: AnyAlgorithm, states: Tree | None = None
     ) -> Enrolment:
         """Write every client's shard and state, and send the worker its setup."""
-        self._begun = problem, algorithm
+        self._types = vocabulary(algorithm)
         for client in range(problem.population):
             folder = place(self._home, client)
             folder.mkdir(parents=True, exist_ok=True)
             write_shard(folder / SHARD, self._shards, client)
-        rows = algorithm.init(problem)[1] if states is None else states
         self._worker.set_up(self._home, problem, algorithm, self._threads)
         self._pipes.clients = {name: client for client, name in enumerate(problem.clients)}
-        return self._remote.begin(problem, algorithm, self._written(rows))
-
-    def exchange(self, algorithm: AnyAlgorithm, received: Tree, round: Round) -> Replies:
-        """Send each client of the round its row; a client without an answer misses the round."""
-        return self._remote.exchange(algorithm, received, round)
-
-    def commit(self, accepted: Tensor) -> None:
-        """Continue with the new states of the accepted clients."""
-        self._remote.commit(accepted)
-
-    def shown(self, algorithm: AnyAlgorithm) -> Tree:
-        """What every client's state shows of its collaboration, from its last accepted reply."""
-        return self._remote.shown(algorithm)
-
-    def evaluate(
-        self,
-        algorithm: AnyAlgorithm,
-        served: Tree,
-        round: Round,
-        metric: str,
-        *,
-        keep: bool = False,
-    ) -> Predicted:
-        """Ask every client of the round to evaluate its predictor."""
-        return self._remote.evaluate(algorithm, served, round, metric, keep=keep)
+        first = algorithm.init(problem)[1] if states is None else states
+        each = (tree.take(first, torch.tensor([k])) for k in range(problem.population))
+        rows = [tree.row(one, 0) for one in each]
+        hashes = [self._files(k).write(encode(Message({}, row)), 0) for k, row in enumerate(rows)]
+        shown = tree.stack([algorithm.shown(row) for row in rows])
+        return self._remote.begin(problem, algorithm, held_states(hashes, shown))
 
     def snapshot(self) -> Tree:
         """The clients' states, read from their files."""
-        _, algorithm = self._clients()
         rows = []
         for client, sha in enumerate(self._remote.hashes):
             data = self._files(client).read(sha)
             if data is None:
                 raise EngineError(f"client {client} lost its state: {STATES} holds no {sha}")
-            rows.append(decode(data, vocabulary(algorithm)).body)
+            rows.append(decode(data, self._types).body)
         return tree.stack(rows)
-
-    def restore(self, states: Tree) -> None:
-        """Write the clients' state files."""
-        self._remote.restore(self._written(states))
 
     def close(self) -> None:
         """End the process and remove the clients' files."""
@@ -276,23 +253,8 @@ class WireEngine:
             (folder / SHARD).unlink(missing_ok=True)
             shutil.rmtree(folder / STATES, ignore_errors=True)
 
-    def _clients(self) -> tuple[Problem, AnyAlgorithm]:
-        if self._begun is None:
-            raise EngineError("the engine has no clients yet; call begin() first")
-        return self._begun
-
     def _files(self, client: int) -> StateFiles:
         return StateFiles(place(self._home, client) / STATES, durable=False)
-
-    def _written(self, states: Tree) -> HeldStates:
-        """Write the state of every client; returns what the server knows of them."""
-        problem, algorithm = self._clients()
-        hashes, shown = [], []
-        for client in range(problem.population):
-            row = tree.row(tree.take(states, torch.tensor([client])), 0)
-            hashes.append(self._files(client).write(encode(Message({}, row)), 0))
-            shown.append(algorithm.shown(row))
-        return held_states(hashes, tree.stack(shown))
 
 
 class _Pipes:

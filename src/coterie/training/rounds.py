@@ -120,21 +120,21 @@ def train(
             found, served = _evaluate(algorithm, engine, server, round, metric, keep=last)
             traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
         yield Record(
-            index,
-            tuple(clients.tolist()),
-            traffic,
-            rejected,
-            time.perf_counter() - began,
-            None if found is None else _validated(found.evaluation, problem),
-            collaboration,
-            found.mixture if found is not None and last else None,
-            server,
-            accepted,
-            engine.snapshot,
-            _observed(algorithm, server, found),
-            None if found is None else found.outcomes,
-            None if found is None else found.digests,
-            federated_accuracy(algorithm, problem, server) if evaluated else None,
+            index=index,
+            clients=tuple(clients.tolist()),
+            traffic=traffic,
+            rejected=rejected,
+            seconds=time.perf_counter() - began,
+            evaluation=None if found is None else _validated(found.evaluation, problem),
+            collaboration=collaboration,
+            mixture=found.mixture if found is not None and last else None,
+            server=server,
+            accepted=accepted,
+            snapshot=engine.snapshot,
+            observed=_observed(algorithm, server, found),
+            outcomes=None if found is None else found.outcomes,
+            digests=None if found is None else found.digests,
+            federated=federated_accuracy(algorithm, problem, server) if evaluated else None,
         )
 
 

@@ -137,39 +137,39 @@ class _Spread(torch.autograd.Function):
 
 def _cpp_pool(x: Tensor, size: int) -> Tensor | None:
     """The largest entry of every window of ``[..., c, h, w]``; None if it is not supported."""
-    x, last = lying(x)
+    x, last = _contiguous(x)
     functions = _functions(x, size, last)
     if functions is None:
         return None
-    out = _room(x, (x.shape[-2] // size, x.shape[-1] // size), last)
+    out = _empty(x, (x.shape[-2] // size, x.shape[-1] // size), last)
     functions.pool(_planes(x, last), at(x), at(out))
     return out
 
 
 def _cpp_gradient(g: Tensor, x: Tensor, out: Tensor, size: int, *, positive: bool) -> Tensor | None:
     """The gradient for ``x``: the first of a window's largest entries gets the whole gradient."""
-    x, last = lying(x)
+    x, last = _contiguous(x)
     functions = _functions(x, size, last)
     if functions is None:
         return None
-    g, out = (laid(t, last=last) for t in (g, out))
-    result = _room(x, x.shape[-2:], last)
+    g, out = (_with_layout(t, last=last) for t in (g, out))
+    result = _empty(x, x.shape[-2:], last)
     functions.spread(_planes(x, last), at(g), at(x), at(out), int(positive), at(result))
     return result
 
 
-def lying(x: Tensor) -> tuple[Tensor, bool]:
+def _contiguous(x: Tensor) -> tuple[Tensor, bool]:
     """The tensor as contiguous memory, and whether channels come last."""
     last = not x.is_contiguous() and x.movedim(-3, -1).is_contiguous()
     return x if last else x.contiguous(), last
 
 
-def laid(x: Tensor, *, last: bool) -> Tensor:
+def _with_layout(x: Tensor, *, last: bool) -> Tensor:
     """The tensor as contiguous memory, with channels first or last."""
     return x.movedim(-3, -1).contiguous().movedim(-1, -3) if last else x.contiguous()
 
 
-def _room(x: Tensor, size: Sequence[int], last: bool) -> Tensor:
+def _empty(x: Tensor, size: Sequence[int], last: bool) -> Tensor:
     *many, channels = x.shape[:-2]
     if last:
         return x.new_empty(*many, *size, channels).movedim(-1, -3)
@@ -195,7 +195,7 @@ def _functions(x: Tensor, size: int, last: bool) -> ctypes.CDLL | None:
 def _to_images(
     g: Tensor, y: Tensor, out: Tensor, places: Tensor, window: int, positive: bool, *rest: Any
 ) -> Tensor:
-    found = _cpp_to_images(Spread(g, y, out, window, positive), *rest)
+    found = _cpp_to_images(PoolGradient(g, y, out, window, positive), *rest)
     if found is not None:
         return found
     spread = ours.pool_gradient(g, y, out, places, window, positive)
@@ -208,7 +208,7 @@ def _to_filters(
     g: Tensor, y: Tensor, out: Tensor, places: Tensor, window: int, positive: bool, *rest: Any
 ) -> tuple[Tensor, Tensor]:
     """The gradients for the filters and for their biases."""
-    found = _cpp_to_filters(Spread(g, y, out, window, positive), *rest)
+    found = _cpp_to_filters(PoolGradient(g, y, out, window, positive), *rest)
     if found is not None:
         return found
     spread = ours.pool_gradient(g, y, out, places, window, positive)
@@ -218,7 +218,7 @@ def _to_filters(
 # ---- the same in C++ (cpp/pooled.cpp); None if the arguments are not supported ----------------
 
 
-class Spread(NamedTuple):
+class PoolGradient(NamedTuple):
     """The inputs of a max pool's gradient, which itself is never stored."""
 
     g: Tensor  # the gradient of the pool's result
@@ -239,7 +239,11 @@ def suits(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def _cpp_to_images(
-    spread: Spread, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    spread: PoolGradient,
+    w: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
 ) -> Tensor | None:
     """The derivative for images of this size, with filters ``[g, co, ci, kh, kw]``."""
     layer = _layer(spread, w.shape[1:], size, stride, padding)
@@ -253,7 +257,11 @@ def _cpp_to_images(
 
 
 def _cpp_to_filters(
-    spread: Spread, x: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    spread: PoolGradient,
+    x: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
 ) -> tuple[Tensor, Tensor] | None:
     """The derivatives for filters of this size and biases, with images ``[g, n, ci, h, w]``."""
     shape = (spread.y.shape[2], x.shape[2], *size)
@@ -261,7 +269,7 @@ def _cpp_to_filters(
     if layer is None:
         return None
     clients, images = x.shape[:2]
-    (x, last), entries = lying(x), _Entries(spread)
+    (x, last), entries = _contiguous(x), _Entries(spread)
     out, biases = x.new_empty(clients, *shape), x.new_empty(clients, shape[0])
     given = *entries.given, at(x), _way(x, last=last)
     layer.to_filters(clients, images, *given, at(out), at(biases))
@@ -271,10 +279,10 @@ def _cpp_to_filters(
 class _Entries:
     """A gradient as arguments of the C++ functions; keeps its tensors alive."""
 
-    def __init__(self, spread: Spread) -> None:
-        self._y, last = lying(spread.y)
-        self._out = laid(spread.out, last=last)
-        self._g, other = lying(spread.g)
+    def __init__(self, spread: PoolGradient) -> None:
+        self._y, last = _contiguous(spread.y)
+        self._out = _with_layout(spread.out, last=last)
+        self._g, other = _contiguous(spread.g)
         rest = at(self._out), at(self._y), int(last), int(spread.positive)
         self.given = at(self._g), _way(self._g, last=other), *rest
 
@@ -287,7 +295,7 @@ def _way(x: Tensor, *, last: bool) -> ctypes.Array[ctypes.c_ssize_t]:
 
 
 def _layer(
-    spread: Spread,
+    spread: PoolGradient,
     filters: Sequence[int],
     image: Sequence[int],
     stride: Sequence[int],

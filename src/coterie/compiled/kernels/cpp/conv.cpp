@@ -1,4 +1,4 @@
-// One layer for many clients; the sizes are macros (see native_conv.py).
+// One layer for many clients; the sizes are macros (see kernels/conv.py).
 #include "conv.h"
 
 typedef Layer<CHANNELS, MAPS, HEIGHT, WIDTH, ROWS, COLUMNS, PAD_Y, PAD_X> The;

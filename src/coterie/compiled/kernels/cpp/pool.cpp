@@ -1,4 +1,4 @@
-// Windows of many planes; the sizes are macros (see native_pool.py).
+// Windows of many planes; the sizes are macros (see kernels/pool.py).
 #include "pool.h"
 
 typedef Windows<HEIGHT, WIDTH, WINDOW, CHANNELS> The;

@@ -1,4 +1,4 @@
-// One pooled layer for many clients; the sizes are macros (see native_pooled.py).
+// One pooled layer for many clients; the sizes are macros (see kernels/pool.py).
 #include "pooled.h"
 
 typedef Pooled<CHANNELS, MAPS, HEIGHT, WIDTH, ROWS, COLUMNS, PAD_Y, PAD_X, WINDOW> The;
