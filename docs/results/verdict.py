@@ -230,9 +230,8 @@ def rates(s: Setting, runs: int, rng: Rng) -> list[float]:
     few = min(runs, 1000)  # C takes memory, one number for each training
     false_a = [sites(one, s.rows).rates()[0] for one in (without, half)]
     b = [of_sites(one, s.rows) for one in (without, gaining)]
-    c, d = (
-        [f(s._replace(gain=g), few, rng) for g in (0.0, 5.0)] for f in (trained_again, like_these)
-    )
+    c = [trained_again(s._replace(gain=g), few, rng) for g in (0.0, 5.0)]
+    d = [like_these(s._replace(gain=g), runs, rng) for g in (0.0, 5.0)]
     means = [false_a[0], false_a[1], told.rates()[1], told.covered]
     for claims in (b, c, d):
         means += [float((claims[0] != 0).mean()), float((claims[1] > 0).mean())]

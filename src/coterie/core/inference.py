@@ -20,7 +20,7 @@ from scipy import stats
 from scipy.special import ndtr, ndtri, stdtrit
 
 from .metrics import Array, Floats
-from .paired_tests import LEVEL, Discordant, Gain, two_sided
+from .paired_tests import LEVEL, Discordant, Gain, mid_p, two_sided
 
 SURE = 0.99  # probability of a gain, given what all sites show, at which a site may be told
 OWN = 0.05  # the one-sided p-value that the site's own samples must reach besides
@@ -34,12 +34,18 @@ POWER = 0.8  # probability with which a planned comparison should show the gain 
 # ---- A: my site ----------------------------------------------------------------------------------
 
 
-class Pool(NamedTuple):
+class PooledGains(NamedTuple):
     """What all sites together show of each; the last two axes are the deviations and the sites."""
 
     weights: Floats  # [..., T, 1] of the deviations between sites
     means: Floats  # [..., T, K] of each site's true gain, given the deviation
     deviations: Floats  # [..., T, K]
+
+    @property
+    def mean(self) -> Floats:
+        """The expected true gain of each site ``[..., K]``."""
+        expected: Floats = (self.weights * self.means).sum(-2)
+        return expected
 
     def above(self, value: Array | float = 0.0) -> Floats:
         """The probability ``[..., K]`` that each site's true gain is above a value."""
@@ -61,7 +67,7 @@ class Pool(NamedTuple):
         return middle
 
 
-def pool(gains: Floats, variances: Floats, widest: float = WIDEST) -> Pool:
+def pool(gains: Floats, variances: Floats, widest: float = WIDEST) -> PooledGains:
     """Partial pooling: gains ``[..., K]`` are normal around true gains, and these around a mean.
 
     The mean, and the deviation between sites up to the widest one, have flat priors.
@@ -77,7 +83,9 @@ def pool(gains: Floats, variances: Floats, widest: float = WIDEST) -> Pool:
     weights = steps * np.exp(fit - fit.max(-2, keepdims=True))
     shrunk = v * precision
     spread = np.sqrt(v * (1 - shrunk) + shrunk**2 / total)
-    return Pool(weights / weights.sum(-2, keepdims=True), shrunk * mean + (1 - shrunk) * g, spread)
+    return PooledGains(
+        weights / weights.sum(-2, keepdims=True), shrunk * mean + (1 - shrunk) * g, spread
+    )
 
 
 def pooled_variances(counts: Sequence[Discordant]) -> Floats:
@@ -103,31 +111,37 @@ def told(gains: Floats, p: Floats, above: Floats, sure: float = SURE, own: float
 
 
 class SiteFinding(NamedTuple):
-    """What is said of one site's gain."""
+    """What is said of one site's gain, and the gain with what the other sites show."""
 
     claim: int  # 1: a gain is shown; -1: a loss; 0: neither
-    low: float  # of the interval with what the other sites show; NaN where they show nothing
+    gain: float  # NaN, as its interval, where the other sites show nothing
+    low: float
     high: float
 
 
-def my_site(gains: Sequence[Gain], widest: float = WIDEST) -> list[SiteFinding]:
-    """What is said of each site's gain by the one method that validation data chose."""
+def my_site(gains: Sequence[Gain], widest: float | None = WIDEST) -> list[SiteFinding]:
+    """What is said of each site's gain by the one method that validation data chose.
+
+    Without a ``widest`` deviation, it is four times what the gains show.
+    """
     if not gains:
         return []
     g, p = np.array([one.gain for one in gains]), np.array([one.p for one in gains])
     finite = np.isfinite(g)
-    above, low, high = (np.full(len(gains), x) for x in (0.5, math.nan, math.nan))
+    above, (mean, low, high) = np.full(len(gains), 0.5), np.full((3, len(gains)), math.nan)
     if finite.sum() >= POOLED:
         shown = [one for one in gains if math.isfinite(one.gain)]
         counts = [one.counts for one in shown if one.counts is not None]
         variances = np.array([one.variance for one in shown])
         if len(counts) == len(shown):
             variances = pooled_variances(counts)
-        found = pool(g[finite], np.maximum(variances, 1e-9 * variances.max() + 1e-300), widest)
-        above[finite] = found.above()
+        spread = float(g[finite].std()) + math.sqrt(float(variances.max()))
+        variances = np.maximum(variances, 1e-9 * spread**2 + 1e-300)  # models may be the same
+        found = pool(g[finite], variances, 4 * spread if widest is None else widest)
+        above[finite], mean[finite] = found.above(), found.mean
         low[finite], high[finite] = found.interval()
     claims = told(np.where(finite, g, np.sign(g)), p, above)
-    return [SiteFinding(int(c), *ends) for c, *ends in zip(claims, low, high, strict=True)]
+    return [SiteFinding(int(c), *ends) for c, *ends in zip(claims, mean, low, high, strict=True)]
 
 
 # ---- B, C, D: the mean over sites ----------------------------------------------------------------
@@ -178,6 +192,18 @@ def these_sites(gains: Sequence[Gain]) -> MeanGain | None:
     return MeanGain.of(float(g.mean()), math.sqrt(float(v.sum())) / len(g), freedom, len(g))
 
 
+def over_deals(found: Sequence[MeanGain]) -> MeanGain | None:
+    """B over several deals of the same samples, whose errors count as one and the same."""
+    if not found:
+        return None
+    gains = np.array([one.gain for one in found])
+    if not np.isfinite(gains).all():
+        return min(found, key=lambda one: one.gain)
+    error = float(np.mean([one.error for one in found]))
+    freedom = min(one.freedom for one in found)
+    return MeanGain.of(float(gains.mean()), error, freedom, max(one.sites for one in found))
+
+
 def trained_again(by_training: Floats, error: float, sites: int) -> MeanGain | None:
     """C: the mean gain of these sites over trainings ``[S]``; None with fewer than five.
 
@@ -217,6 +243,17 @@ def holm(p: Sequence[float]) -> list[float]:
         so_far = max(so_far, min(1.0, p[i] * (len(p) - rank)))
         corrected[i] = so_far
     return corrected
+
+
+def smallest_gain(samples: int, sites: int) -> float | None:
+    """The smallest gain in accuracy, in points, that a site of so many samples can be told.
+
+    By a method that is right wherever its reference is right, if the other sites agree (with fewer
+    than three sites, by its own samples). None if the samples cannot show any gain.
+    """
+    most = 2 * OWN if sites >= POOLED else LEVEL / sites
+    wins = next((w for w in range(1, samples + 1) if mid_p(w, 0) <= most), None)
+    return None if wins is None else 100.0 * wins / samples
 
 
 def more_rows(gain: float, error: float) -> float | None:

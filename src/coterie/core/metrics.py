@@ -33,6 +33,7 @@ class Metric:
     percent: bool  # scores are percents, and their differences are percentage points
     higher_is_better: bool = True
     probabilities: bool = False  # reads probabilities, not only the most likely class
+    test: str = "strata"  # of the gain of one predictor over another, see core.paired_tests
     by_share: bool = False  # reads signed weights, see _share_weighted_accuracy
     unit: str = ""  # added where a table names the metric
 
@@ -204,6 +205,7 @@ def _areas(values: Array, positive: Array, weights: Floats) -> Floats:
 
 
 def _loss(name: str, title: str, targets: Literal["classes", "numbers"], **more: Any) -> Metric:
+    """The row of a metric that is the mean of a loss."""
     scorer = _mean_loss(name)
     return Metric(name, title, scorer, targets, percent=False, higher_is_better=False, **more)
 
@@ -211,7 +213,7 @@ def _loss(name: str, title: str, targets: Literal["classes", "numbers"], **more:
 METRICS = {
     row.name: row
     for row in (  # the first row of each kind of targets is the default
-        Metric("accuracy", "accuracy", _accuracy, "classes", percent=True),
+        Metric("accuracy", "accuracy", _accuracy, "classes", percent=True, test="counts"),
         Metric(
             "balanced_accuracy", "balanced accuracy", _balanced_accuracy, "classes", percent=True
         ),
@@ -221,13 +223,14 @@ METRICS = {
             _share_weighted_accuracy,
             "classes",
             percent=True,
+            test="shares",
             by_share=True,
         ),
-        Metric("auc", "AUC", _auc, "classes", percent=True, probabilities=True),
+        Metric("auc", "AUC", _auc, "classes", percent=True, probabilities=True, test="ranks"),
         Metric("auprc", "AUPRC", _auprc, "classes", percent=True, probabilities=True),
         Metric("f1", "F1", _f1, "classes", percent=True),
-        _loss("log_loss", "log loss", "classes", probabilities=True),
-        _loss("brier", "Brier score", "classes", probabilities=True),
+        _loss("log_loss", "log loss", "classes", probabilities=True, test="means"),
+        _loss("brier", "Brier score", "classes", probabilities=True, test="means"),
         Metric(
             "rmse",
             "error (RMSE)",
@@ -235,12 +238,23 @@ METRICS = {
             "numbers",
             percent=False,
             higher_is_better=False,
+            test="root",
             unit="in the target's unit",
         ),
-        _loss("mae", "error (MAE)", "numbers", unit="in the target's unit"),
-        Metric("r2", "R²", _r2, "numbers", percent=False),
+        _loss("mae", "error (MAE)", "numbers", test="flips", unit="in the target's unit"),
+        Metric("r2", "R²", _r2, "numbers", percent=False, test="ratio"),
     )
 }
+
+
+BESIDE = ("auc", "auprc", "balanced_accuracy")  # shown of an outcome, whatever the metric
+RARE = 1 / 3  # share of a class below which accuracy says little: the metric "auto" is then AUC
+
+
+def automatic(prevalence: float | None) -> str:
+    """The metric of two classes one of which has this share of the samples; None: of others."""
+    scarce = prevalence is not None and not RARE <= prevalence <= 1 - RARE
+    return "auc" if scarce else metrics_for("classes")[0]
 
 
 def metric_named(name: str) -> Metric:

@@ -5,21 +5,21 @@ Both predictors answer the same test samples, so that their outcomes are paired.
 together. Every function is a pure function of one client's answers and returns a few numbers, so
 that it can be computed at the site that holds the data.
 
-    metric                        p-value                           interval
-    accuracy                      mid-p McNemar; of units sign      Tango's score interval
-                                  flips
-    AUC of two classes            DeLong, Student's t with          as the p-value
-                                  min(n+, n-) - 1 degrees
-    RMSE, MAE, R2                 sign flips of paired losses       linearised, Student's t
-    log loss, Brier score         Student's t of paired losses      as the p-value
-    accuracy by class shares      Student's t of weighted wins      as the p-value
-    balanced accuracy, F1, AUPRC, stratified resampling,            as the p-value
-    AUC of several classes        Student's t
+    test of the metric's row     p-value                          interval
+    counts (accuracy)            mid-p McNemar; units: flips      Tango's score interval
+    ranks (AUC, two classes)     DeLong; Student's t with         as the p-value
+                                 min(n+, n-) - 1 degrees
+    flips, root, ratio           sign flips of paired losses      linearised, Student's t
+      (MAE, RMSE, R2)
+    means (log loss, Brier)      Student's t of paired losses     as the p-value
+    shares (class shares)        Student's t of weighted wins     as the p-value
+    strata (balanced accuracy,   draws that keep the classes,     as the p-value
+      F1, AUPRC, AUC of more)    Student's t
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +35,7 @@ EXACT_UNITS = 1000  # with more units the sign-flip test uses the normal approxi
 STEPS = 10_000  # of the grid on which unequal losses change their signs
 FEWEST_OF_A_CLASS = 10  # test units: with fewer of either class nothing is said of an AUC
 
-RESAMPLED = ("balanced_accuracy", "f1", "auprc", "auc")  # an AUC of several classes only
-FLIPPED = ("rmse", "mae", "r2")  # metrics of losses that change their signs
+FLIPPED = ("flips", "root", "ratio")  # tests in which losses change their signs
 
 Pair = tuple[Answers, Answers]  # the answers of the predictor under test, and of the reference
 
@@ -81,7 +80,8 @@ def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
     samples = round(sum(len(a.targets) for a, _ in pairs) / len(pairs))
     if samples == 0:
         return None
-    if metric == "accuracy":
+    test = metrics.metric_named(metric).test
+    if test == "counts":
         return _accuracy_gain(pairs)._replace(samples=samples)
     ours, theirs = (
         np.array([metrics.score(metric, x.values, x.targets) for x in side])
@@ -94,7 +94,7 @@ def client_gain(metric: str, pairs: Sequence[Pair]) -> Gain | None:
         return Gain(gain, math.inf, gain, gain, 0.0, samples)
     if not np.isfinite(ours).all():  # both did, with the same training
         return Gain(0.0, 0.0, 0.0, 0.0, 1.0, samples) if gain == 0 else _unknown(gain, samples)
-    if metric in RESAMPLED and (metric != "auc" or _classes(pairs[0][0]) > 2):
+    if test == "strata" or (test == "ranks" and _classes(pairs[0][0]) > 2):
         return _resampled(metric, pairs, gain, samples)
     return _linearised(metric, pairs, gain, samples)
 
@@ -212,18 +212,19 @@ class _Parts(NamedTuple):
 
 def _linearised(metric: str, pairs: Sequence[Pair], gain: float, samples: int) -> Gain:
     """The gain with the variance of its linear part."""
+    test = metrics.METRICS[metric].test
     parts = [_parts(metric, a, b) for a, b in pairs]
     units = np.concatenate([a.units for a, _ in pairs])
     sums = _unit_sums(units, np.concatenate([part.influence for part in parts]) / len(pairs))
     freedom = len(sums) - 1
-    if metric == "auc":
+    if test == "ranks":
         freedom = min(_class_units(pairs)) - 1
-    if freedom < (FEWEST_OF_A_CLASS - 1 if metric == "auc" else 1):
+    if freedom < (FEWEST_OF_A_CLASS - 1 if test == "ranks" else 1):
         return _unknown(gain, samples)
     variance = float(sums @ sums)
-    variance *= 1.0 if metric == "auc" else len(sums) / freedom
+    variance *= 1.0 if test == "ranks" else len(sums) / freedom
     found = of_variance(gain, variance, freedom, samples)
-    if metric not in FLIPPED:
+    if test not in FLIPPED:
         return found
     flipped = np.concatenate([part.losses for part in parts if part.losses is not None])
     return found._replace(p=sign_flip(_unit_sums(units, flipped)))
@@ -244,17 +245,18 @@ def two_sided(value: float, deviation: float, freedom: float) -> float:
 
 
 def _parts(metric: str, a: Answers, b: Answers) -> _Parts:
-    if metric == "auc":
+    test = metrics.METRICS[metric].test
+    if test == "ranks":
         return _Parts(_delong(a) - _delong(b), None)
-    if metrics.METRICS[metric].by_share:
+    if test == "shares":
         weights = np.abs(a.values) / max(np.abs(a.values).sum(), 1e-300)
         signs = (a.values > 0).astype(np.float64) - (b.values > 0)
         return _Parts(100.0 * weights * (signs - weights @ signs), None)
     ours, theirs = (metrics.sample_losses(metric, x.values, x.targets) for x in (a, b))
     apart = theirs - ours
-    if metric == "rmse":
+    if test == "root":
         return _Parts(_root_influence(theirs) - _root_influence(ours), apart)
-    if metric == "r2":
+    if test == "ratio":
         y = a.targets.astype(np.float64)
         squares = (y - y.mean()) ** 2
         of_total = (squares - squares.mean()) * apart.mean() / squares.mean()
@@ -316,7 +318,7 @@ def _resampled(metric: str, pairs: Sequence[Pair], gain: float, samples: int) ->
         ours, theirs = (metrics.scores(metric, x.values, x.targets, weights) for x in pair)
         rows.append(metrics.gains(ours, theirs, metric))
     variance = float(np.mean(rows, 0).var(ddof=1))
-    if metric in ("balanced_accuracy", "f1"):
+    if not metrics.METRICS[metric].probabilities:
         variance = max(variance, _least_variance(pairs))
     return of_variance(gain, variance, freedom, samples)
 
@@ -377,3 +379,66 @@ def _class_units(pairs: Sequence[Pair]) -> NDArray[np.int64]:
     units = np.concatenate([a.units for a, _ in pairs])
     positive = np.concatenate([a.targets == 1 for a, _ in pairs])
     return np.array([len(np.unique(units[side])) for side in (positive, ~positive)])
+
+
+# ---- what leaves a site --------------------------------------------------------------------------
+
+
+class SiteGain(NamedTuple):
+    """One client's gain of one method over another: all that leaves the place of the answers."""
+
+    each: tuple[Gain | None, ...]  # with each training; None where the method does not serve it
+    together: Gain | None  # over all trainings
+
+    def to_json(self) -> dict[str, Any]:
+        """The gain as values of JSON."""
+        return {"each": [_to_json(one) for one in self.each], "together": _to_json(self.together)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "SiteGain":
+        """The gain that was sent or stored as JSON; ValueError if it is none."""
+        try:
+            return cls(tuple(map(_from_json, value["each"])), _from_json(value["together"]))
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"is no gain of a client ({error})") from error
+
+
+def site_gain(metric: str, pairs: Sequence[Pair | None]) -> SiteGain:
+    """One client's gain, with one pair per training; None where the method does not serve it."""
+    known = [pair for pair in pairs if pair is not None]
+    each = tuple(None if pair is None else client_gain(metric, [pair]) for pair in pairs)
+    return SiteGain(each, client_gain(metric, known) if known else None)
+
+
+INFINITE = {"inf": math.inf, "-inf": -math.inf}  # JSON has no such number
+
+
+def _to_json(gain: Gain | None) -> dict[str, Any] | None:
+    if gain is None:
+        return None
+    numbers = {
+        name: str(value) if isinstance(value, float) and math.isinf(value) else value
+        for name, value in gain._asdict().items()
+    }
+    return numbers | {"counts": None if gain.counts is None else list(gain.counts)}
+
+
+def _from_json(value: Any) -> Gain | None:
+    if value is None:
+        return None
+    counts = value["counts"]
+    numbers = {name: _number(value[name]) for name in Gain._fields if name != "counts"}
+    samples = int(numbers.pop("samples"))
+    if numbers["variance"] < 0 or not 0 <= numbers["p"] <= 1 or numbers["freedom"] <= 0:
+        raise ValueError("found a negative variance, or a p-value that is no probability")
+    known = None if counts is None else Discordant(*map(_number, counts))
+    return Gain(**numbers, samples=samples, counts=known)
+
+
+def _number(value: Any) -> float:
+    """A number of JSON; ValueError otherwise."""
+    if isinstance(value, str) and value in INFINITE:
+        return INFINITE[value]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"found {str(value)[:20]!r}; expected a number")
+    return value
