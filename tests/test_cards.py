@@ -681,6 +681,7 @@ def test_every_shipped_card_loads_at_every_scale_and_speaks_of_its_own_methods(n
         study = card.study(scale)
         assert study.columns, scale
     study = card.study()
+    assert {column.config.run.deal for column in study.columns} == {"anew"}  # as in the papers
     labels = {method.label for method in study.methods}
     for column, printed in study.printed.items():
         assert column in {c.name for c in study.columns}

@@ -109,7 +109,7 @@ def test_compare_ends_with_table_verdict_folder_and_page(command, work):
     for name in ("Local", "FedAvg", "FedFomo", "in group", "bytes per client", "worse off"):
         assert name in out
     assert re.search(r"VarB +VarW\n", out)
-    assert re.search(r"\nJoining .*\.\n", out)
+    assert re.search(r"\nFor these \d+ sites .*\.\n", out)
     assert out.endswith("folder: mine\npage:   mine/report.html\n")
     assert "local, seed 0: 2 rounds, mean" in err
     assert (work / "mine" / "report.html").stat().st_size > 1000
@@ -163,10 +163,13 @@ def test_an_interrupted_comparison_is_taken_up_again(command, work, monkeypatch)
     assert err.count("finished before") == 1
 
 
-def test_every_seed_has_clients_of_its_own(command, work):
-    command("compare", *QUICK, "--methods", "local", "--seeds", "3,1", "--out", "mine")
+@pytest.mark.parametrize("deal", ["fixed", "anew"])
+def test_seeds_have_the_same_clients_unless_each_divides_the_data(command, work, deal):
+    asked = ("--seeds", "3,1", "--set", f"run.deal={deal}", "--out", "mine")
+    command("compare", *QUICK, "--methods", "local", *asked)
     read = [json.loads((work / f"mine/local/seed-{s}/summary.json").read_text()) for s in (3, 1)]
-    assert read[0]["partition_fingerprint"] != read[1]["partition_fingerprint"]
+    same = read[0]["partition_fingerprint"] == read[1]["partition_fingerprint"]
+    assert same == (deal == "fixed")
 
 
 def test_a_run_writes_its_page_and_lists_it(command, work, monkeypatch):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.special
 import scipy.stats
 from sklearn.calibration import calibration_curve
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import brier_score_loss, roc_curve
 
 import coterie
@@ -52,6 +54,16 @@ def test_calibration_is_scikit_learns(n, bins):
         if inside.any():
             slow += inside.sum() / n * abs(p[inside].mean() - truth[inside].mean())
     assert found.error == pytest.approx(slow)
+
+
+def test_the_calibration_slope_is_that_of_a_logistic_regression():
+    p, truth = predicted(3, 300)
+    found = formulas.slope(p, truth)
+    fit = LogisticRegression(C=1e9, tol=1e-9).fit(scipy.special.logit(p)[:, None], truth)
+    assert found == pytest.approx(float(fit.coef_[0, 0]), rel=1e-3)
+    tilted = scipy.special.expit(2 * scipy.special.logit(p))  # twice as sure of everything
+    assert formulas.slope(tilted, truth) == pytest.approx(found / 2, rel=1e-6)
+    assert math.isnan(formulas.slope(np.array([0.1, 0.2, 0.8]), np.array([False, False, True])))
 
 
 def test_a_probability_of_one_is_in_the_last_bin():

@@ -34,4 +34,7 @@ def test_one_model_for_all_is_worse_than_none(comparison):
 
 
 def test_the_verdict_says_so(comparison):
-    assert comparison.verdict.startswith("Joining is worth it")
+    assert "joining gains" in comparison.verdict
+    chosen = comparison.judgements[comparison.choice.method]
+    assert len(chosen.shown("better")) >= 8
+    assert chosen.shown("worse") == []

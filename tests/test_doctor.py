@@ -10,13 +10,13 @@ import coterie
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.algorithms.exposure import EXPOSURES, leaves, table
 from coterie.core.algorithm import Algorithm
+from coterie.core.inference import smallest_gain
 from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.diagnosis import findings
 from coterie.diagnosis.doctor import SiteRow
 from coterie.diagnosis.findings import data_warnings, score_warnings
 from coterie.runs.estimate import _extrapolated
-from coterie.views.mean_gain import smallest_gain
 
 ROOT = Path(__file__).parents[1]
 SITES = ("a", "b", "c", "d")
@@ -154,26 +154,26 @@ def test_parts_hold_counts_balance_and_the_commonest_class(tmp_path):
 def test_auc_is_suggested_where_one_class_dominates_and_only_there():
     part = findings.SitePart("a", 60, 20, 20, 20, None, {"no": 0.9, "yes": 0.1}, 90.0)
     sites = [SiteRow(part, 10.0)]
-    assert 'metric = "auc"' in score_warnings(sites, "accuracy", 2)[0]
-    assert score_warnings(sites, "auc", 2) == []
-    assert score_warnings([SiteRow(part._replace(commonest=60.0), 10.0)], "accuracy", 2) == []
+    assert 'metric = "auc"' in score_warnings(sites, "accuracy")[0]
+    assert score_warnings(sites, "auc") == []
+    assert score_warnings([SiteRow(part._replace(commonest=60.0), 10.0)], "accuracy") == []
 
 
 def test_small_test_sets_are_named():
-    part = findings.SitePart("tiny", 20, 5, 4, 4, None, {"no": 0.5, "yes": 0.5}, 50.0)
-    larger = part._replace(client="mid", test=30, test_units=30)
+    part = findings.SitePart("tiny", 20, 5, 3, 3, None, {"no": 0.5, "yes": 0.5}, 50.0)
+    larger = part._replace(client="mid", test=10, test_units=10)
     sites = [SiteRow(p, smallest_gain(p.test_units, 4)) for p in (part, larger)]
-    blind, coarse = score_warnings(sites, "accuracy", 4)
-    assert "tiny (4)" in blind
-    assert "mid (30: from 27 points" in coarse
+    blind, coarse = score_warnings(sites, "accuracy")
+    assert "tiny (3)" in blind
+    assert "mid (10: from 40 points" in coarse
 
 
-@pytest.mark.parametrize("tests", [1, 8])
-def test_the_smallest_gain_is_the_first_that_mcnemar_shows(tests):
+@pytest.mark.parametrize(("sites", "bar"), [(1, 0.05), (2, 0.025), (8, 0.1)])
+def test_the_smallest_gain_is_the_first_that_a_site_is_told(sites, bar):
     """By brute force over the numbers of wins without a loss; more samples show smaller gains."""
-    found = [smallest_gain(n, tests) for n in range(1, 200)]
+    found = [smallest_gain(n, sites) for n in range(1, 200)]
     for n, gain in enumerate(found, 1):
-        shown = [w for w in range(n + 1) if 2 * 0.5**w < 0.05 / tests]
+        shown = [w for w in range(n + 1) if 0.5**w <= bar]
         assert gain == (pytest.approx(100 * shown[0] / n) if shown else None)
     known = [gain for gain in found if gain is not None]
     assert known == sorted(known, reverse=True)
@@ -232,4 +232,6 @@ def test_doctor_shows_sites_exposure_time_and_memory(tmp_path):
     told = found.to_dict()
     assert {*told} == {"facts", "estimate", "sites", "leaves", "warnings"}
     assert told["estimate"]["mib"] > 50  # a process with torch in it
-    assert [site["smallest_gain"] for site in told["sites"]] == [None] * 4  # 6 test samples
+    assert [site["smallest_gain"] for site in told["sites"]] == [
+        pytest.approx(200 / 3)
+    ] * 4  # 4 of 6 test samples

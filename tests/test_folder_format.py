@@ -64,9 +64,8 @@ def test_a_comparison_of_before_is_verified_read_and_shown(old):
     assert not any(coterie.verify(place).values())
     found = coterie.read(place)
     assert found.methods == ("local", "fedavg", "fedamp")
-    said = json.loads((place / "comparison.json").read_text())["verdict"]
-    assert said == found.verdict
-    assert said in repr(found)
+    assert "For these 8 sites and the models of this run" in found.verdict
+    assert found.verdict in repr(found)
     assert "Is joining worth it?" in page(found)
 
 

@@ -35,6 +35,29 @@ def test_scores_equal_scikit_learns(predictions):
     }
     for metric, value in expected.items():
         assert metrics.score(metric, outputs, targets) == pytest.approx(100 * value, abs=1e-9)
+    held = np.eye(outputs.shape[1])[targets]
+    precision = sklearn.metrics.average_precision_score(held, outputs)
+    assert metrics.score("auprc", outputs, targets) == pytest.approx(100 * precision)
+    chances = outputs / outputs.sum(1, keepdims=True)
+    lost = sklearn.metrics.log_loss(targets, chances, labels=range(outputs.shape[1]))
+    assert metrics.score("log_loss", chances, targets) == pytest.approx(lost)
+
+
+def test_the_scores_of_two_classes_equal_scikit_learns():
+    rng = np.random.default_rng(0)
+    p, truth = rng.random(60), rng.integers(0, 2, 60)
+    both = np.stack([1 - p, p], 1)
+    brier = sklearn.metrics.brier_score_loss(truth, p)
+    assert metrics.score("brier", both, truth) == pytest.approx(brier)
+    precision = sklearn.metrics.average_precision_score(truth, p)
+    assert metrics.score("auprc", both, truth) == pytest.approx(100 * precision)
+
+
+@pytest.mark.parametrize(
+    ("share", "metric"), [(0.1, "auc"), (0.9, "auc"), (0.4, "accuracy"), (None, "accuracy")]
+)
+def test_the_automatic_metric_of_a_rare_class_is_auc(share, metric):
+    assert metrics.automatic(share) == metric
 
 
 def test_regression_scores_equal_scikit_learns():
@@ -45,6 +68,8 @@ def test_regression_scores_equal_scikit_learns():
     assert metrics.score("r2", found[:, None], targets) == pytest.approx(r2)
     rmse = sklearn.metrics.root_mean_squared_error(targets, found)
     assert metrics.score("rmse", found, targets) == pytest.approx(rmse)
+    mae = sklearn.metrics.mean_absolute_error(targets, found)
+    assert metrics.score("mae", found, targets) == pytest.approx(mae)
 
 
 @pytest.mark.parametrize("metric", metrics.METRICS)

@@ -14,10 +14,11 @@ from sklearn.decomposition import PCA
 
 import coterie
 from coterie import cli
+from coterie.api import configure
 from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, listed, ranges
-from coterie.data.partition import take_share
+from coterie.data.partition import Fold, take_fold, take_share
 from coterie.data.partitions import latent
 from coterie.data.partitions.base import even, largest_remainder, shard_classes
 from coterie.data.partitions.labels import (
@@ -34,6 +35,7 @@ from coterie.data.partitions.labels import (
 )
 from coterie.data.partitions.latent import consecutive
 from coterie.errors import ConfigError, CoterieError, DataError
+from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import WRITTEN, config_hash
 from coterie.runs.config.loading import load as read_config
 
@@ -814,3 +816,104 @@ def test_a_rare_class_does_not_shrink_the_others(rare):
     outside = np.setdiff1d(np.arange(9), [4])
     ratio = made[:, outside].sum(0) / whole[:, outside].sum(0)
     assert ratio.min() > 0.6
+
+
+# ---- folds ---------------------------------------------------------------------------------------
+
+
+def test_folds_test_every_sample_once_and_have_the_same_classes():
+    data, parts = load("digits"), PARTITIONS["iid"](clients=3)
+    made = [federate(data, parts, seed=2, fold=Fold(part, 5)) for part in range(5)]
+    for k in range(3):
+        tests = [set(one.test[k].tolist()) for one in made]
+        everything = {*made[0].train[k].tolist(), *made[0].val[k].tolist(), *tests[0]}
+        assert set.union(*tests) == everything
+        assert sum(map(len, tests)) == len(everything)
+        own = np.bincount(data.y[torch.tensor(sorted(everything))].numpy(), minlength=10) / 5
+        for one, test in zip(made, tests, strict=True):
+            assert not test & {*one.train[k].tolist(), *one.val[k].tolist()}
+            counts = np.bincount(data.y[one.test[k]].numpy(), minlength=10)
+            assert np.abs(counts - own).max() < 2
+
+
+def test_a_fold_keeps_units_together():
+    data = load("digits")
+    data = replace(data, units=torch.arange(len(data.x)) // 7)
+    mine = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))[:400]
+    masks = [take_fold(data, mine, Fold(part, 5), 0, "fold") for part in range(5)]
+    assert (torch.stack(masks).sum(0) == 1).all()
+    units = [set(data.units[mine[mask]].tolist()) for mask in masks]
+    assert sum(map(len, units)) == len(set.union(*units))
+    assert max(map(len, units)) - min(map(len, units)) <= 1
+
+
+def test_a_fold_of_samples_with_times_is_a_stretch_of_time():
+    data = load("digits")
+    data = replace(data, times=torch.arange(len(data.x)).flip(0).double() // 3)
+    for part in range(4):
+        made = federate(data, PARTITIONS["iid"](clients=1), val=0.0, fold=Fold(part, 4))
+        inside, outside = (data.times[rows[0]] for rows in (made.test, made.train))
+        assert ((outside < inside.min()) | (outside > inside.max())).all()
+
+
+def test_a_comparison_of_folds_trains_each_with_a_seed_of_its_own():
+    config = configure(None, seed=3, folds=4)
+    assert config.seeds == (3, 4, 5, 6)
+    made = assemble(config).federations
+    single = config.single(config.method("local"), 5)
+    assert (single.run.fold, single.run.folds, single.seeds, single.dealt(5)) == (2, 4, (5,), 3)
+    assert assemble(single).federations[5].fingerprint == made[5].fingerprint
+    tested = [set(made[seed].test[0].tolist()) for seed in config.seeds]
+    assert not set.intersection(*tested)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"run.folds": 5, "run.seeds": [0, 1]}, "run.folds: found it beside run.seeds"),
+        ({"run.folds": 5, "run.deal": "anew"}, "run.folds: found it beside run.deal"),
+        ({"run.fold": 1}, "run.fold: found 1 without run.folds"),
+        ({"run.folds": 3, "run.fold": 3}, "expected less than run.folds"),
+        ({"run.folds": 3, "partition.common_test": True}, "beside partition.common_test"),
+    ],
+)
+def test_what_folds_exclude_is_refused(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        configure(None, set=changes)
+
+
+def test_data_with_test_samples_of_its_own_has_no_folds():
+    data = load("digits")
+    data = replace(data, fixed=(torch.arange(len(data.x)) % 4 == 0).to(torch.int8) * 2)
+    with pytest.raises(ConfigError, match="comes with test data of its own"):
+        federate(data, PARTITIONS["iid"](clients=2), fold=Fold(0, 5))
+
+
+# ---- which seed divides the data -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("deal", "seeds"), [("fixed", (4, 4, 4)), ("anew", (4, 5, 6)), (9, (9, 9, 9))]
+)
+def test_seeds_train_the_same_clients_unless_each_divides_the_data(deal, seeds):
+    config = configure(None, seed=4, seeds=3, set={"run.deal": deal})
+    assert tuple(config.dealt(seed) for seed in config.seeds) == seeds
+    made = assemble(config).federations
+    alike = {seed: made[seed].fingerprint for seed in config.seeds}
+    assert len({*alike.values()}) == len({*seeds})
+    for seed in config.seeds:  # a run's own config divides the data as the comparison did
+        single = config.single(config.method("local"), seed)
+        assert single.dealt(seed) == config.dealt(seed)
+        assert assemble(single).federations[seed].fingerprint == alike[seed]
+        tested = {int(row) for own in made[seed].test for row in own}
+        trained = {int(row) for one in made.values() for own in one.train for row in own}
+        assert bool(tested & trained) == (deal == "anew")
+
+
+def test_runs_of_seeds_that_divide_the_data_are_what_they_are_alone():
+    """Records of cards, in which each seed divides the data, keep their keys."""
+    several = configure(None, seeds=2, set={"run.deal": "anew"})
+    for seed in (0, 1):
+        alone = configure(None, seed=seed)
+        method = several.method("local")
+        assert several.single(method, seed) == alone.single(method, seed)

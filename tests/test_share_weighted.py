@@ -12,7 +12,7 @@ import coterie
 from coterie.algorithms import FedAvg, Local
 from coterie.core import metrics
 from coterie.core.answers import Answers
-from coterie.core.paired import client_gain
+from coterie.core.paired_tests import client_gain
 from coterie.data import PARTITIONS, federate, load
 from coterie.data.simulation import class_shares
 from support import METHODS, last, task

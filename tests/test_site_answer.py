@@ -80,19 +80,32 @@ def six(gains, methods=("local", "fedfomo"), **facts):
     )
 
 
-def test_a_site_reads_its_gain_its_helpers_whether_it_is_sure_and_its_test_rows():
-    found = six([14.0, 1.0, -13.0, 14.0, 0.0, 0.0])
+def test_a_site_reads_its_gain_its_helpers_and_how_sure_it_is():
+    found = six([14.0, 0.5, -13.0, 14.0, 0.0, 0.0])
     said = {answer.client: answer.sentence for answer in found.answers}
-    assert said["North"].startswith("North: joining gains you +14.0 points (")
-    assert said["North"].endswith("with FedFomo, mostly thanks to South; sure; 20 test rows.")
-    assert said["County"].startswith("County: joining costs you: \N{MINUS SIGN}13.0 points (")
-    assert "; you rely mostly on Hill; sure; 20 test rows." in said["County"]
-    assert said["Lakeside"].startswith("Lakeside: cannot tell, 20 test rows: +1.0 points (")
-    assert said["Lakeside"].endswith("test rows might tell.")
+    assert said["North"].startswith("North: joining gains you ")
+    assert ", with what the other 5 sites show; your 200 rows alone " in said["North"]
+    assert said["North"].endswith(
+        "with FedFomo. Of sites told this at most 1 in 20 is wrong. You rely mostly on South."
+    )
+    assert said["County"].startswith("County: joining costs you ")
+    assert said["Lakeside"].startswith("Lakeside: open: your 200 rows alone +0.5 points (")
+
+
+def test_a_site_that_the_others_gains_do_not_convince_is_told_so():
+    found = six([40.0, 40.0, 40.0, 40.0, 40.0, 0.0])
+    assert "others gain, yours do not confirm it." in found.client("Hill").sentence
+    few = Comparison.of(
+        run_of(m, who=roster(2), test=np.full((6, 2), t), rounds=6, samples=200)
+        for m, t in (("local", 50.0), ("fedfomo", 60.0))
+    )
+    assert "site-0: joining gains you 10.0 points (your 200 rows alone " in repr(
+        few.client("site-0")
+    )
 
 
 def test_the_sentence_is_the_same_everywhere(tmp_path):
-    found = six([14.0, 1.0, -13.0, 0.0, 0.0, 0.0])
+    found = six([40.0, 1.0, -40.0, 0.0, 0.0, 0.0])
     shown, sites = page(found), found.to_dict()["sites"]
     json.dumps(sites)
     assert [one["client"] for one in sites] == list(SITES)
@@ -100,13 +113,12 @@ def test_the_sentence_is_the_same_everywhere(tmp_path):
         assert one["sentence"] == repr(found.client(one["client"]))
         assert one["sentence"] in shown
     assert sites[0]["shown"] == "better"
-    assert sites[0]["gain"]["gain"] == pytest.approx(14.0)
+    assert sites[0]["gain"]["gain"] == pytest.approx(40.0)
 
 
 def test_a_method_without_a_matrix_thanks_nobody():
     for answer in six([14.0] * 6, ("local", "fedavg")).answers:
         assert answer.helpers == ()
-        assert "thanks" not in answer.sentence
         assert "rely" not in answer.sentence
 
 

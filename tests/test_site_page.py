@@ -52,8 +52,8 @@ def test_the_page_of_a_site_holds_no_name_count_score_or_hash_of_another():
     assert roster.fingerprint not in text
     for run in found.runs:
         assert run.summary["digest"] not in text
-    assert "North: joining gains you +14.0 points" in text
-    assert "mostly thanks to peer 1; sure" in text
+    assert "North: joining gains you " in text
+    assert "You rely mostly on peer 1." in text
 
 
 def test_peers_are_numbered_by_weight_alone():

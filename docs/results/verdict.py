@@ -1,229 +1,347 @@
-"""Is the verdict honest? Simulated comparisons with a known truth, judged by coterie's own code.
+"""Are the four answers right? Simulated comparisons with a known truth, judged by coterie's code.
 
-    python docs/results/verdict.py                     # the tables of verdict.md
-    python docs/results/verdict.py --runs 200          # roughly
+    python docs/results/verdict.py                  # the tables of verdict.md, and verdict.csv
+    python docs/results/verdict.py --runs 100       # roughly
 
-A simulated comparison has K clients with test samples of their own, Local, and M methods. Local is
-right on a share ACCURACY of the samples. A method answers otherwise than Local: it is right where
-Local is wrong, and wrong where Local is right, on a share DISCORDANT of the samples together. A
-method without any effect is an independently seeded Local: the true accuracies of the two models of
-a client differ by the luck of training (TRAINING points) and by nothing on the mean. With an
-effect, the difference is the gain and, from client to client, its deviation. One method in M has
-the gain. The recommended method is chosen on VALIDATION samples of each client.
+A simulated comparison has K sites, Local and M methods. A method and Local differ in being right on
+a share of the test samples. The true gain of a method at a site is the method's gain, plus the
+site's deviation, plus the luck of training. The method is chosen on VALIDATION samples per site.
+
+A claim of A or B is false if it has the wrong sign, or if the true gain of this run's models is 0;
+in settings without a gain the true gains of a method are shifted so that their mean is exactly 0.
+A claim of C is false if the mean over trainings is 0, one of D if the mean over all sites is 0.
+For A the share of false ones among the sites that are told something is averaged over comparisons.
 """
 
 import argparse
-import functools
+import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from coterie.core import paired
-from coterie.views.judgement import Choice, Judgement, conclude
-from coterie.views.mean_gain import mean_gain
+from coterie.core import inference
+from coterie.core.answers import Answers
+from coterie.core.paired_tests import LEVEL, Gain, client_gain, count_variance, mid_p
 
-ACCURACY, TRAINING, VALIDATION = 0.86, 0.9, 50
-DISCORDANT = 0.10
-cached = functools.cache(paired.of_counts)
+VALIDATION, DISCORDANT = 50, 0.10
+SITES, ROWS, METHODS = (3, 5, 12, 50), (20, 60, 200, 1000), (1, 5, 29)
+DEVIATIONS, LUCKS = (0.0, 5.0, 10.0), (0.0, 2.0)
+BLOCK = 250  # comparisons at a time
+Rng = np.random.Generator
 
 
 class Setting(NamedTuple):
     """What a simulated comparison is like."""
 
-    clients: int = 5
+    sites: int
+    rows: int
     methods: int = 1
-    deviation: float = 0.0  # of the clients' true gains, in points
-    gain: float = 0.0  # mean true gain of the first method, in points
-    samples: tuple[int, int] = (200, 200)  # test samples of a client: fewest and most
-    merged: bool = False  # validation data was trained on: the choice is made on test data
+    deviation: float = 0.0  # of the sites' true gains, in points
+    luck: float = 0.0  # of the true gains of a site's two models, in points
+    gain: float = 0.0  # mean true gain of every method, in points
+    idle: float = 0.0  # share of the sites at which no method has any effect
     discordant: float = DISCORDANT
-    training: float = TRAINING
 
 
-class Simulated(NamedTuple):
-    """One comparison."""
+class Drawn(NamedTuple):
+    """Comparisons, one per row: true gains in points, wins and losses of the chosen method."""
 
-    judged: Judgement  # the recommended method
-    every: dict[str, Judgement]
-    truth: np.ndarray  # [M, K] true gains in this run, in points
-    naive: bool  # a percentile bootstrap over clients and samples claims something
-
-
-def simulate(setting: Setting, rng: np.random.Generator) -> Simulated:
-    """Draw a comparison and judge it."""
-    K, M = setting.clients, setting.methods
-    sizes = rng.integers(setting.samples[0], setting.samples[1] + 1, K)
-    truth = setting.training * rng.standard_normal((M, K))
-    truth += setting.deviation * rng.standard_normal((M, K))
-    truth[0] += setting.gain
-    wins, losses = answers(truth / 100, sizes, setting.discordant, rng)
-    by_val = answers(truth / 100, np.full(K, VALIDATION), setting.discordant, rng)
-    score = (wins - losses) / sizes if setting.merged else by_val[0] - by_val[1]
-    best = int(score.mean(1).argmax())
-    on = "nothing" if M == 1 else "test" if setting.merged else "validation"
-    every = judge(wins, losses, sizes, Choice(str(best), on, M))  # type: ignore[arg-type]
-    naive = bootstrap(wins[best], losses[best], sizes, rng)
-    return Simulated(every[str(best)], every, truth, naive)
+    truth: np.ndarray  # [R, K]
+    wins: np.ndarray
+    losses: np.ndarray
 
 
-def answers(
-    gains: np.ndarray, sizes: np.ndarray, discordant: float, rng: np.random.Generator
+def draw(s: Setting, runs: int, rng: Rng) -> Drawn:
+    """Simulated comparisons."""
+    shape = (runs, s.methods, s.sites)
+    truth = s.deviation * rng.standard_normal(shape) + s.luck * rng.standard_normal(shape)
+    if s.gain == 0:
+        truth -= truth.mean(-1, keepdims=True)
+    truth += s.gain
+    truth = np.where(rng.random((runs, 1, s.sites)) < s.idle, 0.0, truth).clip(-60.0, 60.0)
+    wins, losses = counts(truth, VALIDATION, s.discordant, rng)
+    best = (wins - losses).mean(-1).argmax(-1)
+    chosen = truth[np.arange(runs), best]
+    return Drawn(chosen, *counts(chosen, s.rows, s.discordant, rng))
+
+
+def counts(
+    truth: np.ndarray, rows: int, discordant: float, rng: Rng
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How often only the method is right, and only Local, for every method and client ``[M, K]``.
-
-    All methods are compared with the same Local, so that its luck is theirs.
-    """
-    wrong = rng.binomial(sizes, 1 - ACCURACY)
-    apart = np.maximum(discordant, np.abs(gains))
-    win = np.minimum(1.0, (apart + gains) / 2 / (1 - ACCURACY))
-    lose = np.minimum(1.0, (apart - gains) / 2 / ACCURACY)
-    return rng.binomial(wrong, win), rng.binomial(sizes - wrong, lose)
+    """Wins and losses on so many samples."""
+    apart = np.maximum(discordant, np.abs(truth) / 100)
+    win, lose = (apart + truth / 100) / 2, (apart - truth / 100) / 2
+    wins = rng.binomial(rows, win)
+    return wins, rng.binomial(rows - wins, lose / np.maximum(1 - win, 1e-12))
 
 
-def judge(
-    wins: np.ndarray, losses: np.ndarray, sizes: np.ndarray, choice: Choice
-) -> dict[str, Judgement]:
-    """What coterie says of these counts."""
-    found = {}
-    for m, (w, c) in enumerate(zip(wins.tolist(), losses.tolist(), strict=True)):
-        counts = zip(w, c, sizes.tolist(), strict=True)
-        own = {str(k): cached(*count) for k, count in enumerate(counts)}
-        gains = np.array([[gain.gain for gain in own.values()]])
-        variances = np.array([[gain.variance for gain in own.values()]])
-        found[str(m)] = own, mean_gain(gains, variances)
-    return conclude(found, choice)
+# ---- A -------------------------------------------------------------------------------------------
 
 
-def bootstrap(
-    wins: np.ndarray, losses: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
-) -> bool:
-    """What a naive hierarchical bootstrap would claim: 95 % of its means on one side of 0."""
-    who = rng.integers(0, len(sizes), (400, len(sizes)))
-    n = sizes[who]
-    b = rng.binomial(n, wins[who] / n)
-    c = rng.binomial(n - b, np.minimum(1.0, losses[who] / np.maximum(1, n - wins[who])))
-    low, high = np.quantile(((b - c) / n).mean(1), [0.025, 0.975])
-    return bool(low > 0 or high < 0)
+class Sites(NamedTuple):
+    """What A needs of comparisons ``[R, K]``."""
+
+    truth: np.ndarray
+    gains: np.ndarray
+    p: np.ndarray
+    above: np.ndarray
+    covered: float  # share of true gains inside the pooled intervals
+
+    def rates(self, sure: float = inference.SURE, own: float = inference.OWN) -> tuple[float, ...]:
+        """The share of false claims, and the share of sites that gain and are told so."""
+        said = inference.told(self.gains, self.p, self.above, sure, own)
+        wrong, count = (said != 0) & (said * self.truth <= 0), (said != 0).sum(-1)
+        false = (wrong.sum(-1) / np.maximum(1, count)).mean()
+        gaining = self.truth > 0
+        return float(false), float(((said > 0) & gaining).sum() / max(1, gaining.sum()))
 
 
-class Rates(NamedTuple):
-    """Shares of comparisons."""
-
-    worth: float  # "worth it" is said of the mean over clients
-    not_worth: float  # "not worth it" is
-    client: float  # a client is told that some method is better or worse
-    wrong: float  # it is told so although its two models are equally good, or the other way round
-    naive: float  # the naive bootstrap claims something
-    covered: float  # the interval of the mean gain holds the true one
-
-
-def rates(setting: Setting, runs: int, seed: int) -> Rates:
-    """How often each sentence is said."""
-    rng = np.random.default_rng([seed, *(abs(int(100 * x)) for x in _numbers(setting))])
-    total = np.zeros(6)
-    for _ in range(runs):
-        made = simulate(setting, rng)
-        claims = [
-            (one.claim, made.truth[int(j.method), int(one.client)])
-            for j in made.every.values()
-            for one in j.clients
-            if one.claim != "unclear"
-        ]
-        wrong = any(truth * (1 if claim == "better" else -1) <= 0 for claim, truth in claims)
-        mean = setting.gain if made.judged.method == "0" else 0.0
-        covered = made.judged.overall.low <= mean <= made.judged.overall.high
-        says = made.judged.claim
-        says_so = (says == "better", says == "worse", bool(claims), wrong)
-        total += (*says_so, made.naive, covered)
-    return Rates(*(total / runs))
+def sites(drawn: Drawn, rows: int, ends: bool = False) -> Sites:
+    """The own tests and the pooled answers of comparisons."""
+    gains = 100.0 * (drawn.wins - drawn.losses) / rows
+    above, inside = np.empty(gains.shape), np.full(gains.shape, math.nan)
+    for at in (slice(i, i + BLOCK) for i in range(0, len(gains), BLOCK)):
+        found = inference.pool(gains[at], pooled(drawn.wins[at], drawn.losses[at], rows))
+        above[at] = found.above()
+        if ends:
+            low, high = found.interval()
+            inside[at] = (low <= drawn.truth[at]) & (drawn.truth[at] <= high)
+    p = mid_p(drawn.wins, drawn.losses)
+    return Sites(drawn.truth, gains, p, above, float(inside.mean()))
 
 
-def _numbers(setting: Setting) -> list[float]:
-    flat: list[float] = []
-    for value in setting:
-        flat += value if isinstance(value, tuple) else [float(value)]
-    return flat
+def pooled(wins: np.ndarray, losses: np.ndarray, rows: int) -> np.ndarray:
+    """The variances of each comparison's gains, with one share of discordant samples for all."""
+    each = [
+        inference.pooled_variances(np.stack([w, c, np.full(len(w), rows)], 1))
+        for w, c in zip(wins, losses, strict=True)
+    ]
+    return np.array(each)
 
 
-GRID = [Setting(K, M, d) for K in (5, 8, 20) for M in (1, 29) for d in (0.0, 2.0)]
-OTHERS = [
-    Setting(2), Setting(3, 1, 10.0), Setting(5, 1, 10.0), Setting(20, 1, 10.0),
-    Setting(5, samples=(20, 400)), Setting(8, 1, 2.0, samples=(20, 400)),
-    Setting(8, samples=(20, 20)), Setting(20, samples=(20, 20)),
-    Setting(5, 29, merged=True), Setting(8, 29, 2.0, merged=True), Setting(20, 29, merged=True),
-    Setting(8, discordant=0.05), Setting(8, 29, discordant=0.05),
-    *(Setting(K, M, training=0.0) for K in (5, 8, 20) for M in (1, 29)),
-]  # fmt: skip
-POWER = [
-    Setting(K, M, d, 5.0, merged=merged)
-    for K in (5, 8, 20)
-    for M, merged in ((1, False), (29, False), (29, True))
-    for d in (0.0, 2.0)
-] + [Setting(5, 1, 0.0, -5.0), Setting(5, 1, 0.0, 5.0, discordant=0.06)]
-
-
-def table(settings: Sequence[Setting], runs: int, seed: int) -> str:
-    """A Markdown table, one row per setting."""
-    heads = "clients, methods, gain, deviation, test samples, chosen on, worth it, not worth it, "
-    heads += "a client is told something, something wrong, naive bootstrap claims, interval covers"
-    lines = [f"| {heads.replace(', ', ' | ')} |", "| ---: " * 12 + "|"]
-    for s in settings:
-        found = rates(s, runs, seed)
-        low, high = s.samples
-        size = f"{low}" if low == high else f"{low}–{high}"
-        extra = "" if s.discordant == DISCORDANT else f", {100 * s.discordant:.0f} % differ"
-        extra += "" if s.training == TRAINING else ", no luck"
-        on = "—" if s.methods == 1 else "test" if s.merged else "validation"
-        cells = [s.clients, s.methods, f"{s.gain:g}", f"{s.deviation:g}", size + extra, on]
-        cells += [f"{100 * share:.1f} %" for share in found]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+def choice_of_thresholds(runs: int, rng: Rng) -> str:
+    """The thresholds of A that are best on half of some random settings, tried on the others."""
+    made = [random_setting(rng) for _ in range(80)]
+    ready = [sites(draw(s, runs, rng), s.rows) for s in made]
+    lines = ["| Pr(gain) | own p | worst, chosen on | power | worst, tried on | power |"]
+    lines.append("| ---: " * 6 + "|")
+    for sure in (0.95, 0.975, 0.98, 0.99, 0.995, 2.0):
+        for own in (0.025, 0.05, 0.10):
+            found = np.array([one.rates(sure, own) for one in ready])
+            halves = found[::2], found[1::2]
+            cells = [f"{100 * x:.1f} %" for h in halves for x in (h[:, 0].max(), h[:, 1].mean())]
+            name = "none (own test alone)" if sure > 1 else f"{sure:g}"
+            lines.append(f"| {name} | {own:g} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def seeds_table(runs: int, seed: int) -> str:
-    """How often an effect is claimed over several seeds, of gains with normal noise and no effect.
+def random_setting(rng: Rng) -> Setting:
+    """A setting that is none of the table's."""
+    size, rows = int(rng.integers(3, 40)), int(20 * 50 ** rng.random())
+    gain, idle = rng.choice([0.0, 2.0, 4.0, 7.0]), rng.choice([0.0, 0.0, 0.3, 0.6])
+    deviation, luck = rng.choice([0.0, 1.0, 3.0, 7.0]), rng.choice([0.0, 1.0])
+    return Setting(size, rows, 1, deviation, luck, gain, idle, rng.uniform(0.04, 0.25))
 
-    A client's gain has a sampling variance of 5 in each seed; clients differ by a deviation; all
-    clients of a seed share a luck.
+
+# ---- B, C, D -------------------------------------------------------------------------------------
+
+
+def of_sites(drawn: Drawn, rows: int) -> np.ndarray:
+    """For each comparison, 1 if B claims a gain, -1 a loss."""
+    gains = 100.0 * (drawn.wins - drawn.losses) / rows
+    variances = count_variance(drawn.wins, drawn.losses, rows)
+    return np.array(
+        [said(inference.these_sites(gained(g, v))) for g, v in zip(gains, variances, strict=True)]
+    )
+
+
+def gained(gains: Iterable[float], variances: Iterable[float]) -> list[Gain]:
+    """Gains with known variances."""
+    return [Gain(g, v, g, g, 1.0, 1) for g, v in zip(gains, variances, strict=True)]
+
+
+def said(found: inference.MeanGain | None, tests: int = 1) -> float:
+    """The claim about a mean gain that is the clearest of so many tests."""
+    assert found is not None
+    p = inference.holm([found.p] + [1.0] * (tests - 1))[0]
+    return float(np.sign(found.gain)) if p < LEVEL else 0.0
+
+
+def trained_again(s: Setting, runs: int, rng: Rng, trainings: int = 5) -> np.ndarray:
+    """The claims of C: the clearest of the methods, whose gains have normal noise.
+
+    Half of the variance by test samples is the same in all trainings.
     """
-    rng, noise = np.random.default_rng(seed), 5.0
-    truths = [(0.0, 0.0), (2.0, 0.0), (0.0, 1.0), (2.0, 1.0), (0.0, 3.0)]
-    heads = [f"deviation {d:g}, luck {c:g}" for d, c in truths]
-    lines = ["| seeds | clients | " + " | ".join(heads) + " |", "| ---: " * 7 + "|"]
-    for S, K in [(S, K) for S in (2, 3, 5) for K in (5, 8, 20)]:
-        cells = [str(S), str(K)]
-        for deviation, luck in truths:
-            shape = (runs, S, K)
-            gains = deviation * rng.standard_normal((runs, 1, K)) + luck * rng.standard_normal(
-                (runs, S, 1)
-            )
-            gains = gains + math.sqrt(noise) * rng.standard_normal(shape)
-            found = [mean_gain(one, np.full((S, K), noise)) for one in gains]
-            claims = [one is not None and one.p < paired.LEVEL for one in found]
-            cells.append(f"{np.mean(claims):.1%}")
-        lines.append("| " + " | ".join(cells) + " |")
+    v = 1e4 * s.discordant / s.rows
+    shape = (runs, s.methods, trainings, s.sites)
+    gains = s.deviation * rng.standard_normal((runs, s.methods, 1, s.sites))
+    gains -= gains.mean(-1, keepdims=True)
+    gains = gains + math.sqrt(s.luck**2 + v / 2) * rng.standard_normal(shape)
+    gains += math.sqrt(v / 2) * rng.standard_normal((runs, s.methods, 1, s.sites))
+    gains += s.gain
+    means, error = gains.mean(-1), math.sqrt(v * (0.5 + 0.5 / trainings) / s.sites)
+    t = np.abs(means.mean(-1)) / np.maximum(means.std(-1, ddof=1) / math.sqrt(trainings), error)
+    clearest = means[np.arange(runs), t.argmax(-1)]
+    return np.array([said(inference.trained_again(m, error, s.sites), s.methods) for m in clearest])
+
+
+def like_these(s: Setting, runs: int, rng: Rng) -> np.ndarray:
+    """The claims of D: the clearest of the methods, whose gains have normal noise."""
+    v = 1e4 * s.discordant / s.rows
+    gains = math.sqrt(s.deviation**2 + s.luck**2 + v) * rng.standard_normal(
+        (runs, s.methods, s.sites)
+    )
+    gains += s.gain
+    t = np.abs(gains.mean(-1)) / np.sqrt(np.maximum(gains.var(-1, ddof=1), v))
+    clearest = gains[np.arange(runs), t.argmax(-1)]
+    made = [inference.sites_like_these(gained(g, np.full(s.sites, v))) for g in clearest]
+    return np.array([said(found, s.methods) for found in made])
+
+
+def on_test(s: Setting, runs: int, rng: Rng) -> tuple[float, float]:
+    """False claims of A and B without any effect if test samples choose: Holm, no pooling."""
+    wins, losses = counts(np.zeros((runs, s.methods, s.sites)), s.rows, s.discordant, rng)
+    smallest, tests = mid_p(wins, losses).reshape(runs, -1).min(-1), s.methods * s.sites
+    alone = [inference.holm([p] + [1.0] * (tests - 1))[0] < LEVEL for p in smallest]
+    variances, gains = count_variance(wins, losses, s.rows), 100.0 * (wins - losses) / s.rows
+    best = (np.abs(gains.mean(-1)) / np.sqrt(variances.sum(-1))).argmax(-1)
+    at = np.arange(runs), best
+    made = [
+        inference.these_sites(gained(g, v)) for g, v in zip(gains[at], variances[at], strict=True)
+    ]
+    return float(np.mean(alone)), float(np.mean([said(one, s.methods) != 0 for one in made]))
+
+
+# ---- the tables ----------------------------------------------------------------------------------
+
+COLUMNS = ("A false", "A false, half idle", "A told", "A interval covers", "B false", "B told")
+COLUMNS += ("C false", "C told", "D false", "D told")
+
+
+def rates(s: Setting, runs: int, rng: Rng) -> list[float]:
+    """The numbers of COLUMNS: error and power of all four questions in one setting."""
+    without = draw(s, runs, rng)
+    gaining = draw(s._replace(gain=5.0), runs, rng)
+    half = draw(s._replace(gain=5.0, idle=0.5), runs, rng)
+    told = sites(gaining, s.rows, ends=s.methods == 1)
+    few = min(runs, 1000)  # C takes memory, one number for each training
+    false_a = [sites(one, s.rows).rates()[0] for one in (without, half)]
+    b = [of_sites(one, s.rows) for one in (without, gaining)]
+    c = [trained_again(s._replace(gain=g), few, rng) for g in (0.0, 5.0)]
+    d = [like_these(s._replace(gain=g), runs, rng) for g in (0.0, 5.0)]
+    means = [false_a[0], false_a[1], told.rates()[1], told.covered]
+    for claims in (b, c, d):
+        means += [float((claims[0] != 0).mean()), float((claims[1] > 0).mean())]
+    return means
+
+
+def grid(runs: int, seed: int, out: Path) -> str:
+    """All settings into a file; a Markdown table of the worst error and of the power by size."""
+    rng, rows = np.random.default_rng(seed), []
+    for K in SITES:
+        for n in ROWS:
+            for M, d, luck in ((M, d, c) for M in METHODS for d in DEVIATIONS for c in LUCKS):
+                rows.append(((K, n, M, d, luck), rates(Setting(K, n, M, d, luck), runs, rng)))
+            print(f"... {K} sites, {n} rows", flush=True)
+    with out.open("w", newline="") as file:
+        write = csv.writer(file, lineterminator="\n")
+        write.writerow(["sites", "rows", "methods", "deviation", "luck", *COLUMNS])
+        for key, found in rows:
+            write.writerow([*(f"{x:g}" for x in key), *(f"{x:.3f}" for x in found)])
+    return summary(rows)
+
+
+def summary(rows: Sequence[tuple[tuple[float, ...], list[float]]]) -> str:
+    """The worst error over methods, deviation and luck, and the power with 29 methods."""
+    heads = ["sites", "rows", *(f"{q}: false at most" for q in "ABCD")]
+    heads += [f"{q}: told" for q in "AABB"] + ["C: told", "D: told"]
+    lines = ["| " + " | ".join(heads) + " |", "| ---: " * len(heads) + "|"]
+    for K in SITES:
+        for n in ROWS:
+            here = {
+                key[2:]: dict(zip(COLUMNS, f, strict=True)) for key, f in rows if key[:2] == (K, n)
+            }
+            worst = [
+                max(f["A false"] for f in here.values()),
+                *(max(f[f"{q} false"] for f in here.values()) for q in "BCD"),
+            ]
+            worst[0] = max(worst[0], *(f["A false, half idle"] for f in here.values()))
+            plain, apart = here[29, 0.0, 0.0], here[29, 5.0, 0.0]
+            power = [plain["A told"], apart["A told"], plain["B told"], apart["B told"]]
+            cells = [f"{100 * x:.1f} %" for x in worst]
+            cells += [f"{100 * x:.0f} %" for x in (*power, plain["C told"], plain["D told"])]
+            lines.append(f"| {K} | {n} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+# ---- other metrics -------------------------------------------------------------------------------
+
+OTHERS = (
+    "auc", "auprc", "balanced_accuracy", "f1", "log_loss", "brier", "rmse", "mae", "r2",
+    "auc of 3", "balanced_accuracy of 3", "f1 of 3",
+)  # fmt: skip
+
+
+def others_table(runs: int, rng: Rng) -> str:
+    """False claims by each metric for two models that err as often, at one site and at three."""
+    kinds = [(20, 0.5), (60, 0.5), (20, 0.1), (200, 0.1)]
+    heads = [f"{n} rows" + (", 10 % positive" if share < 0.5 else "") for n, share in kinds]
+    lines = [f"| metric | {' | '.join(heads)} |", "| --- " + "| ---: " * len(heads) + "|"]
+    for name in OTHERS:
+        metric, _, several = name.partition(" of ")
+        cells = []
+        for n, share in kinds:
+            if share < 0.5 and (several or metric in ("rmse", "mae", "r2")):
+                cells.append("—")
+                continue
+            own, mean = [], []
+            for _ in range(runs):
+                found = [
+                    client_gain(metric, [models(metric, n, share, several, rng)]) for _ in "123"
+                ]
+                judged = [one for one in found if one is not None and one.judged]
+                own += [one is not None and one.p < LEVEL for one in found]
+                overall = inference.these_sites(judged)
+                mean.append(overall is not None and overall.p < LEVEL)
+            cells.append(f"{np.mean(own):.1%}, {np.mean(mean):.1%}".replace("%", " %"))
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def models(metric: str, n: int, share: float, several: str, rng: Rng) -> tuple[Answers, Answers]:
+    """The answers of two models that are equally good and partly err together."""
+    if metric in ("rmse", "mae", "r2"):
+        y = rng.standard_t(4, n)
+        made = [y + rng.standard_t(4, n) for _ in "12"]
+        return tuple(Answers(x, y, np.arange(n)) for x in made)  # type: ignore[return-value]
+    chances = [0.5, 0.4, 0.1] if several else [1 - share, share]
+    y = rng.choice(len(chances), n, p=chances)
+    raw = rng.standard_normal((3, n, len(chances)))
+    shown = np.exp(0.7 * (raw[0] + raw[1:]) + 1.2 * np.eye(len(chances))[y])
+    shown = shown / shown.sum(-1, keepdims=True)
+    if metric in ("balanced_accuracy", "f1"):
+        shown = shown.argmax(-1)
+    return Answers(shown[0], y, np.arange(n)), Answers(shown[1], y, np.arange(n))
 
 
 def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=2000, help="comparisons for each setting")
+    parser.add_argument("--runs", type=int, default=2000, help="comparisons in each setting")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    error = 100 * math.sqrt(0.05 * 0.95 / asked.runs)
-    print(
-        f"{asked.runs} comparisons for each setting; a share of 5 % has an error of {error:.1f} %"
-    )
-    for title, settings in (
-        ("No effect on the mean", GRID),
-        ("No effect, other forms", OTHERS),
-        ("A true gain of 5 points", POWER),
-    ):
-        print(f"\n## {title}\n\n{table(settings, asked.runs, asked.seed)}", flush=True)
-    print(f"\n## No effect, several seeds\n\n{seeds_table(asked.runs, asked.seed)}")
+    rng, out = np.random.default_rng([asked.seed, 1]), Path(__file__).with_suffix(".csv")
+    print(f"## The thresholds of A\n\n{choice_of_thresholds(asked.runs // 3, rng)}\n", flush=True)
+    print(f"## Error and power\n\n{grid(asked.runs, asked.seed, out)}\n", flush=True)
+    print("## Chosen on test samples\n\n| sites | rows | methods | A false | B false |")
+    print("| ---: " * 5 + "|")
+    for s in (Setting(K, n, M) for K in (5, 12) for n in (60, 200) for M in (5, 29)):
+        a, b = on_test(s, asked.runs // 3, rng)
+        print(f"| {s.sites} | {s.rows} | {s.methods} | {a:.1%} | {b:.1%} |".replace("%", " %"))
+    print(f"\n## Other metrics\n\n{others_table(asked.runs // 5, rng)}")
 
 
 if __name__ == "__main__":

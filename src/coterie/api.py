@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     participation: float | None
     seed: int | None
     seeds: int | Sequence[int] | None
+    folds: int | None
     epochs: int | None
     batch: int | None
     lr: float | None

@@ -104,22 +104,31 @@ def compare(
     tensorboard: Annotated[str | None, TENSORBOARD] = None,
     as_json: Annotated[bool, JSON] = False,
     columns: Annotated[str, COLUMNS] = "",
+    contrast: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="also: method A against B, trained again (5 seeds)"),
+    ] = None,
+    like_these: Annotated[
+        bool, typer.Option("--like-these", help="also: what the sites say of sites like these")
+    ] = False,
 ) -> None:
     """Compare several methods with training alone, on the same clients: is joining worth it?"""
     from . import api
     from .commands.console import comparison_value, show_comparison, show_json
     from .commands.live import watching
     from .runs.config.loading import default_out
+    from .views.judgement import checked_contrast
     from .views.table import checked_columns
 
     further = checked_columns(name.strip() for name in columns.split(",") if name.strip())
     asked = default_out(api.configure(config, **given))
+    pair = contrast and checked_contrast(contrast, [m.label for m in asked.methods()])
     with watching(asked, len(asked.methods()) * len(asked.seeds), tensorboard) as watch:
         found = api.compare_config(asked, [watch])
     if as_json:
         show_json(comparison_value(found))
     else:
-        show_comparison(found, further)
+        show_comparison(found, further, pair or None, like_these)
 
 
 @app.command()

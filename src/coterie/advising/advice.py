@@ -1,9 +1,9 @@
 """Which kind of collaboration suits a federation: stay local, average, cluster or personalise.
 
 Each kind is represented by its method with the best mean, and tested against each simpler kind on
-the test samples of all clients and seeds (``views.mean_gain``). The best of several methods is
-chosen on the same samples, so that p-values and intervals are corrected for their number. A choice
-by validation data would favour methods that weigh models on it.
+the test samples of all clients and seeds (question B of ``core.inference``). The best of several
+methods is chosen on the same samples, so that p-values and intervals are corrected for their
+number. A choice by validation data would favour methods that weigh models on it.
 
     a kind is beaten       if a less simple kind is shown to be better, and may be so by the margin
     a kind is a rival      of a simpler one if it may be better by the margin: the 95 % interval of
@@ -22,27 +22,22 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, final
 
-import numpy as np
-
 from ..api import Options, Source, compare_config, configure, listeners_of
+from ..core.inference import MeanGain
 from ..core.metrics import METRICS, higher_is_better
-from ..core.paired import LEVEL
-from ..core.site_gain import site_gain
+from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, printable_lines
 from ..runs.assemble import assemble
 from ..runs.config.schema import Config
 from ..runs.estimate import timings
 from ..runs.listeners import Watch
 from ..runs.run import LOCAL
-from ..views import words
+from ..views import judgement, words
 from ..views.comparison import Comparison
-from ..views.mean_gain import MANY, MeanGain, mean_gain, widened
 from ..views.table import Heading, Line, Table, to_text
 
 if TYPE_CHECKING:
     from ..views.comparison import Comparison, MethodRow
-
-    pass
 
 
 # The kinds, the simplest first, with the methods that try them.
@@ -107,29 +102,16 @@ def _best(metric: str, rows: Sequence["MethodRow"]) -> str:
 
 def _corrected(gain: MeanGain, tried: int) -> MeanGain:
     """The gain of the best of ``tried`` pairs of methods."""
-    return widened(gain, tried)._replace(p=min(1.0, tried * gain.p))
+    return gain.corrected(min(1.0, tried * gain.p))
 
 
 def method_gain(comparison: "Comparison", method: str, other: str) -> MeanGain:
-    """The mean gain over clients of one method over another, on the answers of all seeds."""
-    pairs = zip(_answers(comparison, method), _answers(comparison, other), strict=True)
-    by_seed = [list(zip(a, b, strict=True)) for a, b in pairs]  # [S][K] pairs of answers
-    each = [
-        site_gain(comparison.metric, [seed[k] for seed in by_seed]).each
-        for k in range(len(by_seed[0]))
-    ]
-    nothing = (math.nan, math.nan)
-    table = np.array([[pair or nothing for pair in one] for one in each])  # [K, S, 2]
-    found = mean_gain(table[:, :, 0].T, table[:, :, 1].T)
-    if found is None:  # the metric is not defined on any client's test samples
-        return MeanGain(0.0, math.inf, MANY, -math.inf, math.inf, 1.0, 0, math.inf, math.inf)
+    """The mean gain over these clients of one method over another, on the answers of all seeds."""
+    gains = judgement.site_gains(comparison, [method], other)
+    found = gains and judgement.mean_gain(gains[method], judgement.one_deal(comparison))
+    if not found:  # the metric is not defined on any client's test samples
+        return MeanGain(0.0, math.inf, math.inf, -math.inf, math.inf, 1.0, 0)
     return found
-
-
-def _answers(comparison: "Comparison", method: str) -> list[list[Any]]:
-    """The answers of a method's predictors ``[S][K]``."""
-    known = [run.outcomes for run in comparison.of_method(method)]
-    return [list(outcomes.clients()) for outcomes in known if outcomes is not None]
 
 
 def _margin(metric: str, score: float) -> float:
@@ -192,7 +174,9 @@ def _cannot_tell(advice: "Advice", comparison: "Comparison") -> str:
         + "."
         for one in open_
     ]
-    return " ".join([told, *evidence, "More seeds (--seeds) or more rounds (--rounds) may tell."])
+    return " ".join(
+        [told, *evidence, "More test rows (--folds 5) or more rounds (--rounds) may tell."]
+    )
 
 
 def _table(advice: "Advice", comparison: "Comparison") -> Table:
@@ -303,7 +287,7 @@ def probe_config(source: Source = None, **options: Unpack[Options]) -> Config:
     update: dict[str, Any] = {"methods": PROBE, "out": out}
     if options.get("rounds") is None:
         update["rounds"] = min(rounds, ROUNDS)
-    if options.get("seeds") is None:
+    if options.get("seeds") is None and asked.run.folds is None:
         update["seeds"] = tuple(range(seed, seed + SEEDS))
     return asked.model_copy(update={"run": asked.run.model_copy(update=update)})
 

@@ -12,9 +12,19 @@ from ..storage import files
 from ..views.comparison import Comparison
 
 
-def show_comparison(comparison: Comparison, columns: Sequence[str] = ()) -> None:
-    """Print the table with further columns, the verdict, and the paths of folder and page."""
+def show_comparison(
+    comparison: Comparison,
+    columns: Sequence[str] = (),
+    pair: tuple[str, str] | None = None,
+    like: bool = False,
+) -> None:
+    """Print the table with further columns, the verdict, and the paths of folder and page.
+
+    The verdict is followed by a sentence about a pair of methods, and one about sites like these,
+    if they are asked for.
+    """
     from ..views.table import notes, table, to_rich, to_text
+    from ..views.verdict import contrasted, like_these
 
     console, shown = Console(), table(comparison, columns)
     if console.is_terminal:
@@ -24,6 +34,10 @@ def show_comparison(comparison: Comparison, columns: Sequence[str] = ()) -> None
     for note in notes(comparison):
         show(f"{note}\n")
     show(comparison.verdict)
+    if pair is not None:
+        show(f"\n{contrasted(comparison, *pair)}")
+    if like:
+        show(f"\n{like_these(comparison)}")
     if comparison.path is not None:
         show(f"\nfolder: {comparison.path}\npage:   {comparison.path / REPORT}")
 

@@ -18,6 +18,7 @@ from ..errors import ConfigError, did_you_mean
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
+LEAST_CHANCE = 1e-7  # a probability below it counts as so much in the log loss
 Scorer = Callable[[Array, Array, Floats], Floats]  # outputs, targets, weights [B, n] -> scores [B]
 
 
@@ -32,6 +33,7 @@ class Metric:
     percent: bool  # scores are percents, and their differences are percentage points
     higher_is_better: bool = True
     probabilities: bool = False  # reads probabilities, not only the most likely class
+    test: str = "strata"  # of the gain of one predictor over another, see core.paired_tests
     by_share: bool = False  # reads signed weights, see _share_weighted_accuracy
     unit: str = ""  # added where a table names the metric
 
@@ -137,6 +139,53 @@ def _r2(outputs: Array, targets: Array, weights: Floats) -> Floats:
     return 1.0 - _ratio(_squares(outputs, targets, weights), total)
 
 
+def sample_losses(metric: str, outputs: Array, targets: Array) -> Floats:
+    """The loss of each sample ``[n]`` whose mean is the metric, or which its mean determines.
+
+    RMSE and R² are functions of mean squared errors. A prediction that is not a number has an
+    infinite loss.
+    """
+    if metric in ("log_loss", "brier"):
+        held = np.arange(outputs.shape[1]) == targets[:, None]
+        p = outputs.astype(np.float64)
+        if metric == "log_loss":
+            losses = -np.log(np.maximum(p[held], LEAST_CHANCE))
+        else:
+            losses = ((p - held) ** 2).sum(1) / 2.0  # of two classes: the usual square of one
+    else:
+        errors = _residuals(outputs, targets)
+        losses = np.abs(errors) if metric == "mae" else errors**2
+    return np.where(np.isfinite(losses), losses, math.inf)
+
+
+def _mean_loss(metric: str) -> Scorer:
+    def scorer(outputs: Array, targets: Array, weights: Floats) -> Floats:
+        losses = sample_losses(metric, outputs, targets)
+        lost = np.isinf(losses)
+        found = _ratio(weights @ np.where(lost, 0.0, losses), weights.sum(1))
+        return np.where(weights @ lost > 0, math.inf, found)
+
+    return scorer
+
+
+def _auprc(outputs: Array, targets: Array, weights: Floats) -> Floats:
+    """Average precision of one class against the rest: of two classes, of the second."""
+    columns = np.nan_to_num(outputs)
+    which = [1] if columns.shape[1] == 2 else range(columns.shape[1])
+    found = [_average_precision(columns[:, c], targets == c, weights) for c in which]
+    return 100.0 * mean_known(np.stack(found, 1))
+
+
+def _average_precision(values: Array, positive: Array, weights: Floats) -> Floats:
+    order = np.argsort(-values, kind="stable")
+    starts = np.flatnonzero(np.diff(values[order], prepend=math.inf))  # of equal values
+    sorted_weights = weights[:, order]
+    hits = np.add.reduceat(np.where(positive[order], sorted_weights, 0.0), starts, axis=1)
+    found = np.add.reduceat(sorted_weights, starts, axis=1).cumsum(1)
+    precision = np.divide(hits.cumsum(1), found, out=np.zeros_like(found), where=found > 0)
+    return _ratio((hits * precision).sum(1), hits.sum(1))
+
+
 def area_under_curve(values: Array, positive: Array) -> float:
     """The probability that a positive has a larger value than a negative; ties count half."""
     return float(_areas(values, positive, np.ones((1, len(values))))[0])
@@ -155,10 +204,16 @@ def _areas(values: Array, positive: Array, weights: Floats) -> Floats:
     return _ratio((won * below).sum(1), won.sum(1) * lost.sum(1))
 
 
+def _loss(name: str, title: str, targets: Literal["classes", "numbers"], **more: Any) -> Metric:
+    """The row of a metric that is the mean of a loss."""
+    scorer = _mean_loss(name)
+    return Metric(name, title, scorer, targets, percent=False, higher_is_better=False, **more)
+
+
 METRICS = {
     row.name: row
     for row in (  # the first row of each kind of targets is the default
-        Metric("accuracy", "accuracy", _accuracy, "classes", percent=True),
+        Metric("accuracy", "accuracy", _accuracy, "classes", percent=True, test="counts"),
         Metric(
             "balanced_accuracy", "balanced accuracy", _balanced_accuracy, "classes", percent=True
         ),
@@ -168,10 +223,14 @@ METRICS = {
             _share_weighted_accuracy,
             "classes",
             percent=True,
+            test="shares",
             by_share=True,
         ),
-        Metric("auc", "AUC", _auc, "classes", percent=True, probabilities=True),
+        Metric("auc", "AUC", _auc, "classes", percent=True, probabilities=True, test="ranks"),
+        Metric("auprc", "AUPRC", _auprc, "classes", percent=True, probabilities=True),
         Metric("f1", "F1", _f1, "classes", percent=True),
+        _loss("log_loss", "log loss", "classes", probabilities=True, test="means"),
+        _loss("brier", "Brier score", "classes", probabilities=True, test="means"),
         Metric(
             "rmse",
             "error (RMSE)",
@@ -179,11 +238,23 @@ METRICS = {
             "numbers",
             percent=False,
             higher_is_better=False,
+            test="root",
             unit="in the target's unit",
         ),
-        Metric("r2", "R²", _r2, "numbers", percent=False),
+        _loss("mae", "error (MAE)", "numbers", test="flips", unit="in the target's unit"),
+        Metric("r2", "R²", _r2, "numbers", percent=False, test="ratio"),
     )
 }
+
+
+BESIDE = ("auc", "auprc", "balanced_accuracy")  # shown of an outcome, whatever the metric
+RARE = 1 / 3  # share of a class below which accuracy says little: the metric "auto" is then AUC
+
+
+def automatic(prevalence: float | None) -> str:
+    """The metric of two classes one of which has this share of the samples; None: of others."""
+    scarce = prevalence is not None and not RARE <= prevalence <= 1 - RARE
+    return "auc" if scarce else metrics_for("classes")[0]
 
 
 def metric_named(name: str) -> Metric:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -72,6 +73,31 @@ def take_latest(dataset: Dataset, mine: Tensor, share: float) -> Tensor:
     return torch.from_numpy(when >= cuts[np.flatnonzero(off == off.min())[-1]])
 
 
+class Fold(NamedTuple):
+    """One of several parts of every client's samples, which test in turn."""
+
+    part: int  # from 0
+    of: int  # how many folds there are
+
+
+def take_fold(dataset: Dataset, mine: Tensor, fold: Fold, *words: int | str) -> Tensor:
+    """The blocks of ``mine`` that a fold tests; return a mask over ``mine``.
+
+    Blocks are dealt to the folds class by class, so that folds have the same classes. If samples
+    have times, a fold is a stretch of time; blocks of the same time stay together.
+    """
+    block, count = _blocks(dataset, mine)
+    if dataset.times is not None:
+        first = np.full(count, np.inf)
+        np.minimum.at(first, block, dataset.times[mine].numpy())
+        place = np.searchsorted(np.sort(first), first) * fold.of // max(1, count)
+    else:
+        luck = random.uniform(*words, torch.arange(count)).numpy()
+        place = np.empty(count, np.int64)
+        place[np.lexsort((luck, _kinds(dataset, mine, block, count)))] = np.arange(count) % fold.of
+    return torch.from_numpy((place == fold.part)[block])
+
+
 def _blocks(dataset: Dataset, mine: Tensor) -> tuple[Ints, int]:
     """The block of every sample, and the number of blocks."""
     if dataset.units is None:
@@ -116,18 +142,28 @@ def three_ways(
     shares: tuple[float, float],
     seed: int,
     given: bool,
+    fold: Fold | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split one client's samples into train, validation and test.
 
     ``shares`` are the share of validation among the samples that are not test, and the share of
     test among all samples. If the source has its own test part (``test``) or validation part
     (``given``), at this client or another, that part is used instead. If samples have times, test
-    data is the latest and validation data the latest of the rest.
+    data is the latest and validation data the latest of the rest. A ``fold`` tests in place of a
+    share of the samples.
     """
     val = pool[:0]
     if dataset.fixed is not None and given:
         held = dataset.fixed[pool] == VALIDATION
         pool, val = pool[~held], pool[held]
+    if fold is not None:
+        if test is not None:
+            raise ConfigError(
+                f"run.folds: {dataset.name} comes with test data of its own; expected data that "
+                "folds can divide; leave --folds out"
+            )
+        taken = take_fold(dataset, pool, fold, seed, "fold", random.name_key(name))
+        pool, test = pool[~taken], pool[taken]
     if test is None:
         pool, test = take(dataset, name, pool, shares[1], seed, "test")
     if not given:
@@ -172,6 +208,7 @@ def federate(
     common_test: bool = False,
     first: int | None = None,
     above: int | None = None,
+    fold: Fold | None = None,
 ) -> Federation:
     """Divide a dataset among clients by a partition, and make a federation of them.
 
@@ -182,8 +219,8 @@ def federate(
     samples that goes into the federated test set, which no client holds (reading P3-12). ``aux`` is
     the share of all test samples, or of the federated test set, that the server is given instead
     (P3's Fisher data). ``first`` keeps so many clients at most, ``above`` those with more samples
-    than that. The missing numbers of a table are filled in and its numbers standardised here, by
-    the training data alone.
+    than that. With a ``fold`` every client's test data is that part of its samples. The missing
+    numbers of a table are filled in and its numbers standardised here, by the training data alone.
     """
     _check_shares(dataset, val, test, federated, aux)
     parts = _selected(partition.split(dataset, seed), first, above)
@@ -195,7 +232,7 @@ def federate(
     ]
     shares = val, test / (1 - federated)
     splits = [
-        three_ways(dataset, name, pool, held, shares, seed, given)
+        three_ways(dataset, name, pool, held, shares, seed, given, fold)
         for name, (pool, _), held in zip(parts.clients, apart, tests, strict=True)
     ]
     everything = [(*split, out) for split, (_, out) in zip(splits, apart, strict=True)]

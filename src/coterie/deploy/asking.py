@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ..core.site_gain import SiteGain
+from ..core.paired_tests import SiteGain
 from ..engines.remote import SETUP, Transport
 from ..errors import CoterieError, EngineError
 from .protocol import gain_of, payload_of, refused_by

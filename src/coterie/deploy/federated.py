@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from ..core.algorithm import AnyAlgorithm, Sharing
+from ..core.paired_tests import SiteGain
 from ..core.problem import Problem, SharedPool
-from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..data.data_schema import Schema
 from ..data.federation import Seal, combined_fingerprint
@@ -67,7 +67,7 @@ class Federated(Setting):
 
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         """The problem of one run, from what the sites declare."""
-        seed = asked.run.seed
+        seed = asked.dealt(asked.run.seed)
         found = self._division(seed)
         declared = Declared(self.clients, tuple(r.counts for r in found.reports), self.schema)
         pool = self._pool(algorithm, seed)
@@ -76,15 +76,17 @@ class Federated(Setting):
 
     def identity(self, seed: int) -> Identity:
         """Hashes of the sites' data and of how it is divided."""
-        return self._division(seed).identity
+        return self._division(self.config.dealt(seed)).identity
 
     def manifest(self, seed: int) -> dict[str, Any]:
         """The sites with their counts and hashes; which samples they hold is not known here."""
-        return self._division(seed).manifest(self.config.data.name, self.schema)
+        return self._division(self.config.dealt(seed)).manifest(self.config.data.name, self.schema)
 
     def preprocessing(self, seed: int) -> Preprocessing:
         """How the sites' samples become inputs."""
-        scaled = scaled_example(self.schema, self._division(seed).moments, self.config.data.scale)
+        scaled = scaled_example(
+            self.schema, self._division(self.config.dealt(seed)).moments, self.config.data.scale
+        )
         return Preprocessing.of(self.schema, scaled)
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
@@ -109,7 +111,7 @@ class Federated(Setting):
     def agreed(self, cell: Cell) -> tuple[str, dict[str, Consent]]:
         """Have every site agree to an experiment; its hash, and what the sites answered."""
         agreement = self._agreement(cell)
-        pool = self._pool(cell.method.build(), cell.seed)
+        pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
         arrays = () if pool is None else (as_array(packed(pool)),)
         asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
         consents = ask_all(self.transport, self.clients, asked, Consent)
@@ -205,8 +207,9 @@ class Federated(Setting):
         return pool_of(parts, counts, share, self.schema, found.moments)
 
     def _agreement(self, cell: Cell) -> Agreement:
-        config, found = self.config.single(cell.method, cell.seed), self._division(cell.seed)
-        pool = self._pool(cell.method.build(), cell.seed)
+        config = self.config.single(cell.method, cell.seed)
+        found = self._division(self.config.dealt(cell.seed))
+        pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
         return Agreement(
             config=shared_config(config),
             clients=self.clients,

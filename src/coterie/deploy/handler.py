@@ -164,8 +164,8 @@ class SiteHandler:
         if traits.sharing is not None and not consent.samples:
             raise _ForbiddenError("refused", RAW_SAMPLES)
         config, agreement = experiment.config, experiment.agreement
-        data = config.data
-        division = Division(agreement.schema, data.scale, data.val, data.test, config.run.seed)
+        data, seed = config.data, config.dealt(config.run.seed)
+        division = Division(agreement.schema, data.scale, data.val, data.test, seed)
         own = self._holdings.facts(division, classes=False).counts
         said = agreement.counts[agreement.clients.index(self._folder.name)]
         if own != said:

@@ -86,8 +86,8 @@ class Holdings:
     def shards(self, experiment: Experiment) -> Shards:
         """The site's samples as one client of the experiment."""
         agreement, config, problem = experiment.agreement, experiment.config, experiment.problem
-        data = config.data
-        division = Division(agreement.schema, data.scale, data.val, data.test, config.run.seed)
+        data, seed = config.data, config.dealt(config.run.seed)
+        division = Division(agreement.schema, data.scale, data.val, data.test, seed)
         made = simulate(
             self._federation(division, agreement.moments),
             problem.factory,
@@ -109,8 +109,8 @@ class Holdings:
         if "subgroup" not in self._options:
             return None
         agreement, config = experiment.agreement, experiment.config
-        data = config.data
-        division = Division(agreement.schema, data.scale, data.val, data.test, config.run.seed)
+        data, seed = config.data, config.dealt(config.run.seed)
+        division = Division(agreement.schema, data.scale, data.val, data.test, seed)
         return JudgedRows.of(self._federation(division))
 
     def shared(self, division: Division, share: float) -> tuple[Tensor, Tensor]:

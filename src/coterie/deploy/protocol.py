@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..core.messages import REASONS
-from ..core.site_gain import SiteGain
+from ..core.paired_tests import SiteGain
 from ..data.arrays import Scale
 from ..data.standard import Sums
 from ..engines.codec import Message, decode, encode, read_head

@@ -30,6 +30,7 @@ from ..storage.files import STRICT, parsed
 
 MOST_SITES = 10_000
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
+SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric")
 SHARED_DATA = ("val", "test", "scale")  # fields of [data] that all sites have to share
 
 
@@ -92,9 +93,7 @@ def shared_config(config: Config) -> str:
     for own in (*OWN, "partition"):
         tables.pop(own, None)
     run = tables["run"]
-    tables["run"] = {
-        name: run[name] for name in ("rounds", "seed", "participation", "metric") if name in run
-    }
+    tables["run"] = {name: run[name] for name in SHARED_RUN if name in run}
     return json.dumps(tables, sort_keys=True)
 
 
@@ -177,7 +176,7 @@ def _tables(text: str) -> dict[str, Any]:
         tables = json.loads(text)
         data, run = tables.get("data", {}), tables.get("run", {})
         own = {*tables} & {*OWN, "partition"} | ({*data} - {*SHARED_DATA})
-        own |= {*run} - {"rounds", "seed", "participation", "metric"}
+        own |= {*run} - {*SHARED_RUN}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"agreement.config: is no config ({error}); expected tables") from error
     if own:

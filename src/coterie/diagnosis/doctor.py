@@ -14,6 +14,7 @@ from ..api import Options, Source, configure
 from ..commands.live import duration
 from ..core import tree
 from ..core.algorithm import round_of
+from ..core.inference import smallest_gain
 from ..core.policies import governed
 from ..data.simulation import Simulation
 from ..engines import auto, cluster, process
@@ -26,7 +27,6 @@ from ..runs.assemble import Assembly, assemble
 from ..runs.config.methods import Method
 from ..runs.estimate import peak_mib, timings
 from ..runs.run import Roster
-from ..views.mean_gain import smallest_gain
 from . import findings
 from .findings import (
     SiteRow,
@@ -104,9 +104,8 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         costs, engine, estimate = _cost_facts(assembly, on, methods)
         slow = [line for method in methods for line in _slower(assembly, method, engine)]
     made, roster, metric = on.federation, Roster.of(on.federation), assembly.config.run.metric
-    tests = len(made) * (2.0 if len(methods) > 2 else 1.0)
     sites = tuple(
-        SiteRow(part, smallest_gain(part.test_units, tests)) for part in findings.parts(made)
+        SiteRow(part, smallest_gain(part.test_units, len(made))) for part in findings.parts(made)
     )
     repeated = duplicates(made)
     inside, across = sum(repeated.across_splits.values()), repeated.across_clients
@@ -114,7 +113,7 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
     facts = (*_data_facts(assembly, on, roster), *_commonest(sites), counts, *costs)
     warnings = (
         *weak_warnings(roster, config.run.participation),
-        *score_warnings(sites, metric, tests),
+        *score_warnings(sites, metric),
         *data_warnings(made),
         *repeated_warnings(made, repeated),
         *slow,

@@ -451,7 +451,7 @@ def _scales(federation: Federation) -> list[str]:
     ]
 
 
-def score_warnings(sites: Sequence[SiteRow], metric: str, tests: float) -> list[str]:
+def score_warnings(sites: Sequence[SiteRow], metric: str) -> list[str]:
     """Warnings about scores that say little: a dominating class, and small test sets."""
     found, known = [], [site.part.commonest for site in sites if site.part.commonest is not None]
     if metric == "accuracy" and known and sum(known) / len(known) >= HIGH:
@@ -474,8 +474,8 @@ def score_warnings(sites: Sequence[SiteRow], metric: str, tests: float) -> list[
     if coarse and METRICS[metric].targets == "classes":
         found.append(
             f"{len(coarse)} of {len(sites)} clients have test data that shows only large gains of "
-            f"their own, corrected for {tests:g} tests: {some(coarse)}; the mean over clients may "
-            "still tell"
+            f"their own: {some(coarse)}; the mean over clients may still tell, and --folds 5 tests "
+            "all of their samples"
         )
     return found
 

@@ -21,10 +21,9 @@ from ..core import tree
 from ..core.algorithm import AnyAlgorithm, Mixture, Round, client_digest, round_of
 from ..core.answers import Answers, Outcomes
 from ..core.locations import located
-from ..core.paired import Pair
+from ..core.paired_tests import Pair, SiteGain, site_gain
 from ..core.problem import Problem
 from ..core.shards import Shards
-from ..core.site_gain import SiteGain, site_gain
 from ..core.tree import Tree
 from ..errors import EngineError
 from ..storage import files

@@ -22,9 +22,9 @@ import torch
 from ..core import tree
 from ..core.algorithm import AnyAlgorithm
 from ..core.calls import Form
+from ..core.paired_tests import SiteGain
 from ..core.problem import Problem
 from ..core.shards import Shards
-from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..errors import EngineError
 from . import worker

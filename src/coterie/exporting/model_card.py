@@ -6,6 +6,7 @@ classes; their own source text stands before the expression.
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -133,9 +134,10 @@ def _calibration(found: Calibration) -> str:
         (f"{part.predicted:.2f}", *_few(part.rows, f"{part.observed:.2f}")) for part in found.bins
     ]
     table = _table(("mean predicted probability", "test samples", "share with the outcome"), rows)
+    slope = "" if math.isnan(found.slope) else f", calibration slope {found.slope:.2f} (ideally 1)"
     return (
         f"Expected calibration error {found.error:.3f}, Brier score {found.brier:.3f} (less is "
-        f"better). A well calibrated model has the same number in both columns:\n\n{table}"
+        f"better){slope}. A well calibrated model has the same number in both columns:\n\n{table}"
     )
 
 

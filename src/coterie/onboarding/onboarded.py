@@ -19,7 +19,7 @@ from torch import Tensor
 from ..core import metrics
 from ..core.imports import Code, Given
 from ..core.metrics import METRICS
-from ..core.paired import LEVEL, Pair, client_gain
+from ..core.paired_tests import LEVEL, Pair, client_gain
 from ..data.data_schema import Schema
 from ..data.datasets import file_source
 from ..data.federation import Dataset
@@ -39,7 +39,6 @@ from ..exporting.writing import refuse_filled, write_export
 from ..runs.statistics import OverSeeds, over_seeds
 from ..storage import files
 from ..views import words
-from ..views.mean_gain import MANY
 from ..views.table import Heading, Line, Table, to_html, to_text
 from .newcomer import (
     DRAWS,
@@ -225,8 +224,8 @@ def curve_point(metric: str, samples: int, pairs: Sequence[Pair]) -> CurvePoint:
 def _ends(gain: float, of_tests: float, of_draws: float, draws: int) -> tuple[float, float]:
     """The interval of a gain whose variance has two parts; Satterthwaite's degrees of freedom."""
     variance = of_tests + of_draws
-    spread = of_tests**2 / MANY + of_draws**2 / (draws - 1)
-    freedom = variance**2 / spread if spread > 0 else MANY
+    spread = of_draws**2 / (draws - 1)  # the variance by test samples counts as known
+    freedom = variance**2 / spread if spread > 0 else math.inf
     reach = float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
     return gain - reach, gain + reach
 

@@ -16,7 +16,7 @@ from torch import nn
 from ..core.algorithm import AnyAlgorithm
 from ..core.fields import AUTO
 from ..core.flat import build
-from ..core.metrics import METRICS, metrics_for
+from ..core.metrics import METRICS, automatic, metrics_for
 from ..core.problem import Problem
 from ..core.tree import Tree
 from ..data.arrays import AUTO_SCALE
@@ -176,25 +176,27 @@ def assemble(config: Config) -> Assembly:
     _check_clients(config.partition.options.get("clients") or 1, dataset)
     kind = partition_class(config.partition.name, config.code)
     partition = kind(**config.partition.options)
-    federations = {
-        seed: federate(
+    deals = {
+        (deal, fold): federate(
             dataset,
             partition,
             val=config.data.val,
             test=config.data.test,
             aux=config.data.aux,
             federated=config.data.federated or 0.0,
-            seed=seed,
+            seed=deal,
             foreign_targets=config.partition.foreign_targets,
             common_test=bool(config.partition.common_test),
             first=config.partition.first,
             above=config.partition.above,
+            fold=fold,
         )
-        for seed in config.seeds
+        for deal, fold in {(config.dealt(s), config.fold(s)): None for s in config.seeds}
     }
-    for federation in federations.values():
+    for federation in deals.values():
         _check_sizes(federation)
         dataset = federation.dataset  # the columns of a table are final only after partitioning
+    federations = {s: deals[config.dealt(s), config.fold(s)] for s in config.seeds}
     return Assembly(config, federations, factory_of(config, dataset), Homes())
 
 
@@ -236,7 +238,7 @@ def settled(config: Config, dataset: Dataset) -> Config:
 def _metric(metric: str, dataset: Dataset) -> str:
     fit = metrics_for("numbers" if dataset.regression else "classes")
     if metric == AUTO:
-        return fit[0]
+        return fit[0] if dataset.regression else automatic(_prevalence(dataset))
     if metric not in fit:
         kind = "numbers" if dataset.regression else f"{dataset.classes} classes"
         raise ConfigError(
@@ -244,6 +246,13 @@ def _metric(metric: str, dataset: Dataset) -> str:
             f"expected one of {', '.join(fit)}"
         )
     return metric
+
+
+def _prevalence(dataset: Dataset) -> float | None:
+    """The share of the second of two classes; None of other targets, or of a mere schema."""
+    if dataset.classes != 2 or dataset.y.ndim > 1 or len(dataset.y) < 2:
+        return None
+    return float((dataset.y == 1).double().mean())
 
 
 def _check_device(device: str) -> None:

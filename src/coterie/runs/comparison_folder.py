@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.site_gain import SiteGain
+from ..core.paired_tests import SiteGain
 from ..errors import StoreError
 from ..storage import files, lock
 from . import run_folder

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.locations import located
+from ..core.paired_tests import SiteGain
 from ..core.problem import Problem
 from ..core.shards import Shards
-from ..core.site_gain import SiteGain
 from ..core.tree import Tree
 from ..data.manifest import Identity
 from ..data.standard import Preprocessing

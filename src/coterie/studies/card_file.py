@@ -272,6 +272,10 @@ def _printed(value: Any, where: str) -> Printed:
 
 
 def _loaded(path: Path, tables: Table, code: Code) -> Any:
+    """The config of a column; as in the papers, each seed divides the data anew."""
+    run = tables.get("run", {})
+    if isinstance(run, Mapping):
+        tables = {**tables, "run": {"deal": "anew", **run}}
     try:
         return load(tables, code=code)
     except ConfigError as error:

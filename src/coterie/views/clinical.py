@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
+from scipy.special import expit, logit, ndtri
 
 from ..core import metrics
 from ..core.answers import Answers
-from ..core.metrics import METRICS, Array, Floats
-from ..core.paired import LEVEL
+from ..core.metrics import BESIDE, METRICS, Array, Floats
+from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import JudgedRows, Run
 
@@ -42,6 +42,7 @@ class Calibration(NamedTuple):
     bins: tuple[Bin, ...]  # those with samples
     error: float  # the expected calibration error: mean distance of a bin, weighted by its rows
     brier: float  # the mean squared difference of probability and outcome
+    slope: float  # of the outcome on the probabilities' logits; below 1, these are too extreme
 
 
 class Estimate(NamedTuple):
@@ -74,7 +75,26 @@ def calibration(p: Floats, truth: Truths) -> Calibration:
         for i in np.flatnonzero(rows)
     )
     apart = sum(part.rows * abs(part.predicted - part.observed) for part in bins) / len(p)
-    return Calibration(bins, apart, float(((p - truth) ** 2).mean()))
+    return Calibration(bins, apart, float(((p - truth) ** 2).mean()), slope(p, truth))
+
+
+def slope(p: Floats, truth: Truths) -> float:
+    """The calibration slope: the logistic regression of the outcome on the logits.
+
+    NaN where it does not exist: a threshold divides the outcomes, or all probabilities are equal.
+    """
+    logits = logit(np.clip(p, 1e-6, 1 - 1e-6))
+    design, found = np.stack([np.ones(len(p)), logits], 1), np.zeros(2)
+    for _ in range(50):  # Newton's steps
+        chance = expit(design @ found)
+        curvature = (design * (chance * (1 - chance))[:, None]).T @ design
+        if np.linalg.cond(curvature) > 1e12:
+            return math.nan
+        step = np.linalg.solve(curvature, design.T @ (truth - chance))
+        found = found + step
+        if np.abs(step).max() < 1e-9:
+            return float(found[1])
+    return math.nan
 
 
 def sensitivity(p: Floats, truth: Truths, units: Array, specificity: float) -> Sensitivity | None:
@@ -186,6 +206,7 @@ class Clinical(NamedTuple):
 
     rows: int
     positives: int | None  # None without an outcome
+    beside: tuple[float, ...]  # scores by the metrics BESIDE; none with too few rows
     calibration: Calibration | None
     sensitivity: Sensitivity | None
     subgroups: tuple[Subgroup, ...]
@@ -297,16 +318,20 @@ def clinical(
 ) -> Clinical:
     """The numbers of one client's test samples; ``names`` and ``codes`` are of the subgroups."""
     count, positives, calibrated, sensitive = len(answers.targets), None, None, None
+    beside: tuple[float, ...] = ()
     if outcome is not None and answers.chances is not None:
         p, truth = answers.chances[:, outcome].astype(np.float64), answers.targets == outcome
         positives = int(truth.sum())
         if count >= FEWEST and bool(np.isfinite(p).all()):
+            both = np.stack([1 - p, p], 1)
+            beside = tuple(metrics.score(name, both, truth.astype(int)) for name in BESIDE)
             calibrated = calibration(p, truth)
             sensitive = sensitivity(p, truth, answers.units, specificity)
     groups = [] if codes is None else [(i, codes == i) for i in range(len(names))]
     return Clinical(
         count,
         positives,
+        beside,
         calibrated,
         sensitive,
         tuple(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from ..core.metrics import METRICS
+from ..core.metrics import BESIDE, METRICS
 from ..runs.run import LOCAL, Run
 from . import words
 from .clinical import (
@@ -51,6 +51,7 @@ class ClinicalView(NamedTuple):
     seed: int
     score: str  # the metric of the subgroups
     column: str
+    heads: tuple[str, ...]
     fewest: int
     methods: tuple[tuple[str, str], ...]  # title and colour
     curves: tuple[CurvePanel, ...]
@@ -78,6 +79,7 @@ def clinical_view(
         seed=history.seed,
         score=METRICS[history.metric].title,
         column=first.column,
+        heads=HEADS,
         fewest=FEWEST,
         methods=tuple((words.label(method), colour(method)) for method in runs),
         curves=tuple(_panel(runs, history, i) for i in drawn[:MOST_CURVES]),
@@ -183,11 +185,17 @@ def _site_rows(
     )
 
 
-def _cells(part: Clinical) -> tuple[str, str, str]:
+HEADS = (*(METRICS[m].title for m in BESIDE), "calibration error", "Brier", "slope", "sensitivity")
+
+
+def _cells(part: Clinical) -> tuple[str, ...]:
+    """The numbers of HEADS."""
     if part.calibration is None:
-        return (words.NONE,) * 3
-    error, brier = (f"{value:.3f}" for value in part.calibration[1:])
-    return error, brier, sensitivity_text(part.sensitivity)
+        return (words.NONE,) * len(HEADS)
+    scores = (words.number(x, name) for name, x in zip(BESIDE, part.beside, strict=True))
+    error, brier, slope = part.calibration[1:]
+    places = f"{error:.3f}", f"{brier:.3f}", words.NONE if math.isnan(slope) else f"{slope:.2f}"
+    return *scores, *places, sensitivity_text(part.sensitivity)
 
 
 def sensitivity_text(found: Sensitivity | None) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core import metrics
 from ..core.metrics import Floats
-from ..core.site_gain import SiteGain
+from ..core.paired_tests import SiteGain
 from ..errors import ConfigError, StoreError, did_you_mean, printable_lines
 from ..runs import statistics
 from ..runs.alarms import Alarm, raise_alarms
@@ -79,6 +79,12 @@ class Comparison:
         runs = tuple(runs)
         refuse_unlike(runs)
         return cls(runs, path, gains)
+
+    @property
+    def folds(self) -> int | None:
+        """How many folds test in turn, each in the run of its seed; None without folds."""
+        found: int | None = self.runs[0].config.get("run", {}).get("folds")
+        return found
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
@@ -176,25 +182,22 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """The contents of ``comparison.json``."""
         from .table import notes
-        from .verdict import client_sentence
 
-        found = list((self.judgements or {}).values())
-        overall = {j.method: {**j.overall._asdict(), "p": j.p, "shown": j.claim} for j in found}
+        found = self.judgements or {}
         return {
             "verdict": self.verdict,
             "notes": notes(self),
             "recommended": self.choice,
             "metric": self.metric,
             "seeds": list(self.seeds),
-            "methods": [{**row._asdict(), "gain": overall.get(row.method)} for row in self.rows],
+            "methods": [{**row._asdict(), **_answers(found.get(row.method))} for row in self.rows],
             "sites": [answer.to_dict() for answer in self.answers],
             "clients": [
                 {
                     **{"client": one.client, "method": one.method},
-                    **{**one.gain._asdict(), "p": one.p, "shown": one.claim},
-                    "sentence": client_sentence(self, one),
+                    **{**one.gain._asdict(), "shown": one.claim, "with_others": one.with_others},
                 }
-                for judged in found
+                for judged in found.values()
                 for one in judged.clients
             ],
             "runs": [
@@ -227,6 +230,16 @@ class Comparison:
         from .table import comparison_html
 
         return comparison_html(self)
+
+
+def _answers(found: Judgement | None) -> dict[str, Any]:
+    """The answers to questions B, C and D about one method, as values of JSON."""
+    questions = ("these_sites", "trained_again", "sites_like_these")
+    if found is None:
+        return {"shown": None, **dict.fromkeys(questions), "left_out": []}
+    means = {name: getattr(found, name) for name in questions}
+    said = {name: None if mean is None else mean._asdict() for name, mean in means.items()}
+    return {"shown": found.claim, **said, "left_out": list(found.left_out)}
 
 
 def refuse_unlike(runs: Sequence[Run]) -> None:

@@ -379,12 +379,12 @@ def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
     roster = comparison.of_method(method)[0].roster
     judged = (comparison.judgements or {}).get(method)
     tests = {one.client: one for one in judged.clients} if judged else {}
-    means = metrics.mean_known(comparison.gains(method).T)
+    first = comparison.gains(method)[0]
     rows = []
     for i, name in enumerate(roster.clients):
         one, size = tests.get(name), int(roster.n_train[i])
         if one is None:
-            rows.append(GainRow(i, name, size, float(means[i]), math.nan, math.nan, None))
+            rows.append(GainRow(i, name, size, float(first[i]), math.nan, math.nan, None))
         else:
             gain = one.gain
             rows.append(GainRow(i, name, size, gain.gain, gain.low, gain.high, one.claim))

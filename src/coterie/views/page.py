@@ -29,7 +29,7 @@ from .figures import scatters
 from .judgement import Claim
 from .reliance import MOST_CLIENTS, Reliance, reliance
 from .svg import colour, style
-from .table import Table, notes, run_facts, table, to_html
+from .table import Table, notes, run_facts, table, tests, to_html
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -244,7 +244,7 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "table": to_html(shown),
             "meanings": _meanings(shown),
             "notes": notes(comparison),
-            "tests": _tests(comparison),
+            "tests": tests(comparison),
             "curves": figures.learning_curves(comparison),
             "by_bytes": figures.byte_curves(comparison),
             "own": False,
@@ -281,7 +281,7 @@ def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
         ("true groups", str(groups)),
         ("training samples per client", samples_of(history.roster)),
         ("rounds", str(len(history.lines))),
-        ("seeds", str(len(comparison.seeds))),
+        ("seeds" if comparison.folds is None else "folds", str(len(comparison.seeds))),
     ]
     return [fact for fact in facts if fact != ("true groups", "0")]
 
@@ -303,24 +303,6 @@ def _rejected(comparison: "Comparison") -> list[str]:
 
 def _meanings(shown: Table) -> list[tuple[str, str]]:
     return [(column.head, column.meaning) for column in shown.columns if column.meaning]
-
-
-def _tests(comparison: "Comparison") -> list[tuple[str, ...]]:
-    """For every method but Local: its mean gain over Local, and both tests of that gain."""
-    metric = comparison.metric
-    lines: list[tuple[str, ...]] = []
-    for row in comparison.rows:
-        found = (comparison.judgements or {}).get(row.method)
-        if row.paired is None:
-            continue
-        ends, p = words.NONE, words.NONE
-        if found is not None:
-            low, high = (words.number(x, metric) for x in (found.overall.low, found.overall.high))
-            ends, p = f"{low} to {high}", words.chance(found.p)
-        gain = words.number(row.relative_to_local.mean, metric, sign=True)
-        name, ranks = words.label(row.method), words.chance(row.paired.p)
-        lines.append((name, gain, ends, p, str(row.paired.n), ranks))
-    return lines
 
 
 def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
@@ -349,6 +331,9 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
     found = (comparison.judgements or {}).get(best)
     judged = {one.client: one for one in found.clients} if found else {}
 
+    def gain_of(i: int, name: str) -> float:
+        return judged[name].gain.gain if name in judged else float(gained[i])
+
     def ends(name: str) -> str:
         low, high = judged[name].gain.low, judged[name].gain.high
         return f"{words.number(low, metric)} to {words.number(high, metric)}"
@@ -358,10 +343,10 @@ def _clients(comparison: "Comparison", best: str) -> list[ClientLine]:
             name,
             int(roster.n_train[i]),
             tuple(words.number(float(first[m].last[i]), metric) for m in comparison.methods),
-            words.number(float(gained[i]), metric, sign=True),
+            words.number(gain_of(i, name), metric, sign=True),
             ends(name) if name in judged else words.NONE,
             judged[name].claim if name in judged else "unclear",
-            bool(gained[i] < 0),
+            gain_of(i, name) < 0,
         )
         for i, name in enumerate(roster.clients)
     ]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from ..core.metrics import Floats
-from ..core.paired import LEVEL
+from ..core.paired_tests import LEVEL
 from ..runs import collaboration
 from ..runs.collaboration import ZERO_WITHIN
 from ..runs.run import Line, Packed, Roster, Run, dense

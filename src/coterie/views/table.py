@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from markupsafe import Markup
 
+from ..core.inference import MeanGain
 from ..core.metrics import METRICS
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import LOCAL
@@ -194,6 +195,41 @@ def table(comparison: "Comparison", further: Sequence[str] = ()) -> Table:
     return Table(tuple(column.heading(comparison) for column in columns), lines)
 
 
+def tests(comparison: "Comparison") -> list[tuple[str, ...]]:
+    """For every method but Local: its mean gain over Local, and the tests of that gain."""
+    lines: list[tuple[str, ...]] = []
+    for row in comparison.rows:
+        found = (comparison.judgements or {}).get(row.method)
+        if row.paired is None:
+            continue
+        mean, again = (None, None) if found is None else (found.these_sites, found.trained_again)
+        p = words.chance(mean.p) if found and found.tested and mean else words.NONE
+        lines.append(
+            (
+                words.label(row.method),
+                *_gain_cells(mean, comparison.metric),
+                p,
+                *_gain_cells(again, comparison.metric),
+                words.NONE if again is None else words.chance(again.p),
+                str(row.paired.n),
+                words.chance(row.paired.p),
+            )
+        )
+    return lines
+
+
+def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str]:
+    """A mean gain and its interval."""
+    if mean is None:
+        return words.NONE, words.NONE
+    low, high = (words.number(x, metric) for x in (mean.low, mean.high))
+    return words.number(mean.gain, metric, sign=True), f"{low} to {high}"
+
+
+FOLDS = (
+    "The answer is about the mean of the models of {} folds, each of which was tested on rows that "
+    "it never saw. The model for use is trained once more, without --folds."
+)
 MERGED = (
     "merge_val = true: methods that do not use validation data otherwise were trained on it too, "
     "so no round is chosen by validation."
@@ -202,9 +238,10 @@ MERGED = (
 
 def notes(comparison: "Comparison") -> list[str]:
     """Notes under the table: how the choice by validation was limited, if it was."""
-    found = [MERGED] if any(run.merge_val for run in comparison.runs) else []
+    found = [] if comparison.folds is None else [FOLDS.format(comparison.folds)]
+    found += [MERGED] if any(run.merge_val for run in comparison.runs) else []
     lacking = {c: None for run in comparison.runs for c in run.roster.without_validation}
-    if lacking and not found:
+    if lacking and MERGED not in found:
         who = words.listing(list(lacking))
         found.append(f"Best by validation is chosen without {who}: no validation data.")
     return found
@@ -266,7 +303,8 @@ def to_html(shown: Table) -> Markup:
 def comparison_text(comparison: "Comparison", further: Sequence[str] = ()) -> str:
     """The table, with further columns, and the verdict, as ``repr`` shows them."""
     seeds = len(comparison.seeds)
-    over = f", mean ± deviation over {seeds} seeds" if seeds > 1 else ""
+    what = "seeds" if comparison.folds is None else "folds"
+    over = f", mean ± deviation over {seeds} {what}" if seeds > 1 else ""
     title = f"{METRICS[comparison.metric].title} of {len(comparison.methods)} methods{over}"
     shown = to_text(table(comparison, further))
     return "\n\n".join([title, shown, *notes(comparison), comparison.verdict])

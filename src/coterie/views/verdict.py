@@ -1,8 +1,8 @@
-"""The verdict of a comparison: is joining worth it, for the federation and for each client?
+"""What is said of a comparison: one sentence for each question, none without its test.
 
-Every claim rests on a test (``views.judgement``): "worth it", "worth it for these clients" and
-"not worth it" are said only if they are shown. Otherwise the verdict says that the question is open
-and how much more data would probably answer it.
+The four questions are those of :mod:`coterie.core.inference`: the headline is about these sites and
+the models of this run; each site has an answer of its own; what is said of training again needs
+five seeds; what is said of sites like these is said when it is asked for.
 """
 
 import math
@@ -10,17 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+from ..core.inference import TRAININGS, MeanGain, more_rows
 from ..core.metrics import METRICS
-from ..core.paired import Gain
+from ..core.paired_tests import Gain
 from ..errors import printable_lines
 from ..runs.run import LOCAL
 from . import words
-from .judgement import Claim, ClientGain, Judgement
-from .mean_gain import AT_MOST, more, more_samples
+from .judgement import Claim, ClientGain, Judgement, claim, contrast, one_deal
 from .page import client_index
 
 if TYPE_CHECKING:
     from .comparison import Comparison, MethodRow
+
+AT_MOST = 30.0  # times as many test rows as there were: more than that is not advised
 
 
 def verdict(comparison: "Comparison") -> str:
@@ -32,90 +34,100 @@ def verdict(comparison: "Comparison") -> str:
         answer = ["No client has test data, so nothing can be said about joining."]
     else:
         row = next(row for row in comparison.rows if row.method == choice.method)
-        judged = (comparison.judgements or {}).get(choice.method)
-        found = _untested(comparison, row) if judged is None else _answer(comparison, row, judged)
-        answer = [found, *_chosen(comparison, row)]
+        found = (comparison.judgements or {}).get(choice.method)
+        if found is None:
+            answer = [_untested(row, comparison.metric), *_chosen(comparison, row)]
+        else:
+            answer = _answer(comparison, row, found)
     return " ".join([*answer, *_warnings(comparison)])
 
 
-def _answer(comparison: "Comparison", row: "MethodRow", found: Judgement) -> str:
-    outcome, metric = _outcome(comparison, row), comparison.metric
+def _answer(comparison: "Comparison", row: "MethodRow", found: Judgement) -> list[str]:
     lost = [one.client for one in found.clients if one.gain.gain == -math.inf]
     if lost:
         name = words.label(row.method)
-        return f"Joining is not worth it as it is: {name} diverged for {words.listing(lost)}."
-    mean = found.overall
-    size = words.interval(mean.gain, mean.low, mean.high, metric)
-    p = words.chance(found.p)
-    p += f", corrected for {found.tried} methods" if found.tried > 1 else ""
-    shown = f"{size}, which is unlikely to be chance ({p})"
-    gain, lose = found.shown("better"), found.shown("worse")
-    if found.claim == "better":
-        return f"Joining is worth it: {outcome}, {shown}.{_heads(found)}"
-    if gain and len(found.clients) > 1:
-        whole = shown if found.claim == "worse" else f"{size}, which shows nothing"
-        others = f" A loss is shown for {words.listing(lose)}." if lose else ""
-        return (
-            f"Joining is worth it for some clients: a gain is shown for {words.listing(gain)}. On "
-            f"the mean over clients {outcome}, {whole}.{others}"
-        )
-    if found.claim == "worse":
-        return f"Joining is not worth it: {outcome}, {shown}.{_heads(found)}"
-    return (
-        f"This does not tell whether joining is worth it: {outcome}, {size}, which could be chance "
-        f"({p}). {_advice(comparison, found)}{_heads(found)}"
-    )
+        return [
+            f"Joining is not worth it as it is: {name} diverged for {words.listing(lost)}.",
+            *_chosen(comparison, row),
+        ]
+    if found.these_sites is None:
+        return [f"No site has enough test rows to judge {words.label(row.method)}."]
+    return [
+        _headline(comparison, found, found.these_sites),
+        _scores(row, comparison.metric),
+        *_heads(found),
+        *_chosen(comparison, row),
+        _again(comparison, found),
+    ]
 
 
-def _outcome(comparison: "Comparison", row: "MethodRow") -> str:
-    metric, unit = comparison.metric, words.unit(comparison.metric)
-    mean, alone = words.number(row.mean.mean, metric), words.number(row.alone.mean, metric)
+def _headline(comparison: "Comparison", found: Judgement, mean: MeanGain) -> str:
+    """B: the mean gain of these sites by the models of this run."""
+    where = f"For {_sites(comparison, mean.sites)} and the models of {_runs(comparison)}"
+    corrected = f", corrected for {found.tried} methods" if found.tried > 1 else ""
+    advice = _advice(comparison, found, mean) if found.claim == "unclear" else ""
+    return f"{where}, {_said(mean, comparison.metric, 'joining')}{corrected}.{advice}"
+
+
+def _sites(comparison: "Comparison", count: int) -> str:
     everybody = len(comparison.runs[0].roster)
-    who = "" if row.served == everybody else f" for the {row.served} of {everybody} clients judged"
+    if count == everybody:
+        return "this site" if count == 1 else f"these {count} sites"
+    return f"{count} of {everybody} sites"
+
+
+def _runs(comparison: "Comparison") -> str:
+    seeds = len(comparison.seeds)
+    if comparison.folds is not None:
+        return f"{comparison.folds} folds, on the mean"
+    if seeds == 1:
+        return "this run"
+    return f"these {seeds} runs" if one_deal(comparison) else f"{seeds} deals of the data"
+
+
+def _size(mean: MeanGain, metric: str) -> str:
+    """``7.3 points on average (95 % interval 5.1 to 9.4)``."""
+    low, high = (words.number(end, metric) for end in (mean.low, mean.high))
+    average = " on average" if mean.sites > 1 else ""
+    value = words.number(mean.gain, metric)
+    return f"{value}{words.points(metric)}{average} (95 % interval {low} to {high})"
+
+
+def _mirrored(mean: MeanGain) -> MeanGain:
+    return mean._replace(gain=-mean.gain, low=-mean.high, high=-mean.low)
+
+
+def _scores(row: "MethodRow", metric: str) -> str:
+    mean, alone = words.number(row.mean.mean, metric), words.number(row.alone.mean, metric)
+    unit = words.unit(metric)
     return (
-        f"{_when(comparison)} {words.label(row.method)} gives a mean {METRICS[metric].title} "
-        f"of {mean}{unit} instead of {alone}{unit} alone{who}"
+        f"{words.label(row.method)} has a mean {METRICS[metric].title} of {mean}{unit}, training "
+        f"alone {alone}{unit}."
     )
 
 
-def _when(comparison: "Comparison") -> str:
-    seeds = len(comparison.seeds)
-    return "in this run" if seeds == 1 else f"over {seeds} seeds"
-
-
-def _heads(found: Judgement) -> str:
-    """A sentence on how many clients are shown to gain and to lose."""
+def _heads(found: Judgement) -> list[str]:
+    """A: how many sites are told of a gain and of a loss."""
     count = len(found.clients)
     if count < 2:
-        return ""
+        return []
     gain, lose = len(found.shown("better")), found.shown("worse")
     losers = f" ({words.listing(lose)})" if lose else ""
-    return (
-        f" A gain of its own is shown for {gain or 'none'} of {count} clients, a loss for "
+    return [
+        f"A gain of its own is shown for {gain or 'none'} of {count} sites, a loss for "
         f"{len(lose) or 'none'}{losers}."
-    )
+    ]
 
 
-def _advice(comparison: "Comparison", found: Judgement) -> str:
-    """A sentence on how many test samples, seeds or clients would show the gain."""
-    wanted = more(found.overall, found.tried)
+def _advice(comparison: "Comparison", found: Judgement, mean: MeanGain) -> str:
+    """A sentence on how many test rows would show the gain."""
+    times = more_rows(mean.gain, mean.error)
+    if times is None:
+        return ""
+    if times > AT_MOST:
+        return f" Even {AT_MOST:.0f} times as many test rows would hardly tell."
     now = sum(one.gain.samples for one in found.clients) / max(1, len(found.clients))
-    if wanted.data is not None:
-        samples, seeds = (
-            math.ceil(wanted.data * now),
-            math.ceil(wanted.data * len(comparison.seeds)),
-        )
-        seeds = max(seeds, len(comparison.seeds) + 1)
-        return (
-            f"A gain of this size would probably show with {samples} test samples for each client "
-            f"instead of {now:.0f}, or with {seeds} seeds."
-        )
-    if wanted.clients is not None:
-        return (
-            "The clients differ too much for more test samples to tell; "
-            f"{wanted.clients} clients like these probably would."
-        )
-    return f"Even {AT_MOST:.0f} times as many test samples would not show a gain of this size."
+    return f" About {math.ceil(times * now)} test rows per site instead of {now:.0f} might tell."
 
 
 def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
@@ -135,33 +147,65 @@ def _chosen(comparison: "Comparison", row: "MethodRow") -> list[str]:
         "" if best.method == row.method else f"; {words.label(best.method)} is best on test data"
     )
     rival += f" ({top})" if rival else ""
-    return [f"{name} was chosen among {choice.tried} methods on validation data{rival}."]
+    among = f" among {choice.tried} methods" if choice.tried > 1 else ""
+    return [f"{name} was chosen{among} on validation data{rival}."]
 
 
-def _untested(comparison: "Comparison", row: "MethodRow") -> str:
+def _again(comparison: "Comparison", found: Judgement) -> str:
+    """C: what training again would show, or what it needs."""
+    if found.trained_again is None:
+        return f"Training again is not covered{_needed(comparison)}."
+    said = _said(found.trained_again, comparison.metric, "joining")
+    return f"Trained again ({len(comparison.seeds)} seeds), {said}{_for_all(comparison)}."
+
+
+def _needed(comparison: "Comparison") -> str:
+    """What C needs that these runs lack."""
+    if comparison.folds is not None:
+        return ""
+    anew = "" if one_deal(comparison) else ' that train the same clients (run.deal = "fixed")'
+    return f": run {TRAININGS} seeds{anew}"
+
+
+def _said(mean: MeanGain, metric: str, subject: str) -> str:
+    """``joining gains 7.3 points on average (...)``, or that it is open."""
+    if (shown := claim(mean)) == "unclear":
+        return f"it is open whether {subject} gains: {_size(mean, metric)}"
+    if shown == "worse":
+        return f"{subject} costs {_size(_mirrored(mean), metric)}"
+    return f"{subject} gains {_size(mean, metric)}"
+
+
+def _for_all(comparison: "Comparison") -> str:
+    methods = len(comparison.methods) - 1
+    return f", corrected for {methods} methods" if methods > 1 else ""
+
+
+def like_these(comparison: "Comparison") -> str:
+    """D: a sentence about all sites like these, of which these are a sample."""
+    choice = comparison.choice
+    found = None if choice is None else (comparison.judgements or {}).get(choice.method)
+    mean = None if found is None else found.sites_like_these
+    if mean is None:
+        return "Of sites like these nothing can be said: that takes two sites with test rows."
+    said = _said(mean, comparison.metric, "joining")
+    return f"For sites like these, {said}{_for_all(comparison)}."
+
+
+def contrasted(comparison: "Comparison", first: str, second: str) -> str:
+    """C for one pair of methods that was named before the runs."""
+    mean, names = contrast(comparison, first, second), (words.label(first), words.label(second))
+    if mean is None:
+        return f"{names[0]} against {names[1]}: cannot tell{_needed(comparison)}."
+    said = _said(mean, comparison.metric, f"{names[0]} in place of {names[1]}")
+    return f"Trained again ({len(comparison.seeds)} seeds), {said}; the pair was named beforehand."
+
+
+def _untested(row: "MethodRow", metric: str) -> str:
     return (
-        f"Nothing is tested, because these runs were written without their test predictions: "
-        f"{_outcome(comparison, row)}. Run them again with this version for a verdict."
+        "Nothing is tested, because these runs were written without their test predictions. "
+        f"{_scores(row, metric)} Run them again with this version for a verdict."
     )
-
-
-def client_sentence(comparison: "Comparison", one: ClientGain) -> str:
-    """One sentence on what a method gains or loses for one client."""
-    metric, name, when = comparison.metric, words.label(one.method), _when(comparison)
-    gain = one.gain
-    if gain.gain == -math.inf:
-        return f"{when.capitalize()} {name} diverged for {one.client}."
-    size = words.interval(gain.gain, gain.low, gain.high, metric)
-    if one.claim != "unclear":
-        return (
-            f"{when.capitalize()} {name} served {one.client} {one.claim} than its local model: "
-            f"{size}, unlikely to be chance ({words.chance(one.p)} after correction)."
-        )
-    wanted = more_samples(gain, one.tests)
-    alone = ", too little among so many clients and methods" if gain.low * gain.high > 0 else ""
-    tell = "" if wanted is None else f"; {wanted} test samples instead of {gain.samples} might tell"
-    start = f"{when.capitalize()} {name} is not shown to help or harm {one.client}"
-    return f"{start}: {size}{alone}{tell}."
 
 
 def _warnings(comparison: "Comparison") -> list[str]:
@@ -171,6 +215,9 @@ def _warnings(comparison: "Comparison") -> list[str]:
         if row.alarms:
             codes = ", ".join(alarm.code for alarm in row.alarms)
             parts.append(f"there is an alarm about {words.label(row.method)} ({codes})")
+    short = {name for one in (comparison.judgements or {}).values() for name in one.left_out}
+    if short:
+        parts.append(f"too few test rows to judge {words.listing(sorted(short))}, left out")
     weak = {c: lack for run in comparison.runs for c, lack in run.roster.weak.items()}
     if weak:
         named = [f"{client} ({lack})" for client, lack in weak.items()]
@@ -178,7 +225,7 @@ def _warnings(comparison: "Comparison") -> list[str]:
     return [f"Beware: {'; '.join(parts)}."] if parts else []
 
 
-# ---- the answer to one site: does joining gain it anything, thanks to whom, and is that sure? ---
+# ---- the answer to one site: does joining gain it anything, is that sure, and on whom it relies -
 
 # The page, ``comparison.json``, ``Comparison.client`` and the page of a single site all show the
 # sentence that is made here.
@@ -235,8 +282,8 @@ def _answer_of(comparison: "Comparison", i: int, called: Sequence[str]) -> SiteA
     relied = comparison.reliances.get(method) if method is not None else None
     helpers = [] if relied is None else [called[j] for j in relied.helpers(i)]
     mostly = relied is not None and relied.mostly(i)
-    rows = int(roster.n_test[i])
-    text = _sentence(comparison, one, rows, _thanks(helpers, mostly, one))
+    rows = int(roster.n_test[i]) if one is None else one.gain.samples
+    text = f"{_sentence(comparison, one, rows)}{_relied(helpers, mostly)}"
     return SiteAnswer(
         name,
         method,
@@ -246,41 +293,60 @@ def _answer_of(comparison: "Comparison", i: int, called: Sequence[str]) -> SiteA
         tuple(helpers),
         mostly,
         gains,
-        printable_lines(f"{called[i]}: {text}."),
+        printable_lines(f"{called[i]}: {text}"),
     )
 
 
-def _sentence(comparison: "Comparison", one: ClientGain | None, rows: int, thanks: str) -> str:
+def _sentence(comparison: "Comparison", one: ClientGain | None, rows: int) -> str:
     """What follows the name of the client."""
     tested = f"{rows or 'no'} test row{'' if rows == 1 else 's'}"
     if one is None:
         lack = "" if comparison.judgements is not None else " (answers were not kept)"
-        return f"cannot tell, {tested}{lack}{thanks}"
-    gain, method = one.gain, words.label(one.method)
+        return f"cannot tell, {tested}{lack}."
+    gain, metric, method = one.gain, comparison.metric, words.label(one.method)
     if gain.gain == -math.inf:
-        return f"joining with {method} costs you your model: it diverged; sure; {tested}"
-    size = size_of(gain, comparison.metric)
-    if one.claim == "better":
-        return f"joining gains you {size} with {method}{thanks}; sure; {tested}"
-    if one.claim == "worse":
-        return f"joining costs you: {size} with {method}{thanks}; sure; {tested}"
-    wanted = more_samples(gain, one.tests)
-    tell = "" if wanted is None else f"; {wanted} test rows might tell"
-    many = ", too little among so many sites and methods" if gain.low * gain.high > 0 else ""
-    return f"cannot tell, {tested}: {size} with {method}{many}{thanks}{tell}"
+        return f"joining with {method} costs you your model: it diverged; {tested}."
+    own = f"your {rows} row{'' if rows == 1 else 's'} alone"
+    if one.claim == "unclear":
+        return f"open: {own} {size_of(gain, metric)}{_why_open(comparison, one)}."
+    sign, what = (1, "gains") if one.claim == "better" else (-1, "costs")
+    points = words.points(metric)
+    value, low, high = _turned((gain.gain, gain.low, gain.high), sign, metric)
+    shown = f"{value}{points} ({own} {low} to {high})"
+    if one.with_others is not None:
+        value, *ends = _turned(one.with_others, sign, metric)
+        others = f"with what the other {one.sites - 1} sites show"
+        shown = f"{value}{points} ({ends[0]} to {ends[1]}, {others}; {own} {low} to {high})"
+    return f"joining {what} you {shown} with {method}. Of sites told this at most 1 in 20 is wrong."
+
+
+def _turned(ends: tuple[float, float, float], sign: int, metric: str) -> list[str]:
+    """A gain and its interval as text; with a sign of -1, as a loss."""
+    value, low, high = ends if sign > 0 else (-ends[0], -ends[2], -ends[1])
+    return [words.number(x, metric) for x in (value, low, high)]
+
+
+def _why_open(comparison: "Comparison", one: ClientGain) -> str:
+    """Why nothing is said to a site, and what might tell."""
+    gain = one.gain
+    judged = (comparison.judgements or {})[one.method]
+    if judged.claim == "better" and len(judged.clients) > 1:
+        return "; others gain, yours do not confirm it"
+    times = more_rows(gain.gain, math.sqrt(gain.variance))
+    if times is None or times > AT_MOST:
+        return ""
+    return f"; {max(gain.samples + 1, math.ceil(times * gain.samples))} test rows might tell"
 
 
 def size_of(gain: Gain, metric: str) -> str:
     """A gain with its interval: ``+7.1 points (3.2 to 11.0)``."""
-    unit = " points" if METRICS[metric].percent else f" {METRICS[metric].title}"
     low, high = (words.number(end, metric) for end in (gain.low, gain.high))
-    return f"{words.number(gain.gain, metric, sign=True)}{unit} ({low} to {high})"
+    value = words.number(gain.gain, metric, sign=True)
+    return f"{value}{words.points(metric)} ({low} to {high})"
 
 
-def _thanks(helpers: list[str], mostly: bool, one: ClientGain | None) -> str:
+def _relied(helpers: list[str], mostly: bool) -> str:
+    """Which clients' models are in the site's model; that is no claim about what they gain it."""
     if not helpers:
         return ""
-    part, who = "mostly" if mostly else "partly", words.listing(helpers)
-    if one is not None and one.claim == "better":
-        return f", {part} thanks to {who}"
-    return f"; you rely {part} on {who}"
+    return f" You rely {'mostly' if mostly else 'partly'} on {words.listing(helpers)}."

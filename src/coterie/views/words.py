@@ -52,6 +52,11 @@ def unit(metric: str) -> str:
     return " %" if METRICS[metric].percent else ""
 
 
+def points(metric: str) -> str:
+    """The text that follows a difference of scores: `` points``, or the metric's name."""
+    return " points" if METRICS[metric].percent else f" {METRICS[metric].title}"
+
+
 def spread(value: OverSeeds, metric: str) -> str:
     """``mean ± deviation over seeds``; for one seed, the mean alone."""
     if not math.isfinite(value.deviation):

@@ -154,6 +154,7 @@ def _check_lists(config: Config) -> None:
     """Refuse seeds that are listed twice, an empty list of methods, and two methods of one name."""
     seeds, names = config.run.seeds, config.run.methods
     twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    _check_folds(config)
     if twice:
         raise ConfigError(f"run.seeds: {twice[0]} stands there twice; name each seed once")
     if names is not None and not names:
@@ -164,6 +165,27 @@ def _check_lists(config: Config) -> None:
             raise ConfigError(
                 f"run.methods: two classes would both be called '{method.label}'; rename one"
             )
+
+
+def _check_folds(config: Config) -> None:
+    """Refuse folds beside what they exclude."""
+    run, data, partition = config.run, config.data, config.partition
+    if run.folds is None:
+        if run.fold is not None:
+            raise ConfigError(f"run.fold: found {run.fold} without run.folds; set both, or none")
+        return
+    if run.fold is not None and run.fold >= run.folds:
+        raise ConfigError(f"run.fold: found {run.fold}; expected less than run.folds ({run.folds})")
+    excluded = {
+        "run.seeds": len(run.seeds) > 1,
+        "run.deal": run.deal == "anew",
+        "run.federation": run.federation is not None,
+        "data.federated": bool(data.federated),
+        "partition.common_test": bool(partition.common_test),
+        "partition.foreign_targets": partition.foreign_targets,
+    }
+    for name in (name for name, given in excluded.items() if given):
+        raise ConfigError(f"run.folds: found it beside {name}; expected one of the two")
 
 
 def _method_fields(name: str, told: Mapping[str, Fields], where: str, config: Config) -> Fields:

@@ -40,6 +40,7 @@ OPTIONS = {
         ),
         Option("seed", "run.seed", int, "seed that all randomness is derived from"),
         Option("seeds", "run.seeds", str, "how many seeds, or a list as in 0,1,2"),
+        Option("folds", "run.folds", int, "parts of all samples that test in turn (5)"),
         Option("epochs", "train.epochs", int, "passes over a client's data in a round"),
         Option("batch", "train.batch", int, "samples per step"),
         Option("lr", "train.lr", float, "learning rate"),

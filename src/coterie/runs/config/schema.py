@@ -7,12 +7,13 @@ checked in :mod:`coterie.runs.config.checks`.
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from ...core.imports import Code
 from ...core.metrics import METRICS
 from ...core.optim import Recipe
 from ...core.ranges import Count, CountOrZero, OneOf, ShareAboveZero, ShareBelowOne
+from ...data.partition import Fold
 from ...engines import EngineSettings
 from ...training.guard import Guard
 from .methods import Method, method_of
@@ -115,6 +116,12 @@ class EngineTable(_Table, EngineSettings, frozen=True):
 class RunTable(_Table, frozen=True):
     """Rounds, participation, seeds, methods, evaluation, checkpoints and the output folder.
 
+    With ``deal = "fixed"`` all seeds train the same clients: the first seed divides the data; with
+    "anew" each seed divides it for itself; a number is the seed that does.
+    With ``folds`` each method is trained once for each part of every client's samples, which then
+    tests; ``data.test`` has no effect.
+    The metric "auto" is accuracy; AUC where one of two classes has less than a third of the
+    samples; and RMSE of numbers.
     With ``training_loss`` an evaluated round logs the mean loss on training data (``train_loss``).
     With ``spread = "ray"`` the runs of a comparison are executed at the same time, in the tasks of
     a Ray cluster; otherwise one after the other in this process.
@@ -124,10 +131,13 @@ class RunTable(_Table, frozen=True):
     participation: ShareAboveZero = 1.0  # share of the clients in a round
     seed: CountOrZero = 0  # of one run, or the first seed
     seeds: tuple[CountOrZero, ...] = ()  # a list, or how many from run.seed on
+    folds: Annotated[int, Field(ge=2, le=20)] | None = None  # parts of the data that test in turn
+    fold: CountOrZero | None = None  # of one run: the part that tests
+    deal: Literal["fixed", "anew"] | CountOrZero = "fixed"  # the seed that divides the data
     methods: tuple[str, ...] | None = None  # of a comparison; "all": every method
     evaluate_every: Count = 1  # rounds
     training_loss: bool | None = None  # log the mean loss on training data
-    metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"  # auto: accuracy or rmse
+    metric: Annotated[str, OneOf(("auto", *METRICS))] = "auto"  # auto: accuracy, auc or rmse
     checkpoint_every: Count | None = None  # rounds
     spread: Literal["ray"] | None = None  # execute the runs of a comparison at the same time
     out: str | None = None  # folder of the results
@@ -166,8 +176,28 @@ class Config(_Table, frozen=True):
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds of a comparison; the one seed ``run.seed`` if no list is given."""
-        return self.run.seeds or (self.run.seed,)
+        """The seeds of a comparison; the one seed ``run.seed`` if no list is given.
+
+        Each fold is trained with a seed of its own, from ``run.seed`` on.
+        """
+        run = self.run
+        if run.folds is not None and run.fold is None:
+            first = run.seeds[0] if run.seeds else run.seed
+            return tuple(range(first, first + run.folds))
+        return run.seeds or (run.seed,)
+
+    def fold(self, seed: int) -> Fold | None:
+        """The part of the data that tests in the run with this seed; None without folds."""
+        if self.run.folds is None:
+            return None
+        index = self.seeds.index(seed) if self.run.fold is None else self.run.fold
+        return Fold(index, self.run.folds)
+
+    def dealt(self, seed: int) -> int:
+        """The seed that divides the data among the clients of the run with this seed."""
+        if self.run.deal == "anew":
+            return seed
+        return self.seeds[0] if self.run.deal == "fixed" else self.run.deal
 
     def method(self, name: str | None = None) -> Method:
         """A method with its fields from this config; without a name, the config's own method."""
@@ -185,7 +215,11 @@ class Config(_Table, frozen=True):
     def single(self, method: Method, seed: int) -> "Config":
         """The config of one run of a comparison."""
         shared = method.adaptation is not None and method.own_adaptation is None
-        one = {"seed": seed, "seeds": (), "methods": None, "spread": None}
+        deal = self.dealt(seed)
+        one: dict[str, Any] = {"seed": seed, "seeds": (), "methods": None, "spread": None}
+        one["deal"] = "fixed" if deal == seed else deal
+        part = self.fold(seed)
+        one["fold"] = None if part is None else part.part
         update = {
             "algorithm": AlgorithmTable(name=method.name, named={method.name: method.table()}),
             "adapt": self.adapt if shared else Named(name="none"),

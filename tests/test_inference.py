@@ -1,0 +1,483 @@
+"""The four questions and the tests of one client: every formula against a slow computation."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.core import inference, metrics, paired_tests
+from coterie.core.answers import Answers
+from coterie.core.inference import MeanGain, holm, my_site, pool, these_sites, told
+from coterie.core.paired_tests import Gain, client_gain, mid_p, of_counts, sign_flip, tango
+
+
+def answers(values, targets=None, units=None):
+    values = np.asarray(values)
+    targets = np.ones(len(values), dtype=int) if targets is None else np.asarray(targets)
+    units = np.arange(len(values)) if units is None else np.asarray(units)
+    return Answers(values, targets, units)
+
+
+def of_cells(both, wins, losses, neither, units=None):
+    """Two models that are right (1) or wrong (0) so many times."""
+    ours = [1] * both + [1] * wins + [0] * losses + [0] * neither
+    theirs = [1] * both + [0] * wins + [1] * losses + [0] * neither
+    return answers(ours, units=units), answers(theirs, units=units)
+
+
+# ---- accuracy ------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mid_p_is_the_binomial_test_less_half_of_what_was_seen(wins, losses):
+    if wins == losses:
+        assert mid_p(wins, losses) == 1.0
+        return
+    few, thrown = min(wins, losses), wins + losses
+    exact = scipy.stats.binomtest(few, thrown).pvalue
+    assert mid_p(wins, losses) == pytest.approx(exact - scipy.stats.binom.pmf(few, thrown, 0.5))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=9))
+def test_sign_flips_are_counted(sums):
+    sums = np.array(sums, dtype=float)
+    found = np.abs([np.dot(s, sums) for s in itertools.product((1, -1), repeat=len(sums))])
+    seen = abs(sums.sum())
+    expected = np.mean(np.where(found > seen, 1.0, np.where(found == seen, 0.5, 0.0)))
+    assert sign_flip(sums) == pytest.approx(1.0 if seen == 0 else expected, rel=1e-9)
+
+
+def test_flips_of_losses_are_those_of_a_permutation_test():
+    losses = np.random.default_rng(0).normal(0.3, 1.0, 14)
+    expected = scipy.stats.permutation_test(
+        (losses,), np.mean, permutation_type="samples", n_resamples=2**15
+    ).pvalue
+    assert sign_flip(losses) == pytest.approx(expected, abs=2e-3)
+
+
+def test_many_units_are_flipped_approximately(monkeypatch):
+    sums = np.array([1.0, 2, -1, 3, -3, 1, -2] * 60)
+    exact = sign_flip(sums)
+    monkeypatch.setattr(paired_tests, "EXACT_UNITS", 100)
+    assert sign_flip(sums) == pytest.approx(exact, rel=0.02)
+
+
+def slow_tango(wins, losses, n, level=0.05):
+    """The ends of the score interval, the restricted likelihood maximised by search."""
+
+    def score(delta):
+        def minus_likelihood(loss):
+            win, rest = loss + delta, 1 - 2 * loss - delta
+            terms = ((wins, win), (losses, loss), (n - wins - losses, rest))
+            return -sum(count * math.log(max(share, 1e-300)) for count, share in terms if count)
+
+        low, high = max(0.0, -delta), (1 - delta) / 2
+        best = scipy.optimize.minimize_scalar(
+            minus_likelihood, bounds=(low, high), method="bounded", options={"xatol": 1e-12}
+        ).x
+        return (wins - losses - n * delta) / math.sqrt(n * (2 * best + delta * (1 - delta)))
+
+    z, middle = scipy.stats.norm.ppf(1 - level / 2), (wins - losses) / n
+    ends = []
+    for wanted, edge in ((z, -1 + 1e-6), (-z, 1 - 1e-6)):
+        ends.append(scipy.optimize.brentq(lambda d, w=wanted: score(d) - w, edge, middle))
+    return tuple(ends)
+
+
+@pytest.mark.parametrize("counts", [(10, 2, 100), (3, 8, 40), (1, 1, 9), (30, 20, 60), (7, 1, 500)])
+def test_tangos_interval_equals_a_slow_one(counts):
+    assert tango(*counts) == pytest.approx(slow_tango(*counts), abs=1e-5)
+
+
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(1, 50))
+def test_laws_of_tangos_interval(wins, losses, rest):
+    n = wins + losses + rest
+    low, high = tango(wins, losses, n)
+    assert -1 <= low <= (wins - losses) / n <= high <= 1
+    assert tango(losses, wins, n) == pytest.approx((-high, -low), abs=1e-9)
+    wide = tango(wins, losses, n, level=0.01)
+    assert wide[0] <= low + 1e-9
+    assert wide[1] >= high - 1e-9
+
+
+def test_the_interval_covers_what_it_says():
+    rng, win, lose, n = np.random.default_rng(0), 0.09, 0.04, 120
+    drawn = rng.multinomial(n, [win, lose, 1 - win - lose], size=1500)
+    ends = np.array([tango(w, c, n) for w, c, _ in drawn.tolist()])
+    covered = ((ends[:, 0] <= win - lose) & (win - lose <= ends[:, 1])).mean()
+    assert 0.93 < covered < 0.98
+
+
+def test_a_clients_gain_in_accuracy_by_hand():
+    found = client_gain("accuracy", [of_cells(70, 12, 2, 16)])
+    assert found == of_counts(12, 2, 100)
+    assert found.gain == pytest.approx(10.0)
+    assert found.p == pytest.approx(mid_p(12, 2))
+    assert (found.low, found.high) == pytest.approx([100 * end for end in tango(12, 2, 100)])
+    assert found.counts == (12, 2, 100)
+
+
+def test_a_prediction_that_is_not_a_number_is_a_wrong_one():
+    lost, fine = answers(np.full(20, -1)), answers(np.ones(20, dtype=int))
+    assert client_gain("accuracy", [(lost, fine)]).gain == -100.0
+
+
+def test_samples_of_one_unit_are_one_piece_of_evidence():
+    """Every sample three times, as one unit, shows what one sample shows."""
+    plain = of_cells(70, 12, 2, 16)
+    tripled = tuple(Answers(*(np.repeat(part, 3) for part in one[:3])) for one in plain)
+    once, thrice = (client_gain("accuracy", [pair]) for pair in (plain, tripled))
+    assert thrice.gain == pytest.approx(once.gain)
+    assert thrice.p == pytest.approx(once.p)
+    assert thrice.variance == pytest.approx(once.variance, rel=0.1)
+    assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high), abs=0.5)
+    assert thrice.counts == pytest.approx(once.counts, rel=0.1)
+    apart = tuple(one._replace(units=np.arange(300)) for one in tripled)
+    assert client_gain("accuracy", [apart]).p < once.p / 100
+
+
+def test_a_training_that_is_tested_on_the_same_samples_is_no_new_evidence():
+    pair = of_cells(70, 12, 2, 16)
+    once, twice = client_gain("accuracy", [pair]), client_gain("accuracy", [pair, pair])
+    assert twice.p == pytest.approx(once.p)
+    assert twice.gain == once.gain
+    assert twice.samples == once.samples == 100
+
+
+# ---- other metrics -------------------------------------------------------------------------------
+
+NUMBERS, CHANCES = ("rmse", "mae", "r2"), ("auc", "auprc", "log_loss", "brier")
+OTHERS = (*NUMBERS, *CHANCES, "balanced_accuracy", "f1")
+
+
+def some_outcomes(metric, rng, n=80, better=0.0, classes=2):
+    """Two predictors of one client, the first better."""
+    if metric in NUMBERS:
+        y = rng.normal(size=n)
+        return answers(y + rng.normal(size=n) * (1 - better), y), answers(y + rng.normal(size=n), y)
+    y = rng.integers(0, classes, n)
+    raw = (
+        rng.random((2, n, classes))
+        + np.array([0.5 + better, 0.5])[:, None, None] * np.eye(classes)[y]
+    )
+    shown = raw / raw.sum(-1, keepdims=True)
+    if metric not in CHANCES:
+        shown = shown.argmax(-1)
+    return answers(shown[0], y), answers(shown[1], y)
+
+
+def redrawn(metric, a, b, rng, draws=1200):
+    """The variance of the gain over draws that keep each class (each: all, of numbers)."""
+    groups = [np.arange(len(a.targets))]
+    if metric not in NUMBERS:
+        groups = [np.flatnonzero(a.targets == c) for c in np.unique(a.targets)]
+    gains = []
+    for _ in range(draws):
+        at = np.concatenate([rng.choice(group, len(group)) for group in groups])
+        ours, theirs = (metrics.score(metric, x.values[at], x.targets[at]) for x in (a, b))
+        gains.append(ours - theirs)
+    return np.var(gains)
+
+
+@pytest.mark.parametrize("metric", OTHERS)
+def test_the_variance_is_that_of_a_slow_bootstrap(metric):
+    rng = np.random.default_rng(2)
+    a, b = some_outcomes(metric, rng, better=0.3, classes=3 if metric == "f1" else 2)
+    found = client_gain(metric, [(a, b)])
+    assert found.variance == pytest.approx(redrawn(metric, a, b, rng), rel=0.25)
+    ours, theirs = (metrics.score(metric, x.values, x.targets) for x in (a, b))
+    assert found.gain == pytest.approx(
+        (ours - theirs) * (1 if metrics.higher_is_better(metric) else -1)
+    )
+    assert found.low < found.gain < found.high
+    mirrored = client_gain(metric, [(b, a)])
+    assert (mirrored.gain, mirrored.p) == pytest.approx((-found.gain, found.p))
+    assert found.p < 0.05
+
+
+@pytest.mark.parametrize("metric", OTHERS)
+def test_without_a_difference_one_is_seldom_claimed(metric, monkeypatch):
+    monkeypatch.setattr(paired_tests, "REPLICATES", 100)
+    rng = np.random.default_rng(3)
+    claims = [client_gain(metric, [some_outcomes(metric, rng, n=60)]).p < 0.05 for _ in range(200)]
+    assert np.mean(claims) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
+
+
+@pytest.mark.parametrize("metric", OTHERS)
+def test_units_of_any_metric_are_one_piece_of_evidence(metric):
+    a, b = some_outcomes(metric, np.random.default_rng(4), better=0.3)
+    tripled = tuple(Answers(*(np.repeat(part, 3, axis=0) for part in one[:3])) for one in (a, b))
+    once, thrice = (client_gain(metric, [pair]) for pair in ((a, b), tripled))
+    assert thrice.gain == pytest.approx(once.gain, rel=0.05)
+    assert thrice.variance == pytest.approx(once.variance, rel=0.25)
+    assert thrice.p == pytest.approx(once.p, abs=0.02)
+    assert thrice.freedom == once.freedom
+
+
+def test_delong_by_all_pairs():
+    """DeLong's covariances from the placement of every positive among the negatives."""
+    a, b = some_outcomes("auc", np.random.default_rng(5), n=60, better=0.2)
+    up, down = np.flatnonzero(a.targets == 1), np.flatnonzero(a.targets == 0)
+    won = [
+        np.array([[float(x[i] > x[j]) + 0.5 * (x[i] == x[j]) for j in down] for i in up])
+        for x in (a.values[:, 1], b.values[:, 1])
+    ]
+    apart = 100 * (won[0] - won[1])
+    variance = apart.mean(1).var(ddof=1) / len(up) + apart.mean(0).var(ddof=1) / len(down)
+    found = client_gain("auc", [(a, b)])
+    assert found.gain == pytest.approx(apart.mean())
+    assert found.variance == pytest.approx(variance)
+    assert found.freedom == min(len(up), len(down)) - 1
+    t = found.gain / math.sqrt(variance)
+    assert found.p == pytest.approx(2 * scipy.stats.t.sf(abs(t), found.freedom))
+
+
+def test_nothing_is_claimed_of_an_auc_below_ten_of_a_class():
+    y = np.array([1] * 9 + [0] * 60)
+    good = np.stack([1.0 - y, y], 1) * 0.8 + 0.1
+    bad = np.full((69, 2), 0.5)
+    few = client_gain("auc", [(answers(good, y), answers(bad, y))])
+    assert (few.p, few.judged) == (1.0, False)
+    y[9] = 1
+    assert client_gain("auc", [(answers(good, y), answers(bad, y))]).judged
+
+
+def test_stratified_draws_keep_every_class():
+    stratum = np.repeat([0, 1, 2], [5, 30, 1])
+    weights = paired_tests._drawn(stratum, np.bincount(stratum))
+    for which, n in enumerate((5, 30, 1)):
+        np.testing.assert_allclose(weights[:, stratum == which].sum(1), n)
+    values = np.random.default_rng(0).normal(size=30)
+    drawn = (weights[:, stratum == 1] @ values / 30).var()
+    assert drawn == pytest.approx(values.var(ddof=1) / 30, rel=0.25)
+
+
+def test_a_class_whose_samples_agree_is_not_certain():
+    y = np.repeat([0, 1], [4, 40])
+    ours, theirs = y.copy(), np.where(np.arange(44) < 4, 1, y)  # all four of a class are won
+    found = client_gain("balanced_accuracy", [(answers(ours, y), answers(theirs, y))])
+    assert found.variance > 100.0
+    assert found.freedom == 3
+
+
+def test_a_model_that_diverged_is_infinitely_worse():
+    y = np.arange(10.0)
+    lost, fine = answers(np.full(10, np.nan), y), answers(y + 1, y)
+    for metric in NUMBERS:
+        found = client_gain(metric, [(lost, fine)])
+        assert (found.gain, found.p, found.judged) == (-math.inf, 0.0, True)
+        assert client_gain(metric, [(fine, lost)]).gain == math.inf
+        assert client_gain(metric, [(lost, lost)]).gain == 0.0
+
+
+def test_a_client_with_one_unit_is_not_judged():
+    single = answers(np.array([1.0]), np.array([2.0]))
+    one_patient = of_cells(3, 4, 0, 3, units=np.zeros(10))
+    found = [
+        client_gain("rmse", [(single, answers([5.0], [2.0]))]),
+        client_gain("accuracy", [one_patient]),
+    ]
+    assert [(one.p, one.judged) for one in found] == [(1.0, False)] * 2
+
+
+def test_nothing_is_said_where_nothing_is_defined():
+    one_class = answers(np.random.default_rng(0).random((9, 3)), np.zeros(9, dtype=int))
+    assert client_gain("auc", [(one_class, one_class)]) is None
+    empty = answers(np.zeros(0), np.zeros(0))
+    assert client_gain("accuracy", [(empty, empty)]) is None
+
+
+# ---- A: my site ----------------------------------------------------------------------------------
+
+
+def gains_of(wins, losses, n=100):
+    return [of_counts(b, c, n) for b, c in zip(wins, losses, strict=True)]
+
+
+def slow_pool(g, v):
+    """The posterior by a sum over a fine grid of both deviation and mean."""
+    taus, mus = np.linspace(0.0, 40.0, 2001), np.linspace(-60.0, 60.0, 2401)
+    total = np.zeros(len(g))
+    weight = 0.0
+    for tau in taus:
+        s = v + tau**2
+        joint = np.exp(scipy.stats.norm.logpdf(g[:, None], mus, np.sqrt(s)[:, None]).sum(0))
+        shrunk = v / s
+        means = shrunk[:, None] * mus + (1 - shrunk)[:, None] * g[:, None]
+        spread = np.sqrt(v * (1 - shrunk) + 1e-300)[:, None]
+        total += (joint * scipy.stats.norm.cdf(means / spread)).sum(1)
+        weight += joint.sum()
+    return total / weight
+
+
+def test_pooling_is_the_posterior_of_a_normal_hierarchy():
+    g, v = np.array([6.0, 1.0, 3.0, -2.0, 9.0]), np.array([5.0, 8.0, 4.0, 20.0, 10.0])
+    found = pool(g, v).above()
+    np.testing.assert_allclose(found, slow_pool(g, v), atol=0.002)
+    np.testing.assert_allclose(pool(np.stack([g, -g]), np.stack([v, v])).above()[1], 1 - found)
+
+
+def test_sites_that_cannot_differ_have_the_mean_of_all():
+    g, v = np.array([6.0, 1.0, 3.0]), np.array([5.0, 8.0, 4.0])
+    same = pool(g, v, widest=1e-6)
+    mean, deviation = (g / v).sum() / (1 / v).sum(), (1 / v).sum() ** -0.5
+    np.testing.assert_allclose(same.above(1.0), scipy.stats.norm.sf(1.0, mean, deviation))
+    low, high = same.interval()
+    np.testing.assert_allclose(low, mean - 1.95996 * deviation, atol=1e-3)
+    np.testing.assert_allclose(high, mean + 1.95996 * deviation, atol=1e-3)
+
+
+def test_pooled_intervals_cover_sites_like_their_neighbours():
+    rng, v = np.random.default_rng(0), np.full((600, 8), 9.0)
+    truth = 3.0 + 2.0 * rng.standard_normal((600, 8))
+    low, high = pool(truth + 3.0 * rng.standard_normal((600, 8)), v).interval()
+    assert 0.93 < ((low <= truth) & (truth <= high)).mean() < 0.99
+    assert (high - low).mean() < 0.8 * 2 * 1.96 * 3.0
+
+
+def test_a_site_is_told_by_its_own_test_or_with_the_others():
+    g = np.array([8.0, 4.0, 4.0, 4.0, -1.0])
+    p = np.array([0.004, 0.09, 0.11, 0.09, 0.6])
+    above = np.array([0.9, 0.995, 0.995, 0.98, 0.995])
+    assert told(g, p, above).tolist() == [1, 1, 0, 0, 0]
+    assert told(-g, p, 1 - above).tolist() == [-1, -1, 0, 0, 0]
+    assert told(g[:2], p[:2], above[:2]).tolist() == [1, 0]  # two sites show nothing of each other
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=2))
+def test_few_sites_are_told_by_benjamini_and_hochberg(p):
+    p = np.array(p)
+    ranked = np.sort(p)
+    passed = [i for i in range(len(p)) if ranked[i] < 0.05 * (i + 1) / len(p)]
+    bar = ranked[passed[-1]] if passed else -1.0
+    np.testing.assert_array_equal(told(np.ones(len(p)), p, np.full(len(p), 0.5)) > 0, p <= bar)
+
+
+def test_others_who_gain_help_a_site_that_agrees():
+    alone = my_site(gains_of([9], [3]))[0]
+    assert (alone.claim, math.isnan(alone.low)) == (0, True)
+    found = my_site(gains_of([9] * 8 + [3], [3] * 8 + [5]))
+    assert [one.claim for one in found] == [1] * 8 + [0]
+    assert all(0 < one.low < one.high for one in found[:8])
+
+
+def test_a_site_that_diverged_is_told_so_and_not_pooled():
+    found = my_site(
+        [Gain(-math.inf, math.inf, -math.inf, -math.inf, 0.0, 9), *gains_of([9] * 4, [1] * 4)]
+    )
+    assert [one.claim for one in found] == [-1, 1, 1, 1, 1]
+    assert math.isnan(found[0].low)
+
+
+@pytest.mark.parametrize("idle", [1.0, 0.5])
+def test_of_sites_told_few_are_wrong(idle):
+    """Twelve sites of 200 rows; without an effect, or with one of 5 points at half of them."""
+    rng, shape = np.random.default_rng(1), (600, 12)
+    truth = np.where(rng.random(shape) < idle, 0.0, 0.05)
+    wins = rng.binomial(200, 0.05 + truth / 2)
+    losses = rng.binomial(200 - wins, (0.05 - truth / 2) / (0.95 - truth / 2))
+    g = (wins - losses) / 2.0
+    v = np.array(
+        [
+            inference.pooled_variances(np.stack([w, c, np.full(12, 200)], 1))
+            for w, c in zip(wins, losses, strict=True)
+        ]
+    )
+    said = told(g, mid_p(wins, losses), pool(g, v).above())
+    wrong = ((said != 0) & (said * truth <= 0)).sum(1) / np.maximum(1, (said != 0).sum(1))
+    assert wrong.mean() < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 600)
+
+
+# ---- B, C, D -------------------------------------------------------------------------------------
+
+
+def gain(value, variance, freedom=math.inf):
+    return Gain(value, variance, value, value, 1.0, 100, freedom)
+
+
+def test_these_sites_by_hand():
+    found = these_sites([gain(4.0, 4.0), gain(1.0, 9.0), gain(7.0, 3.0)])
+    assert found.gain == pytest.approx(4.0)
+    assert found.error == pytest.approx(4.0 / 3)
+    assert found.p == pytest.approx(2 * scipy.stats.norm.sf(3.0))
+    assert (found.low, found.high) == pytest.approx((4 - 1.96 * 4 / 3, 4 + 1.96 * 4 / 3), abs=1e-3)
+    assert these_sites([]) is None
+
+
+def test_two_sites_of_unknown_variance_are_welchs_test():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(1, 1, 8), rng.normal(-0.4, 3, 12)
+    made = [gain(x.mean() * s, x.var(ddof=1) / len(x), len(x) - 1) for x, s in ((a, 1), (b, -1))]
+    assert these_sites(made).p == pytest.approx(scipy.stats.ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def test_a_model_that_diverged_is_a_loss_on_the_mean():
+    found = these_sites([gain(5.0, 1.0), gain(-math.inf, math.inf), gain(7.0, 1.0)])
+    assert (found.gain, found.p) == (-math.inf, 0.0)
+
+
+def test_trainings_that_differ_and_trainings_that_agree():
+    means = np.array([2.0, 5.0, 3.0, 6.0, 4.0])
+    found = inference.trained_again(means, error=0.1, sites=4)
+    expected = scipy.stats.ttest_1samp(means, 0.0)
+    assert found.p == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+    agreeing = inference.trained_again(means, error=3.0, sites=4)
+    assert agreeing.error == 3.0
+    assert agreeing.p == pytest.approx(2 * scipy.stats.t.sf(4.0 / 3.0, 4))
+    assert inference.trained_again(means[:4], error=0.1, sites=4) is None
+
+
+def test_sites_like_these_is_students_test_over_sites():
+    values = np.random.default_rng(0).normal(1.0, 2.0, 7)
+    found = inference.sites_like_these([gain(value, 0.1) for value in values])
+    expected = scipy.stats.ttest_1samp(values, 0.0)
+    assert found.p == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+    alike = inference.sites_like_these([gain(5.0, 16.0)] * 4)  # gains agree by chance
+    assert alike.error == pytest.approx(2.0)
+    assert inference.sites_like_these([gain(5.0, 16.0)]) is None
+
+
+# ---- several tests, and plans --------------------------------------------------------------------
+
+
+def closed(p):
+    """Holm's procedure as closed testing: every subset by the Bonferroni test."""
+    adjusted = []
+    for i in range(len(p)):
+        masks = (m for m in itertools.product((False, True), repeat=len(p)) if m[i])
+        inside = [[p[j] for j, m in enumerate(mask) if m] for mask in masks]
+        adjusted.append(max(min(1.0, min(some) * len(some)) for some in inside))
+    return adjusted
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_is_closed_testing(p):
+    assert holm(p) == pytest.approx(closed(p), abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(0.5, 4)), min_size=1, max_size=6))
+def test_a_corrected_interval_agrees_with_its_p_value(tests):
+    made = [MeanGain.of(value, error, 7.0, 3) for value, error in tests]
+    for one, p in zip(made, holm([one.p for one in made]), strict=True):
+        found = one.corrected(p)
+        outside = found.low > 0 or found.high < 0
+        assert outside == (found.p < 0.05) or abs(found.p - 0.05) < 1e-9
+        assert found.low <= one.low + 1e-9
+
+
+def test_so_many_more_rows_do_tell():
+    """Of comparisons as large as advised, four in five show the gain."""
+    times = inference.more_rows(2.0, 1.5)
+    z = np.random.default_rng(0).normal(2.0 / (1.5 / math.sqrt(times)), 1.0, 4000)
+    assert (z > 1.96).mean() == pytest.approx(0.8, abs=0.02)
+    assert inference.more_rows(0.0, 1.0) is None
+    assert inference.more_rows(9.0, 1.0) == 1.0
