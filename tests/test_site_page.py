@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from coterie.api import write_comparison
 from coterie.commands import page_command
 from coterie.errors import ConfigError, StoreError
 from coterie.runs.run import Log, Roster, Run
@@ -106,7 +107,7 @@ def test_the_command_writes_pages_of_runs_and_leaves_their_folders(tmp_path, mon
     text = (tmp_path / "report-site-3.html").read_text()
     assert "site-3: " in text
     assert "site-4" not in text
-    Comparison.of(map(Run.read, runs), tmp_path / "runs").write(tmp_path / "runs")
+    write_comparison(Comparison.of(map(Run.read, runs), tmp_path / "runs"), tmp_path / "runs")
     page_command.report(["runs"], out="whole.html")
     assert "Is joining worth it?" in (tmp_path / "whole.html").read_text()
     with pytest.raises(StoreError, match="inside a folder of results"):
