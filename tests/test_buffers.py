@@ -242,4 +242,4 @@ def test_the_policy_stands_in_the_header(tmp_path):
     here = Path(__file__).parent
     assert ("batch-norm buffers", "server") in doctor(config, code=here).facts
     result = coterie.run(config, method="fedavg", rounds=1, out=str(tmp_path / "run"), code=here)
-    assert result.data.config["train"]["buffers"] == "server"
+    assert result.config["train"]["buffers"] == "server"
