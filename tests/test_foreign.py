@@ -88,9 +88,9 @@ def test_the_folder_remembers_the_targets_groups(tmp_path):
         "model": {"name": "linear"},
     }
     made = coterie.run(config, method="fedfomo", rounds=2, engine="vmap", out=str(tmp_path / "a"))
-    again = coterie.RunResult.read(tmp_path / "a").history.roster
-    assert again.groups.tolist() == made.history.roster.groups.tolist()
-    assert again.targets.tolist() == made.history.roster.targets.tolist()
+    again = coterie.Run.read(tmp_path / "a").roster
+    assert again.groups.tolist() == made.roster.groups.tolist()
+    assert again.targets.tolist() == made.roster.targets.tolist()
     assert not np.array_equal(again.targets, again.groups)
 
 
@@ -110,7 +110,7 @@ def test_fedfomo_serves_the_target_and_local_does_not(merge):
     assert mean["fedfomo"] > mean["fedavg_data"]
     assert mean["fedavg"] > mean["local"] + 20
     assert all(row.alarms == () for row in found.rows)
-    local = next(run.history for run in found.runs if run.method == "local")
+    local = next(run for run in found.runs if run.method == "local")
     elsewhere = local.roster.targets != local.roster.groups
     assert local.last[elsewhere].max() < 10  # it has never seen these classes
     assert local.last[~elsewhere].min() > 70
