@@ -156,7 +156,7 @@ def test_a_comparison_has_the_metric_from_its_config_to_its_verdict(tmp_path):
         "run": {"rounds": 2, "methods": ["fedavg"], "metric": NAME},
     }
     found = coterie.compare(config, out=tmp_path / "out")
-    again = coterie.Comparison.read(tmp_path / "out")
+    again = coterie.read(tmp_path / "out")
     assert repr(found) == repr(again)
     assert "accuracy weighted by class shares" in repr(found)
     rows = {run.method: run.summary for run in again.runs}
