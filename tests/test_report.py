@@ -411,9 +411,7 @@ def test_the_page_of_a_run_has_its_alarms_and_its_gain():
     assert "equals_local" in text
     assert "Who helps whom" not in text
     assert "0.0 compared with each client’s own local model" in text
-    assert "Read this first" not in run_page(
-        run_of("fedamp", test=np.full((2, CLIENTS), 50.0))
-    )
+    assert "Read this first" not in run_page(run_of("fedamp", test=np.full((2, CLIENTS), 50.0)))
 
 
 def test_the_page_of_a_run_says_whom_a_client_learns_most_from():
