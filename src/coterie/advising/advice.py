@@ -118,7 +118,7 @@ def _margin(metric: str, score: float) -> float:
     return MARGIN if METRICS[metric].percent else SHARE * abs(score)
 
 
-# ---- the answer of a probe in words, and its evidence as a table --------------------------------
+# ---- in words ------------------------------------------------------------------------------------
 
 ANSWERS = {
     "stay local": "Stay local: train alone, nothing that was tried helps enough.",
@@ -199,7 +199,7 @@ def _table(advice: "Advice", comparison: "Comparison") -> Table:
     return Table(tuple(Heading(head, "") for head in heads), tuple(lines))
 
 
-# ---- a short probe of a federation that says stay local, average, cluster or personalise --------
+# ---- the probe -----------------------------------------------------------------------------------
 
 # import coterie
 # found = coterie.advise("my-federation.toml")

@@ -26,7 +26,7 @@ from ..networks.registry import MODELS
 from ..runs.assemble import assemble
 from ..storage import files
 
-# ---- the output of ``coterie list`` and ``coterie show``, read from registries and docstrings ---
+# ---- list and show -------------------------------------------------------------------------------
 
 WIDTH = 100
 BARS = " ▁▂▃▄▅▆▇█"
@@ -195,7 +195,7 @@ def _bar(count: int, most: int) -> str:
     return BARS[0] if not count else BARS[max(1, round(count / most * (len(BARS) - 1)))]
 
 
-# ---- ``coterie new``: writes a commented config and a small table to start from -----------------
+# ---- new -----------------------------------------------------------------------------------------
 
 # The table shows the layout that coterie reads. Its numbers are made up: in three sites ``score``
 # raises the risk of the outcome, in the other three it lowers it, so that there are collaborators

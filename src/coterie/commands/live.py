@@ -22,7 +22,7 @@ from ..runs.config.schema import Config
 from ..runs.listeners import Progress, Watch
 from ..views.words import size
 
-# ---- ``--tensorboard DIR``: writes the scores and bytes of every round for TensorBoard ----------
+# ---- TensorBoard ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

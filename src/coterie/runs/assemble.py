@@ -61,7 +61,7 @@ class Homes:
             self._temporary = None
 
 
-# ---- the clients of a simulation: all of their data is in this process --------------------------
+# ---- the clients ---------------------------------------------------------------------------------
 
 
 @final
@@ -163,7 +163,7 @@ class Assembly(Setting):
         self.homes.close()
 
 
-# ---- a config, assembled ------------------------------------------------------------------------
+# ---- from a config -------------------------------------------------------------------------------
 
 
 def assemble(config: Config) -> Assembly:

@@ -1,4 +1,4 @@
-"""Identifies the code of coterie that runs: a fingerprint of its files, and its git commit.
+"""What a run was computed with: the code (a fingerprint, a git commit), versions, device, threads.
 
 No program is run for this. git would read the configuration of whatever repository it finds, which
 can name programs; so the commit is read from git's own files, and only if coterie itself lies in a
@@ -77,7 +77,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-# ---- the environment in which a run was computed: versions, device, threads, command ------------
+# ---- the environment -----------------------------------------------------------------------------
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "safetensors")
 

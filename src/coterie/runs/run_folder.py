@@ -38,7 +38,7 @@ from .summary import Predictors, checked, finished
 if TYPE_CHECKING:
     from ..training.rounds import Record
 
-# ---- the file names in a run's folder, its format version, and checks before a folder is used ---
+# ---- names, and checks before a folder is used ---------------------------------------------------
 
 CONFIG, ENVIRONMENT, SUMMARY = "config.json", "environment.json", "summary.json"
 ROUNDS, CLIENTS = "rounds.jsonl", "clients.csv"
@@ -125,7 +125,7 @@ def tidy(path: Path) -> None:
     checkpoint.clear(path)
 
 
-# ---- reads a finished run from its folder; every value is checked before it is used -------------
+# ---- reading -------------------------------------------------------------------------------------
 
 _FAULTS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError)
 
@@ -218,7 +218,7 @@ def _check_clients(log: Log) -> None:
         raise ValueError(f"{PREDICTIONS}: its answers are not of a kind that {log.metric} scores")
 
 
-# ---- checks of a run's folder: files match the manifest, rounds have no gaps, data is the same --
+# ---- checking ------------------------------------------------------------------------------------
 
 NOT_AS_WRITTEN = (
     f"{files.MANIFEST} lists what is there but is not byte for byte as it was written; restore it "
@@ -323,7 +323,7 @@ def refuse_other_data(path: Path, now: Identity) -> None:
         )
 
 
-# ---- writes the folder of a run: round by round during the run, and the results at its end ------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 class RunFolder:

@@ -1,4 +1,4 @@
-"""``collaboration.npz`` and ``predictions.npz``: collaboration matrices, test predictions."""
+"""The files of a run's folder that hold its numbers: one writer and one reader for each."""
 
 import csv
 import hashlib
@@ -166,7 +166,7 @@ def _check_classes(targets: Any, classes: int) -> None:
         raise ValueError(f"its targets are not among its {classes} classes")
 
 
-# ---- ``rounds.jsonl`` and ``clients.csv``: the logs that a run writes after every round ---------
+# ---- rounds.jsonl and clients.csv ----------------------------------------------------------------
 
 COLUMNS = ("round", "client", "n_train", "n_val", "n_test", *SCORES)
 # A spreadsheet reads a cell that begins with one of these as a formula, so a quote is put before
@@ -295,7 +295,7 @@ def _read_lines(path: Path) -> str:
         raise unreadable(path, error, "a text file of a run") from error
 
 
-# ---- ``models.safetensors``: every client's predictor, and the digest of all of them ------------
+# ---- models.safetensors --------------------------------------------------------------------------
 
 
 def write_models(path: Path, mixture: Mixture) -> None:

@@ -31,7 +31,7 @@ from .study import (
     method_and_column,
 )
 
-# ---- reads one entry of a card's ``[[claims]]``: a relation between the numbers of methods ------
+# ---- claims --------------------------------------------------------------------------------------
 
 
 class StrictTable(BaseModel):

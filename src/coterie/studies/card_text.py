@@ -10,7 +10,7 @@ from .outcome import FAILS, HOLDS, NOT_RUN, Judged, StudyNumber, StudyOutcome
 from .records import CellRecord
 from .study import StudyColumn
 
-# ---- what a reader must know before believing a row of a study: alarms of its runs, equal models
+# ---- warnings ------------------------------------------------------------------------------------
 
 WARNING = "Careful:"  # what stands before each of them
 

@@ -1,7 +1,8 @@
 """The table of a study: every method's number in every column, beside the paper's, and the claims.
 
 A number over seeds is a mean with its deviation. It is *inside* if it differs from the printed
-number by no more than the printed deviation or the study's tolerance. ``judging`` judges claims.
+number by no more than the printed deviation or the study's tolerance. Claims are judged by
+the means over the seeds that all methods of a claim have.
 """
 
 import math
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     pass
 
 
-# ---- judges the claims of a study by the means over the seeds that all methods of a claim have --
+# ---- claims --------------------------------------------------------------------------------------
 
 # A seed counts for a method if its run has the number of the claim: old records lack newer numbers.
 

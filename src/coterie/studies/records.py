@@ -210,7 +210,7 @@ def _matrices(history: Run) -> dict[str, list[list[float]]]:
     }
 
 
-# ---- reads and writes records of runs as JSON; what came from outside is checked before it is use
+# ---- as JSON -------------------------------------------------------------------------------------
 
 LATER = ("validation", "curves")  # tables that old records do not have
 

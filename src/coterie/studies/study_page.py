@@ -20,7 +20,7 @@ from .outcome import StudyOutcome
 from .records import CellRecord
 from .study import StudyColumn
 
-# ---- the figures of a study: lines over a swept field, learning curves, matrices, scatters ------
+# ---- figures -------------------------------------------------------------------------------------
 
 MOST_MATRICES = 40  # of one study
 

@@ -13,7 +13,7 @@ from ..errors import ConfigError, did_you_mean, printable_lines
 from ..runs.config.methods import OWN
 from ..views import words
 
-# ---- reads the table ``[tune]`` of a config or a card: what is searched, and how often it is trie
+# ---- what is searched ----------------------------------------------------------------------------
 
 # ``[tune.train]`` holds fields of ``[train]`` that are searched for every method, ``[tune.NAME]``
 # fields of one method. A field lists its values, or has a range ``{low = 0.001, high = 0.3}``.

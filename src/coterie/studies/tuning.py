@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from optuna import Trial
 
 
-# ---- suggests values to try, one trial after the other: a grid, or Optuna's sampler -------------
+# ---- suggestions ---------------------------------------------------------------------------------
 
 # Suggestions follow from the space, the number of trials and the scores alone. A search that was
 # killed asks again from the beginning: the scores of finished trials come from their records, so it
@@ -118,7 +118,7 @@ def _value(trial: "Trial", field: str, searched: Searched) -> Any:
     return min(max(float(f"{found:.3g}"), searched.low), searched.high)  # three digits are enough
 
 
-# ---- runs a search: trial after trial of every method, each trial as cells of a study with record
+# ---- the search ----------------------------------------------------------------------------------
 
 TEXT, TOML, TRIALS = "tune.md", "tuned.toml", "trials.json"
 # The validation number that belongs to a table's number; LAST for every other one.
