@@ -165,6 +165,19 @@ EXPOSURES: dict[str, Exposure] = {
         "the averaged body",
         "the fine-tuned model",
     ),
+    "fedpac": Exposure(
+        "its body and its head, its sample count; **the share of each class in its data, and the "
+        "mean of each class's features**",
+        "the averaged body, its own mixture of all heads, the means of all sites together",
+        "–",
+        "refused unless every site consents (`class_features`); the server compares sites",
+    ),
+    "feddbe": Exposure(
+        "as FedAvg; **the mean of its features**, once",
+        "as FedAvg, and the mean of all sites' features",
+        "the shift of its features",
+        "refused unless every site consents (`feature_mean`)",
+    ),
     "fedrod": Exposure(
         "as FedAvg",
         "as FedAvg",
