@@ -11,6 +11,7 @@ from .fedamp import FedAMP
 from .fedavg import FedAvg
 from .fedavg_data import FedAvgData
 from .fedbabu import FedBABU
+from .fedcollab import FedCollab
 from .feddbe import FedDBE
 from .fedem import FedEM
 from .federico import FedeRiCo
@@ -72,6 +73,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fedem": FedEM,
     "mocha": Mocha,
     "cfl": CFL,
+    "fedcollab": FedCollab,
     "ifca": IFCA,
 }
 

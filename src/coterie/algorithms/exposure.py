@@ -215,6 +215,13 @@ EXPOSURES: dict[str, Exposure] = {
         "–",
         "the server compares and divides sites",
     ),
+    "fedcollab": Exposure(
+        "as the method inside; before training **a discriminator for each other site**, or the "
+        "change of its model",
+        "as the method inside; before training its own discriminators",
+        "–",
+        "refused unless every site consents (`discriminators`); the server divides sites",
+    ),
     "ifca": Exposure(
         "a model, its choice among k, its sample count",
         "k models",

@@ -44,6 +44,7 @@ from .ditto import Ditto
 from .erosion import Erosion
 from .fedala import FedALA
 from .fedbabu import FedBABU
+from .fedcollab import FedCollab
 from .feddbe import FedDBE
 from .fedem import FedEM, Own
 from .federico import FedeRiCo, kept_weights, posterior
@@ -233,6 +234,7 @@ _TUNED = (
 _HEADS = (
     "every client has a head of its own, and a newcomer's would have to be trained from nothing"
 )
+_COALITION = "coalitions form before training, and a newcomer has no part in that"
 _REQUESTED = "it trains one model for each client that requested it before the first round"
 
 REFUSALS: dict[type, str] = {
@@ -251,6 +253,7 @@ REFUSALS: dict[type, str] = {
     CoBo: _PERSONAL,
     FedDBE: _PERSONAL,
     FedPAC: _HEADS,
+    FedCollab: _COALITION,
     PersonalHead: _HEADS,
     LGFedAvg: "every client has lower layers of its own, and a newcomer's would have to be trained "
     "from nothing",
