@@ -128,6 +128,21 @@ def pull_of_others(play, method):
         assert_close(W.sum(), play.received.total[row])
 
 
+def head_mixture(play, method):
+    """The heads after the round, of those that came."""
+    heads = dense(play.after.heads)[play.clients]
+    assert_close(play.matrix[play.clients][:, play.clients] @ play.uploads.head, heads)
+
+
+def coalition_average(play, method):
+    """The coalition's new model is this average of its members' replies."""
+    if play.server.coalition.max() < 0:
+        return
+    models = play.after.inner[play.after.coalition[play.clients]]
+    sent = play.uploads.inner.w
+    assert_close(play.matrix[play.clients][:, play.clients] @ sent, models)
+
+
 LAWS = {
     "fedamp": (FedAMP(), a_mix_of_what_was_there),
     "fedamp, printed and decayed": (
@@ -144,6 +159,8 @@ LAWS = {
     "ifca": (IFCA(), choice_average),
     "ifca, redraw": (IFCA(start="redraw", k=2, min_share=0.0), choice_average),
     "pfedgraph": (METHODS["pfedgraph"](), graph_mixture),
+    "fedpac": (METHODS["fedpac"](), head_mixture),
+    "fedcollab": (METHODS["fedcollab"](), coalition_average),
     "cobo": (METHODS["cobo"](), pull_of_others),
     "waffle": (METHODS["waffle"](), requesters_average),
     "erosion": (METHODS["erosion"](), requesters_average),

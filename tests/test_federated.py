@@ -56,7 +56,8 @@ def test_every_method_gives_the_digest_of_the_simulator(tables, tmp_path, method
     asked = merge(FAST, {"algorithm.name": method, "run.participation": participation})
     asked = merge(asked, {"run.rounds": 4})
     here = simulated(tables, asked)
-    handlers = {n: handler_of(f) for n, f in site_folders(tmp_path, tables).items()}
+    consent = ("shown", METHODS[method]().traits.discloses or "shown")
+    handlers = {n: handler_of(f) for n, f in site_folders(tmp_path, tables, consent).items()}
     there = executed(setting_of(asked, InProcess(handlers)))
     assert there.summary["digest"] == here.summary["digest"]
     for name in ("bytes_up", "bytes_down"):
@@ -158,6 +159,19 @@ def test_raw_samples_are_shared_only_if_every_site_consents(tables, tmp_path, mo
     here = simulated(tables, asked)
     assert there.summary["digest"] == here.summary["digest"]
     assert there.summary["bytes_down"] == here.summary["bytes_down"]
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if METHODS[name]().traits.discloses])
+def test_statistics_of_the_data_leave_only_with_consent_by_name(
+    tables, tmp_path, monkeypatch, method
+):
+    asked, name = merge(FAST, {"algorithm.name": method}), METHODS[method]().traits.discloses
+    silent = Joined(tmp_path / "a", tables, monkeypatch, ("shown", "samples"))
+    with pytest.raises(EngineError, match=rf"'ash' refused: .*\[consent\] {name} is false"):
+        coterie.run(asked, federation=silent.fed)
+    consenting = Joined(tmp_path / "b", tables, monkeypatch, ("shown", name))
+    there = coterie.run(asked, federation=consenting.fed)
+    assert there.summary["digest"] == simulated(tables, asked).summary["digest"]
 
 
 def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):

@@ -12,12 +12,15 @@ from coterie.algorithms.cfl import CFL
 from coterie.algorithms.cobo import CoBo
 from coterie.algorithms.ditto import Ditto
 from coterie.algorithms.erosion import Erosion
+from coterie.algorithms.fedala import FedALA
 from coterie.algorithms.fedamp import FedAMP
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData
 from coterie.algorithms.fedbabu import FedBABU
+from coterie.algorithms.feddbe import FedDBE
 from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.fedfomo import FedFomo
+from coterie.algorithms.fedpac import FedPAC
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedrep import FedRep
@@ -134,6 +137,30 @@ def test_ledger_of_fedfomo(downloads, participation):
         ready = sum(min(downloads, len(uploaded - {i})) for i in range(K))
         up = len(record.clients) * (m + 4 * K)
         assert record.traffic == (slots * (m + S), up, ready * (m + S))
+
+
+def test_ledger_of_features():
+    """FedDBE's mean of 8 features, up once; FedPAC's moments of 3 classes and the means of all."""
+    for method, first, later in (
+        (FedDBE(), lambda m: (m + 8 * S, m + 9 * S), lambda m: (m + 8 * S, m + S)),
+        *[(FedPAC(), *[lambda m: (m + 24 * S + 3, m + (24 + 3 + 1 + 1) * S)] * 2)],
+    ):
+        on = task(method)
+        m = 8 * on.problem.model.size
+        for record in train(method, on.problem, engine_of("wire", on), 2):
+            down, up = (later if record.index else first)(m)
+            assert record.traffic == (5 * down, 5 * up, 5 * m)
+
+
+def test_ledger_of_fedala():
+    """A flag for each pass: none at first, then all that a client may need, then one."""
+    method = FedALA(start_passes=4)
+    on = task(method)
+    m = 8 * on.problem.model.size
+    for record, passes in zip(
+        train(method, on.problem, engine_of("wire", on), 3), (0, 4, 1), strict=True
+    ):
+        assert record.traffic == (5 * (m + passes), 5 * (m + S), 5 * m)
 
 
 @pytest.mark.parametrize(("participation", "pairs"), [(1.0, 2), (0.6, 2), (0.4, 1), (0.2, 0)])

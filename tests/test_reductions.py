@@ -4,6 +4,8 @@ A row is a name and two methods that must leave every client with the same predi
 clients with half of them taking part. Rows that need more than that have a test of their own.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from coterie.algorithms.fedbabu import FedBABU
 from coterie.algorithms.fedem import FedEM
 from coterie.algorithms.federico import FedeRiCo
 from coterie.algorithms.fedfomo import FedFomo
+from coterie.algorithms.fedpac import FedPAC
 from coterie.algorithms.fedper import FedPer
 from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.fedrep import FedRep
@@ -37,7 +40,7 @@ from coterie.algorithms.scaffold import Scaffold
 from coterie.algorithms.term import TERM
 from coterie.core.optim import Recipe
 from coterie.training.rounds import train
-from support import METHODS, assert_close, engine_of, federation, last, predictors, task
+from support import METHODS, RECIPE, assert_close, engine_of, federation, last, predictors, task
 
 FINE_TUNED = Adapted(FedAvg(), FineTune())
 ALONE = Local(budget="matched", keep="last")  # sampled as the others are
@@ -148,6 +151,16 @@ def test_pfedgraph_that_keeps_to_the_shares_of_samples_is_fedavg():
     found = last(method, task(method), rounds=4, participation=1.0)
     other = last(FedAvg(), task(FedAvg()), rounds=4, participation=1.0)
     assert_close(predictors(found).models, predictors(other).models, 1e-6)
+
+
+def test_fedpac_of_one_client_is_that_client_s_training():
+    """Head and body in turn, without a pull towards the means of others: FedRep's two phases."""
+    alone, one = federation(sizes=(31,)), replace(RECIPE, epochs=1)
+    found, other = (
+        last(m, task(m, federated=alone, recipe=one), rounds=3, participation=1.0)
+        for m in (FedPAC(lam=0.0), FedRep(head_epochs=1, base_epochs=1))
+    )
+    assert_close(predictors(found).models, predictors(other).models, 1e-12)
 
 
 def test_one_participant_becomes_the_average():

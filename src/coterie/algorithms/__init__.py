@@ -11,10 +11,13 @@ from .fedamp import FedAMP
 from .fedavg import FedAvg
 from .fedavg_data import FedAvgData
 from .fedbabu import FedBABU
+from .fedcollab import FedCollab
+from .feddbe import FedDBE
 from .fedem import FedEM
 from .federico import FedeRiCo
 from .fedfomo import FedFomo
 from .fedfomo_ma import FedFomoMA
+from .fedpac import FedPAC
 from .fedper import FedPer
 from .fedprox import FedProx
 from .fedrep import FedRep
@@ -61,6 +64,8 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fedper": FedPer,
     "fedrep": FedRep,
     "fedbabu": FedBABU,
+    "fedpac": FedPAC,
+    "feddbe": FedDBE,
     "fedrod": FedRoD,
     "ditto": Ditto,
     "pfedme": PFedMe,
@@ -68,6 +73,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "fedem": FedEM,
     "mocha": Mocha,
     "cfl": CFL,
+    "fedcollab": FedCollab,
     "ifca": IFCA,
 }
 

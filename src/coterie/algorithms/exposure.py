@@ -165,6 +165,19 @@ EXPOSURES: dict[str, Exposure] = {
         "the averaged body",
         "the fine-tuned model",
     ),
+    "fedpac": Exposure(
+        "its body and its head, its sample count; **the share of each class in its data, and the "
+        "mean of each class's features**",
+        "the averaged body, its own mixture of all heads, the means of all sites together",
+        "–",
+        "refused unless every site consents (`class_features`); the server compares sites",
+    ),
+    "feddbe": Exposure(
+        "as FedAvg; **the mean of its features**, once",
+        "as FedAvg, and the mean of all sites' features",
+        "the shift of its features",
+        "refused unless every site consents (`feature_mean`)",
+    ),
     "fedrod": Exposure(
         "as FedAvg",
         "as FedAvg",
@@ -201,6 +214,13 @@ EXPOSURES: dict[str, Exposure] = {
         "its cluster's model",
         "–",
         "the server compares and divides sites",
+    ),
+    "fedcollab": Exposure(
+        "as the method inside; before training **a discriminator for each other site**, or the "
+        "change of its model",
+        "as the method inside; before training its own discriminators",
+        "–",
+        "refused unless every site consents (`discriminators`); the server divides sites",
     ),
     "ifca": Exposure(
         "a model, its choice among k, its sample count",

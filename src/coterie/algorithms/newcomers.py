@@ -44,10 +44,13 @@ from .ditto import Ditto
 from .erosion import Erosion
 from .fedala import FedALA
 from .fedbabu import FedBABU
+from .fedcollab import FedCollab
+from .feddbe import FedDBE
 from .fedem import FedEM, Own
 from .federico import FedeRiCo, kept_weights, posterior
 from .fedfomo import FedFomo, Kept
 from .fedfomo_ma import FedFomoMA, leave_one_out
+from .fedpac import FedPAC
 from .fedper import PersonalHead
 from .fedrod import FedRoD
 from .ifca import IFCA
@@ -228,6 +231,10 @@ _TUNED = (
     "its folder keeps each client's model after fine-tuning, and the model before it, which a "
     "newcomer would fine-tune, is not among them"
 )
+_HEADS = (
+    "every client has a head of its own, and a newcomer's would have to be trained from nothing"
+)
+_COALITION = "coalitions form before training, and a newcomer has no part in that"
 _REQUESTED = "it trains one model for each client that requested it before the first round"
 
 REFUSALS: dict[type, str] = {
@@ -244,8 +251,10 @@ REFUSALS: dict[type, str] = {
     FedALA: _PERSONAL,
     PFedGraph: _PERSONAL,
     CoBo: _PERSONAL,
-    PersonalHead: "every client has a head of its own, and a newcomer's head would have to be "
-    "trained from nothing",
+    FedDBE: _PERSONAL,
+    FedPAC: _HEADS,
+    FedCollab: _COALITION,
+    PersonalHead: _HEADS,
     LGFedAvg: "every client has lower layers of its own, and a newcomer's would have to be trained "
     "from nothing",
     Mocha: "its clients' models and relations are trained together, so that a new client changes "

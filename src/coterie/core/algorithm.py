@@ -101,6 +101,10 @@ def single(w: Tensor) -> Mixture:
     return Mixture(w.new_ones(1), w.unsqueeze(0))
 
 
+# Statistics of a client's data that some methods send, as sites consent to them.
+Disclosure = Literal["feature_mean", "class_features", "discriminators"]
+
+
 class Sharing(NamedTuple):
     """Which raw samples a method wants all clients to train on."""
 
@@ -121,6 +125,8 @@ class Traits:
             began it. ``A Aᵀ`` (clients that use the same models) then shows groups, ``A`` does not.
         several_models: a client trains several models side by side in one round.
         alone: clients neither send nor receive anything.
+        discloses: what a client sends of its data beside models, by the name under which a site
+            consents to it in ``site.toml``; empty for nothing.
     """
 
     uses_validation: bool = False
@@ -129,6 +135,7 @@ class Traits:
     models_change_hands: bool = False
     several_models: bool = False
     alone: bool = False
+    discloses: Disclosure | Literal[""] = ""
 
 
 class Algorithm(Checked, ABC, Generic[Server, Down, Up, State]):

@@ -115,6 +115,13 @@ class Checked:
     def check_together(self) -> None:
         """Refuse fields that contradict each other; by default all combinations are accepted."""
 
+    @property
+    def within(self) -> "tuple[Checked, ...]":
+        """The methods and adaptations that this one runs; by default those in its fields."""
+        owner: Any = type(self)
+        values = (getattr(self, name) for name in _field_types(owner))
+        return tuple(value for value in values if isinstance(value, Checked))
+
 
 @functools.cache
 def _field_types(owner: type[Any]) -> dict[str, Any]:

@@ -177,12 +177,18 @@ class ConsentTable(Document, frozen=True):
     samples: raw training samples, for methods that share them (fedavg_data)
     models: the site's final model, which may then be collected by the coordinator
     counts: how many samples of each class there are; the number of samples is always told
+    feature_mean: the mean of the network's features over the site's samples (feddbe)
+    class_features: the share of each class and the mean features of its samples (fedpac)
+    discriminators: models that tell the site's samples from another site's (fedcollab)
     """
 
     shown: bool = False
     samples: bool = False
     models: bool = False
     counts: bool = False
+    feature_mean: bool = False
+    class_features: bool = False
+    discriminators: bool = False
 
 
 class SiteDocument(Document, frozen=True):

@@ -163,6 +163,12 @@ class SiteHandler:
         consent, traits = self._folder.consent, experiment.algorithm.traits
         if traits.sharing is not None and not consent.samples:
             raise _ForbiddenError("refused", RAW_SAMPLES)
+        if traits.discloses and not getattr(consent, traits.discloses):
+            raise _ForbiddenError(
+                "refused",
+                f"the method sends more of a site's data than models, and this site's [consent] "
+                f"{traits.discloses} is false",
+            )
         config, agreement = experiment.config, experiment.agreement
         data, seed = config.data, config.dealt(config.run.seed)
         division = Division(agreement.schema, data.scale, data.val, data.test, seed)

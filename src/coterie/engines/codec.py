@@ -9,7 +9,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -50,14 +49,12 @@ def vocabulary(algorithm: AnyAlgorithm) -> Types:
 
 
 def _modules(owner: Checked) -> Iterator[str]:
-    """The modules of a method, of its bases, and of methods and adaptations in its fields."""
+    """The modules of a method, of its bases, and of the methods and adaptations that it runs."""
     for kind in type(owner).__mro__:
         if issubclass(kind, Checked):
             yield kind.__module__
-    for field in fields(owner):  # type: ignore[arg-type]
-        value = getattr(owner, field.name)
-        if isinstance(value, Checked):
-            yield from _modules(value)
+    for value in owner.within:
+        yield from _modules(value)
 
 
 def encode(message: Message) -> bytes:
