@@ -49,7 +49,8 @@ def configured(command: Callable[..., None]) -> Callable[..., None]:
     options.
     """
     argument = typer.Argument(
-        help="TOML file; without it, a small built-in example", metavar="CONFIG"
+        help="TOML file, or heart: four hospitals; without it, a small built-in example",
+        metavar="CONFIG",
     )
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [

@@ -20,10 +20,12 @@ from ..core.metrics import METRICS, Metric
 from ..data.datasets import DATASETS
 from ..data.federation import Federation
 from ..data.partition import PARTITIONS
+from ..data.sources.heart import heart_config, heart_table
 from ..engines import ENGINES
 from ..errors import ConfigError, StoreError, did_you_mean, printable
 from ..networks.registry import MODELS
 from ..runs.assemble import assemble
+from ..runs.config.loading import HEART
 from ..storage import files
 
 # ---- list and show -------------------------------------------------------------------------------
@@ -210,14 +212,18 @@ MISSING = 0.1  # share of missing cells in ``score``
 
 
 def write_example(name: str) -> tuple[Path, Path]:
-    """Write ``NAME.toml`` and ``NAME.csv``; refuses a path that exists. Returns both paths."""
+    """Write ``NAME.toml`` and ``NAME.csv``; refuses a path that exists. Returns both paths.
+
+    The table is made up, but for the name ``heart``: that is the table of the dataset.
+    """
     config, table = _paths(name)
+    real = config.stem == HEART
     template = resources(__package__).joinpath("templates", "federation.toml")
-    text = template.read_text(encoding="utf-8").replace("@NAME@", config.stem)
+    text = heart_config() if real else template.read_text(encoding="utf-8")
     with files.writing(config):
         config.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(table, example_table())
-    files.write_text(config, text)
+    files.write_text(table, heart_table() if real else example_table())
+    files.write_text(config, text.replace("@NAME@", config.stem))
     return config, table
 
 

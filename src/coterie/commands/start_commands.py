@@ -14,7 +14,10 @@ def new(
         str, typer.Argument(help="name of the new files, with or without a folder", metavar="NAME")
     ],
 ) -> None:
-    """Write NAME.toml, a commented config, and NAME.csv, a small table that shows the layout."""
+    """Write NAME.toml, a commented config, and NAME.csv, a small table that shows the layout.
+
+    The name heart gives a real table: heart disease at four hospitals.
+    """
     from .catalog import write_example
 
     config, table = write_example(name)

@@ -22,6 +22,7 @@ from ..storage.files import expanded
 from .arrays import TEST, TRAIN, VALIDATION, Names, Piece, Scale, assemble, refuse_one_class, scaled
 from .federation import Dataset
 from .sources import images, sheets
+from .sources.heart import heart
 from .sources.npz import read_npz
 from .sources.tables import read_table
 from .sources.text import Targets, read_leaf, read_text
@@ -348,6 +349,7 @@ _STORED = {
 }
 DATASETS: dict[str, DatasetEntry] = {
     "digits": DatasetEntry(digits, "1,797 grey 8x8 digits, bundled with scikit-learn"),
+    "heart": DatasetEntry(heart, "920 heart patients of four hospitals, with missing values"),
     "plays": DatasetEntry(plays, "lines of eight of Shakespeare's characters, next character"),
     "regression_groups": DatasetEntry(
         regression_groups, "two groups of linear-regression clients, opposite coefficients"

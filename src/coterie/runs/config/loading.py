@@ -36,6 +36,7 @@ __all__ = [
     "tables_of",
 ]
 
+HEART = "heart"  # in place of a file: the config of the dataset of this name
 ALL = "all"  # run.methods = "all" means every method
 MOST_SEEDS = 10_000  # each seed is a run of every method
 WRITTEN = ("format", "resolved", "asked", "hash")  # what a run adds to its config.json
@@ -78,10 +79,21 @@ def tables_of(source: str | Path | Mapping[str, Any] | None, changes: Mapping[st
     """The tables of a file, of a mapping, or of the built-in example, before any change."""
     if isinstance(source, Mapping):
         return dict(source)
+    if source == HEART and not Path(HEART).exists():
+        return _heart()
     if source is not None:
         return _anchored(read(Path(source)), Path(source).resolve().parent)
     # the built-in partition does not fit other data
     return {} if changes.keys() & {"data.name", "run.federation"} else DEMO
+
+
+def _heart() -> Table:
+    """The tables that ``coterie new heart`` writes, with the dataset in place of its file."""
+    from ...data.sources.heart import heart_config
+
+    tables = tomllib.loads(heart_config())
+    shares = {split: tables["data"][split] for split in ("val", "test")}
+    return {**tables, "data": {"name": HEART, **shares}}
 
 
 def read(path: Path) -> Table:

@@ -1,0 +1,68 @@
+"""The heart disease study of four hospitals: its files, its table, and the commands that use it."""
+
+import csv
+import hashlib
+import re
+
+import pytest
+
+from coterie import cli
+from coterie.data import load
+from coterie.data.sources.heart import FOLDER, HOSPITALS, heart_table
+from coterie.runs.assemble import assemble
+from coterie.runs.config.loading import load as load_config
+
+
+def test_the_files_are_those_of_the_source():
+    """The checksums and the counts of patients are the ones that the README states."""
+    stated = re.findall(
+        r"`(processed\.\w+\.data)` \| ([\w ]+?)(?: \(.*\))? \| (\d+) \| (\d+) \| `(\w{64})`",
+        (FOLDER / "README.md").read_text(encoding="utf-8"),
+    )
+    assert [(file, name) for file, name, *_ in stated] == [
+        (f"processed.{file}.data", name) for file, name in HOSPITALS.items()
+    ]
+    rows = list(csv.DictReader(heart_table().splitlines()))
+    for file, name, patients, ill, digest in stated:
+        assert hashlib.sha256((FOLDER / file).read_bytes()).hexdigest() == digest
+        mine = [row for row in rows if row["hospital"] == name]
+        assert len(mine) == int(patients)
+        assert sum(row["disease"] == "yes" for row in mine) == int(ill)
+
+
+def test_missing_values_are_empty_cells():
+    """Nobody's cholesterol was measured in Zurich; a zero is no measurement."""
+    rows = list(csv.DictReader(heart_table().splitlines()))
+    assert {row["cholesterol"] for row in rows if row["hospital"] == "Zurich"} == {""}
+    assert all(row[name] != "0" for row in rows for name in ("cholesterol", "resting_pressure"))
+    assert sum(row["cholesterol"] == "" for row in rows if row["hospital"] == "Long Beach") == 56
+    assert not any("?" in cell for row in rows for cell in row.values())
+
+
+def test_the_clients_are_the_hospitals_and_the_name_shows_the_investigators(capsys):
+    found = load("heart")
+    assert (len(found.x), found.owner_names) == (920, tuple(HOSPITALS.values()))
+    with pytest.raises(SystemExit):
+        cli.main(["show", "heart"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("Janosi", "Steinbrunn", "Pfisterer", "Detrano"))
+
+
+def test_the_config_heart_is_that_of_new_heart(tmp_path, monkeypatch, capsys):
+    """``compare heart`` and ``new heart`` train and test on the same rows in the same way."""
+    monkeypatch.chdir(tmp_path)
+    named = load_config("heart")
+    with pytest.raises(SystemExit):
+        cli.main(["new", "heart"])
+    assert "wrote heart.toml and heart.csv" in capsys.readouterr().out
+    written = load_config("heart.toml")
+    assert written.model_copy(update={"data": named.data}) == named
+    assert (written.data.val, written.data.test) == (named.data.val, named.data.test)
+    pair = [assemble(config).federations[0] for config in (named, written)]
+    assert [pair[0].seals, pair[0].clients] == [pair[1].seals, pair[1].clients]
+
+
+def test_a_file_of_that_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "heart").write_text("[run]\nrounds = 3\n")
+    assert load_config("heart").run.rounds == 3
