@@ -26,8 +26,7 @@ from torch.func import grad
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.batches import Batch
-from ..core.client import Client
-from ..core.losses import mean
+from ..core.client import Client, mean
 from ..core.mixing import mix, shares
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, ShareAboveZero
