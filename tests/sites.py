@@ -14,6 +14,8 @@ from coterie.deploy.joining import federated
 from coterie.deploy.site_folder import SiteFolder
 from coterie.engines.remote import SiteState
 from coterie.runs.config.loading import load
+from coterie.runs.execute import run_cell
+from coterie.runs.plan import Plan
 
 NAMES = ("ash", "birch", "cedar")
 FAST = {
@@ -98,3 +100,8 @@ class InProcess:
 def setting_of(tables: Mapping[str, Any], transport: InProcess) -> Federated:
     asked = load(tables, {"run.federation": "fed"})
     return federated(asked, transport, "in_process")
+
+
+def executed(setting: Federated, out: Path | None = None) -> Any:
+    """The run of a setting's own method and seed."""
+    return run_cell(setting, Plan.single(setting.config, out).cells[0])

@@ -21,20 +21,15 @@ from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
 from coterie.errors import EngineError, StoreError
 from coterie.runs.config.loading import load, merge
-from coterie.runs.execute import run_cell
 from coterie.runs.plan import Plan
 from coterie.storage import faults
-from sites import FAST, InProcess, handler_of, setting_of, site_folders, write_tables
+from sites import FAST, InProcess, executed, handler_of, setting_of, site_folders, write_tables
 from support import METHODS
 
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
     return write_tables(tmp_path_factory.mktemp("data"))
-
-
-def executed(setting, out=None):
-    return run_cell(setting, Plan.single(setting.config, out).cells[0])
 
 
 @pytest.mark.parametrize(
