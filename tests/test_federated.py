@@ -15,7 +15,7 @@ from coterie.core import tree
 from coterie.deploy import transports
 from coterie.deploy.handler import SiteHandler
 from coterie.deploy.holdings import Holdings
-from coterie.deploy.joining import federated
+from coterie.deploy.federated import federated
 from coterie.deploy.protocol import Nothing, Proposal, refused_by, setup_message
 from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
@@ -98,7 +98,13 @@ class Joined:
     def connect(self, config):
         handlers = {name: handler_of(folder) for name, folder in self.folders.items()}
         self.transport = InProcess(handlers, self.spoil)
-        return federated(config, self.transport, "in_process")
+        return federated(config, signed(self.transport), "in_process", "fed")
+
+    @property
+    def exported(self):
+        """The sites' data as they divided it, as one folder for a simulation."""
+        place = next(iter(self.folders.values())).path.parent / "exported"
+        return exported(self.folders, place)
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from ..runs.config.schema import Config, GuardTable
 from ..runs.plan import Plan
 from ..storage import files
 from ..training.guard import Guard
+from .federated import federated
 from .handler import WITHDRAWN, SiteHandler
 from .holdings import Holdings
-from .joining import federated
 from .peer import PeerPlan, PeerSite
 from .peer_folder import PEERS, PeerFolder
 from .peer_keys import PeerIdentity
@@ -115,7 +115,7 @@ class JoiningSite:
             experiment, before = str(kept["experiment"]), kept["asked"]
         except (TypeError, KeyError) as error:
             raise StoreError(f"{self._home / CURRENT}: names no experiment; delete it") from error
-        _, site = self._handler.experiment(experiment)
+        site = self._handler.experiment(experiment).site
         ended = (site.folder / ANSWERS).is_file()
         return "" if ended or before != asked else experiment
 
@@ -130,7 +130,7 @@ class JoiningSite:
             while True:
                 door.fetch(self._nudge)  # ends by an AgreedError
         transport = SealedTransport(self._talk, self._link, self._handler, self._note, self._nudge)
-        setting = federated(config, transport, PEERS)
+        setting = federated(config, transport, PEERS, self._folder.federation)
         cell = Plan.single(setting.config, None).cells[0]
         experiment, _ = setting.agreed(cell)
         self._keep(asked, experiment)
@@ -143,7 +143,7 @@ class JoiningSite:
     # ---- the rounds ----------------------------------------------------------------------------
 
     def _rounds(self, experiment: str) -> JoinedResult:
-        made, site = self._handler.experiment(experiment)
+        made, site, _ = self._handler.experiment(experiment)
         run, method = made.config.run, site.algorithm
         self._note(f"experiment {experiment[:12]}: {run.rounds} rounds")
         part = OwnPart(site.problem, site.shards(), method, site.client, Guard())

@@ -30,7 +30,7 @@ from .peer_talk import Correspondence, Letter
 from .protocol import Consent, as_array, payload_of, refusal, refused_by
 from .sealing import SealError
 
-SETUP_KINDS = ("who", "divide", "squares", "agree")  # what a peer answers, and nothing else
+SETUP_KINDS = ("who", "ask", "describe", "divide", "agree")  # what a peer answers, and nothing else
 SLOWEST_RETRY = 60.0  # seconds after which the convener asks again, at most
 SEALED = dict.fromkeys(("ask", "answer"), range(1))  # the kinds of sealed messages
 
