@@ -19,7 +19,7 @@ def mutated(data: bytes, draws: random.Random) -> bytes:
     if how == 0:
         return data[: draws.randrange(len(data))]
     if how == 1:
-        return draws.randbytes(draws.randrange(60)) + data
+        return draws.randbytes(draws.randrange(1, 60)) + data
     if how == 2:  # a byte of the length, or of the header's punctuation
         at = draws.randrange(LENGTH)
         return data[:at] + bytes([data[at] ^ (1 << draws.randrange(8))]) + data[at + 1 :]

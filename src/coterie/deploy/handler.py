@@ -201,8 +201,8 @@ class SiteHandler:
         approval = self._approvals.approved(agreement.request)
         pool = b"".join(bytes(part.numpy()) for part in arrays_of(data))
         made = self._made(agreement, pool)
-        self._approvals.agree(approval, made.experiment, made.experiment.problem.model.whole)
         self._check(made.experiment)
+        self._approvals.agree(approval, made.experiment, made.experiment.problem.model.whole)
         folder = made.site.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if agreement.pool:

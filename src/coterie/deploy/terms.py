@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -36,7 +36,6 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
 SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric")
 SHARED_DATA = ("scale",)  # fields of [data] that all sites have to share
-MOST_CONFIG = 1 << 20  # characters of a config
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Request:
     methods: tuple[str, ...]
     rounds: int  # of one experiment
     epochs: int  # of one round, by the method that trains most
-    config: str  # as it was asked for, as JSON, for the owner to read
 
     def to_json(self) -> str:
         """The request as JSON: the same text for the same request."""
@@ -73,8 +71,6 @@ class Request:
         found = parsed(text, cls, "request")
         if not 1 <= len(found.clients) <= MOST_SITES or not 1 <= len(found.methods) <= MOST_SITES:
             raise EngineError("request: found no or too many clients or methods")
-        if len(found.config) > MOST_CONFIG:
-            raise EngineError(f"request.config: expected at most {MOST_CONFIG:,} characters")
         return found
 
     @property
@@ -94,7 +90,6 @@ def request_of(config: Config, federation: str, clients: tuple[str, ...]) -> Req
         tuple(sorted({*named} | {LOCAL})),
         config.run.rounds,
         max(train.epochs for train in trained),
-        json.dumps(canonical(config), sort_keys=True),
     )
 
 
@@ -139,8 +134,11 @@ class Agreement:
 
     @property
     def hash(self) -> str:
-        """The sha256 of the agreement, which every message of the experiment carries."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """The sha256 of the terms, which every message of the experiment carries.
+
+        The request is none of them: another approved one may go on with the experiment.
+        """
+        return hashlib.sha256(replace(self, request="").to_json().encode()).hexdigest()
 
 
 def shared_config(config: Config) -> str:

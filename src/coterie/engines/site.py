@@ -69,7 +69,8 @@ class StateFiles:
                 temporary.write_bytes(data)
         else:
             path.write_bytes(data)
-        self._prune(round, {sha, base})
+        if base is not None:
+            self._prune(round, {sha, base})
         return sha
 
     def _prune(self, round: int, wanted: set[str | None]) -> None:
