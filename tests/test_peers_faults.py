@@ -47,21 +47,21 @@ class Hostile(Relay):
         self._chance, self._old = random.Random(0), []
         self._lock = threading.Lock()
 
-    def put(self, to: str, blob: bytes) -> Any:
+    def put(self, who: str, to: str, blob: bytes) -> Any:
         magic, sender, receiver, box = blob.split(b"\n", 3)
         with self._lock:
-            self._old.append((to, blob))
+            self._old.append((who, to, blob))
             attack, again = self._chance.randrange(6), self._chance.choice(self._old)
         if attack == 0:
             super().put(*again)  # of any round before
         elif attack == 1:
-            super().put(to, blob[:-1] + bytes([blob[-1] ^ 1]))
+            super().put(who, to, blob[:-1] + bytes([blob[-1] ^ 1]))
         elif attack == 2:
-            super().put(again[0], blob)  # to whom it may not be addressed
+            super().put(who, again[1], blob)  # to whom it may not be addressed
         elif attack == 3:
-            super().put(sender.decode(), b"\n".join([magic, receiver, sender, box]))
+            super().put(who, sender.decode(), b"\n".join([magic, receiver, sender, box]))
         dropped = attack == 4 and len(self._old) % 3 == 0
-        return None if dropped else super().put(to, blob)
+        return None if dropped else super().put(who, to, blob)
 
 
 @pytest.mark.slow  # it waits for messages that the relay drops
@@ -457,7 +457,7 @@ def test_a_site_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
     berg = town.peer("berg")  # still in round 0, of which the convener says that berg is done
     payload = encode(Message(Decision(0, 0, NAMES, closed=True).to_json()))
     sealer = Sealer(identity("ahus"), EXPERIMENT, 1)
-    town.relay.put("berg", sealer.seal("berg", 0, "decision", payload))
+    town.relay.put("ahus", "berg", sealer.seal("berg", 0, "decision", payload))
     with pytest.raises(StoreError, match="older than what the site has sent"):
         berg.run()
 

@@ -98,10 +98,20 @@ class FederationTable(Document, frozen=True):
     created: AwareDatetime
 
 
+Names = Annotated[tuple[Line, ...], Field(strict=False, max_length=1000)]
+
+
+class PeersTable(Document, frozen=True):
+    """The sites that may use the relay, which is off unless some are named."""
+
+    sites: Names = ()
+
+
 class FederationDocument(Document, frozen=True):
     """``federation.toml``."""
 
     federation: FederationTable
+    peers: PeersTable = PeersTable()
     limits: LimitsTable = LimitsTable()
 
 
@@ -195,9 +205,6 @@ class ConsentTable(Document, frozen=True):
     samples: bool = False
     models: bool = False
     counts: bool = False
-
-
-Names = Annotated[tuple[Line, ...], Field(strict=False, max_length=1000)]
 
 
 class PolicyTable(Document, frozen=True):

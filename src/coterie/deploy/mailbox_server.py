@@ -52,7 +52,7 @@ def coordinate(folder: FederationFolder, stop: threading.Event, silence: float =
 async def serve_mailbox(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
     """As :func:`coordinate`, with all limits."""
     mailbox, registry = Mailbox(limits.silence), Registry(folder)
-    relay = relay_routes(Relay(RelayLimits(each=limits.message)), registry.names)
+    relay = relay_routes(Relay(RelayLimits(each=limits.message)), folder.peers)
     app = SiteRoutes(mailbox, limits, relay).app()
     await serve_sites(folder, Served(app, mailbox, registry, limits), stop)
 

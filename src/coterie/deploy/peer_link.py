@@ -36,7 +36,7 @@ class InProcessLink:
 
     def send(self, to: str, blob: bytes) -> bool:
         """Leave a message for a site."""
-        return self.relay.put(to, blob) is None
+        return self.relay.put(self.name, to, blob) is None
 
     def fetch(self, seconds: float) -> bytes | None:
         """The next message for this site."""

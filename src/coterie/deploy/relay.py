@@ -2,7 +2,8 @@
 
 It sees who sends to whom, when, and the size of each message in blocks. It holds no key, opens
 nothing, writes nothing to disk and logs nothing. A message is forgotten when it is fetched, or when
-it is too old: sites ask again for what they miss.
+it is too old: sites ask again for what they miss. A site may have no more bytes waiting than one
+message of the largest size has.
 """
 
 import time
@@ -18,24 +19,23 @@ POLL = 25.0  # seconds that a request for mail waits at most
 
 @dataclass(frozen=True)
 class RelayLimits:
-    """Bounds on what waits for one receiver.
+    """Bounds on what one sender may have waiting, whoever it is for.
 
     Fields:
         count: messages.
-        total: bytes of all messages.
-        each: bytes of one message.
+        each: bytes of all of them together, and so of one message.
         age: seconds after which a message is dropped.
     """
 
     count: int = 1000
-    total: int = 4 << 30
     each: int = 1 << 30
-    age: float = 86400.0
+    age: float = 3600.0
 
 
 class _Held(NamedTuple):
     blob: bytes
     since: float
+    sender: str
 
 
 class Relay:
@@ -46,16 +46,16 @@ class Relay:
         self._boxes: dict[str, deque[_Held]] = {}
         self._changed = Condition()
 
-    def put(self, to: str, blob: bytes) -> Unwanted | None:
+    def put(self, sender: str, to: str, blob: bytes) -> Unwanted | None:
         """Keep a message for a receiver; the reason if it was not taken."""
         if len(blob) > self.limits.each:
             return "size"
         with self._changed:
-            box = self._fresh(to)
-            held = sum(len(each.blob) for each in box)
-            if len(box) >= self.limits.count or held + len(blob) > self.limits.total:
+            waiting = [one for box in [*self._boxes] for one in self._fresh(box)]
+            own = [len(one.blob) for one in waiting if one.sender == sender]
+            if len(own) >= self.limits.count or sum(own) + len(blob) > self.limits.each:
                 return "full"
-            box.append(_Held(blob, time.monotonic()))
+            self._fresh(to).append(_Held(blob, time.monotonic(), sender))
             self._changed.notify_all()
         return None
 

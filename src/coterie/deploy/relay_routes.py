@@ -25,9 +25,9 @@ except ImportError as error:  # pragma: no cover - the extra is installed where 
 PATIENCE, RATE = 30.0, 16 * 1024.0  # seconds for a body, and bytes per second that add to them
 
 
-def relay_routes(relay: Relay, sites: Callable[[], Collection[str]]) -> list[Route]:
-    """The relay's requests; ``sites`` are the names that messages may be addressed to."""
-    surface = _Surface(relay, sites)
+def relay_routes(relay: Relay, peers: Callable[[], Collection[str]]) -> list[Route]:
+    """The relay's requests, for these sites alone; other sites are refused."""
+    surface = _Surface(relay, peers)
     return [
         Route("/v1/mail/{to}", surface.leave, methods=["POST"]),
         Route("/v1/mail", surface.fetch, methods=["POST"]),
@@ -37,20 +37,20 @@ def relay_routes(relay: Relay, sites: Callable[[], Collection[str]]) -> list[Rou
 class _Surface:
     """The two requests; all of them are answered in one event loop."""
 
-    def __init__(self, relay: Relay, sites: Callable[[], Collection[str]]) -> None:
-        self._relay, self._sites = relay, sites
+    def __init__(self, relay: Relay, peers: Callable[[], Collection[str]]) -> None:
+        self._relay, self._peers = relay, peers
         self._bells: dict[str, asyncio.Event] = {}
 
     async def leave(self, request: Request) -> Response:
         """Keep the body for another site."""
-        to = str(request.path_params["to"])
-        if to not in self._sites():
+        sender, to = str(request.state.site), str(request.path_params["to"])
+        if not {sender, to} <= {*self._peers()}:
             return Response(status_code=404)
         try:
             body = await _bounded(request, self._relay.limits.each)
         except (TimeoutError, ClientDisconnect):
             return Response(status_code=408)
-        unwanted: Unwanted | None = "size" if body is None else self._relay.put(to, body)
+        unwanted: Unwanted | None = "size" if body is None else self._relay.put(sender, to, body)
         if unwanted is not None:
             return Response(status_code=ANSWERS[unwanted], headers={"connection": "close"})
         self._bell(to).set()
@@ -59,6 +59,8 @@ class _Surface:
     async def fetch(self, request: Request) -> Response:
         """The oldest message for the site that asks; 204 if none comes in time."""
         name = str(request.state.site)
+        if name not in self._peers():
+            return Response(status_code=404)
         end, blob = time.monotonic() + _wait(request), self._relay.take(name)
         while blob is None and (left := end - time.monotonic()) > 0:
             bell = self._bell(name)

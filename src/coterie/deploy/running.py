@@ -72,6 +72,14 @@ def holdings_of(folder: SiteFolder, data: str | None, target: str | None) -> Hol
     return Holdings(folder, name, options)
 
 
+def texts_told(holdings: Holdings) -> list[str]:
+    """One line for each column whose texts leave and that [levels] does not decide about."""
+    return [
+        f"{name}: " + ", ".join(f"{text} ({rows})" for text, rows in texts.items())
+        for name, texts in holdings.unnamed_texts().items()
+    ] or ["none"]
+
+
 def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
     """What a site should know of its data before it takes part: rows, inputs, classes, gaps."""
     schema = holdings.schema
