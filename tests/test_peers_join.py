@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 pytest.importorskip("nacl")
 
 from coterie.core.algorithm import Mixture, client_digest, combined_digest
+from coterie.deploy.folders import FederationFolder
 from coterie.deploy.peer_join import JoinedResult, JoiningSite
 from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
 from coterie.deploy.peer_link import InProcessLink, Link
@@ -43,7 +44,7 @@ from coterie.runs.config.schema import Config
 from loopback import free_port, until
 from sites import FAST, NAMES, exported, simulated, site_folders, write_tables
 from test_peers_faults import Dying, KilledError
-from test_peers_relay import windows
+from test_peers_relay import let_peers, windows
 
 ASKED = merge(FAST, {"algorithm.name": "federico", "run.rounds": 2, "algorithm.downloads": 1})
 Notes = dict[str, list[str]]
@@ -409,8 +410,7 @@ def test_the_commands_of_administrators_with_stops_and_kills(tables: Path, tmp_p
     asked = merge(ASKED, {"run.rounds": 12, "train.epochs": 4})
     sites = Federation(tmp_path, tables, address=f"localhost:{free_port()}")
     expected = alike(sites, asked)
-    with (tmp_path / "fed" / "federation.toml").open("a") as file:
-        file.write(f"\n[peers]\nsites = {json.dumps([*NAMES])}\n")
+    let_peers(FederationFolder.open(tmp_path / "fed"), NAMES)
     (tmp_path / "config.toml").write_text(
         '[model]\nname = "mlp"\nhidden = [6]\n[train]\nlr = 0.1\nepochs = 4\nbatch = 8\n'
         '[algorithm]\nname = "federico"\ndownloads = 1\n[run]\nrounds = 12\n'

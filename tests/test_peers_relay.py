@@ -228,8 +228,8 @@ def net(tmp_path: Path) -> Iterator[Loopback]:
 
 def let_peers(folder: FederationFolder, names: Sequence[str]) -> None:
     """Name the sites that may use the relay."""
-    with (folder.path / "federation.toml").open("a") as file:
-        file.write(f"\n[peers]\nsites = {json.dumps([*names])}\n")
+    path = folder.path / "federation.toml"
+    path.write_text(path.read_text().replace("sites = []", f"sites = {json.dumps([*names])}"))
 
 
 def test_the_relay_is_off_for_sites_that_no_peers_are_named_of(tmp_path: Path) -> None:
@@ -325,9 +325,9 @@ def test_the_relay_and_its_logs_hold_no_bytes_of_a_model(
     unsealed: list[bytes] = []
     put, send, seal = Relay.put, Correspondence.send, Sealer.seal
 
-    def keeping(relay: Relay, to: str, blob: bytes) -> Any:
+    def keeping(relay: Relay, who: str, to: str, blob: bytes) -> Any:
         kept.append(to.encode() + blob)
-        return put(relay, to, blob)
+        return put(relay, who, to, blob)
 
     def noting(talk: Any, to: str, round: int, kind: str, head: Any, body: Any = ()) -> None:
         exchanged.setdefault(kind, []).extend(leaf for leaf in tree.leaves(body) if leaf.dim())
