@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from coterie.deploy.joining import federated
 from safetensors.torch import load_file, save_file
 
 import coterie
@@ -25,7 +26,6 @@ from coterie.data.federation import Dataset
 from coterie.data.sources.sheets import TargetColumn
 from coterie.data.standard import Preprocessing, preprocessing_of
 from coterie.deploy import transports
-from coterie.deploy.joining import federated
 from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.site_model import export_site
 from coterie.engines.evaluation import outputs

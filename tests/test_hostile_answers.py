@@ -95,8 +95,8 @@ SCORES = {
 @pytest.mark.parametrize("attack", SCORES.values(), ids=SCORES)
 def test_scores_that_cannot_be_are_no_scores(folders, attack):
     found = run_with(folders, lambda answer: rebuilt(answer, attack))
-    assert np.isnan(found.history.last[0])
-    assert np.isfinite(found.history.last[1:]).all()
+    assert np.isnan(found.last[0])
+    assert np.isfinite(found.last[1:]).all()
     assert np.isfinite(found.summary["accuracy_last"])
 
 
