@@ -135,6 +135,8 @@ class RemoteEngine:
         if not isinstance(states, HeldStates):
             first = algorithm.init(problem)[1] if states is None else states
             states = held_states(self._starts, first_states(algorithm, first, problem))
+        if not states.hashes.any():  # resumed before its first checkpoint
+            states = held_states(self._starts, states.shown)
         self.restore(states)
         return Enrolment(problem.clients, problem.counts)
 
