@@ -240,7 +240,7 @@ def test_the_page_lists_every_field_of_site_toml_with_its_default():
 def test_the_commands_load_nothing_heavy_before_they_are_used():
     code = (
         "import sys, io, contextlib\n"
-        "from coterie.commands import cli\n"
+        "from coterie import cli\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
         "    for line in (['deploy', '--help'], ['site', 'init', '--help']):\n"
         "        try: cli.main(line)\n"

@@ -24,7 +24,7 @@ from .base import Enrolment, Evaluation, Predicted, Replies
 from .codec import Message, Types, encode, vocabulary
 from .loop import together
 from .site_answers import (
-    Asked,
+    Assessment,
     JudgedAnswer,
     Read,
     TrainedAnswer,
@@ -194,7 +194,7 @@ class RemoteEngine:
         """Ask every client of the round to evaluate its predictor; NaN for those that are lost."""
         head = {"metric": metric, "last": keep, "collect": self._collect}
         columns = len(Evaluation._fields) + self._losses
-        asked = Asked(round.index, metric_named(metric), columns, self._width)
+        asked = Assessment(round.index, metric_named(metric), columns, self._width)
 
         def read(client: int, answer: Message) -> JudgedAnswer:
             return judged_answer(answer, client, asked)

@@ -74,7 +74,7 @@ class JudgedAnswer(NamedTuple):
     digest: str
 
 
-class Asked(NamedTuple):
+class Assessment(NamedTuple):
     """What a site was asked to evaluate."""
 
     round: int
@@ -83,7 +83,7 @@ class Asked(NamedTuple):
     width: int  # numbers of a model
 
 
-def judged_answer(answer: Message, client: int, asked: Asked) -> JudgedAnswer:
+def judged_answer(answer: Message, client: int, asked: Assessment) -> JudgedAnswer:
     """One client's scores and predictor."""
     if _round(answer.head, client) != asked.round:
         raise _WrongError("wrong_round")
