@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core import tree
 from coterie.core.algorithm import Mixture
 from coterie.engines.codec import LENGTH, Message, decode, encode, vocabulary
 from coterie.errors import EngineError
@@ -110,9 +111,29 @@ def test_a_run_that_every_site_refuses_is_an_error(folders):
             executed(setting_of(ASKED, InProcess(handlers, spoil)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_mutated_answers_are_as_silence(folders, silent, seed):
     draws = random.Random(seed)
     found = run_with(folders, lambda answer: mutated(answer, draws))
     assert found.summary["digest"] == silent
+
+
+def test_a_choice_that_does_not_exist_is_rejected(folders):
+    """A site answers IFCA by a cluster that there is none of."""
+    types = vocabulary(METHODS["ifca"]())
+
+    def spoil(answer):
+        message = decode(answer, types)
+        if "state" not in message.head:
+            return answer
+        body = tree.map_leaves(
+            lambda leaf: leaf if leaf.is_floating_point() else leaf * 0 + 10**6, message.body
+        )
+        return encode(Message(message.head, body))
+
+    asked = merge(ASKED, {"algorithm.name": "ifca"})
+    found = run_with(folders, spoil, asked)
+    reasons = {one["reason"] for line in found.lines for one in line["rejected"]}
+    assert reasons & {"values", "samples"}
+    assert np.isfinite(found.last[1:]).all()

@@ -38,6 +38,7 @@ REASONS = {
     "norm": "a step longer than guard.norm times the median step of the round",
     "outsized": "a vector more than guard.bound times as long as the median one of the round and "
     "as any that the client was sent or had sent before",
+    "values": "numbers that the method cannot aggregate, such as a choice that does not exist",
     "overflow": "finite, but the aggregate with it would not be",
 }
 

@@ -205,7 +205,7 @@ class RemoteEngine:
             answers |= self._ask("predict", served, round, read, head, again) if again else {}
         lost = tuple(a for a in answers.values() if isinstance(a, Rejection))
         good = {c: a for c, a in answers.items() if not isinstance(a, Rejection)}
-        if keep and (not good or self._accepted == 0):
+        if keep and self._experiment and (not good or self._accepted == 0):
             reasons = {one.reason for one in lost} | {*self._rejected.values()}
             raise EngineError(
                 f"no site took part until the end ({', '.join(sorted(reasons))}), so the run has "
