@@ -17,8 +17,7 @@ from .datasets import DATASETS, Kept, file_source, kept_part, load
 from .federation import Dataset, Federation
 from .partition import three_ways
 from .partitions.base import Natural
-from .sources.columns import describe_target
-from .sources.sheets import Sheet
+from .sources.sheets import Sheet, describe_target
 from .sources.tables import OpenTable, TableOptions, describe_inputs, encode_table, open_table
 from .standard import Moments, apply
 

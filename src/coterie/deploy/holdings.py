@@ -21,8 +21,7 @@ from ..data.federation import Dataset, Federation, Seal
 from ..data.manifest import class_counts
 from ..data.simulation import from_each, simulate
 from ..data.site_data import SiteSource, read_with, site_federation, site_source
-from ..data.sources.columns import numbers
-from ..data.sources.sheets import Sheet
+from ..data.sources.sheets import Sheet, numbers
 from ..data.sources.tables import encode_table
 from ..data.standard import Moments
 from ..errors import DataError
