@@ -17,15 +17,19 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federico import FedeRiCo
 from coterie.core.algorithm import AnyAlgorithm
-from coterie.deploy.meeting import Meeting, SupersededError
-from coterie.deploy.peer import PeerResult, PeerSite
-from coterie.deploy.peer_folder import PeerFolder
-from coterie.deploy.peer_link import InProcessLink
-from coterie.deploy.peer_talk import Correspondence, Letter
-from coterie.deploy.peer_work import OwnPart
-from coterie.deploy.relay import Relay
-from coterie.deploy.roll_call import Decision, RollCall
-from coterie.deploy.sealing import Opener, Sealer
+from coterie.deploy.peers.meeting import Meeting, SupersededError
+from coterie.deploy.peers.peer import PeerResult, PeerSite
+from coterie.deploy.peers.relay import Relay
+from coterie.deploy.peers.sealing import Opener, Sealer
+from coterie.deploy.peers.talk import (
+    Correspondence,
+    Decision,
+    InProcessLink,
+    Letter,
+    PeerFolder,
+    RollCall,
+)
+from coterie.deploy.peers.work import OwnPart
 from coterie.engines.codec import Message, encode
 from coterie.errors import ConfigError, StoreError
 from coterie.training import rounds as training_rounds

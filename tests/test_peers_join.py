@@ -20,10 +20,16 @@ pytest.importorskip("nacl")
 
 from coterie.core.algorithm import Mixture, client_digest, combined_digest
 from coterie.deploy.folders import FederationFolder
-from coterie.deploy.peer_join import JoinedResult, JoiningSite
-from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
-from coterie.deploy.peer_link import InProcessLink, Link
-from coterie.deploy.peer_setup import SealedTransport, SetupTalk, roster_hash
+from coterie.deploy.peers.joining import (
+    JoinedResult,
+    JoiningSite,
+    SealedTransport,
+    SetupTalk,
+    roster_hash,
+)
+from coterie.deploy.peers.relay import Relay
+from coterie.deploy.peers.sealing import PeerIdentity, PeerKeys
+from coterie.deploy.peers.talk import InProcessLink, Link
 from coterie.deploy.protocol import (
     JudgeRequest,
     Nothing,
@@ -31,7 +37,6 @@ from coterie.deploy.protocol import (
     refused_by,
     setup_message,
 )
-from coterie.deploy.relay import Relay
 from coterie.deploy.running import holdings_of, withdraw
 from coterie.deploy.site_model import export_site
 from coterie.deploy.site_report import described

@@ -25,11 +25,9 @@ from coterie.algorithms.federico import FedeRiCo
 from coterie.core import tree
 from coterie.core.optim import Recipe
 from coterie.deploy.folders import FederationFolder
-from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
-from coterie.deploy.peer_link import HttpLink
-from coterie.deploy.peer_talk import Correspondence
-from coterie.deploy.relay import Relay, RelayLimits
-from coterie.deploy.sealing import REFUSALS, Opener, Sealer, SealError
+from coterie.deploy.peers.relay import Relay, RelayLimits
+from coterie.deploy.peers.sealing import REFUSALS, Opener, PeerIdentity, PeerKeys, Sealer, SealError
+from coterie.deploy.peers.talk import Correspondence, HttpLink
 from coterie.errors import ConfigError, StoreError
 from loopback import LIMITS, Loopback
 from support import normed
@@ -132,7 +130,7 @@ def test_every_attack_on_a_message_has_its_own_reason(
 
 
 def test_a_version_and_names_that_only_a_peer_can_forge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.deploy.sealing.VERSION", 2)
+    monkeypatch.setattr("coterie.deploy.peers.sealing.VERSION", 2)
     later = sealed()
     monkeypatch.undo()
     with pytest.raises(SealError, match="version"):

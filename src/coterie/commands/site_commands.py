@@ -208,7 +208,7 @@ def peers(
     """Show the fingerprints of the keys in a roster, to be compared with the other sites."""
     from ..deploy.admission import spoken
     from ..deploy.folders import SiteFolder
-    from ..deploy.peer_keys import PeerIdentity, PeerKeys
+    from ..deploy.peers.sealing import PeerIdentity, PeerKeys
 
     opened, pinned = SiteFolder.open(folder), PeerKeys.read(roster)
     PeerIdentity(opened.name, opened.box_key(), pinned)  # refuses a roster with another key for us
@@ -235,7 +235,7 @@ def join(
     """
     from .. import api
     from ..deploy.folders import SiteFolder
-    from ..deploy.peer_keys import PeerIdentity, PeerKeys
+    from ..deploy.peers.sealing import PeerIdentity, PeerKeys
     from ..deploy.running import holdings_of, join_peers
 
     opened = SiteFolder.open(folder)

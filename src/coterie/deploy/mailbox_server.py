@@ -21,8 +21,7 @@ from .folders import FederationFolder
 from .mailbox import Asking, Mailbox
 from .mailbox_registry import Registry
 from .mailbox_routes import Gate, Limits, OperatorRoutes, Peer, SiteRoutes
-from .relay import Relay, RelayLimits
-from .relay_routes import relay_routes
+from .peers.relay import Relay, RelayLimits, relay_routes
 
 try:
     from starlette.types import ASGIApp

@@ -20,10 +20,9 @@ from ..storage import files
 from .folders import FederationFolder
 from .handler import AGREEMENT, WITHDRAWN, SiteHandler
 from .holdings import Holdings
-from .peer_folder import PEERS, PREPARED, STATE
-from .peer_join import JoinedResult, JoiningSite
-from .peer_keys import PeerIdentity
-from .peer_link import HttpLink
+from .peers.joining import JoinedResult, JoiningSite
+from .peers.sealing import PeerIdentity
+from .peers.talk import PEERS, PREPARED, STATE, HttpLink
 from .sent_log import logs_of
 from .site_folder import SiteFolder
 from .transports import end_of

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.codec import digest
-from .peer_folder import PEERS, SENT
+from .peers.talk import PEERS, SENT
 from .protocol import refused_by
 from .site_folder import SiteFolder
 
