@@ -1,8 +1,8 @@
 """A site that runs decentralised FedeRiCo with its peers, without a server.
 
 In a round (:mod:`coterie.deploy.peers.meeting`) the site fetches the models that it chose, weighs
-and trains them, sends each owner its weighted change, and adds what others send for its own model, in
-the order of client numbers. It stores the result and reports that it is done; the result takes
+and trains them, sends each owner its weighted change, and adds what others send for its own model,
+in the order of client numbers. It stores the result and reports that it is done; the result takes
 effect when the convener closes the round (:mod:`coterie.deploy.peers.talk`). After the last round
 the sites fetch the models that they predict with in the same way.
 
