@@ -361,6 +361,11 @@ def _refuse_data(config: Config) -> None:
             f"data.val, data.test: found {data.val} and {data.test}; the sites of a federation "
             "divide their own rows, as [statistics] in their site.toml says; leave both out"
         )
+    if config.run.folds is not None:
+        raise ConfigError(
+            f"run.folds: found {config.run.folds}; the sites of a federation divide their rows "
+            "once, so that a test row never trains; leave it out, and use run.seeds"
+        )
     if config.run.spread is not None:
         raise ConfigError(
             f"run.spread: found '{config.run.spread}'; the runs of a federation are executed one "
