@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from coterie.deploy.folders import FederationFolder
 from coterie.deploy.joining import federated
+
+from coterie.deploy.folders import FederationFolder
 from coterie.deploy.local_federation import make_folders, running
 from coterie.deploy.transports import end_of
 from coterie.engines.codec import read_head

@@ -6,11 +6,10 @@ from pathlib import Path
 import torch
 
 from coterie.algorithms.federico import FedeRiCo
-from coterie.deploy.peer import PeerPlan, PeerSite
-from coterie.deploy.peer_folder import PeerFolder
-from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
-from coterie.deploy.peer_link import HttpLink
-from coterie.deploy.peer_work import OwnPart
+from coterie.deploy.peers.peer import PeerPlan, PeerSite
+from coterie.deploy.peers.sealing import PeerIdentity, PeerKeys
+from coterie.deploy.peers.talk import HttpLink, PeerFolder
+from coterie.deploy.peers.work import OwnPart
 from coterie.deploy.site_folder import SiteFolder
 from coterie.engines.codec import vocabulary
 from coterie.runs.stored import client_digest

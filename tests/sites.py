@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from coterie.deploy.federated import Federated
+import coterie
+from coterie.deploy.federated import Federated, federated
 from coterie.deploy.folders import FederationFolder
 from coterie.deploy.handler import SiteHandler
 from coterie.deploy.holdings import Holdings
-from coterie.deploy.joining import federated
+from coterie.deploy.protocol import Signed
 from coterie.deploy.site_folder import SiteFolder
 from coterie.engines.remote import SiteState
 from coterie.runs.config.loading import load
+from coterie.runs.execute import run_cell
+from coterie.runs.plan import Plan
 
 NAMES = ("ash", "birch", "cedar")
 FAST = {
@@ -57,6 +60,9 @@ def site_folders(
         text = (home / name / "site.toml").read_text()
         table = f'[data]\nname = "{path}"\ntarget = "label"\n'
         text = text.replace("[data]\n", table)
+        text = text.replace("automatic = []", 'automatic = ["*"]')
+        text = text.replace("experiments = 50 ", "experiments = 100000 ")
+        text = text.replace("\n[levels]\n", '\n[levels]\nkind = "named"\nlabel = "named"\n')
         for word in consent:
             text = text.replace(f"{word} = false", f"{word} = true")
         (home / name / "site.toml").write_text(text)
@@ -67,7 +73,7 @@ def site_folders(
 
 def handler_of(folder: SiteFolder) -> SiteHandler:
     assert folder.data.name is not None
-    return SiteHandler(folder, Holdings(folder.name, folder.data.name, folder.data.options))
+    return SiteHandler(folder, Holdings(folder, folder.data.name, folder.data.options))
 
 
 class InProcess:
@@ -97,4 +103,30 @@ class InProcess:
 
 def setting_of(tables: Mapping[str, Any], transport: InProcess) -> Federated:
     asked = load(tables, {"run.federation": "fed"})
-    return federated(asked, transport, "in_process")
+    return federated(asked, signed(transport), "in_process", "fed")
+
+
+def signed(transport: InProcess) -> Signed:
+    """The transport as an operator's, with the key of the folder beside the sites'."""
+    home = next(iter(transport.handlers.values()))._folder.path.parent
+    return Signed(transport, FederationFolder.open(home / "fed").operator_key(), "fed")
+
+
+def executed(setting: Federated, out: Path | None = None) -> Any:
+    """The run of a setting's own method and seed."""
+    return run_cell(setting, Plan.single(setting.config, out).cells[0])
+
+
+def exported(folders: Mapping[str, SiteFolder], place: Path) -> Path:
+    """A folder with every site's data as the site divided it."""
+    place.mkdir(exist_ok=True)
+    for name, folder in folders.items():
+        assert folder.data.name is not None
+        Holdings(folder, folder.data.name, folder.data.options).export(place / name)
+    return place
+
+
+def simulated(place: Path, asked: Any, **options: Any) -> Any:
+    """The run of a simulation of exported sites."""
+    said = {"data.target": "label", "data.split": "part"}
+    return coterie.run(asked, data=str(place), engine="loop", set=said, **options)

@@ -184,7 +184,7 @@ def test_the_smallest_gain_is_the_first_that_a_site_is_told(sites, bar):
 
 def test_the_table_of_the_docs_is_the_codes_and_has_every_method():
     assert {*EXPOSURES} == {*ALGORITHMS, *ALIASES}
-    assert f"\n{table()}\n" in (ROOT / "docs" / "deploy.md").read_text("utf-8")
+    assert f"\n{table()}\n" in (ROOT / "docs" / "who-sees-what.md").read_text("utf-8")
 
 
 def test_a_method_of_ones_own_tells_by_its_docstring():

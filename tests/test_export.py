@@ -25,7 +25,7 @@ from coterie.data.federation import Dataset
 from coterie.data.sources.sheets import TargetColumn
 from coterie.data.standard import Preprocessing, preprocessing_of
 from coterie.deploy import transports
-from coterie.deploy.joining import federated
+from coterie.deploy.federated import federated
 from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.site_model import export_site
 from coterie.engines.evaluation import outputs
@@ -40,7 +40,8 @@ from coterie.runs import run_folder
 from coterie.runs.assemble import assemble, simulation_of
 from coterie.runs.config.loading import load, merge
 from coterie.storage import files
-from sites import FAST, InProcess, handler_of, site_folders, write_tables
+from sites import FAST, InProcess, handler_of, signed, simulated, site_folders, write_tables
+from sites import exported as divided
 
 AUC = {"run.metric": "auc"}  # answers on test samples are then probabilities
 
@@ -227,17 +228,23 @@ def test_a_batch_norm_network_is_exported_with_its_statistics(tmp_path):
 
 @pytest.fixture
 def sites(exported, tmp_path, monkeypatch):
-    """Sites that took part in the run of the simulation."""
+    """A federation of sites with the tables of the simulation."""
     folders = site_folders(tmp_path, exported[0])
+    divided(folders, tmp_path / "divided")
     handlers = {name: handler_of(folder) for name, folder in folders.items()}
-    monkeypatch.setattr(
-        transports, "federation_of", lambda c: federated(c, InProcess(handlers), "in_process")
-    )
+
+    def connect(config):
+        return federated(config, signed(InProcess(handlers)), "in_process", "fed")
+
+    monkeypatch.setattr(transports, "federation_of", connect)
     return tmp_path
 
 
 def test_a_site_exports_the_model_that_the_simulation_exports(exported, sites, capsys):
-    _, run, place = exported
+    run = simulated(
+        sites / "divided", merge(FAST, {"algorithm.name": "fedfomo", **AUC}), out=sites / "here"
+    )
+    place = coterie.export(run.path, "cedar", sites / "cedar-here")
     with pytest.raises(SystemExit, match="2"):
         main(["site", "export", str(sites / "cedar"), "--out", str(sites / "early")])
     assert "no experiment has finished here" in capsys.readouterr().err
@@ -246,11 +253,14 @@ def test_a_site_exports_the_model_that_the_simulation_exports(exported, sites, c
     with pytest.raises(StoreError, match="at the sites"):
         coterie.export(there.path, "cedar", sites / "none")
     called("site", "export", sites / "cedar", "--out", sites / "own")
-    for name in ("model.safetensors", "preprocessing.json"):
-        assert (sites / "own" / name).read_bytes() == (place / name).read_bytes()
-    assert (there.path / "preprocessing.json").read_text() == (
-        run.path / "preprocessing.json"
-    ).read_text()
+    name = "model.safetensors"
+    assert (sites / "own" / name).read_bytes() == (place / name).read_bytes()
+    own, here = (json.loads((p / "preprocessing.json").read_text()) for p in (sites / "own", place))
+    assert own["schema"] == here["schema"]
+    numbers = [0, 1]  # the other inputs are categories, which are not standardised
+    for part in ("mean", "std"):
+        ours, theirs = (np.array(one["moments"][part])[numbers] for one in (own, here))
+        assert ours == pytest.approx(theirs, rel=1e-12)
     own, here = (json.loads((p / "config.json").read_text()) for p in (sites / "own", place))
     assert {**own, "model": None} == {**here, "model": None}
     same = ("client", "method", "rounds", "train", "val", "test", "metric", "score")

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,18 +14,29 @@ from hypothesis import strategies as st
 import coterie
 from coterie.core import tree
 from coterie.deploy import transports
+from coterie.deploy.federated import federated
+from coterie.deploy.folders import FederationFolder
 from coterie.deploy.handler import SiteHandler
 from coterie.deploy.holdings import Holdings
-from coterie.deploy.joining import federated
-from coterie.deploy.protocol import Nothing, Proposal, refused_by, setup_message
+from coterie.deploy.protocol import Nothing, Proposal, Signed, refused_by, setup_message
 from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
 from coterie.errors import EngineError, StoreError
 from coterie.runs.config.loading import load, merge
-from coterie.runs.execute import run_cell
 from coterie.runs.plan import Plan
 from coterie.storage import faults
-from sites import FAST, InProcess, handler_of, setting_of, site_folders, write_tables
+from sites import (
+    FAST,
+    InProcess,
+    executed,
+    exported,
+    handler_of,
+    setting_of,
+    signed,
+    simulated,
+    site_folders,
+    write_tables,
+)
 from support import METHODS
 
 
@@ -33,20 +45,15 @@ def tables(tmp_path_factory):
     return write_tables(tmp_path_factory.mktemp("data"))
 
 
-def executed(setting, out=None):
-    return run_cell(setting, Plan.single(setting.config, out).cells[0])
-
-
 @pytest.mark.parametrize(
     ("method", "participation"), [("fedfomo", 1.0), ("fedper", 0.67), ("federico", 0.67)]
 )
 def test_sites_give_the_digest_of_the_simulator(tables, tmp_path, method, participation):
     asked = merge(FAST, {"algorithm.name": method, "run.participation": participation})
-    here = coterie.run(asked, data=str(tables), engine="loop", set={"data.target": "label"})
-    handlers = {n: handler_of(f) for n, f in site_folders(tmp_path, tables).items()}
-    there = executed(setting_of(asked, InProcess(handlers)))
+    folders = site_folders(tmp_path, tables)
+    here = simulated(exported(folders, tmp_path / "exported"), asked)
+    there = executed(setting_of(asked, InProcess({n: handler_of(f) for n, f in folders.items()})))
     assert there.summary["digest"] == here.summary["digest"]
-    assert there.summary["partition_fingerprint"] == here.summary["partition_fingerprint"]
 
 
 @pytest.mark.slow
@@ -55,10 +62,11 @@ def test_sites_give_the_digest_of_the_simulator(tables, tmp_path, method, partic
 def test_every_method_gives_the_digest_of_the_simulator(tables, tmp_path, method, participation):
     asked = merge(FAST, {"algorithm.name": method, "run.participation": participation})
     asked = merge(asked, {"run.rounds": 4})
-    here = simulated(tables, asked)
-    consent = ("shown", METHODS[method]().traits.discloses or "shown")
-    handlers = {n: handler_of(f) for n, f in site_folders(tmp_path, tables, consent).items()}
-    there = executed(setting_of(asked, InProcess(handlers)))
+    folders = site_folders(
+        tmp_path, tables, ("shown", METHODS[method]().traits.discloses or "shown")
+    )
+    here = simulated(exported(folders, tmp_path / "exported"), asked)
+    there = executed(setting_of(asked, InProcess({n: handler_of(f) for n, f in folders.items()})))
     assert there.summary["digest"] == here.summary["digest"]
     for name in ("bytes_up", "bytes_down"):
         assert there.summary[name] == here.summary[name]
@@ -71,8 +79,9 @@ def test_every_method_gives_the_digest_of_the_simulator(tables, tmp_path, method
 def test_the_digest_is_sensitive_to_what_peers_send_and_to_the_state(tables, tmp_path, what):
     """Without this, sites that train alone or forget would pass as equal."""
     asked = merge(FAST, {"algorithm.name": "ditto"})
-    handlers = {n: handler_of(f) for n, f in site_folders(tmp_path, tables).items()}
-    whole = simulated(tables, asked).summary["digest"]
+    folders = site_folders(tmp_path, tables)
+    handlers = {n: handler_of(f) for n, f in folders.items()}
+    whole = simulated(exported(folders, tmp_path / "exported"), asked).summary["digest"]
 
     def spoil(name, round, answer):
         if name != "birch" or round != 1 or "state" not in read_head(answer):
@@ -104,7 +113,13 @@ class Joined:
     def connect(self, config):
         handlers = {name: handler_of(folder) for name, folder in self.folders.items()}
         self.transport = InProcess(handlers, self.spoil)
-        return federated(config, self.transport, "in_process")
+        return federated(config, signed(self.transport), "in_process", "fed")
+
+    @property
+    def exported(self):
+        """The sites' data as they divided it, as one folder for a simulation."""
+        place = next(iter(self.folders.values())).path.parent / "exported"
+        return exported(self.folders, place)
 
 
 @pytest.fixture
@@ -112,16 +127,10 @@ def joined(tables, tmp_path, monkeypatch):
     return Joined(tmp_path, tables, monkeypatch)
 
 
-def simulated(tables, asked, **options):
-    return coterie.run(
-        asked, data=str(tables), engine="loop", set={"data.target": "label"}, **options
-    )
-
-
 def test_a_run_leaves_the_folder_of_a_simulation_without_models(joined, tables, tmp_path):
     asked = merge(FAST, {"algorithm.name": "fedfomo"})
     there = coterie.run(asked, federation=joined.fed, out=tmp_path / "there")
-    here = simulated(tables, asked, out=tmp_path / "here")
+    here = simulated(joined.exported, asked, out=tmp_path / "here")
     names = {p.name for p in there.path.iterdir()}
     assert {p.name for p in here.path.iterdir()} - names == {
         "models.safetensors",
@@ -141,12 +150,12 @@ def test_models_are_collected_only_with_the_sites_consent(tables, tmp_path, monk
     asked = merge(FAST, {"algorithm.name": "fedper"})
     consenting = Joined(tmp_path / "a", tables, monkeypatch, ("shown", "models"))
     there = coterie.run(asked, federation=consenting.fed, collect=True)
-    here = simulated(tables, asked)
+    here = simulated(consenting.exported, asked)
     assert torch.equal(there.mixture().models, here.mixture().models)
     silent = Joined(tmp_path / "b", tables, monkeypatch)
     there = coterie.run(asked, federation=silent.fed, collect=True)
     assert there.held is None
-    assert there.summary["digest"] == here.summary["digest"]
+    assert there.summary["digest"] == simulated(silent.exported, asked).summary["digest"]
 
 
 def test_raw_samples_are_shared_only_if_every_site_consents(tables, tmp_path, monkeypatch):
@@ -156,7 +165,7 @@ def test_raw_samples_are_shared_only_if_every_site_consents(tables, tmp_path, mo
         coterie.run(asked, federation=silent.fed)
     consenting = Joined(tmp_path / "b", tables, monkeypatch, ("shown", "samples"))
     there = coterie.run(asked, federation=consenting.fed)
-    here = simulated(tables, asked)
+    here = simulated(consenting.exported, asked)
     assert there.summary["digest"] == here.summary["digest"]
     assert there.summary["bytes_down"] == here.summary["bytes_down"]
 
@@ -177,7 +186,12 @@ def test_statistics_of_the_data_leave_only_with_consent_by_name(
 def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):
     asked = merge(FAST, {"run.methods": ["fedamp"], "run.seeds": 2})
     there = coterie.compare(asked, federation=joined.fed, out=tmp_path / "there")
-    here = coterie.compare(asked, data=str(tables), engine="loop", set={"data.target": "label"})
+    here = coterie.compare(
+        asked,
+        data=str(joined.exported),
+        engine="loop",
+        set={"data.target": "label", "data.split": "part"},
+    )
     assert there.judgements == here.judgements
     assert there.verdict == here.verdict
     assert coterie.read(there.path).judgements == here.judgements
@@ -187,7 +201,7 @@ def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):
 @pytest.mark.parametrize("point", ["round.aggregated", "log.done", "finish.models"])
 def test_a_dead_coordinator_goes_on_where_it_was(joined, tables, tmp_path, monkeypatch, point):
     asked = merge(FAST, {"algorithm.name": "scaffold", "run.rounds": 4})
-    whole = simulated(tables, asked)
+    whole = simulated(joined.exported, asked)
     monkeypatch.setattr(faults, "at", dies_at(point, 3 if point != "finish.models" else 1))
     with pytest.raises(Died):
         coterie.run(asked, federation=joined.fed, out=tmp_path / "out")
@@ -301,11 +315,17 @@ def test_a_message_that_comes_again_is_answered_alike(joined):
     assert len(kept) == 4
 
 
+def operator(joined, message, site="ash"):
+    """A message to a site that the federation's operator has signed."""
+    key = FederationFolder.open(Path(joined.fed)).operator_key()
+    return Signed(None, key, "fed")._signed(site, message)
+
+
 # ---- a site's own rules --------------------------------------------------------------------------
 
 
 def refused(joined, message):
-    answer = handler_of(joined.folders["ash"]).answer(message)
+    answer = handler_of(joined.folders["ash"]).answer(operator(joined, message))
     found = refused_by(answer)
     assert found is not None
     return found
@@ -385,8 +405,8 @@ def test_a_cell_of_the_data_is_never_told(joined, tables, tmp_path):
     folder = joined.folders["ash"]
     broken = tmp_path / "broken.csv"
     broken.write_text((tables / "ash.csv").read_text() + "SECRET-CELL,1,x,ill\n")
-    handler = SiteHandler(folder, Holdings("ash", str(broken), {"target": "label"}))
-    answer = handler.answer(setup_message("who", Nothing()))
+    handler = SiteHandler(folder, Holdings(folder, str(broken), {"target": "label"}))
+    answer = handler.answer(operator(joined, setup_message("who", Nothing())))
     assert refused_by(answer) is not None
     assert b"SECRET" not in answer
 
@@ -413,7 +433,7 @@ def test_noise_comes_from_the_sites_own_secret(tables, tmp_path, monkeypatch):
     for name in ("a", "b"):
         made = Joined(tmp_path / name, tables, monkeypatch)
         digests.add(coterie.run(asked, federation=made.fed).summary["digest"])
-    digests.add(simulated(tables, asked).summary["digest"])
+    digests.add(simulated(made.exported, asked).summary["digest"])
     assert len(digests) == 3
 
 
@@ -426,7 +446,7 @@ def test_no_byte_of_what_stays_at_a_site_is_in_a_message_or_elsewhere(
     joined.spoil = lambda name, round, answer: messages.append((name, answer)) or answer
     asked = merge(FAST, {"algorithm.name": method, "train.precision": "float64"})
     found = coterie.run(asked, federation=joined.fed, out=tmp_path / "out")
-    models = simulated(tables, asked).mixture().models[:, 0]  # [K, P]: the same bits
+    models = simulated(joined.exported, asked).mixture().models[:, 0]  # [K, P]: the same bits
     setting = joined.connect(load(asked, {"run.federation": joined.fed}))
     problem = setting.prepare(METHODS[method](), setting.config).problem
     private = private_places(method, problem.model)

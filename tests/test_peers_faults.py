@@ -17,15 +17,19 @@ from coterie.adapt import ADAPTATIONS, Adapted
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.federico import FedeRiCo
 from coterie.core.algorithm import AnyAlgorithm
-from coterie.deploy.meeting import Meeting, SupersededError
-from coterie.deploy.peer import PeerResult, PeerSite
-from coterie.deploy.peer_folder import PeerFolder
-from coterie.deploy.peer_link import InProcessLink
-from coterie.deploy.peer_talk import Correspondence, Letter
-from coterie.deploy.peer_work import OwnPart
-from coterie.deploy.relay import Relay
-from coterie.deploy.roll_call import Decision, RollCall
-from coterie.deploy.sealing import Opener, Sealer
+from coterie.deploy.peers.meeting import Meeting, SupersededError
+from coterie.deploy.peers.peer import PeerResult, PeerSite
+from coterie.deploy.peers.relay import Relay
+from coterie.deploy.peers.sealing import Opener, Sealer
+from coterie.deploy.peers.talk import (
+    Correspondence,
+    Decision,
+    InProcessLink,
+    Letter,
+    PeerFolder,
+    RollCall,
+)
+from coterie.deploy.peers.work import OwnPart
 from coterie.engines.codec import Message, encode
 from coterie.errors import ConfigError, StoreError
 from coterie.training import rounds as training_rounds
@@ -47,21 +51,21 @@ class Hostile(Relay):
         self._chance, self._old = random.Random(0), []
         self._lock = threading.Lock()
 
-    def put(self, to: str, blob: bytes) -> Any:
+    def put(self, who: str, to: str, blob: bytes) -> Any:
         magic, sender, receiver, box = blob.split(b"\n", 3)
         with self._lock:
-            self._old.append((to, blob))
+            self._old.append((who, to, blob))
             attack, again = self._chance.randrange(6), self._chance.choice(self._old)
         if attack == 0:
             super().put(*again)  # of any round before
         elif attack == 1:
-            super().put(to, blob[:-1] + bytes([blob[-1] ^ 1]))
+            super().put(who, to, blob[:-1] + bytes([blob[-1] ^ 1]))
         elif attack == 2:
-            super().put(again[0], blob)  # to whom it may not be addressed
+            super().put(who, again[1], blob)  # to whom it may not be addressed
         elif attack == 3:
-            super().put(sender.decode(), b"\n".join([magic, receiver, sender, box]))
+            super().put(who, sender.decode(), b"\n".join([magic, receiver, sender, box]))
         dropped = attack == 4 and len(self._old) % 3 == 0
-        return None if dropped else super().put(to, blob)
+        return None if dropped else super().put(who, to, blob)
 
 
 @pytest.mark.slow  # it waits for messages that the relay drops
@@ -457,7 +461,7 @@ def test_a_site_that_was_rolled_back_is_refused(tmp_path: Path) -> None:
     berg = town.peer("berg")  # still in round 0, of which the convener says that berg is done
     payload = encode(Message(Decision(0, 0, NAMES, closed=True).to_json()))
     sealer = Sealer(identity("ahus"), EXPERIMENT, 1)
-    town.relay.put("berg", sealer.seal("berg", 0, "decision", payload))
+    town.relay.put("ahus", "berg", sealer.seal("berg", 0, "decision", payload))
     with pytest.raises(StoreError, match="older than what the site has sent"):
         berg.run()
 

@@ -18,12 +18,18 @@ from safetensors.torch import load_file
 
 pytest.importorskip("nacl")
 
-import coterie
 from coterie.core.algorithm import Mixture, client_digest, combined_digest
-from coterie.deploy.peer_join import JoinedResult, JoiningSite
-from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
-from coterie.deploy.peer_link import InProcessLink, Link
-from coterie.deploy.peer_setup import SealedTransport, SetupTalk, roster_hash
+from coterie.deploy.folders import FederationFolder
+from coterie.deploy.peers.joining import (
+    JoinedResult,
+    JoiningSite,
+    SealedTransport,
+    SetupTalk,
+    roster_hash,
+)
+from coterie.deploy.peers.relay import Relay
+from coterie.deploy.peers.sealing import PeerIdentity, PeerKeys
+from coterie.deploy.peers.talk import InProcessLink, Link
 from coterie.deploy.protocol import (
     JudgeRequest,
     Nothing,
@@ -31,7 +37,6 @@ from coterie.deploy.protocol import (
     refused_by,
     setup_message,
 )
-from coterie.deploy.relay import Relay
 from coterie.deploy.running import holdings_of, withdraw
 from coterie.deploy.site_model import export_site
 from coterie.deploy.site_report import described
@@ -42,9 +47,9 @@ from coterie.errors import ConfigError, StoreError
 from coterie.runs.config.loading import load, merge
 from coterie.runs.config.schema import Config
 from loopback import free_port, until
-from sites import FAST, NAMES, site_folders, write_tables
+from sites import FAST, NAMES, exported, simulated, site_folders, write_tables
 from test_peers_faults import Dying, KilledError
-from test_peers_relay import windows
+from test_peers_relay import let_peers, windows
 
 ASKED = merge(FAST, {"algorithm.name": "federico", "run.rounds": 2, "algorithm.downloads": 1})
 Notes = dict[str, list[str]]
@@ -57,9 +62,9 @@ class Recording(Relay):
         super().__init__()
         self.seen: list[bytes] = []
 
-    def put(self, to: str, blob: bytes) -> Any:
+    def put(self, who: str, to: str, blob: bytes) -> Any:
         self.seen.append(blob)
-        return super().put(to, blob)
+        return super().put(who, to, blob)
 
 
 class Federation:
@@ -120,12 +125,6 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tables(tmp_path_factory.mktemp("data"))
 
 
-@pytest.fixture(scope="module")
-def alike(tables: Path) -> str:
-    """The digest of the simulator's run."""
-    return str(simulated(tables).summary["digest"])
-
-
 @pytest.fixture(autouse=True)
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks are built from torch's generator, which all threads of this process share."""
@@ -144,9 +143,9 @@ def sites(tmp_path: Path, tables: Path) -> Federation:
     return Federation(tmp_path, tables)
 
 
-def simulated(tables: Path, asked: dict[str, Any] = ASKED) -> Any:
-    """The simulator's run of the folder of the same files."""
-    return coterie.run(asked, data=str(tables), engine="loop", set={"data.target": "label"})
+def alike(sites: Federation, asked: dict[str, Any] = ASKED) -> Any:
+    """The simulator's run of the same files, divided as the sites have."""
+    return simulated(exported(sites.folders, sites.roster.parent / "exported"), asked)
 
 
 def whole(found: dict[str, JoinedResult | BaseException]) -> dict[str, JoinedResult]:
@@ -168,13 +167,13 @@ def test_sites_with_their_own_tables_give_the_simulators_digests(
     sites: Federation, tables: Path, share: float
 ) -> None:
     asked = merge(ASKED, {"run.participation": share})
-    assert digest_of(sites.run(asked)) == simulated(tables, asked).summary["digest"]
+    assert digest_of(sites.run(asked)) == alike(sites, asked).summary["digest"]
 
 
 def test_a_site_keeps_its_own_model_score_and_log(
     sites: Federation, tables: Path, tmp_path: Path
 ) -> None:
-    found, run = whole(sites.run()), simulated(tables)
+    found, run = whole(sites.run()), alike(sites)
     assert [found[name].score for name in NAMES] == pytest.approx(list(run.last))
     for name, result in found.items():
         folder = sites.folders[name]
@@ -205,7 +204,7 @@ def test_the_relay_sees_no_model_and_no_schema(sites: Federation) -> None:
 
 def test_noise_comes_from_the_sites_own_secrets(sites: Federation, tables: Path) -> None:
     asked = merge(ASKED, {"algorithm.clip": 1.0, "algorithm.noise": 0.1})
-    assert digest_of(sites.run(asked)) != simulated(tables, asked).summary["digest"]
+    assert digest_of(sites.run(asked)) != alike(sites, asked).summary["digest"]
 
 
 # ---- what a site refuses -------------------------------------------------------------------------
@@ -290,8 +289,8 @@ def test_a_site_refuses_terms_that_it_does_not_accept(sites: Federation) -> None
             assert why in asker.refused(setup_message("agree", Proposal(terms.to_json())))
             assert not (sites.folders["birch"].experiments / terms.hash).exists()
         judge = setup_message("judge", JudgeRequest("accuracy", ((good.hash, good.hash),)))
-        assert "a peer answers who, divide" in asker.refused(judge)
-        assert "a peer answers who, divide" in asker.refused(encode(Message({"kind": "local"})))
+        assert "a peer answers who, ask" in asker.refused(judge)
+        assert "a peer answers who, ask" in asker.refused(encode(Message({"kind": "local"})))
 
 
 def test_a_site_answers_nobody_but_the_convener(sites: Federation) -> None:
@@ -308,7 +307,7 @@ def test_a_setup_message_is_answered_once_even_after_a_restart(sites: Federation
         asker.talk.send("birch", "ask", 1, setup_message("who", Nothing()))
         until(lambda: sites.folders["birch"].sent.exists())
     (sealed,) = sites.relay.seen[:1]
-    sites.relay.put("birch", sealed)
+    sites.relay.put("ash", "birch", sealed)
     with Asker(sites, "ash") as asker:
         until(lambda: any("(replayed)" in note for note in asker.notes))
     assert len(sites.folders["birch"].sent.read_text().splitlines()) == 1
@@ -348,10 +347,10 @@ SLOW = [pytest.param(turns, marks=pytest.mark.slow) for turns in range(1, 60, 3)
 @pytest.mark.parametrize("turns", [5, 12, *SLOW])
 @pytest.mark.parametrize("name", ["ash", "cedar"])  # the convener, and another site
 def test_a_site_that_is_killed_joins_again_and_nothing_changes(
-    sites: Federation, alike: str, name: str, turns: int
+    sites: Federation, name: str, turns: int
 ) -> None:
     link = Dying(sites.relay, name, turns)
-    assert digest_of(sites.run(links={name: [link]})) == alike
+    assert digest_of(sites.run(links={name: [link]})) == alike(sites).summary["digest"]
     assert link._left[0] <= 0  # type: ignore[attr-defined]
 
 
@@ -366,9 +365,7 @@ def test_the_convener_may_propose_another_experiment(sites: Federation, tables: 
         return load(mine, {"run.federation": "a"}) if name == "ash" else None
 
     sites.config = config  # type: ignore[method-assign]
-    assert (
-        digest_of(sites.run(other, {"ash": [link]})) == simulated(tables, other).summary["digest"]
-    )
+    assert digest_of(sites.run(other, {"ash": [link]})) == alike(sites, other).summary["digest"]
     agreed = [*sites.folders["birch"].experiments.iterdir()]
     assert len(agreed) == 2
 
@@ -416,8 +413,9 @@ class Typed:
 @pytest.mark.slow
 def test_the_commands_of_administrators_with_stops_and_kills(tables: Path, tmp_path: Path) -> None:
     asked = merge(ASKED, {"run.rounds": 12, "train.epochs": 4})
-    expected = simulated(tables, asked)
     sites = Federation(tmp_path, tables, address=f"localhost:{free_port()}")
+    expected = alike(sites, asked)
+    let_peers(FederationFolder.open(tmp_path / "fed"), NAMES)
     (tmp_path / "config.toml").write_text(
         '[model]\nname = "mlp"\nhidden = [6]\n[train]\nlr = 0.1\nepochs = 4\nbatch = 8\n'
         '[algorithm]\nname = "federico"\ndownloads = 1\n[run]\nrounds = 12\n'

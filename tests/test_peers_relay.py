@@ -2,11 +2,12 @@
 
 import base64
 import hashlib
+import json
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +24,10 @@ from nacl.public import PrivateKey
 from coterie.algorithms.federico import FedeRiCo
 from coterie.core import tree
 from coterie.core.optim import Recipe
-from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
-from coterie.deploy.peer_link import HttpLink
-from coterie.deploy.peer_talk import Correspondence
-from coterie.deploy.relay import Relay, RelayLimits
-from coterie.deploy.sealing import REFUSALS, Opener, Sealer, SealError
+from coterie.deploy.folders import FederationFolder
+from coterie.deploy.peers.relay import Relay, RelayLimits
+from coterie.deploy.peers.sealing import REFUSALS, Opener, PeerIdentity, PeerKeys, Sealer, SealError
+from coterie.deploy.peers.talk import Correspondence, HttpLink
 from coterie.errors import ConfigError, StoreError
 from loopback import LIMITS, Loopback
 from support import normed
@@ -130,7 +130,7 @@ def test_every_attack_on_a_message_has_its_own_reason(
 
 
 def test_a_version_and_names_that_only_a_peer_can_forge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coterie.deploy.sealing.VERSION", 2)
+    monkeypatch.setattr("coterie.deploy.peers.sealing.VERSION", 2)
     later = sealed()
     monkeypatch.undo()
     with pytest.raises(SealError, match="version"):
@@ -200,14 +200,15 @@ def test_a_site_shows_the_fingerprints_of_its_roster(
 
 
 def test_the_relay_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    relay = Relay(RelayLimits(count=2, total=100, each=60, age=10))
-    assert relay.put("berg", bytes(61)) == "size"
-    assert relay.put("berg", bytes(60)) is None
-    assert relay.put("berg", bytes(41)) == "full"
-    assert relay.put("berg", b"b") is None
-    assert relay.put("berg", b"c") == "full"
-    assert relay.put("caen", b"c") is None
-    assert [relay.take("berg"), relay.take("berg"), relay.take("berg")] == [bytes(60), b"b", None]
+    """A sender holds no more than one message of the largest size, whoever it is for."""
+    relay = Relay(RelayLimits(count=2, each=60, age=10))
+    assert relay.put("ahus", "berg", bytes(61)) == "size"
+    assert relay.put("ahus", "berg", bytes(58)) is None
+    assert relay.put("ahus", "dorn", bytes(3)) == "full"
+    assert relay.put("ahus", "berg", b"b") is None
+    assert relay.put("ahus", "caen", b"c") == "full"
+    assert relay.put("dorn", "caen", b"c") is None
+    assert [relay.take("berg"), relay.take("berg"), relay.take("berg")] == [bytes(58), b"b", None]
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 11)
     assert relay.take("caen") is None
@@ -217,9 +218,30 @@ def test_the_relay_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def net(tmp_path: Path) -> Iterator[Loopback]:
     """A running coordinator with the sites ahus and berg."""
     made = Loopback(tmp_path, NAMES[:2])
+    let_peers(made.folder, NAMES[:2])
     made.start()
     yield made
     made.end()
+
+
+def let_peers(folder: FederationFolder, names: Sequence[str]) -> None:
+    """Name the sites that may use the relay."""
+    path = folder.path / "federation.toml"
+    path.write_text(path.read_text().replace("sites = []", f"sites = {json.dumps([*names])}"))
+
+
+def test_the_relay_is_off_for_sites_that_no_peers_are_named_of(tmp_path: Path) -> None:
+    made = Loopback(tmp_path, NAMES[:3])
+    let_peers(made.folder, NAMES[1:3])
+    made.start()
+    try:
+        ahus, berg, _ = made.sites.values()
+        assert made.request(ahus, "/v1/mail/berg", b"x")[0] == 404
+        assert made.request(ahus, "/v1/mail?wait=0")[0] == 404
+        assert made.request(berg, "/v1/mail/ahus", b"x")[0] == 404
+        assert made.request(berg, "/v1/mail/caen", b"x")[0] == 202
+    finally:
+        made.end()
 
 
 def test_the_relay_knows_sites_by_their_certificates(net: Loopback) -> None:
@@ -301,9 +323,9 @@ def test_the_relay_and_its_logs_hold_no_bytes_of_a_model(
     unsealed: list[bytes] = []
     put, send, seal = Relay.put, Correspondence.send, Sealer.seal
 
-    def keeping(relay: Relay, to: str, blob: bytes) -> Any:
+    def keeping(relay: Relay, who: str, to: str, blob: bytes) -> Any:
         kept.append(to.encode() + blob)
-        return put(relay, to, blob)
+        return put(relay, who, to, blob)
 
     def noting(talk: Any, to: str, round: int, kind: str, head: Any, body: Any = ()) -> None:
         exchanged.setdefault(kind, []).extend(leaf for leaf in tree.leaves(body) if leaf.dim())
@@ -338,6 +360,7 @@ def test_processes_over_tls_with_kills_of_sites_and_of_the_relay_equal_the_simul
     tmp_path: Path,
 ) -> None:
     net = Loopback(tmp_path, NAMES)
+    let_peers(net.folder, NAMES)
     net.start()
     roster = tmp_path / "roster.toml"
     keys = [f'{site.name} = "{site.box}"' for site in net.folder.sites()]

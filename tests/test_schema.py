@@ -22,9 +22,7 @@ from coterie.data.site_data import local_schema, read_with, site_federation
 from coterie.data.sources.sheets import InputColumn, TargetColumn
 from coterie.data.standard import (
     Moments,
-    Sums,
     apply,
-    checked_sums,
     means_of,
     moments_of,
     site_squares,
@@ -567,19 +565,7 @@ def test_moments_are_the_same_bits_after_json(mean, std):
     assert repr(Moments.from_json(moments.to_json())) == repr(moments)
 
 
-def test_sums_and_means_that_cannot_be_are_refused():
-    good = Sums(np.array([3.0, 4.0]), np.array([1.0, 2.0]))
-    assert checked_sums(good, 2, 4, "a") is good
-    for known, total in (
-        ([3.0, 5.0], [1.0, 2.0]),  # more values than rows
-        ([3.0, -1.0], [1.0, 2.0]),
-        ([3.0, 0.5], [1.0, 2.0]),
-        ([3.0, np.nan], [1.0, 2.0]),
-        ([3.0, 4.0], [1.0, np.inf]),
-        ([3.0], [1.0]),
-    ):
-        with pytest.raises(DataError, match="site 'a': found sums"):
-            checked_sums(Sums(np.array(known), np.array(total)), 2, 4, "a")
+def test_means_that_cannot_be_are_refused():
     data = TABLE.example()
     for means in (np.zeros(1), np.array([0.0, np.nan, 0.0])):
         with pytest.raises(DataError, match="found means"):

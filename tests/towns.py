@@ -12,12 +12,11 @@ from nacl.public import PrivateKey
 from coterie.core.algorithm import AnyAlgorithm, Mixture
 from coterie.core.optim import Recipe
 from coterie.data.simulation import Simulation
-from coterie.deploy.peer import PeerPlan, PeerResult, PeerSite
-from coterie.deploy.peer_folder import PeerFolder
-from coterie.deploy.peer_keys import PeerIdentity, PeerKeys
-from coterie.deploy.peer_link import InProcessLink, Link
-from coterie.deploy.peer_work import Mine, OwnPart
-from coterie.deploy.relay import Relay
+from coterie.deploy.peers.peer import PeerPlan, PeerResult, PeerSite
+from coterie.deploy.peers.relay import Relay
+from coterie.deploy.peers.sealing import PeerIdentity, PeerKeys
+from coterie.deploy.peers.talk import InProcessLink, Link, PeerFolder
+from coterie.deploy.peers.work import Mine, OwnPart
 from coterie.engines.codec import vocabulary
 from coterie.runs.stored import client_digest
 from coterie.training.guard import Guard

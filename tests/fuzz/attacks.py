@@ -28,6 +28,7 @@ from coterie.networks.registry import MODELS
 from coterie.runs.config import loading
 from coterie.runs.config.schema import Config
 from coterie.training.guard import Guard, screen
+from fuzz.answers import HOSTILE
 from fuzz.harness import Attack, Finding, damaged, strange
 
 SMALL: dict[str, Any] = {
@@ -330,4 +331,4 @@ def commands(random: Random, inside: Path) -> None:
 
 ATTACKS: dict[str, Attack] = {
     f.__name__: f for f in (configs, tomls, tables, arrays, folders, uploads, commands)
-}
+} | HOSTILE

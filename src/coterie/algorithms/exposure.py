@@ -1,4 +1,4 @@
-"""What each method exposes of a site, for ``coterie doctor`` and docs/deploy.md: a row each.
+"""What each method exposes of a site, for ``coterie doctor`` and docs/who-sees-what.md: a row each.
 
 "As FedAvg" means: the server sees each site's model (or its change) and the number of its samples
 in every round; a site sees the common model. A method of one's own has no row here; the paragraph
@@ -249,7 +249,7 @@ def _travels(kind: type) -> str:
 
 
 def table() -> str:
-    """The rows as the Markdown table of docs/deploy.md."""
+    """The rows as the Markdown table of docs/who-sees-what.md."""
     lines = [
         "| method | the server sees of a site | a site sees | stays at the site | note |",
         "| --- | --- | --- | --- | --- |",

@@ -92,6 +92,83 @@ def renew(folder: Folder) -> None:
 
 
 @app.command()
+def requests(folder: Folder, data: Data = None, target: Target = None) -> None:
+    """Show what the coordinator asks this site's owner to approve, and what would leave."""
+    from ..deploy.approval import Approvals
+    from ..deploy.folders import SiteFolder
+    from ..deploy.running import holdings_of, texts_told
+
+    opened = SiteFolder.open(folder)
+    waiting = Approvals(opened).waiting()
+    for request in waiting:
+        methods, others = ", ".join(request.methods), len(request.clients) - 1
+        print(printable(f"{request.id[:12]}: {methods}; {request.rounds} rounds of at most"))
+        print(printable(f"  {request.epochs} epochs, with {others} other sites:"))
+        print(printable(f"  {', '.join(request.clients)}"))
+    if not waiting:
+        print("no request waits")
+        return
+    print("texts of these columns would leave as they are (rows of each):")
+    for line in texts_told(holdings_of(opened, data, target)):
+        print(printable(f"  {line}"))
+    print(printable(f"approve one of them: coterie site approve {folder} ID"))
+
+
+@app.command()
+def approve(
+    folder: Folder,
+    request: Annotated[str, typer.Argument(metavar="ID", help="beginning of the request's id")],
+    data: Data = None,
+    target: Target = None,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Approve a request: its methods, sites and rounds, and the texts that 'requests' shows."""
+    from ..deploy.approval import Approvals
+    from ..deploy.folders import SiteFolder
+    from ..deploy.running import holdings_of, texts_told
+
+    opened = SiteFolder.open(folder)
+    holdings = holdings_of(opened, data, target)
+    for line in texts_told(holdings):
+        print(printable(f"texts that leave: {line}"))
+    if not yes:
+        typer.confirm(f"approve the request {request}?", abort=True)
+    made = Approvals(opened).approve(request, holdings.unnamed_texts())
+    print(f"approved {made.request.id[:12]} until {made.until[:10]}")
+
+
+@app.command()
+def division(
+    folder: Folder,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="new file")],
+    data: Data = None,
+    target: Target = None,
+) -> None:
+    """Write this site's data with the part of each row, so that you can simulate with it."""
+    from ..deploy.folders import SiteFolder
+    from ..deploy.running import holdings_of
+
+    made = holdings_of(SiteFolder.open(folder), data, target).export(out)
+    print(printable(f"{made}: this site's own rows; it stays here"))
+
+
+@app.command()
+def renew_division(
+    folder: Folder,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Divide this site's rows anew; what has left is remembered, and sums may have to wait."""
+    from ..deploy.division import SiteDivision
+    from ..deploy.folders import SiteFolder
+
+    opened = SiteFolder.open(folder)
+    if not yes:
+        typer.confirm("divide the rows anew, so that test rows may train from now on?", abort=True)
+    SiteDivision(opened.path, opened.name, (0.0, 0.0)).renew()
+    print("the rows are divided anew when the site starts")
+
+
+@app.command()
 def show(folder: Folder) -> None:
     """Show this site's fingerprints, its consent, what was agreed and what left it."""
     from ..deploy.folders import SiteFolder
@@ -131,7 +208,7 @@ def peers(
     """Show the fingerprints of the keys in a roster, to be compared with the other sites."""
     from ..deploy.admission import spoken
     from ..deploy.folders import SiteFolder
-    from ..deploy.peer_keys import PeerIdentity, PeerKeys
+    from ..deploy.peers.sealing import PeerIdentity, PeerKeys
 
     opened, pinned = SiteFolder.open(folder), PeerKeys.read(roster)
     PeerIdentity(opened.name, opened.box_key(), pinned)  # refuses a roster with another key for us
@@ -158,7 +235,7 @@ def join(
     """
     from .. import api
     from ..deploy.folders import SiteFolder
-    from ..deploy.peer_keys import PeerIdentity, PeerKeys
+    from ..deploy.peers.sealing import PeerIdentity, PeerKeys
     from ..deploy.running import holdings_of, join_peers
 
     opened = SiteFolder.open(folder)

@@ -397,8 +397,11 @@ class Client:
 
     def noise(self, purpose: str, shape: tuple[int, ...] = (), at: int | Tensor = 0) -> Tensor:
         """Standard normal draws, derived as :meth:`draw` is, and from a site's own secret."""
-        places = torch.arange(torch.Size(shape).numel(), device=self.size.device)
-        stream = random.keyed(self._view.stream, self._problem.secret)
+        count, stream = torch.Size(shape).numel(), self._view.stream
+        if self._problem.secret is not None:
+            drawn = random.secret_normal(self._problem.secret, count, int(stream), purpose, int(at))
+            return drawn.to(self.size.device).view(shape)
+        places = torch.arange(count, device=self.size.device)
         return random.normal(stream, purpose, at, places).view(shape)
 
 

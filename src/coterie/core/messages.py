@@ -21,6 +21,11 @@ REASONS = {
     "refused": "the site does not do what it was asked: its own rules forbid it, or it failed",
     "withdrawn": "the site has left the federation",
     "not_agreed": "the site does not know the experiment: it has not agreed to it",
+    "not_approved": "the site's owner has not approved the request, or no longer",
+    "policy": "the request asks for more than the site's policy allows",
+    "ended": "the experiment has ended at the site",
+    "unsigned": "a message that the federation's operator has not signed for this site",
+    "range": "a score that the metric cannot have",
     "wrong_client": "from a client that was not asked in this round",
     "wrong_round": "of another round: late, or sent again",
     "duplicate": "a second answer of a client in the same round",
@@ -33,6 +38,7 @@ REASONS = {
     "norm": "a step longer than guard.norm times the median step of the round",
     "outsized": "a vector more than guard.bound times as long as the median one of the round and "
     "as any that the client was sent or had sent before",
+    "values": "numbers that the method cannot aggregate, such as a choice that does not exist",
     "overflow": "finite, but the aggregate with it would not be",
 }
 

@@ -19,6 +19,8 @@ from ..errors import ConfigError, did_you_mean
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 LEAST_CHANCE = 1e-7  # a probability below it counts as so much in the log loss
+ROUNDING = 1e-9  # by which a computed percentage may be above 100
+LARGEST_SCORE = 1e150
 Scorer = Callable[[Array, Array, Floats], Floats]  # outputs, targets, weights [B, n] -> scores [B]
 
 
@@ -36,6 +38,19 @@ class Metric:
     test: str = "strata"  # of the gain of one predictor over another, see core.paired_tests
     by_share: bool = False  # reads signed weights, see _share_weighted_accuracy
     unit: str = ""  # added where a table names the metric
+    lowest: float = 0.0  # of all possible scores
+    highest: float = 100.0
+
+    def possible(self, score: float) -> bool:
+        """Whether a score that somebody else computed may be one; NaN is no score.
+
+        What is infinite in the metric's own range is a model that diverged. A finite score whose
+        square overflows is none.
+        """
+        if math.isnan(score):
+            return True
+        inside = self.lowest - ROUNDING <= score <= self.highest + ROUNDING
+        return inside and (math.isinf(score) or abs(score) < LARGEST_SCORE)
 
 
 def score(metric: str, outputs: Array, targets: Array) -> float:
@@ -207,7 +222,8 @@ def _areas(values: Array, positive: Array, weights: Floats) -> Floats:
 def _loss(name: str, title: str, targets: Literal["classes", "numbers"], **more: Any) -> Metric:
     """The row of a metric that is the mean of a loss."""
     scorer = _mean_loss(name)
-    return Metric(name, title, scorer, targets, percent=False, higher_is_better=False, **more)
+    more |= {"percent": False, "higher_is_better": False, "highest": math.inf}
+    return Metric(name, title, scorer, targets, **more)
 
 
 METRICS = {
@@ -240,9 +256,12 @@ METRICS = {
             higher_is_better=False,
             test="root",
             unit="in the target's unit",
+            highest=math.inf,
         ),
         _loss("mae", "error (MAE)", "numbers", test="flips", unit="in the target's unit"),
-        Metric("r2", "R²", _r2, "numbers", percent=False, test="ratio"),
+        Metric(
+            "r2", "R²", _r2, "numbers", percent=False, test="ratio", lowest=-math.inf, highest=1.0
+        ),
     )
 }
 

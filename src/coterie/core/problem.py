@@ -54,7 +54,7 @@ class Problem:
         aux: the server's own samples, as the shard of one client; None where it has none.
         federated: samples that no client holds, on which a global model is scored; or None.
         pool: samples that the server sends to clients; None where clients share none.
-        secret: a site's own number, which its noise is derived from; None in a simulation.
+        secret: a site's own bytes, which its noise is derived from; None in a simulation.
     """
 
     clients: tuple[str, ...]
@@ -71,7 +71,7 @@ class Problem:
     aux: Shards | None = None
     federated: Shards | None = None
     pool: SharedPool | None = None
-    secret: int | None = None
+    secret: bytes | None = None
 
     def __post_init__(self) -> None:
         self._check_recipe()

@@ -11,6 +11,7 @@ The hash is the finaliser of SplitMix64 (Steele, Lea, Flood 2014) folded over th
 import hashlib
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,11 +72,6 @@ def bits(*words: Word) -> Tensor:
     return torch.tensor(_signed(key)) if isinstance(key, int) else key
 
 
-def keyed(stream: Tensor, secret: int | None) -> Tensor:
-    """A stream that only who knows the secret can compute; the same stream without a secret."""
-    return stream if secret is None else bits(secret, stream)
-
-
 def uniform(*words: Word) -> Tensor:
     """Uniform on [0, 1), float64."""
     return _shifted(bits(*words), 11).to(torch.float64) * 2.0**-53
@@ -84,6 +80,17 @@ def uniform(*words: Word) -> Tensor:
 def normal(*words: Word) -> Tensor:
     """Standard normal, float64, by inversion (one hash per draw)."""
     centred = 2.0 * (uniform(*words) + 2.0**-54) - 1.0
+    return torch.erfinv(centred) * math.sqrt(2.0)
+
+
+def secret_normal(secret: bytes, count: int, *words: int | str) -> Tensor:
+    """Standard normal draws ``[count]``, float64, that nobody computes without the secret.
+
+    The other draws of this module are no cipher: who sees some of them finds the seed.
+    """
+    stream = hashlib.shake_256(secret + repr(words).encode()).digest(8 * count)
+    uniform = (np.frombuffer(stream, "<u8") >> 11) * 2.0**-53
+    centred = 2.0 * (torch.from_numpy(uniform) + 2.0**-54) - 1.0
     return torch.erfinv(centred) * math.sqrt(2.0)
 
 

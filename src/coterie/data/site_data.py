@@ -4,7 +4,7 @@ For sites that agree on one schema (:func:`coterie.data.data_schema.merged`) thi
 the samples and splits that reading all sites' files together would give each of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,17 +17,19 @@ from .datasets import DATASETS, Kept, file_source, kept_part, load
 from .federation import Dataset, Federation
 from .partition import three_ways
 from .partitions.base import Natural
+from .sources.sheets import Sheet, describe_target
 from .sources.tables import OpenTable, TableOptions, describe_inputs, encode_table, open_table
 from .standard import Moments, apply
 
 
-class _SiteSource(NamedTuple):
+class SiteSource(NamedTuple):
     """A site's data as it was read: an open table, or samples."""
 
-    schema: Schema
+    schema: Schema  # what the data says by itself
     table: OpenTable | None
     samples: Dataset | None
     part: Kept
+    original: Sheet | None = None  # the table's cells as they are in the file
 
 
 def local_schema(name: str, options: Mapping[str, Any]) -> Schema:
@@ -35,15 +37,19 @@ def local_schema(name: str, options: Mapping[str, Any]) -> Schema:
 
     One class, few rows, or a column without any value are accepted: other sites may have more.
     """
-    return _read(name, options).schema
+    return site_source(name, options).schema
 
 
 def read_with(
-    name: str, options: Mapping[str, Any], schema: Schema, scale: Scale = "auto"
+    name: str,
+    options: Mapping[str, Any],
+    schema: Schema,
+    scale: Scale = "auto",
+    source: SiteSource | None = None,
 ) -> Dataset:
     """A site's own samples, encoded by the schema that all sites agreed on."""
     refuse_unfinished(schema)
-    source = _read(name, options)
+    source = source or site_source(name, options)
     _refuse_uncovered(name, source.schema, schema)
     if source.table is not None:
         made = encode_table(source.table, schema.columns, schema.target)
@@ -86,16 +92,23 @@ def site_federation(
     )
 
 
-def _read(name: str, options: Mapping[str, Any]) -> _SiteSource:
-    """Read and describe what ``[data]`` names."""
+def site_source(
+    name: str, options: Mapping[str, Any], prepare: Callable[[Sheet], Sheet] | None = None
+) -> SiteSource:
+    """Read and describe what ``[data]`` names; ``prepare`` rewrites the cells of a table."""
     if name in DATASETS:
         found = load(name, **options)
-        return _SiteSource(Schema.of(found), None, found, "all")
+        return SiteSource(Schema.of(found), None, found, "all")
     source = file_source(name, **options)
     if source.format != "table":
         found = kept_part(source.read(), source.part)
-        return _SiteSource(Schema.of(found), None, found, source.part)
+        return SiteSource(Schema.of(found), None, found, source.part)
     table = open_table(source.path, TableOptions(**source.options), 1)
+    original = table.sheet
+    if prepare is not None:
+        sheet, told = prepare(original), table.options
+        target = describe_target(sheet, str(told.target), told.task)
+        table = table._replace(sheet=sheet, target=target)
     parts = table.fixed
     if parts is not None and source.part != "all":
         parts = None if source.part == "pooled" else parts[parts != TEST]
@@ -105,7 +118,7 @@ def _read(name: str, options: Mapping[str, Any]) -> _SiteSource:
         columns=tuple(describe_inputs(table)),
         parts=None if parts is None else tuple(parts.unique().tolist()),
     )
-    return _SiteSource(schema, table, None, source.part)
+    return SiteSource(schema, table, None, source.part, original)
 
 
 def _refuse_uncovered(name: str, own: Schema, schema: Schema) -> None:

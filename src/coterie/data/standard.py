@@ -123,18 +123,6 @@ def moments_of(means: Floats, squares: Iterable[Sums], regression: bool) -> Mome
     return checked_moments(Moments(tuple(mean), tuple(spread), **last))
 
 
-def checked_sums(sums: Sums, columns: int, rows: int, site: str) -> Sums:
-    """The sums that a site sent; refuses what no ``rows`` rows of ``columns`` columns add up to."""
-    known, total = sums
-    fits = known.shape == total.shape == (columns,) and np.isfinite(total).all()
-    if not fits or not ((known >= 0) & (known <= rows) & (known == np.round(known))).all():
-        raise DataError(
-            f"site '{site}': found sums of shape {list(known.shape)} and {list(total.shape)}, or "
-            f"numbers out of range; expected {columns} finite sums of at most {rows} values each"
-        )
-    return sums
-
-
 def _beside(inputs: Sums, targets: Sums) -> Sums:
     known, total = (np.concatenate(pair) for pair in zip(inputs, targets, strict=True))
     return Sums(known, total)

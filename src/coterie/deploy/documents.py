@@ -98,21 +98,42 @@ class FederationTable(Document, frozen=True):
     created: AwareDatetime
 
 
+Names = Annotated[tuple[Line, ...], Field(strict=False, max_length=1000)]
+
+
+class PeersTable(Document, frozen=True):
+    """The sites that may use the relay, which is off unless some are named."""
+
+    sites: Names = ()
+
+
 class FederationDocument(Document, frozen=True):
     """``federation.toml``."""
 
     federation: FederationTable
+    peers: PeersTable = PeersTable()
     limits: LimitsTable = LimitsTable()
 
 
 class Invite(Document, frozen=True):
-    """``invite.toml``: what sites need and everybody may see."""
+    """``invite.toml``: what sites need and everybody may see.
+
+    ``signature`` is made by the CA's key over the other fields, so that whoever has compared the
+    CA's sha256 has checked the key ``operator`` by which messages to sites are signed.
+    """
 
     name: SiteName
     address: Address
     transport: TransportName
+    operator: Key32
+    signature: Line
     sha256: Sha256
     ca: Pem
+
+    def signed(self) -> bytes:
+        """The bytes that the signature is made over."""
+        fields = self.model_dump(include=Invite.model_fields.keys() - {"signature"})
+        return json.dumps({"coterie": "invite", **fields}, sort_keys=True).encode()
 
 
 class PublicPart(Document, frozen=True):
@@ -147,12 +168,13 @@ class AdmittedSite(PublicPart, frozen=True):
 
 
 class SiteTable(Document, frozen=True):
-    """Who this site is, and which coordinator it dials."""
+    """Who this site is, which coordinator it dials, and whose messages it reads."""
 
     name: SiteName
     federation: SiteName
     address: Address
     transport: TransportName
+    operator: Key32
 
 
 class SiteDataTable(Document, frozen=True):
@@ -191,11 +213,64 @@ class ConsentTable(Document, frozen=True):
     discriminators: bool = False
 
 
+class PolicyTable(Document, frozen=True):
+    """The most that a request may ask for, and what is approved without a person.
+
+    automatic: methods whose requests are approved at once, if the rest fits; "*" names all
+    rounds, epochs: of one experiment; epochs are those of one round
+    parameters: of a model
+    experiments: that one approval is good for
+    sent_mib: that may leave for one experiment
+    partners: how many other sites have to take part, at least
+    only: sites that may take part; empty: any
+    days: after which an approval ends
+    columns: inputs that may be named; empty: all of the data
+    """
+
+    automatic: Names = ()
+    rounds: Annotated[int, Field(ge=1)] = 500
+    epochs: Annotated[int, Field(ge=1)] = 50
+    parameters: Annotated[int, Field(ge=1)] = 50_000_000
+    experiments: Annotated[int, Field(ge=1)] = 50
+    sent_mib: Annotated[int, Field(ge=1)] = 100_000
+    partners: Annotated[int, Field(ge=0)] = 1
+    only: Names = ()
+    days: Annotated[int, Field(ge=1, le=3650)] = 90
+    columns: Names = ()
+
+
+class StatisticsTable(Document, frozen=True):
+    """How the site divides its rows, and what sums of its training rows may leave.
+
+    val, test: shares of the rows, unless the data divides itself
+    rows: the fewest that a sum is of, and that must come or go between two sums
+    noise: standard deviation, as a multiple of the most that one row can change a sum
+    masked: sums leave only under masks, so that the coordinator sees the total of all sites
+    salt: a word that the owners agree on by telephone; it hides texts that leave as hashes
+    """
+
+    val: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    test: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    rows: Annotated[int, Field(ge=10)] = 20
+    noise: Annotated[float, Field(ge=0)] = 0.0
+    masked: bool = False
+    salt: str = ""
+
+
+Levels = Literal["named", "hashed"] | Names
+Bounds = Annotated[tuple[float, float], Field(strict=False)]
+
+
 class SiteDocument(Document, frozen=True):
     """``site.toml``: written once by ``coterie site init``, then edited by the administrator."""
 
     site: SiteTable
     data: SiteDataTable = SiteDataTable()
+    policy: PolicyTable = PolicyTable()
+    statistics: StatisticsTable = StatisticsTable()
+    levels: dict[str, Levels] = Field(default={}, max_length=10_000)
+    ranges: dict[str, Bounds] = Field(default={}, max_length=10_000)
+    partners: dict[SiteName, Key32] = Field(default={}, max_length=1000)
     consent: ConsentTable = ConsentTable()
     limits: LimitsTable = LimitsTable()
     code: dict[str, Sha256] = Field(default={}, max_length=MOST_CODE)

@@ -1,54 +1,117 @@
 """An experiment whose clients are the sites of a federation: what the coordinator's side knows.
 
-Nothing is pooled: schemas are merged, means and deviations come from two rounds of sums, and every
-site divides and keeps its own samples. The same config on the same data gives the same digest as a
-simulation, unless a site adds noise from its own secret.
+Nothing is pooled: schemas are merged, means and deviations come from sums, and every site divides
+and keeps its own samples. The same config on the same data, divided in the same way, gives the same
+digest as a simulation, unless a site adds noise from its own secret.
 """
 
+import secrets
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from functools import partial
+from typing import Any, NamedTuple, final
 
+import numpy as np
 import torch
 from torch import nn
 
+from .. import __version__
 from ..core.algorithm import AnyAlgorithm, Sharing
 from ..core.paired_tests import SiteGain
 from ..core.problem import Problem, SharedPool
 from ..core.tree import Tree
-from ..data.data_schema import Schema
-from ..data.federation import Seal, combined_fingerprint
-from ..data.manifest import Identity
-from ..data.standard import Preprocessing, Sums, checked_sums, means_of, moments_of
+from ..data.arrays import Scale, normalisation
+from ..data.data_schema import Schema, client_order, merged
+from ..data.federation import Dataset, Seal, combined_fingerprint
+from ..data.manifest import ClientRow, Identity, listed
+from ..data.partitions.base import Natural
+from ..data.standard import Moments, Preprocessing, apply
 from ..engines import Engine
 from ..engines.codec import digest
 from ..engines.remote import SETUP, RemoteEngine, Transport, first_states, held_states
-from ..errors import EngineError
-from ..runs.config.schema import Config
+from ..errors import ConfigError, CoterieWarning, EngineError
+from ..runs import environment
+from ..runs.assemble import factory_of, settled
+from ..runs.config.schema import SITES, Config, DataTable, PartitionTable
 from ..runs.plan import Cell
 from ..runs.resume import UnfinishedRun
-from ..runs.run import LOCAL
-from ..runs.run_folder import AT_SITES
+from ..runs.run import LOCAL, Roster
+from ..runs.run_folder import AT_SITES, CONFIG
 from ..runs.setting import Gains, Prepared, Setting
-from .asking import answers_of_all, ask_all, gain_answered
-from .declarations import Divided, SitesIdentity, scaled_example
+from ..storage import files
 from .protocol import (
+    Approved,
+    Ask,
     Consent,
+    Description,
     DivisionReport,
     DivisionRequest,
+    Introduction,
     JudgeRequest,
+    Nothing,
     PoolRequest,
     Proposal,
-    SumsReport,
+    answers_of_all,
     arrays_of,
     as_array,
+    ask_all,
+    gain_answered,
+    payload_of,
     setup_message,
-    sums_of_report,
 )
 from .sharing import checked_share, packed, pool_of
-from .terms import Agreement, Declared, problem_of, shared_config
+from .sums import moments_of, total_of
+from .terms import Agreement, Declared, Request, problem_of, request_of, shared_config
 
 KEPT = 2  # states at a site beyond those since the coordinator's checkpoint before the last
+
+
+class SitesIdentity(NamedTuple):
+    """Hashes of the sites' data, as the sites computed them."""
+
+    clients: tuple[str, ...]
+    seals: tuple[Seal, ...]
+    fingerprint: str
+
+
+@dataclass(frozen=True, eq=False)
+class Divided:
+    """What the sites told of their data, divided with one seed."""
+
+    identity: SitesIdentity
+    reports: tuple[DivisionReport, ...]
+    moments: Moments | None
+
+    def manifest(self, dataset: str, schema: Schema) -> dict[str, Any]:
+        """The contents of a run's ``partition.json``."""
+        rows = []
+        for name, report in zip(self.identity.clients, self.reports, strict=True):
+            own = report.counts
+            rows.append(ClientRow(name, None, own.train, own.val, own.test, report.classes))
+        moments = self.moments or Moments((), ())
+        target = (moments.target_std, moments.target_mean) if schema.regression else None
+        names = schema.target.classes
+        return listed(self.identity, rows, dataset, names, target, repr(Natural()))
+
+    def roster(self) -> Roster:
+        """The sites with the counts that they declare."""
+        counts = [report.counts for report in self.reports]
+        names = self.identity.clients
+        weak = {n: r.weak for n, r in zip(names, self.reports, strict=True) if r.weak}
+        train, val, test = (
+            np.array([getattr(one, split) for one in counts]) for split in ("train", "val", "test")
+        )
+        return Roster(names, train, val, test, None, self.identity.fingerprint, weak)
+
+
+def scaled_example(schema: Schema, moments: Moments | None, scale: Scale) -> Dataset:
+    """A dataset of one sample that is scaled as the sites' samples are."""
+    example = schema.example()
+    if moments is not None:
+        return apply(example, moments)
+    factor, shift = normalisation(schema.pixels, example.x, scale)
+    return replace(example, scale=factor, shift=shift)
 
 
 @final
@@ -60,15 +123,16 @@ class Federated(Setting):
     transport: Transport
     transport_name: str
     clients: tuple[str, ...]  # in the order in which a folder of one file per client lists them
+    request: Request
     schema: Schema
     factory: Callable[[], nn.Module]
-    _divided: dict[int, Divided] = field(default_factory=dict)  # by seed
+    _divided: list[Divided] = field(default_factory=list)  # one, once the sites were asked
+    _nonces: dict[tuple[str, int], str] = field(default_factory=dict)  # by method and seed
     _pools: dict[tuple[int, Sharing], SharedPool] = field(default_factory=dict)
 
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         """The problem of one run, from what the sites declare."""
-        seed = asked.dealt(asked.run.seed)
-        found = self._division(seed)
+        seed, found = asked.dealt(asked.run.seed), self._division()
         declared = Declared(self.clients, tuple(r.counts for r in found.reports), self.schema)
         pool = self._pool(algorithm, seed)
         problem = problem_of(asked, algorithm, declared, self.factory, pool=pool)
@@ -76,21 +140,21 @@ class Federated(Setting):
 
     def identity(self, seed: int) -> Identity:
         """Hashes of the sites' data and of how it is divided."""
-        return self._division(self.config.dealt(seed)).identity
+        return self._division().identity
 
     def manifest(self, seed: int) -> dict[str, Any]:
         """The sites with their counts and hashes; which samples they hold is not known here."""
-        return self._division(self.config.dealt(seed)).manifest(self.config.data.name, self.schema)
+        return self._division().manifest(self.config.data.name, self.schema)
 
     def preprocessing(self, seed: int) -> Preprocessing:
         """How the sites' samples become inputs."""
-        scaled = scaled_example(
-            self.schema, self._division(self.config.dealt(seed)).moments, self.config.data.scale
-        )
+        scaled = scaled_example(self.schema, self._division().moments, self.config.data.scale)
         return Preprocessing.of(self.schema, scaled)
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """An engine behind the transport, after every site has agreed to the experiment."""
+        key = cell.method.label, cell.seed
+        self._nonces[key] = _nonce(None if left is None else left.config) or secrets.token_hex(16)
         experiment, consents = self.agreed(cell)
         collect = bool(self.config.run.collect)
         label = {
@@ -98,6 +162,7 @@ class Federated(Setting):
             "transport": self.transport_name,
             "models": "collected" if collect else AT_SITES,
             "threads": torch.get_num_threads(),
+            "nonce": self._nonces[key],
         }
         starts = [consents[name].state for name in self.clients]
         return RemoteEngine(
@@ -114,7 +179,7 @@ class Federated(Setting):
         pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
         arrays = () if pool is None else (as_array(packed(pool)),)
         asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
-        consents = ask_all(self.transport, self.clients, asked, Consent)
+        consents = ask_all(self.transport, self.clients, asked, _consent)
         for name, consent in consents.items():
             if consent.experiment != agreement.hash:
                 raise EngineError(f"site '{name}' agreed to another experiment; run it again")
@@ -147,45 +212,45 @@ class Federated(Setting):
 
     # ---- what the sites declare ------------------------------------------------------------------
 
-    def _division(self, seed: int) -> Divided:
-        if seed not in self._divided:
-            self._divided[seed] = self._asked_to_divide(seed)
-        return self._divided[seed]
+    def _division(self) -> Divided:
+        if not self._divided:
+            self._divided.append(self._asked_to_divide())
+        return self._divided[0]
 
-    def _asked_to_divide(self, seed: int) -> Divided:
-        """Have all sites divide their samples, and compute the common moments from their sums."""
-        request, data = self._request(seed), self.config.data
-        asked = setup_message("divide", request)
-        reports = ask_all(self.transport, self.clients, asked, DivisionReport)
-        moments = None
-        if self.schema.numeric is not None:
-            means = means_of(self._sums({n: r.sums for n, r in reports.items()}, reports))
-            asked = setup_message("squares", replace(request, means=tuple(means.tolist())))
-            squares = ask_all(self.transport, self.clients, asked, SumsReport)
-            moments = moments_of(means, self._sums(squares, reports), self.schema.regression)
+    def _asked_to_divide(self) -> Divided:
+        """Ask all sites for counts and sums, and compute the common moments."""
+        asked = setup_message("divide", self._request())
+        read = partial(payload_of, kind=DivisionReport)
+        reports = ask_all(self.transport, self.clients, asked, read)
+        moments = self._moments(reports)
         seals = tuple(Seal(reports[n].data, reports[n].partition) for n in self.clients)
-        scaled = scaled_example(self.schema, moments, data.scale)
+        scaled = scaled_example(self.schema, moments, self.config.data.scale)
         fingerprint = combined_fingerprint(self.clients, seals, scaled)
         identity = SitesIdentity(self.clients, seals, fingerprint)
         return Divided(identity, tuple(reports[name] for name in self.clients), moments)
 
-    def _request(self, seed: int) -> DivisionRequest:
-        data = self.config.data
-        return DivisionRequest(self.schema.to_json(), data.scale, data.val, data.test, seed)
+    def _request(self) -> DivisionRequest:
+        return DivisionRequest(self.request.id, self.schema.to_json(), self.config.data.scale)
 
-    def _sums(
-        self, sent: Mapping[str, SumsReport | None], reports: Mapping[str, DivisionReport]
-    ) -> list[Sums]:
-        """The sums that the sites sent, in client order, checked against their counts."""
-        columns = self.schema.example().x.shape[-1] + self.schema.regression
-        found = []
-        for name in self.clients:
-            report = sent[name]
-            if report is None:
+    def _moments(self, reports: Mapping[str, DivisionReport]) -> Moments | None:
+        """The common means and deviations; None if nothing is standardised."""
+        numeric = self.schema.numeric
+        if numeric is None:
+            return None
+        if len({one.masked for one in reports.values()}) > 1:
+            unmasked = [name for name, one in reports.items() if not one.masked]
+            raise EngineError(
+                f"some sites send masked sums, and {', '.join(unmasked)} not; expected all or "
+                "none; have [statistics] masked set alike at all sites"
+            )
+        sent = []
+        for name, report in reports.items():
+            if report.sums is None or report.counts.train < 0:
                 raise EngineError(f"site '{name}' sent no sums of its columns")
-            rows = reports[name].counts.train
-            found.append(checked_sums(sums_of_report(report), columns, rows, name))
-        return found
+            sent.append(report.sums)
+        columns = int(numeric.sum()) + self.schema.regression
+        rows = sum(report.counts.train for report in reports.values())
+        return moments_of(total_of(sent, columns, rows), numeric, self.schema.regression)
 
     # ---- the agreement ---------------------------------------------------------------------------
 
@@ -200,17 +265,22 @@ class Federated(Setting):
         return self._pools[key]
 
     def _asked_for_samples(self, share: float, seed: int) -> SharedPool:
-        found = self._division(seed)
-        asked = setup_message("samples", PoolRequest(self._request(seed), share))
+        found = self._division()
+        asked = setup_message("samples", PoolRequest(self._request(), share, seed))
         parts = [arrays_of(one) for one in answers_of_all(self.transport, self.clients, asked)]
         counts = [report.counts.train for report in found.reports]
         return pool_of(parts, counts, share, self.schema, found.moments)
 
     def _agreement(self, cell: Cell) -> Agreement:
-        config = self.config.single(cell.method, cell.seed)
-        found = self._division(self.config.dealt(cell.seed))
+        config, found = self.config.single(cell.method, cell.seed), self._division()
         pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
+        key = cell.method.label, cell.seed
+        if key not in self._nonces:  # a run that finished before
+            stored = None if cell.out is None else files.read_json(cell.out / CONFIG)
+            self._nonces[key] = _nonce(stored) or secrets.token_hex(16)
         return Agreement(
+            request=self.request.id,
+            nonce=self._nonces[key],
             config=shared_config(config),
             clients=self.clients,
             counts=tuple(report.counts for report in found.reports),
@@ -218,4 +288,92 @@ class Federated(Setting):
             moments=found.moments,
             kept=2 * (config.run.checkpoint_every or 1) + KEPT,
             pool="" if pool is None else digest(packed(pool)),
+        )
+
+
+def _nonce(config: Mapping[str, Any] | None) -> str:
+    """The nonce of a run that has begun; "" if it has none."""
+    resolved = {} if config is None else config.get("resolved", {})
+    return str(resolved.get("nonce", ""))
+
+
+def _consent(answer: bytes) -> Consent:
+    found = payload_of(answer, Consent)
+    if len(found.state) != 64 or len(bytes.fromhex(found.state)) != 32:
+        raise EngineError("its state has no sha256")
+    return found
+
+
+def _described(answer: bytes) -> tuple[Schema, dict[str, str]]:
+    found = payload_of(answer, Description)
+    return Schema.from_json(found.schema), found.versions
+
+
+def federated(
+    config: Config, transport: Transport, transport_name: str, federation: str
+) -> Federated:
+    """Ask the sites of a federation to take part, and resolve the config with what they say."""
+    _refuse_data(config)
+    clients = client_order(transport.sites())
+    if not clients:
+        raise EngineError("the federation has no sites; admit them with 'coterie deploy add-site'")
+    who = partial(payload_of, kind=Introduction)
+    for name, said in ask_all(transport, clients, setup_message("who", Nothing()), who).items():
+        if said.name != name:
+            raise EngineError(f"site '{name}' calls itself '{said.name}'; mend its site.toml")
+    request = request_of(config, federation, clients)
+    ask_all(
+        transport,
+        clients,
+        setup_message("ask", Ask(request.to_json())),
+        partial(payload_of, kind=Approved),
+    )
+    asked = setup_message("describe", Approved(request.id))
+    described = ask_all(transport, clients, asked, _described)
+    for name, (_, versions) in described.items():
+        if versions.get("source") != environment.fingerprint():
+            warnings.warn(
+                f"site '{name}' runs coterie {versions.get('coterie', '?')[:20]} with other "
+                f"code than this coordinator ({__version__}): results may differ, or messages may "
+                "be refused; install the same version everywhere",
+                CoterieWarning,
+                stacklevel=2,
+            )
+    schema = merged({name: schema for name, (schema, _) in described.items()})
+    run = config.run.model_copy(update={"checkpoint_every": config.run.checkpoint_every or 1})
+    asked_for = {"run": run, "partition": PartitionTable(name="natural")}
+    config = settled(config.model_copy(update=asked_for), schema.example())
+    factory = factory_of(config, schema.example())
+    return Federated(config, transport, transport_name, clients, request, schema, factory)
+
+
+def _refuse_data(config: Config) -> None:
+    """Refuse a config that names data or a partition, or that spreads runs over a cluster."""
+    data, partition = config.data, config.partition
+    if data.name != SITES or data.options or data.aux or data.federated:
+        raise ConfigError(
+            "data: the sites of a federation read their own data, as their site.toml says, and the "
+            "coordinator has none; expected at most scale in [data]"
+        )
+    plain_data = DataTable()
+    if (data.val, data.test) != (plain_data.val, plain_data.test):
+        raise ConfigError(
+            f"data.val, data.test: found {data.val} and {data.test}; the sites of a federation "
+            "divide their own rows, as [statistics] in their site.toml says; leave both out"
+        )
+    if config.run.folds is not None:
+        raise ConfigError(
+            f"run.folds: found {config.run.folds}; the sites of a federation divide their rows "
+            "once, so that a test row never trains; leave it out, and use run.seeds"
+        )
+    if config.run.spread is not None:
+        raise ConfigError(
+            f"run.spread: found '{config.run.spread}'; the runs of a federation are executed one "
+            "after another, at its sites; leave it out"
+        )
+    plain = PartitionTable(name=partition.name, options=partition.options)
+    if partition.name not in ("auto", "natural") or partition != plain:
+        raise ConfigError(
+            f"partition.name: found '{partition.name}'; the sites of a federation are its clients; "
+            "leave [partition] out"
         )

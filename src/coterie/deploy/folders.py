@@ -64,14 +64,18 @@ class FederationFolder:
         table = FederationTable.model_validate({**fields, "created": now()})
         ca, ca_key = keys.make_ca(called)
         server, server_key = keys.make_server(ca, ca_key, host)
-        fields |= {"sha256": keys.fingerprint(ca), "ca": ca.decode()}
+        operator_key, operator = keys.make_operator()
+        fields |= {"operator": operator, "sha256": keys.fingerprint(ca), "ca": ca.decode()}
+        unsigned = Invite.model_validate({**fields, "signature": "-"})
+        signature = keys.sign(ca_key, unsigned.signed())
+        invite = unsigned.model_copy(update={"signature": signature})
         with new_folder(path) as making:
             (making / "sites").mkdir(mode=0o700)
             write_public(making / "ca.pem", ca)
             write_private(making / "ca.key", ca_key)
             write_public(making / "server.pem", server)
             write_private(making / "server.key", server_key)
-            invite = Invite.model_validate(fields)
+            write_private(making / "operator.key", operator_key)
             write_document(making / "invite.toml", invite, "Public: send it to the sites.")
             files.write_text(making / "RUNBOOK.md", runbook(path, table, ca, server))
             made = FederationDocument(federation=table)
@@ -101,6 +105,10 @@ class FederationFolder:
         """The coordinator's private key, which other users cannot read."""
         return check_private(self.path / "server.key")
 
+    def operator_key(self) -> bytes:
+        """The Ed25519 private key (32 bytes) that signs the operator's messages to sites."""
+        return read_private(self.path / "operator.key")
+
     @property
     def invite(self) -> Path:
         """What sites need and everybody may see."""
@@ -125,6 +133,11 @@ class FederationFolder:
                 raise StoreError(f"{path}: {error}; restore the folder from a backup") from None
             found.append(site)
         return tuple(sorted(found, key=lambda site: site.name))
+
+    def peers(self) -> set[str]:
+        """The admitted sites that may use the relay; federation.toml names them."""
+        named = read_document(self.path / "federation.toml", FederationDocument).peers.sites
+        return {site.name for site in self.sites() if site.revoked is None} & {*named}
 
     def site(self, name: str) -> AdmittedSite:
         """One admitted site."""

@@ -1,30 +1,37 @@
 """What a site does with a coordinator's messages, by its own rules, whatever brings the messages.
 
-A site trusts nobody with code: code that a config names is refused before anything is imported,
-unless it is one of the files that the site itself allows, unchanged. Its data is what its own
-``site.toml`` says. Every answer is written to the log ``sent.jsonl`` before it leaves.
+A site reads only what the federation's operator has signed, tells nothing of its data before its
+owner has approved the request (:mod:`coterie.deploy.approval`), and answers an experiment's rounds
+in order. It trusts nobody with code: code that a config names is refused before anything is
+imported, unless it is one of the files that the site itself allows, unchanged. Its data is what its
+own ``site.toml`` says. Every answer is written to the log ``sent.jsonl`` before it leaves.
 """
 
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..core.metrics import METRICS
-from ..engines.codec import read_head
+from ..data.data_schema import Schema
+from ..engines.codec import digest, read_head
 from ..engines.site import Disclosure, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..runs import environment
 from ..storage import files
 from .allowed_code import allowed_code
-from .holdings import Division, Holdings, division_of
+from .approval import Approval, Approvals, ForbiddenError, RoundGate
+from .division import ChangedError
+from .holdings import Holdings
 from .protocol import (
+    Approved,
+    Ask,
     Consent,
+    Description,
     DivisionReport,
     DivisionRequest,
     Introduction,
@@ -35,13 +42,14 @@ from .protocol import (
     arrays_of,
     payload_of,
     refusal,
+    refused_by,
     setup_message,
-    sums_report,
+    unsigned,
 )
 from .sent_log import write_down
 from .sharing import LARGEST_SHARE, unpacked
 from .site_folder import SiteFolder
-from .terms import Agreement, Experiment, experiment_of
+from .terms import Agreement, Experiment, Request, experiment_of
 
 AGREEMENT, POOL = "agreement.json", "pool.bin"
 RAW_SAMPLES = (
@@ -55,16 +63,20 @@ MOST_PAIRS = 1000  # seeds of a comparison
 _LOG = logging.getLogger(__name__)
 
 
-class _ForbiddenError(ConfigError):
-    """A message that the site's own rules forbid; the text is told to the coordinator."""
+class Open(NamedTuple):
+    """An experiment in memory."""
 
-    def __init__(self, reason: str, why: str) -> None:
-        super().__init__(why)
-        self.reason = reason
+    experiment: Experiment
+    site: Site
+    gate: RoundGate
 
 
 class SiteHandler:
-    """Answers the coordinator for one site; ``accepts`` may refuse an experiment (ConfigError)."""
+    """Answers the coordinator for one site.
+
+    Messages have to be signed by the federation's operator. Peers, whose messages are sealed, set
+    ``accepts``, which may refuse an experiment (ConfigError); their owners approve by joining.
+    """
 
     def __init__(
         self,
@@ -72,37 +84,53 @@ class SiteHandler:
         holdings: Holdings,
         accepts: Callable[[Experiment], None] | None = None,
     ) -> None:
+        if accepts is not None:
+            joined = folder.policy.model_copy(update={"automatic": ("*",)})
+            folder = replace(folder, policy=joined)
         self._folder, self._holdings, self._accepts = folder, holdings, accepts
-        self._open: dict[str, tuple[Experiment, Site]] = {}
+        self._approvals = Approvals(folder)
+        self._open: dict[str, Open] = {}
         self._code = allowed_code(folder)
+        self._told: tuple[str, ...] = ()  # what the answer that is being made holds
 
     def answer(self, data: bytes) -> bytes:
         """The answer to a message; a refusal, never an exception, if the message is not accepted.
 
         Sentences about the site's data stay in the site's own log: they may quote a cell.
         """
-        head = read_head(data)
+        folder, head = self._folder, {}
+        self._told = ()
         try:
-            reply = self._answered(head, data)
+            body: bytes | None = data
+            if self._accepts is None:
+                body = unsigned(data, folder.operator, folder.federation, folder.name)
+            if body is None:
+                raise ForbiddenError("unsigned", "expected a message signed by the operator")
+            head = dict(read_head(body))
+            reply = self._answered(head, body)
         except ConfigError as error:
             _LOG.warning("refused: %s", printable(str(error)))
-            reason = error.reason if isinstance(error, _ForbiddenError) else "refused"
+            reason = error.reason if isinstance(error, ForbiddenError) else "refused"
             reply = refusal(reason, str(error))
+        except ChangedError as error:
+            _LOG.warning("refused: %s", printable(str(error)))
+            reply = refusal("policy", "too few of the site's rows have changed; its log says more")
         except Exception as error:
             trace = None if isinstance(error, CoterieError) else error
             _LOG.error("failed: %s", printable(str(error)), exc_info=trace)
             reply = refusal("refused", f"failed ({type(error).__name__}); the site's log says why")
-        write_down(self._folder.sent, head, reply, self._agreed(head))
+        write_down(folder.sent, head, reply, self._agreed(head), self._told)
         return reply
 
     def _answered(self, head: Mapping[str, Any], data: bytes) -> bytes:
         if (self._folder.path / WITHDRAWN).exists():
-            raise _ForbiddenError("withdrawn", "this site has left the federation")
+            raise ForbiddenError("withdrawn", "this site has left the federation")
         kind = head.get("kind")
         answers: dict[Any, Callable[[bytes], bytes]] = {
             "who": self._who,
+            "ask": self._ask,
+            "describe": self._describe,
             "divide": self._divide,
-            "squares": self._squares,
             "agree": self._agree,
             "samples": self._samples,
             "judge": self._judge,
@@ -110,51 +138,80 @@ class SiteHandler:
             "predict": partial(self._in_round, head),
         }
         if not isinstance(kind, str) or kind not in answers:
-            raise _ForbiddenError("unreadable", f"a site knows no message '{str(kind)[:40]}'")
+            raise ForbiddenError("unreadable", f"a site knows no message '{str(kind)[:40]}'")
         return answers[kind](data)
 
     # ---- before an experiment ------------------------------------------------------------------
 
     def _who(self, data: bytes) -> bytes:
         payload_of(data, Nothing)
+        self._told = ("the site's name", "the number of its columns of each kind")
+        return setup_message("who", Introduction.of(self._folder.name, self._holdings.schema))
+
+    def _ask(self, data: bytes) -> bytes:
+        request = Request.from_json(payload_of(data, Ask).request)
+        self._approvals.ask(request)
+        return setup_message("ask", Approved(request.id))
+
+    def _describe(self, data: bytes) -> bytes:
+        approval = self._approvals.approved(payload_of(data, Approved).request)
+        approval.refuse_texts(self._holdings.unnamed_texts())
         versions = {"coterie": __version__, "source": environment.fingerprint()}
-        schema = self._holdings.schema().to_json()
-        return setup_message("who", Introduction(self._folder.name, schema, versions))
+        schema = self._holdings.schema
+        told = {column.name: column.levels for column in schema.columns}
+        told |= {f"target {schema.target.name}": schema.target.classes}
+        self._told = tuple(f"{name}: {', '.join(texts)}" for name, texts in told.items())
+        return setup_message("describe", Description(schema.to_json(), versions))
+
+    def _asked_schema(self, asked: DivisionRequest) -> tuple[Approval, Schema]:
+        """The approved request that a message is a part of, and the common schema."""
+        approval = self._approvals.approved(asked.request)
+        approval.refuse_texts(self._holdings.unnamed_texts())
+        return approval, Schema.from_json(asked.schema)
 
     def _divide(self, data: bytes) -> bytes:
-        division = division_of(payload_of(data, DivisionRequest))
-        facts = self._holdings.facts(division, classes=self._folder.consent.counts)
-        sums = sums_report(self._holdings.sums(division))
-        report = DivisionReport(facts.counts, *facts.seal, facts.weak, facts.classes, sums)
-        return setup_message("divide", report)
-
-    def _squares(self, data: bytes) -> bytes:
         asked = payload_of(data, DivisionRequest)
-        found = self._holdings.squares(division_of(asked), np.array(asked.means))
-        return setup_message("squares", sums_report(found))
+        approval, schema = self._asked_schema(asked)
+        facts = self._holdings.facts(schema, asked.scale, classes=self._folder.consent.counts)
+        sums = self._holdings.sums(schema, asked.scale, approval)
+        counts = facts.counts
+        self._told = (
+            f"rows: {counts.train} train, {counts.val} val, {counts.test} test",
+            "keyed hashes of the data and its division",
+            *((f"samples of each class: {facts.classes}",) if facts.classes else ()),
+            *(() if sums is None else (f"sums{' under masks' * sums.masked}", *sums.told)),
+        )
+        numbers, masked = (None, False) if sums is None else (sums.numbers, sums.masked)
+        report = DivisionReport(counts, *facts.seal, facts.weak, facts.classes, numbers, masked)
+        return setup_message("divide", report)
 
     def _samples(self, data: bytes) -> bytes:
         """Raw samples for a pool of all sites; they leave only with the owner's consent."""
         asked = payload_of(data, PoolRequest)
+        _, schema = self._asked_schema(asked.division)
         if not self._folder.consent.samples or not 0 <= asked.share <= LARGEST_SHARE:
-            raise _ForbiddenError("refused", RAW_SAMPLES)
-        shared = self._holdings.shared(division_of(asked.division), asked.share)
+            raise ForbiddenError("refused", RAW_SAMPLES)
+        shared = self._holdings.shared(schema, asked.division.scale, asked.share, asked.seed)
+        self._told = (f"{len(shared[0])} raw training samples",)
         return setup_message("samples", Nothing(), *shared)
 
     def _agree(self, data: bytes) -> bytes:
         """Check the terms of an experiment, write them down, and make the first state."""
         agreement = Agreement.from_json(payload_of(data, Proposal).agreement)
+        approval = self._approvals.approved(agreement.request)
         pool = b"".join(bytes(part.numpy()) for part in arrays_of(data))
-        experiment, site = self._made(agreement, pool)
-        self._check(experiment)
-        folder = site.folder
+        made = self._made(agreement, pool)
+        self._check(made.experiment)
+        self._approvals.agree(approval, made.experiment, made.experiment.problem.model.whole)
+        folder = made.site.folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if agreement.pool:
             with files.whole(folder / POOL) as temporary:
                 temporary.write_bytes(pool)
         files.write_text(folder / AGREEMENT, agreement.to_json() + "\n")
-        self._remember(agreement.hash, (experiment, site))
-        return setup_message("agree", Consent(agreement.hash, site.start()))
+        self._remember(agreement.hash, made)
+        self._told = ("the hash of its first state",)
+        return setup_message("agree", Consent(agreement.hash, made.site.start()))
 
     def _check(self, experiment: Experiment) -> None:
         """Refuse terms that the site did not consent to, or that are not about its own data."""
@@ -162,20 +219,18 @@ class SiteHandler:
             self._accepts(experiment)
         consent, traits = self._folder.consent, experiment.algorithm.traits
         if traits.sharing is not None and not consent.samples:
-            raise _ForbiddenError("refused", RAW_SAMPLES)
+            raise ForbiddenError("refused", RAW_SAMPLES)
         if traits.discloses and not getattr(consent, traits.discloses):
-            raise _ForbiddenError(
+            raise ForbiddenError(
                 "refused",
                 f"the method sends more of a site's data than models, and this site's [consent] "
                 f"{traits.discloses} is false",
             )
-        config, agreement = experiment.config, experiment.agreement
-        data, seed = config.data, config.dealt(config.run.seed)
-        division = Division(agreement.schema, data.scale, data.val, data.test, seed)
-        own = self._holdings.facts(division, classes=False).counts
+        agreement, scale = experiment.agreement, experiment.config.data.scale
+        own = self._holdings.facts(agreement.schema, scale, classes=False).counts
         said = agreement.counts[agreement.clients.index(self._folder.name)]
         if own != said:
-            raise _ForbiddenError(
+            raise ForbiddenError(
                 "refused", f"the agreement says {said} of this site; its data gives {own}"
             )
 
@@ -183,33 +238,54 @@ class SiteHandler:
 
     def _in_round(self, head: Mapping[str, Any], data: bytes) -> bytes:
         """Train or evaluate; a message that comes again is answered as before."""
-        _, site = self.experiment(str(head.get("experiment", "")))
+        experiment, site, gate = self.experiment(str(head.get("experiment", "")))
+        self._approvals.approved(experiment.agreement.request)
+        sha, metric = digest(data), experiment.config.run.metric
+        gate.check(head, sha)
+        if head["kind"] == "predict" and head.get("metric") != metric:
+            raise ForbiddenError("policy", f"expected the agreed metric, {metric}")
+        what = "what the method sends" if head["kind"] == "local" else "scores and losses"
+        self._told = (what,)
         again = site.repeated(data)
         if again is not None:
             return again
         reply = site.answer(data)
-        site.remember(data, reply)
+        if refused_by(reply) is None:
+            gate.note(head, sha, len(reply))
+            site.remember(data, reply)
         return reply
 
     def _judge(self, data: bytes) -> bytes:
         asked = payload_of(data, JudgeRequest)
         if asked.metric not in METRICS or not 1 <= len(asked.pairs) <= MOST_PAIRS:
             raise EngineError("judge: found an unknown metric, or no or too many pairs of runs")
-        pairs = [(self._place(ours), self._place(local)) for ours, local in asked.pairs]
+        pairs = [
+            (self._finished(ours, asked.metric), self._finished(local, asked.metric))
+            for ours, local in asked.pairs
+        ]
+        self._told = ("gains over training alone, with their variances",)
         return setup_message("judge", judged(asked.metric, pairs).to_json())
+
+    def _finished(self, name: str, metric: str) -> Path:
+        """The folder of an experiment whose approval holds and whose metric this is."""
+        experiment, site, _ = self.experiment(name)
+        self._approvals.approved(experiment.agreement.request)
+        if experiment.config.run.metric != metric:
+            raise ForbiddenError("policy", f"expected the agreed {experiment.config.run.metric}")
+        return site.folder
 
     # ---- experiments -----------------------------------------------------------------------------
 
     def _place(self, experiment: str) -> Path:
         """The folder of an experiment that was agreed to."""
         if len(experiment) != 64 or not {*experiment} <= {*"0123456789abcdef"}:
-            raise _ForbiddenError("unreadable", "an experiment is known by its sha256")
+            raise ForbiddenError("unreadable", "an experiment is known by its sha256")
         folder = self._folder.experiments / experiment
         if not (folder / AGREEMENT).is_file():
-            raise _ForbiddenError("not_agreed", f"no experiment {experiment[:12]} was agreed to")
+            raise ForbiddenError("not_agreed", f"no experiment {experiment[:12]} was agreed to")
         return folder
 
-    def experiment(self, name: str) -> tuple[Experiment, Site]:
+    def experiment(self, name: str) -> Open:
         """An experiment that was agreed to, by its hash, and the site's part of it."""
         if name not in self._open:
             path = self._place(name) / AGREEMENT
@@ -221,35 +297,36 @@ class SiteHandler:
             self._remember(name, self._made(agreement, pool))
         return self._open[name]
 
-    def _remember(self, name: str, made: tuple[Experiment, Site]) -> None:
+    def _remember(self, name: str, made: Open) -> None:
         self._open.pop(name, None)
         self._open[name] = made  # the newest is the last
         for key in [*self._open][:-MOST_OPEN]:
             del self._open[key]
 
-    def _made(self, agreement: Agreement, pool: bytes) -> tuple[Experiment, Site]:
+    def _made(self, agreement: Agreement, pool: bytes) -> Open:
         """The site's part of an experiment: its client number, its problem, its samples."""
-        if self._folder.name not in agreement.clients:
-            raise _ForbiddenError("wrong_client", f"'{self._folder.name}' is not among the clients")
-        secret = int.from_bytes(self._folder.secret()[:8], "little") >> 1
-        most = self._folder.limits.message_mib * 2**20
+        folder = self._folder
+        if folder.name not in agreement.clients:
+            raise ForbiddenError("wrong_client", f"'{folder.name}' is not among the clients")
+        most = folder.limits.message_mib * 2**20
         schema, population = agreement.schema, len(agreement.clients)
         shared = unpacked(pool, agreement.pool, schema, population) if agreement.pool else None
         experiment = experiment_of(
-            agreement, self._code, secret=secret, most_bytes=most, pool=shared
+            agreement, self._code, secret=folder.secret(), most_bytes=most, pool=shared
         )
-        consent = self._folder.consent
+        consent, place = folder.consent, folder.experiments / agreement.hash
         shards = functools.cache(partial(self._holdings.shards, experiment))
         site = Site(
-            self._folder.experiments / agreement.hash,
-            agreement.clients.index(self._folder.name),
+            place,
+            agreement.clients.index(folder.name),
             experiment.problem,
             experiment.algorithm,
             shards,
             Disclosure(shown=consent.shown, models=consent.models),
             kept=agreement.kept,
         )
-        return experiment, site
+        gate = RoundGate(place, experiment.config.run.rounds, folder.policy.sent_mib)
+        return Open(experiment, site, gate)
 
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""

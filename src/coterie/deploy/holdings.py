@@ -1,41 +1,43 @@
-"""A site's own data: read once, encoded by the agreed schema, divided by its own name."""
+"""A site's own data: read once, as its owner lets it be told, divided by the site itself."""
 
+import hmac
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import torch
 from torch import Tensor
 
 from ..core.metrics import METRICS
-from ..core.shards import Shards
-from ..data.arrays import Floats, Scale
+from ..core.shards import SPLITS, Shards
+from ..data.arrays import Scale
 from ..data.data_schema import Schema
 from ..data.federation import Dataset, Federation, Seal
 from ..data.manifest import class_counts
 from ..data.simulation import from_each, simulate
-from ..data.site_data import local_schema, read_with, site_federation
-from ..data.standard import Moments, Sums, site_squares, site_sums
-from ..errors import EngineError
+from ..data.site_data import SiteSource, read_with, site_federation, site_source
+from ..data.sources.sheets import Sheet, numbers
+from ..data.sources.tables import encode_table
+from ..data.standard import Moments
+from ..errors import DataError
 from ..runs.run import JudgedRows, lack
-from .protocol import DivisionRequest
+from ..storage import files
+from . import keys
+from .approval import Approval
+from .division import Columns, SiteDivision, row_keys
+from .site_folder import SiteFolder
+from .sums import masked, noisy, numeric_rows, sums_of, to_hex
 from .terms import Experiment, SiteCounts
 
-
-class Division(NamedTuple):
-    """How all sites divide their samples in one experiment."""
-
-    schema: Schema
-    scale: Scale
-    val: float
-    test: float
-    seed: int
-
-
-def division_of(asked: DivisionRequest) -> Division:
-    """The division that a message asks for, checked."""
-    schema = Schema.from_json(asked.schema)
-    if not (0 <= asked.val < 1 and 0 <= asked.test < 1):
-        raise EngineError("divide: found a share outside of 0 to 1")
-    return Division(schema, asked.scale, asked.val, asked.test, asked.seed)
+OTHER = "other"  # what a text becomes that is not on the agreed list
+ROWS_PER_LEVEL = 5  # fewer, and a column of texts may name patients
+PART = "part"  # the column of an exported division
+ROLES = ("client", "target", "split", "unit", "time", "subgroup")
 
 
 class SiteFacts(NamedTuple):
@@ -47,49 +49,191 @@ class SiteFacts(NamedTuple):
     classes: tuple[int, ...]  # samples of each class; () without the site's consent
 
 
-class Holdings:
-    """The data of one site, by the site's own options. The last reading is kept in memory."""
+class SentSums(NamedTuple):
+    """The sums of a site as they leave."""
 
-    def __init__(self, client: str, name: str, options: Mapping[str, Any]) -> None:
-        self._client, self._name, self._options = client, name, dict(options)
-        self._schema: Schema | None = None
+    numbers: tuple[str, ...]
+    masked: bool
+    told: tuple[str, ...]  # what they are, for the site's own log
+
+
+class Holdings:
+    """The data of one site. The last reading is kept in memory."""
+
+    def __init__(self, folder: SiteFolder, name: str, options: Mapping[str, Any]) -> None:
+        self._folder, self._name, self._options = folder, name, dict(options)
+        shares = folder.statistics.val, folder.statistics.test
+        self.division = SiteDivision(folder.path, folder.name, shares)
         self._read: tuple[tuple[str, Scale], Dataset] | None = None
 
-    def schema(self) -> Schema:
-        """What the site's data says by itself."""
-        if self._schema is None:
-            self._schema = local_schema(self._name, self._options)
-        return self._schema
+    # ---- what is read --------------------------------------------------------------------------
 
-    def facts(self, division: Division, *, classes: bool) -> SiteFacts:
-        """Counts and hashes of the site's data; the histogram of classes only with ``classes``."""
-        held = self._federation(division)
+    @cached_property
+    def _source(self) -> SiteSource:
+        return site_source(self._name, self._options, self._prepared)
+
+    def _prepared(self, sheet: Sheet) -> Sheet:
+        """The cells as the owner lets them be told: columns, bounds, and texts."""
+        table, folder = sheet.table, self._folder
+        for name in (*folder.levels, *folder.ranges):
+            if name not in table.column_names:
+                raise DataError(
+                    f"site.toml: [levels] or [ranges] name the column '{name}'; expected one of "
+                    f"{', '.join(table.column_names)}"
+                )
+        roles = {self._options.get(role) for role in ROLES}
+        for at, name in reversed([*enumerate(table.column_names)]):
+            if folder.policy.columns and name not in {*folder.policy.columns} | roles:
+                table = table.remove_column(at)
+            elif name in folder.ranges:
+                table = table.set_column(at, name, self._cut(sheet, name))
+            elif folder.levels.get(name, "named") != "named":
+                table = table.set_column(at, name, self._renamed(table.column(name), name))
+        return sheet._replace(table=table)
+
+    def _cut(self, sheet: Sheet, name: str) -> pa.Array:
+        values, (low, high) = numbers(sheet, name), self._folder.ranges[name]
+        if values is None or low >= high:
+            raise DataError(
+                f"site.toml: ranges.{name}: found [{low}, {high}]; expected two ascending bounds "
+                "of a column of numbers"
+            )
+        return pa.array(values.clip(low, high), from_pandas=True)
+
+    def _renamed(self, column: pa.ChunkedArray, name: str) -> pa.Array:
+        """The texts of a column as hashes, or as those of the agreed list and 'other'."""
+        how, salt = self._folder.levels[name], self._folder.statistics.salt
+        if how == "hashed" and len(salt) < 8:
+            raise DataError(
+                f"site.toml: levels.{name} is 'hashed'; expected a word of at least 8 letters in "
+                "[statistics] salt, the same at all sites, which the coordinator does not know"
+            )
+
+        def told(text: str) -> str:
+            if how == "hashed":
+                return hmac.digest(salt.encode(), f"{name}\0{text}".encode(), "sha256").hex()[:12]
+            return text if text in how else OTHER
+
+        cells = column.cast(pa.string()).to_pylist()
+        return pa.array([None if cell is None else told(cell) for cell in cells], pa.string())
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        """The keyed hash of every row."""
+        return row_keys(self._source, self._folder.secret())
+
+    @cached_property
+    def parts(self) -> Tensor:
+        """The part of every row."""
+        source = self._source
+        if source.table is None:
+            assert source.samples is not None
+            return self.division.parts(source.samples, self.keys)
+        some = tuple(column for column in source.schema.columns if column.kind != "empty")[:1]
+        plain = encode_table(source.table, some, source.table.target)  # for classes and units
+        return self.division.parts(replace(plain, fixed=source.table.fixed), self.keys)
+
+    @cached_property
+    def schema(self) -> Schema:
+        """What the site's data says by itself; refuses texts that may name patients."""
+        schema, rows = self._source.schema, len(self.keys)
+        texts = {column.name: column.levels for column in schema.columns if column.levels}
+        if schema.target.kind == "texts" and schema.kind == "table":
+            texts[schema.target.name] = schema.target.classes
+        for name, levels in texts.items():
+            if len(levels) * ROWS_PER_LEVEL > rows:
+                raise DataError(
+                    f"column '{name}' has {len(levels)} different texts in {rows} rows; expected "
+                    f"at least {ROWS_PER_LEVEL} rows for each, because texts leave the site: "
+                    "merge them by a list in [levels], or leave the column out with data.drop"
+                )
+        return replace(schema, parts=tuple(self.parts.unique().tolist()))
+
+    def unnamed_texts(self) -> dict[str, dict[str, int]]:
+        """Texts that would leave and that [levels] does not decide about, with their rows."""
+        table = self._source.table
+        if table is None:
+            return {}
+        schema, found = self.schema, {}
+        names = [column.name for column in schema.columns if column.levels]
+        names += [schema.target.name] if schema.target.kind == "texts" else []
+        for name in names:
+            if name not in self._folder.levels:
+                counted = table.sheet.table.column(name).cast(pa.string()).value_counts()
+                pairs = [(each["values"], each["counts"]) for each in counted.to_pylist()]
+                found[name] = {str(text): count for text, count in pairs}
+        return found
+
+    # ---- what is told --------------------------------------------------------------------------
+
+    def facts(self, schema: Schema, scale: Scale, *, classes: bool) -> SiteFacts:
+        """Counts and keyed hashes of the site's data; samples per class only with ``classes``."""
+        held = self._federation(schema, scale)
         (train,), (val,), (test,) = held.train, held.val, held.test
         shares: tuple[int, ...] = ()
         if classes and not held.dataset.regression:
-            shares = tuple(class_counts(held, held.train, held.val)[0].tolist())
+            found = class_counts(held, held.train, held.val)[0].tolist()
+            shares = tuple(n if n >= self._folder.statistics.rows else 0 for n in found)
+        secret = self._folder.secret()
+        seal = Seal(*(hmac.digest(secret, one.encode(), "sha256").hex() for one in held.seals[0]))
         counts = SiteCounts(len(train), len(val), len(test))
-        return SiteFacts(counts, held.seals[0], lack(held, 0), shares)
+        return SiteFacts(counts, seal, lack(held, 0), shares)
 
-    def sums(self, division: Division) -> Sums | None:
-        """The site's part of the means; None if nothing is standardised."""
-        held = self._federation(division)
-        if held.dataset.numeric is None:
+    def sums(self, schema: Schema, scale: Scale, asked: Approval) -> SentSums | None:
+        """The site's part of the means and deviations; None if nothing is standardised."""
+        held = self._federation(schema, scale)
+        data, train, rule = held.dataset, held.train[0], self._folder.statistics
+        if data.numeric is None:
             return None
-        return site_sums(held.dataset, held.train[0])
+        names = _names(schema, data.numeric)
+        rows = numeric_rows(data.x, data.y, data.numeric, schema.regression)[train]
+        bounds = {name: [*self._folder.ranges.get(name, ())] for name in names}
+        known, trained = ~rows.isnan().numpy(), [self.keys[at] for at in train.tolist()]
+        release = self.division.release(Columns(names, trained, known, bounds), rule.rows)
+        found = sums_of(rows, release.allowed)
+        if rule.noise:
+            found = noisy(
+                found, self._bounds(names), rule.noise, self._folder.secret(), release.number
+            )
+        numbers = found.numbers
+        if rule.masked:
+            clients, context = asked.request.clients, asked.request.id
+            shared = self._shared(clients)
+            self.division.mask(context, clients, release.number, by_hand=asked.by_hand)
+            numbers = tuple(masked(found, self._folder.name, shared, context.encode()))
+        told = [f"{n}: {k} values" for n, k in zip(names, found.known, strict=True) if k]
+        left_out = [n for n, k in zip(names, found.known, strict=True) if not k]
+        if left_out:
+            told.append(f"left out, too few values: {', '.join(left_out)}")
+        return SentSums(to_hex(numbers), rule.masked, tuple(told))
 
-    def squares(self, division: Division, means: Floats) -> Sums:
-        """The site's part of the deviations."""
-        held = self._federation(division)
-        return site_squares(held.dataset, held.train[0], means)
+    def _bounds(self, names: list[str]) -> list[tuple[float, float]]:
+        missing = [name for name in names if name not in self._folder.ranges]
+        if missing:
+            raise DataError(
+                f"site.toml: [statistics] noise needs bounds in [ranges] for {', '.join(missing)}"
+            )
+        return [self._folder.ranges[name] for name in names]
+
+    def _shared(self, clients: tuple[str, ...]) -> dict[str, bytes]:
+        """The secrets with all other sites; their keys come from this site's owner alone."""
+        others = [name for name in clients if name != self._folder.name]
+        missing = [name for name in others if name not in self._folder.partners]
+        if missing or len(others) < 2:
+            raise DataError(
+                f"site.toml: [statistics] masked needs two other sites and the box key of each in "
+                f"[partners]; found {len(others)} others, and no key of {', '.join(missing)}"
+            )
+        own = self._folder.box_key()
+        return {name: keys.shared_secret(own, self._folder.partners[name]) for name in others}
+
+    # ---- what stays ----------------------------------------------------------------------------
 
     def shards(self, experiment: Experiment) -> Shards:
         """The site's samples as one client of the experiment."""
         agreement, config, problem = experiment.agreement, experiment.config, experiment.problem
-        data, seed = config.data, config.dealt(config.run.seed)
-        division = Division(agreement.schema, data.scale, data.val, data.test, seed)
         made = simulate(
-            self._federation(division, agreement.moments),
+            self._federation(agreement.schema, config.data.scale, agreement.moments),
             problem.factory,
             problem.recipe,
             seed=problem.seed,
@@ -97,7 +241,7 @@ class Holdings:
             merge_val=experiment.merged,
             shares=METRICS[config.run.metric].by_share,
         )
-        at, pool = problem.clients.index(self._client), problem.pool
+        at, pool = problem.clients.index(self._folder.name), problem.pool
         own = made.shards.placed(at, problem.population)
         if pool is None:
             return own
@@ -108,31 +252,57 @@ class Holdings:
         """The subgroups of the site's test samples; None if its data names no column for them."""
         if "subgroup" not in self._options:
             return None
-        agreement, config = experiment.agreement, experiment.config
-        data, seed = config.data, config.dealt(config.run.seed)
-        division = Division(agreement.schema, data.scale, data.val, data.test, seed)
-        return JudgedRows.of(self._federation(division))
+        scale = experiment.config.data.scale
+        return JudgedRows.of(self._federation(experiment.agreement.schema, scale))
 
-    def shared(self, division: Division, share: float) -> tuple[Tensor, Tensor]:
+    def shared(
+        self, schema: Schema, scale: Scale, share: float, seed: int
+    ) -> tuple[Tensor, Tensor]:
         """The samples and targets that the site gives to a pool of all sites, as they were read."""
-        held = self._federation(division)
-        (mask,) = from_each(held, share, division.seed)
+        held = self._federation(schema, scale)
+        (mask,) = from_each(held, share, seed)
         given = held.train[0][mask].sort().values
         return held.dataset.x[given], held.dataset.y[given]
 
-    def _federation(self, division: Division, moments: Moments | None = None) -> Federation:
-        return site_federation(
-            self._dataset(division.schema, division.scale),
-            division.schema,
-            self._client,
-            val=division.val,
-            test=division.test,
-            seed=division.seed,
-            moments=moments,
-        )
+    def export(self, out: Path) -> Path:
+        """Write the site's data as it uses it, with the part of each row, for a simulation."""
+        names, source = np.array(SPLITS), self._source
+        parts = self.parts.numpy()
+        if source.table is None:
+            assert source.samples is not None
+            samples, path = source.samples, out.with_suffix(".npz")
+            held = [(name, torch.from_numpy(parts == at)) for at, name in enumerate(SPLITS)]
+            arrays = {f"x_{name}": samples.x[rows].numpy() for name, rows in held if rows.any()}
+            arrays |= {f"y_{name}": samples.y[rows].numpy() for name, rows in held if rows.any()}
+            if samples.class_names:
+                arrays["class_names"] = np.array(samples.class_names, dtype=str)
+            with files.whole(path) as temporary, temporary.open("wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+            return path
+        table, path = source.table.sheet.table, out.with_suffix(".csv")
+        gone = [self._options[role] for role in ("time", "split") if role in self._options]
+        table = table.drop_columns([name for name in gone if name is not None])
+        with files.whole(path) as temporary:
+            pacsv.write_csv(table.append_column(PART, pa.array(names[parts])), temporary)
+        return path
+
+    def _federation(
+        self, schema: Schema, scale: Scale, moments: Moments | None = None
+    ) -> Federation:
+        data = self._dataset(schema, scale)
+        name = self._folder.name
+        return site_federation(data, schema, name, val=0.0, test=0.0, seed=0, moments=moments)
 
     def _dataset(self, schema: Schema, scale: Scale) -> Dataset:
         key = schema.hash, scale
         if self._read is None or self._read[0] != key:
-            self._read = key, read_with(self._name, self._options, schema, scale)
+            made = read_with(self._name, self._options, schema, scale, self._source)
+            self._read = key, replace(made, fixed=self.parts, times=None)
         return self._read[1]
+
+
+def _names(schema: Schema, numeric: Tensor) -> list[str]:
+    """The names of the columns that sums are of."""
+    named = schema.feature_names or tuple(map(str, range(len(numeric))))
+    names = [name for name, number in zip(named, numeric.tolist(), strict=True) if number]
+    return [*names, schema.target.name or "target"] if schema.regression else names

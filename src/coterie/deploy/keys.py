@@ -17,7 +17,7 @@ try:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec, x25519
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, x25519
     from cryptography.utils import CryptographyDeprecationWarning
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:  # pragma: no cover - the extra is installed where tests run
@@ -81,8 +81,35 @@ def make_box() -> tuple[bytes, str]:
     return key.private_bytes_raw(), base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
+def shared_secret(box_key: bytes, other: str) -> bytes:
+    """What the owners of two boxes know, and nobody else: their X25519 secret (32 bytes)."""
+    key = x25519.X25519PrivateKey.from_private_bytes(box_key)
+    return key.exchange(x25519.X25519PublicKey.from_public_bytes(base64.b64decode(other)))
+
+
+def make_operator() -> tuple[bytes, str]:
+    """An Ed25519 private key (32 bytes) that signs messages, and its public key in base64."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    return key.private_bytes_raw(), base64.b64encode(key.public_key().public_bytes_raw()).decode()
+
+
+def sign_message(key: bytes, data: bytes) -> bytes:
+    """The operator's signature (64 bytes) over these bytes."""
+    return ed25519.Ed25519PrivateKey.from_private_bytes(key).sign(data)
+
+
+def signed_by(public: str, signature: bytes, data: bytes) -> bool:
+    """Whether the owner of this public key has signed these bytes."""
+    try:
+        key = ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(public, validate=True))
+        key.verify(signature, data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
 def sign(key_pem: bytes, data: bytes) -> str:
-    """The signature of a site's key over these bytes, in base64."""
+    """The signature of a certificate's key over these bytes, in base64."""
     return base64.b64encode(_private_key(key_pem).sign(data, ec.ECDSA(_HASH))).decode()
 
 
@@ -146,7 +173,7 @@ def check_signature(cert_pem: bytes, data: bytes, signature: str) -> None:
     except (InvalidSignature, ValueError):
         raise StoreError(
             "the signature is not the certificate's over the other fields; expected the file as "
-            "'coterie site init' wrote it; have it sent again"
+            "coterie wrote it; have it sent again"
         ) from None
 
 

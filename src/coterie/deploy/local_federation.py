@@ -61,6 +61,7 @@ def make_folders(home: Path, federation: Federation, transport: str) -> list[Sit
         text = (site.path / "site.toml").read_text(encoding="utf-8")
         text = text.replace("[data]\n", f'[data]\nname = "{data.name}"\n')
         text = text.replace("shown = false", "shown = true")
+        text = text.replace("automatic = []", 'automatic = ["*"]')
         (site.path / "site.toml").write_text(text, encoding="utf-8")
         fed.add_site(site.public, name)
         made.append(SiteFolder.open(site.path))

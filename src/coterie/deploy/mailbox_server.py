@@ -21,8 +21,7 @@ from .folders import FederationFolder
 from .mailbox import Asking, Mailbox
 from .mailbox_registry import Registry
 from .mailbox_routes import Gate, Limits, OperatorRoutes, Peer, SiteRoutes
-from .relay import Relay, RelayLimits
-from .relay_routes import relay_routes
+from .peers.relay import Relay, RelayLimits, relay_routes
 
 try:
     from starlette.types import ASGIApp
@@ -52,7 +51,7 @@ def coordinate(folder: FederationFolder, stop: threading.Event, silence: float =
 async def serve_mailbox(folder: FederationFolder, limits: Limits, stop: threading.Event) -> None:
     """As :func:`coordinate`, with all limits."""
     mailbox, registry = Mailbox(limits.silence), Registry(folder)
-    relay = relay_routes(Relay(RelayLimits(each=limits.message)), registry.names)
+    relay = relay_routes(Relay(RelayLimits(each=limits.message)), folder.peers)
     app = SiteRoutes(mailbox, limits, relay).app()
     await serve_sites(folder, Served(app, mailbox, registry, limits), stop)
 

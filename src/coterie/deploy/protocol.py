@@ -1,35 +1,39 @@
 """The messages before and after an experiment, as JSON in the body of a message.
 
-    who      -> who the site is, its versions, and the schema of its own data
-    divide   -> counts and hashes of its data by the common schema, and its sums
-    squares  -> its sums of squared deviations from the common means
-    agree    -> it has agreed to the experiment; the sha256 of its first state
-    samples  -> raw training samples, for a method that shares them, with the site's consent
-    judge    -> its gains over training alone, computed from answers that stay with it
+    who       -> who the site is, and the shape of its data: all that is told without an approval
+    ask       -> the owner's approval of a request, or that it waits for it
+    describe  -> the schema of the site's own data, and its versions
+    divide    -> counts and hashes of its data by the common schema, and its sums
+    agree     -> it has agreed to the experiment; the sha256 of its first state
+    samples   -> raw training samples, for a method that shares them, with the site's consent
+    judge     -> its gains over training alone, computed from answers that stay with it
 
-The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`). Both sides
-check the types, names and sizes of everything they read.
+The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`). The operator
+signs every message for one site, which reads nothing else. Whatever is wrong with a message or an
+answer is an EngineError.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.messages import REASONS
 from ..core.paired_tests import SiteGain
 from ..data.arrays import Scale
-from ..data.standard import Sums
+from ..data.data_schema import Schema
 from ..engines.codec import Message, decode, encode, read_head
+from ..engines.remote import SETUP, SiteState, Transport
 from ..errors import EngineError
 from ..storage.files import MOST_BYTES, STRICT, parsed
+from . import keys
 from .terms import SiteCounts
 
 MOST_WHY = 500  # characters of the sentence with which a site refuses
+MAGIC, SIGNATURE = b"coterie1", 64  # how a signed message begins; bytes of a signature
 Payload = TypeVar("Payload")
 
 
@@ -42,27 +46,61 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Introduction:
-    """A site's answer to ``who``."""
+    """A site's answer to ``who``: how many columns its data has of each kind, and no names."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     name: str
+    kind: str
+    target: str
+    columns: dict[str, int]  # by kind
+    shape: tuple[int, ...]  # of a sample that is no row of a table
+
+    @classmethod
+    def of(cls, name: str, schema: Schema) -> "Introduction":
+        """What may be told of a schema without an approval."""
+        kinds: list[str] = [column.kind for column in schema.columns]
+        columns = {kind: kinds.count(kind) for kind in sorted({*kinds})}
+        return cls(name, schema.kind, schema.target.kind, columns, schema.shape)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The JSON of a request (``ask``)."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    request: str
+
+
+@dataclass(frozen=True)
+class Approved:
+    """A site's answer to ``ask``, and what it asks of it in ``describe``: the id of a request."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    request: str
+
+
+@dataclass(frozen=True)
+class Description:
+    """A site's answer to ``describe``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
     schema: str  # JSON of a Schema
     versions: dict[str, str]
 
 
 @dataclass(frozen=True)
 class DivisionRequest:
-    """How a site has to divide its samples."""
+    """The common schema, by which a site tells of its samples; how they are divided is its own."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
+    request: str  # the id of the request
     schema: str  # JSON of the common Schema
     scale: Scale
-    val: float
-    test: float
-    seed: int
-    means: tuple[float, ...] = ()  # of all sites, in ``squares``
 
 
 @dataclass(frozen=True)
@@ -73,16 +111,7 @@ class PoolRequest:
 
     division: DivisionRequest
     share: float
-
-
-@dataclass(frozen=True)
-class SumsReport:
-    """A site's sums of each input and, in a regression, of the target."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
-    known: tuple[float, ...]
-    total: tuple[float, ...]
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -92,11 +121,12 @@ class DivisionReport:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     counts: SiteCounts
-    data: str  # sha256 of its samples
-    partition: str  # sha256 of how they are divided
+    data: str  # keyed hash of its samples
+    partition: str  # keyed hash of how they are divided
     weak: str | None
     classes: tuple[int, ...]
-    sums: SumsReport | None
+    sums: tuple[str, ...] | None  # see coterie.deploy.sums
+    masked: bool
 
 
 @dataclass(frozen=True)
@@ -128,6 +158,9 @@ class JudgeRequest:
     pairs: tuple[tuple[str, str], ...]
 
 
+# ---- written and read ----------------------------------------------------------------------------
+
+
 def setup_message(kind: str, payload: Any, *arrays: Tensor) -> bytes:
     """A message outside of rounds; ``payload`` is one of the dataclasses above, or JSON values."""
     values = payload if isinstance(payload, dict) else asdict(payload)
@@ -152,14 +185,6 @@ def arrays_of(data: bytes) -> tuple[Tensor, ...]:
     if not all(isinstance(part, Tensor) for part in found):
         raise EngineError("a message holds something else than arrays after its text")
     return found
-
-
-def gain_of(data: bytes) -> SiteGain:
-    """The gain in the answer to ``judge``."""
-    try:
-        return SiteGain.from_json(json.loads(_text(data)))
-    except (ValueError, RecursionError) as error:
-        raise EngineError(f"a site's answer is no gain ({error})") from error
 
 
 def _text(data: bytes) -> str:
@@ -187,11 +212,92 @@ def refused_by(data: bytes) -> tuple[str, str] | None:
     return reason if reason in REASONS else "refused", why[:MOST_WHY]
 
 
-def sums_report(sums: Sums | None) -> SumsReport | None:
-    """A site's sums as they are sent."""
-    return None if sums is None else SumsReport(*(tuple(part.tolist()) for part in sums))
+# ---- signed --------------------------------------------------------------------------------------
 
 
-def sums_of_report(report: SumsReport) -> Sums:
-    """A site's sums as they were sent."""
-    return Sums(np.array(report.known), np.array(report.total))
+class Signed:
+    """A transport whose messages are signed by the operator, each for one site."""
+
+    def __init__(self, transport: Transport, key: bytes, federation: str) -> None:
+        self._transport, self._key, self._federation = transport, key, federation
+
+    def ask(self, requests: Mapping[str, bytes], round: int) -> Mapping[str, bytes | str]:
+        """Each site's answer, or the reason why there is none."""
+        signed = {name: self._signed(name, data) for name, data in requests.items()}
+        return self._transport.ask(signed, round)
+
+    def _signed(self, site: str, data: bytes) -> bytes:
+        told = _addressed(self._federation, site, data)
+        return MAGIC + keys.sign_message(self._key, told) + data
+
+    def sites(self) -> Mapping[str, SiteState]:
+        """The sites of the federation."""
+        return self._transport.sites()
+
+    def close(self) -> None:
+        """Release connections and threads."""
+        self._transport.close()
+
+
+def unsigned(data: bytes, operator: str, federation: str, site: str) -> bytes | None:
+    """The message inside of a signed one; None if the operator did not sign it for this site."""
+    start = len(MAGIC) + SIGNATURE
+    body, signature = data[start:], data[len(MAGIC) : start]
+    right = data.startswith(MAGIC) and len(signature) == SIGNATURE
+    fits = right and keys.signed_by(operator, signature, _addressed(federation, site, body))
+    return body if fits else None
+
+
+def _addressed(federation: str, site: str, data: bytes) -> bytes:
+    return f"coterie operator\n{federation}\n{site}\n".encode() + data
+
+
+# ---- what all sites are asked --------------------------------------------------------------------
+
+
+def answers_of_all(transport: Transport, clients: Sequence[str], message: bytes) -> list[bytes]:
+    """Ask every site the same before a run; all of them have to do what they are asked."""
+    answers = transport.ask(dict.fromkeys(clients, message), SETUP)
+    found: list[bytes] = []
+    wrong = []
+    for name in clients:
+        answer = answers.get(name, "lost")
+        refused = None if isinstance(answer, str) else refused_by(answer)
+        if isinstance(answer, str):
+            wrong.append(f"'{name}' did not answer ({answer})")
+        elif refused is not None:
+            wrong.append(f"'{name}' refused: {refused[1] or refused[0]}")
+        else:
+            found.append(answer)
+    if wrong:
+        raise EngineError(
+            f"not every site takes part: {'; '.join(wrong)}; expected an answer of each; start the "
+            "sites ('coterie site start'), or revoke those that left ('coterie deploy revoke')"
+        )
+    return found
+
+
+def ask_all(
+    transport: Transport, clients: Sequence[str], message: bytes, read: Callable[[bytes], Payload]
+) -> dict[str, Payload]:
+    """What every site answers, by name; one answer that cannot be read is an EngineError."""
+    answers = answers_of_all(transport, clients, message)
+    found: dict[str, Payload] = {}
+    for name, answer in zip(clients, answers, strict=True):
+        try:
+            found[name] = read(answer)
+        except Exception as error:  # whatever a stranger's answer brings about
+            raise EngineError(f"site '{name}' sent what cannot be read: {error}") from error
+    return found
+
+
+def gain_answered(answer: bytes | str, seeds: int) -> SiteGain:
+    """A site's gain; one that says nothing if the site is lost or its answer cannot be read."""
+    nothing = SiteGain((None,) * seeds, None)
+    try:
+        if isinstance(answer, str) or refused_by(answer) is not None:
+            return nothing
+        found = SiteGain.from_json(json.loads(_text(answer)))
+    except Exception:  # whatever a stranger's answer brings about
+        return nothing
+    return found if len(found.each) == seeds else nothing

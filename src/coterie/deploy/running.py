@@ -19,17 +19,15 @@ from ..runs.config.schema import Config
 from ..storage import files
 from .folders import FederationFolder
 from .handler import AGREEMENT, WITHDRAWN, SiteHandler
-from .holdings import Division, Holdings
-from .peer_folder import PEERS, PREPARED, STATE
-from .peer_join import JoinedResult, JoiningSite
-from .peer_keys import PeerIdentity
-from .peer_link import HttpLink
+from .holdings import Holdings
+from .peers.joining import JoinedResult, JoiningSite
+from .peers.sealing import PeerIdentity
+from .peers.talk import PEERS, PREPARED, STATE, HttpLink
 from .sent_log import logs_of
 from .site_folder import SiteFolder
 from .transports import end_of
 
 UPDATES = ("local", "model", "change")  # kinds of messages that hold what a site has learnt
-SHARES = (0.2, 0.2)  # validation and test, as a config has them by default
 
 
 @contextlib.contextmanager
@@ -70,12 +68,20 @@ def holdings_of(folder: SiteFolder, data: str | None, target: str | None) -> Hol
             f"{folder.path / 'site.toml'}: [data] has no name; expected this site's own file or "
             "folder of data; name it there, or with --data"
         )
-    return Holdings(folder.name, name, options)
+    return Holdings(folder, name, options)
+
+
+def texts_told(holdings: Holdings) -> list[str]:
+    """One line for each column whose texts leave and that [levels] does not decide about."""
+    return [
+        f"{name}: " + ", ".join(f"{text} ({rows})" for text, rows in texts.items())
+        for name, texts in holdings.unnamed_texts().items()
+    ] or ["none"]
 
 
 def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
     """What a site should know of its data before it takes part: rows, inputs, classes, gaps."""
-    schema = holdings.schema()
+    schema = holdings.schema
     inputs = ", ".join(column.name for column in schema.columns) or f"shape {list(schema.shape)}"
     gaps = [column.name for column in schema.columns if column.missing]
     facts = [
@@ -84,7 +90,7 @@ def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
         ("missing cells", ", ".join(gaps) or "none"),
     ]
     try:
-        found = holdings.facts(Division(schema, "auto", *SHARES, seed=0), classes=True)
+        found = holdings.facts(schema, "auto", classes=True)
     except CoterieError as error:  # what one site alone lacks, others may have
         return [*facts, ("note", f"alone it could not be trained: {error}")]
     counts = found.counts

@@ -1,13 +1,14 @@
 """The log of what left a site: one line per answer, appended before the answer leaves."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ..engines.codec import digest
-from .peer_folder import PEERS, SENT
+from .peers.talk import PEERS, SENT
+from .protocol import refused_by
 from .site_folder import SiteFolder
 
 
@@ -17,13 +18,20 @@ def logs_of(site: SiteFolder) -> list[Path]:
     return [path for path in found if path.exists()]
 
 
-def write_down(log: Path, head: Mapping[str, Any], reply: bytes, experiment: str) -> None:
-    """Append a line about the answer to a message; ``experiment`` if the message names none."""
+def write_down(
+    log: Path, head: Mapping[str, Any], reply: bytes, experiment: str, told: Sequence[str] = ()
+) -> None:
+    """Append a line about the answer to a message; ``experiment`` if the message names none.
+
+    ``told`` names what the answer holds; a refusal holds its reason.
+    """
+    refused = refused_by(reply)
     line = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "kind": str(head.get("kind", ""))[:40],
         "experiment": str(head.get("experiment", experiment))[:64],
         "round": head.get("round") if isinstance(head.get("round"), int) else None,
+        "told": [*told] if refused is None else [f"refused: {refused[0]}"],
         "bytes": len(reply),
         "sha256": digest(reply),
     }

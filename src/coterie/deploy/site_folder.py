@@ -13,10 +13,13 @@ from .admission import public_part
 from .documents import (
     ConsentTable,
     Invite,
+    Levels,
     LimitsTable,
+    PolicyTable,
     PublicPart,
     SiteDataTable,
     SiteDocument,
+    StatisticsTable,
     checked_name,
 )
 from .small_files import (
@@ -44,7 +47,13 @@ class SiteFolder:
     federation: str
     address: str  # HOST:PORT of the coordinator
     transport: str  # direct or flower
+    operator: str  # the public key by which messages are signed
     data: SiteDataTable
+    policy: PolicyTable
+    statistics: StatisticsTable
+    levels: Mapping[str, Levels]  # how the texts of columns leave
+    ranges: Mapping[str, tuple[float, float]]  # to which numbers of columns are cut
+    partners: Mapping[str, str]  # the box keys of other sites
     consent: ConsentTable
     limits: LimitsTable
     code: Mapping[str, str]  # files that a configuration may name, with their sha256
@@ -54,7 +63,7 @@ class SiteFolder:
         """Make the folder with new keys, for the federation of an invitation."""
         checked_name(name, "--name")
         asked = read_invite(invite)
-        fields = asked.model_dump(include={"address", "transport"})
+        fields = asked.model_dump(include={"address", "transport", "operator"})
         text = filled("site.toml", {**fields, "name": name, "federation": asked.name})
         with new_folder(path) as making:
             write_public(making / "coordinator.pem", asked.ca.encode())
@@ -76,7 +85,13 @@ class SiteFolder:
             federation=said.federation,
             address=said.address,
             transport=said.transport,
+            operator=said.operator,
             data=data,
+            policy=read.policy,
+            statistics=read.statistics,
+            levels=read.levels,
+            ranges=read.ranges,
+            partners=read.partners,
             consent=read.consent,
             limits=read.limits,
             code=read.code,
@@ -117,7 +132,7 @@ class SiteFolder:
         return read_private(self.path / "box.key")
 
     def secret(self) -> bytes:
-        """The 32 random bytes that the site's own noise is derived from."""
+        """The 32 random bytes that noise and hashes of rows are derived from."""
         return read_private(self.path / "secret")
 
     def public_part(self) -> PublicPart:
@@ -145,6 +160,7 @@ def read_invite(path: Path) -> Invite:
         keys.check_ca(ca)
         if keys.fingerprint(ca) != invite.sha256:
             raise StoreError("the sha256 is not the certificate's; have the file sent again")
+        keys.check_signature(ca, invite.signed(), invite.signature)
     except CoterieError as error:
         raise type(error)(f"{path}: {error}") from None
     return invite

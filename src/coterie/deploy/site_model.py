@@ -17,7 +17,7 @@ from ..storage import files
 from ..storage.archives import read_npz
 from ..views.clinical import ClinicalChoice, SiteClinical, site_clinical
 from .allowed_code import allowed_code
-from .declarations import scaled_example
+from .federated import scaled_example
 from .handler import AGREEMENT
 from .holdings import Holdings
 from .site_folder import SiteFolder
@@ -65,7 +65,7 @@ def trained_site(site: SiteFolder, folder: Path, choice: ClinicalChoice | None =
     if agreement.hash != folder.name:
         raise StoreError(f"{folder / AGREEMENT}: has changed since it was agreed to")
     most = site.limits.message_mib * 2**20
-    made = experiment_of(agreement, allowed_code(site), secret=0, most_bytes=most)
+    made = experiment_of(agreement, allowed_code(site), secret=b"", most_bytes=most)
     config, model = made.config, made.problem.model
     scaled = scaled_example(agreement.schema, agreement.moments, config.data.scale)
     example = agreement.schema.example()
@@ -94,7 +94,7 @@ def _clinical(
     (answers,) = outcomes.clients()
     target, rows = made.agreement.schema.target, None
     if site.data.name is not None:
-        rows = Holdings(site.name, site.data.name, site.data.options).judged(made)
+        rows = Holdings(site, site.data.name, site.data.options).judged(made)
     if rows is None or rows.codes is None or len(rows.codes) != len(answers.targets):
         rows = JudgedRows(target.classes, target.name)
     return site_clinical(made.config.run.metric, answers, rows, choice)

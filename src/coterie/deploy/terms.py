@@ -1,15 +1,17 @@
-"""What the sites of a federation agree to before an experiment: one text, known by its sha256.
+"""What the sites of a federation are asked for, and what they agree to: texts known by a sha256.
 
-The coordinator writes an :class:`Agreement` and every site checks it: the config without anything
-that is a site's own or the coordinator's own, the clients with their counts, the common schema and
-the moments that inputs are standardised by. Both sides then make the same problem and the same
-method from it.
+A :class:`Request` says what the owner of a site is asked to approve: which methods, for how many
+rounds, with whom. Then the coordinator writes an :class:`Agreement` for each experiment and every
+site checks it: the config without anything that is a site's own or the coordinator's own, the
+clients with their counts, the common schema and the moments that inputs are standardised by. Both
+sides then make the same problem and the same method from it.
 """
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -26,12 +28,14 @@ from ..networks import registry
 from ..runs.assemble import factory_of
 from ..runs.config.loading import canonical, load
 from ..runs.config.schema import Config
+from ..runs.run import LOCAL
 from ..storage.files import STRICT, parsed
 
 MOST_SITES = 10_000
+NONCE = re.compile(r"[0-9a-f]{32}")
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
 SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric")
-SHARED_DATA = ("val", "test", "scale")  # fields of [data] that all sites have to share
+SHARED_DATA = ("scale",)  # fields of [data] that all sites have to share
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,57 @@ class SiteCounts:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """The terms of one experiment."""
+class Request:
+    """What a coordinator asks the owners of sites to approve: the experiments of one config."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
+    federation: str
+    clients: tuple[str, ...]
+    methods: tuple[str, ...]
+    rounds: int  # of one experiment
+    epochs: int  # of one round, by the method that trains most
+
+    def to_json(self) -> str:
+        """The request as JSON: the same text for the same request."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Request":
+        """Read a request that another machine sent; refuses whatever is none."""
+        found = parsed(text, cls, "request")
+        if not 1 <= len(found.clients) <= MOST_SITES or not 1 <= len(found.methods) <= MOST_SITES:
+            raise EngineError("request: found no or too many clients or methods")
+        return found
+
+    @property
+    def id(self) -> str:
+        """The sha256 of the request, by which its owner approves it."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+
+def request_of(config: Config, federation: str, clients: tuple[str, ...]) -> Request:
+    """The request for all runs of a config."""
+    methods = config.methods() if config.run.methods else ()
+    named = {method.name: method for method in (config.method(), *methods)}
+    trained = [config.single(method, config.run.seed).train for method in named.values()]
+    return Request(
+        federation,
+        clients,
+        tuple(sorted({*named} | {LOCAL})),
+        config.run.rounds,
+        max(train.epochs for train in trained),
+    )
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The terms of one experiment. No two experiments have the same ``nonce``."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    request: str  # the id of the request that it is a part of
+    nonce: str
     config: str  # the tables of one run, as JSON
     clients: tuple[str, ...]
     counts: tuple[SiteCounts, ...]  # one entry per client
@@ -74,6 +124,8 @@ class Agreement:
             )
         if len({*found.clients}) < len(found.clients) or not 2 <= found.kept <= 10_000:
             raise EngineError("agreement: found a name twice, or a number of states below 2")
+        if not NONCE.fullmatch(found.nonce):
+            raise EngineError("agreement.nonce: found no 32 hexadecimal digits")
         if any(min(asdict(one).values()) < 0 for one in found.counts):
             raise EngineError("agreement.counts: found a number below 0")
         if found.moments is not None:
@@ -82,8 +134,11 @@ class Agreement:
 
     @property
     def hash(self) -> str:
-        """The sha256 of the agreement, which every message of the experiment carries."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        """The sha256 of the terms, which every message of the experiment carries.
+
+        The request is none of them: another approved one may go on with the experiment.
+        """
+        return hashlib.sha256(replace(self, request="").to_json().encode()).hexdigest()
 
 
 def shared_config(config: Config) -> str:
@@ -111,7 +166,7 @@ def experiment_of(
     agreement: Agreement,
     code: Code,
     *,
-    secret: int,
+    secret: bytes,
     most_bytes: int,
     pool: SharedPool | None = None,
 ) -> Experiment:
@@ -145,7 +200,7 @@ def problem_of(
     declared: Declared,
     factory: Callable[[], nn.Module],
     *,
-    secret: int | None = None,
+    secret: bytes | None = None,
     pool: SharedPool | None = None,
 ) -> Problem:
     """The problem of one run, as a server and its sites know it."""

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 from ..engines.remote import Transport
 from ..errors import ConfigError
 from ..runs.config.schema import Config
-from .federated import Federated
+from .federated import Federated, federated
 from .folders import FederationFolder
-from .joining import federated
+from .protocol import Signed
 
 
 class TransportEntry(NamedTuple):
@@ -56,7 +56,8 @@ def federation_of(config: Config) -> Federated:
     folder = FederationFolder.open(Path(str(config.run.federation)))
     transport: Transport = end_of(folder.transport, "connect")(folder)
     try:
-        return federated(config, transport, folder.transport)
+        signed = Signed(transport, folder.operator_key(), folder.name)
+        return federated(config, signed, folder.transport, folder.name)
     except BaseException:
         transport.close()
         raise

@@ -1,8 +1,8 @@
 """Encodes messages and states as bytes: a JSON header with the tree's structure, then safetensors.
 
 Decoding runs no code: a named tuple is built only if it is one of the method's own types
-(:func:`vocabulary`), with as many fields as that type has. Of a Bank only the filled slots are
-sent.
+(:func:`vocabulary`), with as many fields as that type has. Whatever is wrong with the bytes is one
+EngineError. Of a Bank only the filled slots are sent.
 """
 
 import hashlib
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -28,6 +27,7 @@ LENGTH = 8  # bytes that store the header's length
 MOST_HEADER = 1 << 20
 PLAIN = "()"
 DEEPEST = 20
+MOST_SAID = 300  # characters of the reason why a message cannot be read
 
 
 class Message(NamedTuple):
@@ -69,31 +69,37 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes, types: Types) -> Message:
     """Decode a message from bytes; refuse one that contains other types than these."""
     try:
-        end = LENGTH + int.from_bytes(data[:LENGTH], "little")
-        if end > min(len(data), LENGTH + MOST_HEADER):
-            raise ValueError("its header is longer than the message or than a mebibyte")
-        head = json.loads(data[LENGTH:end])
+        head, end = _header(data)
         named = load(data[end:])
         leaves = iter([named[str(i)] for i in range(len(named))])
         body = _rebuilt(head["body"], leaves, types, DEEPEST)
         if next(leaves, None) is not None or not isinstance(head["head"], dict):
             raise ValueError("it holds more arrays than its structure names")
-    except (ValueError, KeyError, TypeError, StopIteration, SafetensorError) as error:
+    except Exception as error:  # whatever a stranger's bytes bring about
         raise EngineError(
-            f"a message cannot be read ({type(error).__name__}: {error}); expected one made of "
-            f"the method's own types: {', '.join(sorted(types))}"
+            f"a message cannot be read ({type(error).__name__}: {str(error)[:MOST_SAID]}); "
+            f"expected one made of the method's own types: {', '.join(sorted(types))}"
         ) from error
     return Message(head["head"], body)
+
+
+def _header(data: bytes) -> tuple[Any, int]:
+    """The JSON header of a message, and where it ends."""
+    end = LENGTH + int.from_bytes(data[:LENGTH], "little")
+    if end > min(len(data), LENGTH + MOST_HEADER):
+        raise ValueError("its header is longer than the message or than a mebibyte")
+    return json.loads(data[LENGTH:end], parse_constant=_no_number), end
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"its header holds {name}, which is no number")
 
 
 def read_head(data: bytes) -> Mapping[str, Any]:
     """The head of a message, without building its body; {} if the bytes are no message."""
     try:
-        end = LENGTH + int.from_bytes(data[:LENGTH], "little")
-        if end > min(len(data), LENGTH + MOST_HEADER):
-            return {}
-        found = json.loads(data[LENGTH:end])["head"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        found = _header(data)[0]["head"]
+    except Exception:  # whatever a stranger's bytes bring about
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -139,5 +145,7 @@ def _rebuilt(shape: Any, leaves: Iterator[Tensor], types: Types, depth: int) -> 
 def _bank(models: Tensor, slot: Tensor, owner: Tensor) -> Bank:
     """A Bank with renumbered slots, because only the models of filled slots were sent."""
     filled = slot >= 0
+    if int(filled.sum()) != len(models):
+        raise ValueError("a bank has other models than its slots name")
     models = models if len(models) else models.new_zeros(1, models.shape[1])
     return Bank(models, torch.where(filled, filled.cumsum(-1) - 1, -1), owner)

@@ -5,106 +5,38 @@ state by its sha256 alone: states, data, private parts of models and answers on 
 the sites (see :mod:`coterie.engines.site`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Round
 from ..core.calls import Form
-from ..core.messages import REASONS, Rejection, Reply, layout
+from ..core.messages import Rejection, Reply, layout
+from ..core.metrics import metric_named
 from ..core.problem import Problem
 from ..core.tree import Tree
 from ..errors import EngineError
 from .base import Enrolment, Evaluation, Predicted, Replies
-from .codec import Message, Types, decode, encode, vocabulary
+from .codec import Message, Types, encode, vocabulary
 from .loop import together
-
-# ---- reads the answers of sites: nothing in them is trusted -------------------------------------
-
-
-def read_answer(client: int, data: bytes | str, types: Types) -> Message | Rejection:
-    """The answer of a site; a rejection if it refused, did not answer, or cannot be read."""
-    if isinstance(data, str):
-        return Rejection(client, data if data in REASONS else "lost")
-    try:
-        answer = decode(data, types)
-    except EngineError:
-        return Rejection(client, "unreadable")
-    if "refused" in answer.head:
-        reason = str(answer.head["refused"])
-        return Rejection(client, reason if reason in REASONS else "refused")
-    return answer
-
-
-class JudgedAnswer(NamedTuple):
-    """One client's answer to an evaluation."""
-
-    scores: list[float]
-    predictor: Mixture
-    digest: str
-
-
-def judged_answer(answer: Message, scored: int) -> JudgedAnswer | None:
-    """One client's scores and predictor; None if the answer has another form.
-
-    ``scored`` is the number of scores that were asked for.
-    """
-    try:
-        scores, predictor = answer.body
-        whole = isinstance(predictor, Mixture) and scores.shape == (scored,)
-        if not whole or predictor.weights.dim() != 1 or predictor.models.dim() != 2:
-            return None
-        return JudgedAnswer(scores.double().tolist(), predictor, str(answer.head.get("digest", "")))
-    except (TypeError, ValueError, AttributeError):
-        return None
-
-
-def gathered_predictions(
-    clients: Sequence[int],
-    found: Mapping[int, JudgedAnswer],
-    lost: tuple[Rejection, ...],
-    scored: int,
-    *,
-    keep: bool,
-) -> Predicted:
-    """The scores of all clients; NaN and no predictor for a client that did not answer."""
-    table = np.full((len(clients), scored), np.nan)
-    predictors: list[Mixture | None] = []
-    for at, client in enumerate(clients):
-        one = found.get(client)
-        predictors.append(None if one is None else one.predictor)
-        if one is not None and bool((one.predictor.weights != 0).any()):
-            table[at] = one.scores
-    digests = tuple(found[c].digest if c in found else "" for c in clients)
-    mixture = _padded(predictors)
-    scores = Evaluation(*table.T[: len(Evaluation._fields)])
-    loss = table[:, -1] if scored > len(scores) else None
-    return Predicted(scores, mixture, None, digests if keep else None, lost, loss)
-
-
-def _padded(predictors: Sequence[Mixture | None]) -> Mixture:
-    """Predictors of different widths in one mixture; models only if every client sent its own."""
-    known = [one for one in predictors if one is not None]
-    width = max((len(one.weights) for one in known), default=1)
-    sizes = {one.models.shape[1] for one in known}
-    size = sizes.pop() if len(sizes) == 1 and len(known) == len(predictors) else 0
-    first = known[0] if known else Mixture(torch.zeros(1), torch.zeros(1, 0))
-    weights = first.weights.new_zeros(len(predictors), width)
-    models = first.models.new_zeros(len(predictors), width, size)
-    for at, one in enumerate(predictors):
-        if one is not None:
-            weights[at, : len(one.weights)] = one.weights
-            models[at, : len(one.models)] = one.models[:, :size]
-    return Mixture(weights, models)
-
+from .site_answers import (
+    Assessment,
+    JudgedAnswer,
+    Read,
+    TrainedAnswer,
+    gathered_predictions,
+    judged_answer,
+    read_answer,
+    trained_answer,
+)
 
 SETUP = -1  # the number of a round for messages outside of rounds
 TRIES = 2  # an evaluation that is lost is asked for again: it changes nothing at the site
-BYTES = 32  # of a sha256
+PASSING = ("lost", "unreadable")  # reasons that may be others in the next round
 
 
 class SiteState(NamedTuple):
@@ -175,6 +107,9 @@ class RemoteEngine:
         self._held: list[str] = []  # the sha256 of every client's state
         self._shown: list[Tree] = []
         self._offered: dict[int, tuple[str, Tree]] = {}  # new state's sha256 and shown, by client
+        self._rejected: dict[int, str] = {}  # why a client's last answer was none, by client
+        self._accepted: int | None = None  # answers that were aggregated; None before any round
+        self._width = 0  # numbers of a model
 
     @property
     def choice(self) -> dict[str, Any]:
@@ -196,10 +131,12 @@ class RemoteEngine:
     ) -> Enrolment:
         """Start with the sites' first states, or continue with the states of a snapshot."""
         self._clients, self._types = problem.clients, vocabulary(algorithm)
-        self._losses = problem.training_loss
+        self._losses, self._width = problem.training_loss, problem.model.whole
         if not isinstance(states, HeldStates):
             first = algorithm.init(problem)[1] if states is None else states
             states = held_states(self._starts, first_states(algorithm, first, problem))
+        if not states.hashes.any():  # resumed before its first checkpoint
+            states = held_states(self._starts, states.shown)
         self.restore(states)
         return Enrolment(problem.clients, problem.counts)
 
@@ -207,31 +144,36 @@ class RemoteEngine:
         """Send each client of the round its row; a client without an answer misses the round."""
         self._offered = {}
         replies, lost = [], []
-        for client, answer in self._ask("local", received, round).items():
-            found = answer if isinstance(answer, Rejection) else self._reply(client, answer)
+
+        def read(client: int, answer: Message) -> TrainedAnswer:
+            return trained_answer(answer, client, layout(self._shown[client]))
+
+        for client, found in self._ask("local", received, round, read).items():
             if isinstance(found, Rejection):
                 lost.append(found)
-            else:
-                replies.append(found)
+                self._rejected[client] = found.reason
+                continue
+            self._rejected.pop(client, None)
+            replies.append(found.reply)
+            shown = self._shown[client] if found.shown is None else found.shown
+            self._offered[client] = found.state, shown
+        self._refuse_refused(round)
         made = together(replies, round, _stacked)
         return Replies(made.uploads, made.clients, (*lost, *made.rejected))
 
-    def _reply(self, client: int, answer: Message) -> Reply | Rejection:
-        """A client's reply; what it shows must be as its state was at the start, or nothing."""
-        try:
-            upload, shown = answer.body
-            state, round = str(answer.head["state"]), int(answer.head["round"])
-            if len(bytes.fromhex(state)) != BYTES:
-                raise ValueError("its state has no sha256")
-        except (KeyError, TypeError, ValueError):
-            return Rejection(client, "fields")
-        before = self._shown[client]
-        alike = layout(shown) == layout(before)
-        self._offered[client] = state, shown if alike else before
-        return Reply(client, round, upload)
+    def _refuse_refused(self, round: Round) -> None:
+        """End a run that no site of the federation goes on with: waiting would change nothing."""
+        reasons = {*self._rejected.values()}
+        if len(self._rejected) == len(self._clients) and not reasons & {*PASSING}:
+            raise EngineError(
+                f"round {round.index}: every site refuses ({', '.join(sorted(reasons))}), so the "
+                "run has no result; expected at least one that takes part; look at the sites' "
+                "logs, then resume the run or start a new one"
+            )
 
     def commit(self, accepted: Tensor) -> None:
         """Continue with the new states of the accepted clients; the sites need no message."""
+        self._accepted = (self._accepted or 0) + len(accepted)
         for client in accepted.tolist():
             self._held[client], self._shown[client] = self._offered[client]
         self._offered = {}
@@ -251,17 +193,25 @@ class RemoteEngine:
     ) -> Predicted:
         """Ask every client of the round to evaluate its predictor; NaN for those that are lost."""
         head = {"metric": metric, "last": keep, "collect": self._collect}
-        asked = len(Evaluation._fields) + self._losses
-        answers = self._ask("predict", served, round, head)
+        columns = len(Evaluation._fields) + self._losses
+        asked = Assessment(round.index, metric_named(metric), columns, self._width)
+
+        def read(client: int, answer: Message) -> JudgedAnswer:
+            return judged_answer(answer, client, asked)
+
+        answers = self._ask("predict", served, round, read, head)
         for _ in range(TRIES - 1):
             again = [c for c, answer in answers.items() if isinstance(answer, Rejection)]
-            answers |= self._ask("predict", served, round, head, again) if again else {}
-        found = {c: judged_answer(a, asked) for c, a in answers.items() if isinstance(a, Message)}
+            answers |= self._ask("predict", served, round, read, head, again) if again else {}
         lost = tuple(a for a in answers.values() if isinstance(a, Rejection))
-        unread = tuple(Rejection(c, "fields") for c, one in found.items() if one is None)
-        good = {client: one for client, one in found.items() if one is not None}
-        lost = (*lost, *unread)
-        return gathered_predictions(round.clients.tolist(), good, lost, asked, keep=keep)
+        good = {c: a for c, a in answers.items() if not isinstance(a, Rejection)}
+        if keep and self._experiment and (not good or self._accepted == 0):
+            reasons = {one.reason for one in lost} | {*self._rejected.values()}
+            raise EngineError(
+                f"no site took part until the end ({', '.join(sorted(reasons))}), so the run has "
+                "no result; look at the sites' logs, then resume the run"
+            )
+        return gathered_predictions(round.clients.tolist(), good, lost, columns, keep=keep)
 
     def snapshot(self) -> Tree:
         """The hashes of the clients' states, and what these show."""
@@ -280,9 +230,10 @@ class RemoteEngine:
         kind: str,
         rows: Tree,
         round: Round,
+        read: Callable[[int, Message], Read],
         head: Mapping[str, Any] = {},  # never changed
         only: Sequence[int] | None = None,
-    ) -> dict[int, Message | Rejection]:
+    ) -> dict[int, Read | Rejection]:
         """Send each client of the round a message; its answer, or a rejection with the reason."""
         common = {
             **{"kind": kind, "experiment": self._experiment},
@@ -300,7 +251,8 @@ class RemoteEngine:
         }
         answers = self._transport.ask(requests, round.index)
         return {
-            c: read_answer(c, answers.get(self._clients[c], "lost"), self._types) for c in places
+            c: read_answer(c, answers.get(self._clients[c], "lost"), self._types, partial(read, c))
+            for c in places
         }
 
 

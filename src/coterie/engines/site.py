@@ -69,12 +69,15 @@ class StateFiles:
                 temporary.write_bytes(data)
         else:
             path.write_bytes(data)
-        self._prune({sha, base})
+        if base is not None:
+            self._prune(round, {sha, base})
         return sha
 
-    def _prune(self, wanted: set[str | None]) -> None:
+    def _prune(self, round: int, wanted: set[str | None]) -> None:
+        """Remove old states, and those of later rounds: the server has gone back to this one."""
         stored = sorted(self._folder.glob("*-*.bin"))
-        for path in stored[1 : -self._kept]:  # the first one is the state before round 0
+        now = [path for path in stored if int(path.stem.partition("-")[0]) <= round]
+        for path in {*stored} - {*now} | {*now[1 : -self._kept]}:  # the first: before round 0
             if path.stem.partition("-")[2] not in wanted:
                 path.unlink(missing_ok=True)
 

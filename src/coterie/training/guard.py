@@ -95,15 +95,24 @@ def aggregate(
 ) -> tuple[Tree, Tensor, tuple[Rejection, ...]]:
     """The server after the round, the positions of the aggregated uploads, and the rejections.
 
-    If the new server is not finite, the longest uploads are rejected until it is, as if those
-    clients had not answered. If no upload is left, the server is unchanged.
+    An upload that the method cannot aggregate is rejected. If the new server is not finite, the
+    longest uploads are rejected until it is, as if those clients had not answered. If no upload is
+    left, the server is unchanged.
     """
     rejected: list[Rejection] = []
     kept = torch.arange(len(round.clients), device=round.clients.device)
     while len(kept):
         part = round._replace(clients=round.clients[kept])
         whole = len(kept) == len(round.clients)
-        new = algorithm.aggregate(server, uploads if whole else tree.take(uploads, kept), part)
+        try:
+            new = algorithm.aggregate(server, uploads if whole else tree.take(uploads, kept), part)
+        except Exception:
+            out = _unfit(algorithm, server, uploads, round, kept)
+            if bool(out.all()) or not guard.on:
+                raise  # an error of the method, not of one client
+            rejected += _rejections(part, out, "values")
+            kept = kept[~out]
+            continue
         if not guard.on or not spoiled(server, new):
             return new, kept, tuple(rejected)
         size = _longest(uploads, round.clients)[kept]
@@ -111,6 +120,22 @@ def aggregate(
         rejected += _rejections(part, out, "overflow")
         kept = kept[~out]
     return server, kept, tuple(rejected)
+
+
+def _unfit(
+    algorithm: AnyAlgorithm, server: Tree, uploads: Tree, round: Round, kept: Tensor
+) -> Tensor:
+    """Which uploads the method cannot aggregate even alone, such as a choice of no cluster."""
+    found = []
+    for at in kept:
+        alone = round._replace(clients=round.clients[at[None]])
+        try:
+            algorithm.aggregate(server, tree.take(uploads, at[None]), alone)
+            found.append(False)
+        except Exception:
+            found.append(True)
+    out = torch.tensor(found, device=kept.device)
+    return out if bool(out.any()) else torch.ones_like(out)
 
 
 def spoiled(before: Tree, after: Tree) -> bool:

@@ -1,9 +1,9 @@
 """A site that runs decentralised FedeRiCo with its peers, without a server.
 
-In a round (:mod:`coterie.deploy.meeting`) the site fetches the models that it chose, weighs and
-trains them, sends each owner its weighted change, and adds what others send for its own model, in
-the order of client numbers. It stores the result and reports that it is done; the result takes
-effect when the convener closes the round (:mod:`coterie.deploy.roll_call`). After the last round
+In a round (:mod:`coterie.deploy.peers.meeting`) the site fetches the models that it chose, weighs
+and trains them, sends each owner its weighted change, and adds what others send for its own model,
+in the order of client numbers. It stores the result and reports that it is done; the result takes
+effect when the convener closes the round (:mod:`coterie.deploy.peers.talk`). After the last round
 the sites fetch the models that they predict with in the same way.
 
 A site that is killed continues in the round it was in; what it computes again is the same.
@@ -18,19 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.algorithm import Mixture, round_of
-from ..core.messages import REASONS, Rejection
-from ..core.tree import Tree
-from ..errors import ConfigError, EngineError, StoreError
-from ..training.rounds import participants
+from ...core.algorithm import Mixture, round_of
+from ...core.messages import REASONS, Rejection
+from ...core.tree import Tree
+from ...errors import ConfigError, EngineError, StoreError
+from ...training.rounds import participants
 from .meeting import Meeting, SupersededError
-from .peer_folder import PeerFolder
-from .peer_keys import PeerIdentity
-from .peer_link import Link
-from .peer_pieces import Change, change_of, checked_change, checked_model
-from .peer_talk import Correspondence, Letter
-from .peer_work import Mine, OwnPart
-from .roll_call import Decision, RollCall
+from .sealing import PeerIdentity
+from .talk import Correspondence, Decision, Letter, Link, PeerFolder, RollCall
+from .work import Change, Mine, OwnPart, change_of, checked_change, checked_model
 
 Note = Callable[[str], None]
 

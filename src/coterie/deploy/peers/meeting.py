@@ -18,10 +18,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.tree import Tree
-from ..errors import EngineError
-from .peer_talk import Correspondence, Letter
-from .roll_call import STAGES, Decision, RollCall, Stage
+from ...core.tree import Tree
+from ...errors import EngineError
+from .talk import STAGES, Correspondence, Decision, Letter, RollCall, Stage
 
 PIECES = ("want", "model", "change")  # what sites of a round exchange
 

@@ -1,0 +1,275 @@
+"""A site's own division of its rows into train, validation and test, and which sums have left it.
+
+The site divides its rows once, by random bytes of its own, and keeps the division for every
+experiment: nobody can choose another or ask for a second one, and a test row never trains
+anywhere. Rows are known by a keyed hash of their cells, so that files of the division hold no data.
+A row that comes later is divided among the new ones; a row that returns has its old part.
+
+A sum over training rows leaves only if it is of enough rows, and if it is of the same rows as any
+sum that left before, or of rows of which enough came or went.
+"""
+
+import hashlib
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..data.arrays import TEST, TRAIN, VALIDATION
+from ..data.federation import Dataset
+from ..data.partition import three_ways
+from ..data.site_data import SiteSource
+from ..errors import DataError
+from ..storage import files
+from ..storage.archives import read_npz
+
+FOLDER, PARTS, MASKED = "division", "parts.npz", "masked.json"
+KEY = 16  # bytes of a row's hash
+Bools = npt.NDArray[np.bool_]
+
+
+class ChangedError(DataError):
+    """Rows came or went since the site was divided, or since sums left it.
+
+    The sentence is for the site's owner alone: it says how many.
+    """
+
+
+def row_keys(source: SiteSource, secret: bytes) -> list[bytes]:
+    """The keyed hash of every row, as it is in the site's own file; equal rows are numbered."""
+    seen: Counter[bytes] = Counter()
+    keys = []
+    for row in _rows(source):
+        plain = hashlib.blake2b(row, key=secret, digest_size=KEY).digest()
+        seen[plain] += 1
+        numbered = plain + seen[plain].to_bytes(4, "little")
+        keys.append(hashlib.blake2b(numbered, key=secret, digest_size=KEY).digest())
+    return keys
+
+
+def _rows(source: SiteSource) -> Iterator[bytes]:
+    if source.original is not None:
+        columns = [column.to_pylist() for column in source.original.table.columns]
+        yield from (repr(row).encode() for row in zip(*columns, strict=True))
+        return
+    assert source.samples is not None
+    x, y, units = source.samples.x, source.samples.y, source.samples.units
+    for at in range(len(y)):
+        unit = b"" if units is None else units[at].numpy().tobytes()
+        yield x[at].numpy().tobytes() + y[at].numpy().tobytes() + unit
+
+
+class SiteDivision:
+    """The division of one site, in its folder."""
+
+    def __init__(self, home: Path, name: str, shares: tuple[float, float]) -> None:
+        self._path, self._name, self._shares = home / FOLDER, name, shares
+
+    def parts(self, dataset: Dataset, keys: list[bytes]) -> Tensor:
+        """The part of every row; rows that the file itself divides keep the file's parts."""
+        salt, known = self._stored()
+        if known and not known.keys() & {*keys}:
+            raise ChangedError(
+                f"{self._path}: none of this site's rows is as it was when they were divided; "
+                "expected the same file with the same [data] options, or some rows more or less; "
+                "if all of them are meant to be new: coterie site renew-division"
+            )
+        if dataset.fixed is not None:
+            found = _given(dataset.fixed, keys, known)
+        else:
+            found = self._divided(dataset, keys, known, salt)
+        told = dict(zip(keys, found.tolist(), strict=True))
+        if known | told != known:
+            self._write(salt, known | told)
+        return found
+
+    def _divided(
+        self, dataset: Dataset, keys: list[bytes], known: dict[bytes, int], salt: bytes
+    ) -> Tensor:
+        """The parts that are known, and new ones for new rows; a unit stays in one part."""
+        parts = torch.tensor([known.get(key, -1) for key in keys])
+        if dataset.units is not None:
+            of_unit = dict(zip(dataset.units.tolist(), parts.tolist(), strict=True))
+            of_unit |= {
+                unit: part
+                for unit, part in zip(dataset.units.tolist(), parts.tolist(), strict=True)
+                if part >= 0
+            }
+            parts = torch.tensor([of_unit[unit] for unit in dataset.units.tolist()])
+        new = (parts < 0).nonzero().flatten()
+        seed = int.from_bytes(hashlib.sha256(salt + len(known).to_bytes(8, "big")).digest()[:7])
+        train, val, test = three_ways(
+            replace(dataset, fixed=None), self._name, new, None, self._shares, seed, given=False
+        )
+        for part, rows in ((TRAIN, train), (VALIDATION, val), (TEST, test)):
+            parts[rows] = part
+        return parts.to(torch.int64)
+
+    def renew(self) -> None:
+        """Forget the division, so that the rows are divided anew. What left is not forgotten."""
+        (self._path / PARTS).unlink(missing_ok=True)
+
+    def _stored(self) -> tuple[bytes, dict[bytes, int]]:
+        path = self._path / PARTS
+        if not path.exists():
+            return secrets.token_bytes(32), {}
+        found = read_npz(path)
+        keys = [row.tobytes() for row in found["keys"]]
+        return found["salt"].tobytes(), dict(zip(keys, found["parts"].tolist(), strict=True))
+
+    def _write(self, salt: bytes, parts: dict[bytes, int]) -> None:
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        values = np.array([*parts.values()], np.uint8)
+        arrays = {"salt": np.frombuffer(salt, np.uint8), "keys": _table(parts), "parts": values}
+        _save(self._path / PARTS, arrays)
+
+    # ---- what has left -----------------------------------------------------------------------
+
+    def release(self, columns: "Columns", rows: int) -> "Release":
+        """Which columns' sums may leave, of this or an earlier release; ChangedError if none may.
+
+        ``rows`` is the smallest number of rows that a sum is of, and of which must come or go
+        between two sums.
+        """
+        before = [_Released.read(path) for path in sorted(self._path.glob("release-*.npz"))]
+        mine = columns.of_all()
+        for one in before:
+            if one.keys == mine and one.ranges == columns.ranges:
+                return Release(one.number, np.isin(columns.names, one.allowed))
+        for one in before:
+            came, went = len(mine - one.keys), len(one.keys - mine)
+            if came + went and max(came, went) < rows:
+                raise ChangedError(
+                    f"{came} training rows came and {went} went since sums of them left; expected "
+                    f"none, or at least {rows}, so that no difference of two sums is about a few "
+                    "patients; undo the change, or wait for more rows"
+                )
+        allowed = [
+            name
+            for at, name in enumerate(columns.names)
+            if len(held := columns.of(at)) >= rows
+            and all(one.may_differ(name, held, columns.ranges[name], rows) for one in before)
+        ]
+        made = _Released(len(before), mine, columns.ranges, allowed, columns.kept())
+        self._path.mkdir(mode=0o700, exist_ok=True)
+        made.write(self._path / f"release-{made.number:04d}.npz")
+        return Release(made.number, np.isin(columns.names, allowed))
+
+    def mask(self, context: str, clients: Iterable[str], release: int, *, by_hand: bool) -> None:
+        """Note that masked sums leave for a set of sites; ChangedError if they would show one's.
+
+        The totals of two sets that differ by one site show that site's sums, unless its owner
+        approved the second set by hand: another site left before it had answered.
+        """
+        path, now = self._path / MASKED, sorted(clients)
+        stored = files.read_json(path) if path.exists() else {}
+        if stored.get(context, {}).get("release", release) != release:
+            raise ChangedError(
+                "this site's rows have changed since its masked sums left; expected the same rows, "
+                "or a new request, which has new masks"
+            )
+        for before in (one["clients"] for one in stored.values()):
+            alone = {*before} ^ {*now}
+            if len(alone) == 1 and not by_hand:
+                raise ChangedError(
+                    f"masked sums left for {', '.join(before)}; with this set the coordinator may "
+                    f"see those of '{alone.pop()}' alone; expected the same set, one that differs "
+                    "by two sites, or an approval by hand"
+                )
+        files.write_json(path, stored | {context: {"clients": now, "release": release}})
+
+
+class Release(NamedTuple):
+    """The sums of one set of training rows."""
+
+    number: int
+    allowed: Bools  # the columns whose sums may leave
+
+
+class Columns(NamedTuple):
+    """The training rows of a site, and in which of them each numeric column has a value."""
+
+    names: list[str]
+    keys: list[bytes]
+    known: Bools  # [n, D]
+    ranges: dict[str, list[float]]  # by column; empty where none is declared
+
+    def of_all(self) -> set[bytes]:
+        """The training rows."""
+        return {*self.keys}
+
+    def of(self, column: int) -> set[bytes]:
+        """The rows in which a column has a value."""
+        return {key for key, known in zip(self.keys, self.known[:, column], strict=True) if known}
+
+    def kept(self) -> dict[str, set[bytes]]:
+        """The rows with a value, by column."""
+        return {name: self.of(at) for at, name in enumerate(self.names)}
+
+
+class _Released(NamedTuple):
+    number: int
+    keys: set[bytes]
+    ranges: dict[str, list[float]]
+    allowed: list[str]
+    rows: dict[str, set[bytes]]  # with a value, by column
+
+    def may_differ(self, name: str, held: set[bytes], bounds: list[float], rows: int) -> bool:
+        """Whether a sum of these rows beside the one that left says nothing about a few rows."""
+        if name not in self.allowed:
+            return True
+        came, went = len(held - self.rows[name]), len(self.rows[name] - held)
+        if came + went == 0:
+            return self.ranges[name] == bounds  # other bounds would show who is outside of them
+        return max(came, went) >= rows
+
+    def write(self, path: Path) -> None:
+        order = sorted(self.keys)
+        names = [*self.rows]
+        known = np.array([[key in self.rows[name] for name in names] for key in order])
+        told = {"ranges": self.ranges, "allowed": self.allowed, "names": names}
+        text = np.frombuffer(json.dumps(told).encode(), np.uint8)
+        _save(path, {"keys": _table(order), "known": np.packbits(known, axis=0), "told": text})
+
+    @classmethod
+    def read(cls, path: Path) -> "_Released":
+        found = read_npz(path)
+        told = json.loads(found["told"].tobytes())
+        keys = [row.tobytes() for row in found["keys"]]
+        known = np.unpackbits(found["known"], axis=0)[: len(keys)].astype(bool)
+        rows = {
+            name: {key for key, has in zip(keys, known[:, at], strict=True) if has}
+            for at, name in enumerate(told["names"])
+        }
+        number = int(path.stem.partition("-")[2])
+        return cls(number, {*keys}, told["ranges"], told["allowed"], rows)
+
+
+def _given(fixed: Tensor, keys: list[bytes], known: dict[bytes, int]) -> Tensor:
+    """The parts that the file itself names."""
+    if len(fixed) != len(keys):
+        raise DataError("data.part: a site of a federation uses all rows of its file; leave it out")
+    for key, part in zip(keys, fixed.tolist(), strict=True):
+        if known.get(key, part) != TRAIN and part == TRAIN:
+            raise ChangedError(
+                "a row that was a test or validation row is marked as train now; expected that it "
+                "never trains; undo the change, or: coterie site renew-division"
+            )
+    return fixed
+
+
+def _table(keys: Iterable[bytes]) -> npt.NDArray[np.uint8]:
+    return np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY)
+
+
+def _save(path: Path, arrays: dict[str, npt.NDArray[np.uint8]]) -> None:
+    with files.whole(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -1,0 +1,139 @@
+"""An admitted site may answer anything: the others' result is as if it had been silent."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.core import tree
+from coterie.core.algorithm import Mixture
+from coterie.engines.codec import LENGTH, Message, decode, encode, vocabulary
+from coterie.errors import EngineError
+from coterie.runs.config.loading import merge
+from fuzz.answers import mutated
+from sites import FAST, InProcess, executed, handler_of, setting_of, site_folders, write_tables
+from support import METHODS
+
+METHOD = "ditto"
+ASKED = merge(FAST, {"algorithm.name": METHOD, "run.rounds": 2})
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    home = tmp_path_factory.mktemp("hostile")
+    return site_folders(home / "fed", write_tables(home / "data"))
+
+
+def run_with(folders, spoil, asked=ASKED):
+    """A run in which ``spoil`` changes every answer of 'ash' in rounds."""
+
+    def spoiled(name, round, answer):
+        return spoil(answer) if name == "ash" and round >= 0 else answer
+
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    return executed(setting_of(asked, InProcess(handlers, spoiled)))
+
+
+@pytest.fixture(scope="module")
+def silent(folders):
+    return run_with(folders, lambda answer: "lost").summary["digest"]
+
+
+def with_header(answer, header):
+    end = LENGTH + int.from_bytes(answer[:LENGTH], "little")
+    text = header(answer[LENGTH:end])
+    return len(text).to_bytes(LENGTH, "little") + text + answer[end:]
+
+
+def changed(answer, **values):
+    message = decode(answer, vocabulary(METHODS[METHOD]()))
+    return encode(Message({**message.head, **values}, message.body))
+
+
+def rebuilt(answer, change):
+    """An evaluation's answer with other scores and another predictor; others as they are."""
+    message = decode(answer, vocabulary(METHODS[METHOD]()))
+    if "state" in message.head:
+        return answer
+    return encode(Message(message.head, change(*message.body)))
+
+
+ATTACKS = {
+    "nested": lambda a: with_header(a, lambda h: b'{"head":' + b"[" * 400_000 + b"]" * 400_000),
+    "text body": lambda a: with_header(
+        a, lambda h: json.dumps({**json.loads(h), "body": "x"}).encode()
+    ),
+    "huge round": lambda a: with_header(
+        a, lambda h: h.replace(b'"round": ', b'"round": 1e999, "r": ')
+    ),
+    "round as text": lambda a: changed(a, round="0"),
+    "no state": lambda a: changed(a, state="zz") if b'"state"' in a[:200] else b"",
+    "refused by a list": lambda a: changed(a, refused=[[["x"]]]),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
+def test_an_answer_that_cannot_be_read_is_as_silence(folders, silent, attack):
+    assert run_with(folders, attack).summary["digest"] == silent
+
+
+SCORES = {
+    "one weight, two models": lambda s, p: (s, Mixture(p.weights, p.models.expand(2, -1))),
+    "many weights": lambda s, p: (s, Mixture(torch.ones(10**5), torch.zeros(10**5, 0))),
+    "infinite": lambda s, p: (s.fill_(np.inf), p),
+    "huge": lambda s, p: (s.fill_(1e300), p),
+    "above 100 %": lambda s, p: (s + 200, p),
+    "negative losses": lambda s, p: (torch.cat([s[:2], s[2:] - 1e3]), p),
+    "integers": lambda s, p: (s.long(), p),
+    "no predictor": lambda s, p: (s, ()),
+}
+
+
+@pytest.mark.parametrize("attack", SCORES.values(), ids=SCORES)
+def test_scores_that_cannot_be_are_no_scores(folders, attack):
+    found = run_with(folders, lambda answer: rebuilt(answer, attack))
+    assert np.isnan(found.last[0])
+    assert np.isfinite(found.last[1:]).all()
+    assert np.isfinite(found.summary["accuracy_last"])
+
+
+def test_a_run_that_every_site_refuses_is_an_error(folders):
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    from coterie.deploy.protocol import refusal
+
+    for answer, said in ((refusal("stale_state"), "every site refuses"), ("lost", "no site took")):
+        spoil = lambda name, round, own, answer=answer: answer if round >= 0 else own  # noqa: E731
+        with pytest.raises(EngineError, match=said):
+            executed(setting_of(ASKED, InProcess(handlers, spoil)))
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_mutated_answers_are_as_silence(folders, silent, seed):
+    draws = random.Random(seed)
+    found = run_with(folders, lambda answer: mutated(answer, draws))
+    assert found.summary["digest"] == silent
+
+
+def test_a_choice_that_does_not_exist_is_rejected(folders):
+    """A site answers IFCA by a cluster that there is none of."""
+    types = vocabulary(METHODS["ifca"]())
+
+    def spoil(answer):
+        message = decode(answer, types)
+        if "state" not in message.head:
+            return answer
+        body = tree.map_leaves(
+            lambda leaf: leaf if leaf.is_floating_point() else leaf * 0 + 10**6, message.body
+        )
+        return encode(Message(message.head, body))
+
+    asked = merge(ASKED, {"algorithm.name": "ifca"})
+    found = run_with(folders, spoil, asked)
+    reasons = {one["reason"] for line in found.lines for one in line["rejected"]}
+    assert reasons & {"values", "samples"}
+    assert np.isfinite(found.last[1:]).all()

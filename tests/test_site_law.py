@@ -1,0 +1,542 @@
+"""The coordinator, its operator and other sites attack a site: its owner's word stands."""
+
+import json
+import math
+import random
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import coterie
+from coterie.deploy import keys
+from coterie.deploy.approval import Approvals
+from coterie.deploy.division import ChangedError, SiteDivision
+from coterie.deploy.federated import federated
+from coterie.deploy.folders import FederationFolder, SiteFolder
+from coterie.deploy.holdings import Holdings
+from coterie.deploy.protocol import (
+    Approved,
+    Ask,
+    Description,
+    DivisionReport,
+    DivisionRequest,
+    Nothing,
+    Proposal,
+    Signed,
+    payload_of,
+    refused_by,
+    setup_message,
+)
+from coterie.deploy.sums import masked, moments_of, sums_of, to_hex, total_of
+from coterie.deploy.terms import Request
+from coterie.engines.codec import Message, decode, encode, vocabulary
+from coterie.runs.config.loading import merge
+from coterie.runs.plan import Plan
+from fuzz.answers import mutated
+from sites import (
+    FAST,
+    InProcess,
+    executed,
+    exported,
+    handler_of,
+    setting_of,
+    signed,
+    simulated,
+    site_folders,
+    write_tables,
+)
+from support import METHODS
+
+ASKED = merge(FAST, {"algorithm.name": "fedavg"})
+
+
+def edited(folder, *changes):
+    """The site's folder after its owner changed site.toml."""
+    path = folder.path / "site.toml"
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    return SiteFolder.open(folder.path)
+
+
+class Attacker:
+    """An operator with the right key, who asks one site whatever he likes."""
+
+    def __init__(self, folders, site="ash"):
+        self.folders, self.site = folders, site
+        key = FederationFolder.open(folders[site].path.parent / "fed").operator_key()
+        self.signed = Signed(None, key, "fed")
+        self.restart()
+
+    def restart(self):
+        self.handler = handler_of(self.folders[self.site])
+
+    def ask(self, message):
+        return self.handler.answer(self.signed._signed(self.site, message))
+
+    def reason(self, message):
+        found = refused_by(self.ask(message))
+        return None if found is None else found[0]
+
+    @property
+    def request(self):
+        return Request("fed", tuple(self.folders), ("fedavg", "local"), 3, 1)
+
+    def approved(self):
+        answer = self.ask(setup_message("ask", Ask(self.request.to_json())))
+        assert refused_by(answer) is None
+        return self.request.id
+
+    def schema(self):
+        answer = self.ask(setup_message("describe", Approved(self.request.id)))
+        return payload_of(answer, Description).schema
+
+    def divide(self, **more):
+        asked = vars(DivisionRequest(self.request.id, self.schema(), "auto")) | more
+        return self.ask(setup_message("divide", asked))
+
+    def report(self):
+        return payload_of(self.divide(), DivisionReport)
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return site_folders(tmp_path / "fed", write_tables(tmp_path / "data"))
+
+
+@pytest.fixture
+def attacker(folders):
+    made = Attacker(folders)
+    made.approved()
+    return made
+
+
+# ---- before an approval --------------------------------------------------------------------------
+
+
+def test_before_an_approval_nothing_leaves_but_the_name_and_the_shape(folders):
+    folders["ash"] = edited(folders["ash"], ('automatic = ["*"]', "automatic = []"))
+    attacker = Attacker(folders)
+    said = attacker.ask(setup_message("who", Nothing()))
+    text = bytes(decode(said, {}).body[0].numpy()).decode()
+    told = json.loads(text)
+    assert told == {
+        "name": "ash",
+        "kind": "table",
+        "target": "texts",
+        "columns": {"levels": 1, "numbers": 2},
+        "shape": [],
+    }
+    assert not re.search("label|ill|well|rows", text)
+    name, schema = attacker.request.id, "{}"
+    asked = setup_message("ask", Ask(attacker.request.to_json()))
+    for message in (
+        asked,
+        setup_message("describe", Approved(name)),
+        setup_message("divide", DivisionRequest(name, schema, "auto")),
+    ):
+        assert attacker.reason(message) == "not_approved"
+    folder = folders["ash"]
+    (waiting,) = Approvals(folder).waiting()
+    texts = Holdings(folder, folder.data.name, folder.data.options).unnamed_texts()
+    Approvals(folder).approve(waiting.id[:12], texts)
+    attacker.restart()
+    assert attacker.reason(asked) is None
+    assert "label" in attacker.schema()
+
+
+def test_texts_that_the_owner_has_not_seen_do_not_leave(folders, tmp_path):
+    """A patient with a new text, or a column of names, appears after the approval."""
+    folder = edited(
+        folders["ash"], ('kind = "named"\n', ""), ('automatic = ["*"]', "automatic = []")
+    )
+    folders["ash"] = folder
+    attacker = Attacker(folders)
+    asked = setup_message("ask", Ask(attacker.request.to_json()))
+    attacker.ask(asked)
+    texts = Holdings(folder, folder.data.name, folder.data.options).unnamed_texts()
+    assert set(texts) == {"kind"}
+    Approvals(folder).approve(attacker.request.id[:12], texts)
+    attacker.restart()
+    assert '"kind"' in attacker.schema()
+    path = tmp_path / "data" / "ash.csv"
+    path.write_text(path.read_text() + "0.1,0.2,SMITH,ill\n")
+    attacker.restart()
+    refused = refused_by(attacker.ask(setup_message("describe", Approved(attacker.request.id))))
+    assert refused[0] == "not_approved"
+    assert "SMITH" not in refused[1]
+
+
+@pytest.mark.parametrize("how", ['"hashed"', '["x"]'])
+def test_texts_leave_hashed_or_merged(folders, how):
+    change = ('kind = "named"', f"kind = {how}"), ('salt = ""', 'salt = "between the owners"')
+    sites = {name: edited(folder, *change) for name, folder in folders.items()}
+    attacker = Attacker(sites)
+    attacker.approved()
+    (column,) = (c for c in json.loads(attacker.schema())["columns"] if c["name"] == "kind")
+    assert "y" not in column["levels"]
+    assert column["levels"] == ["other", "x"] if how == '["x"]' else len(column["levels"]) == 2
+    handlers = {name: handler_of(folder) for name, folder in sites.items()}
+    there = executed(setting_of(ASKED, InProcess(handlers)))
+    here = simulated(exported(sites, folders["ash"].path.parent / "exported"), ASKED)
+    assert there.summary["digest"] == here.summary["digest"]
+
+
+def test_a_column_of_names_never_leaves(folders, tmp_path):
+    path = tmp_path / "data" / "ash.csv"
+    head, *lines = path.read_text().splitlines()
+    named = [f"{line},patient {at % 45}" for at, line in enumerate(lines)]
+    path.write_text("\n".join([f"{head},who", *named]) + "\n")
+    attacker = Attacker(folders)
+    answer = attacker.ask(setup_message("who", Nothing()))
+    assert refused_by(answer) is not None
+    assert b"patient" not in answer
+    assert b"who" not in refused_by(answer)[1].encode()
+
+
+# ---- sums ----------------------------------------------------------------------------------------
+
+
+def test_nobody_chooses_the_division(attacker):
+    for more in ({"test": 0.985}, {"val": 0.9, "seed": 7}, {"means": [0.0, 0.0]}):
+        assert refused_by(attacker.divide(**more)) is not None
+    first = attacker.divide()
+    for _ in range(5):
+        attacker.restart()
+        assert attacker.divide() == first
+    assert attacker.reason(setup_message("squares", {"means": [1e30, 0.0]})) == "unreadable"
+
+
+@pytest.mark.parametrize("rows", [1, 19])
+def test_sums_that_differ_by_a_few_rows_never_leave(attacker, tmp_path, rows):
+    """Rows are appended or removed between two questions; a row in a hurry is read off at once."""
+    path, before = tmp_path / "data" / "ash.csv", attacker.report()
+    original = path.read_text()
+    lines = original.splitlines(keepends=True)
+    path.write_text("".join(lines[:-rows]))
+    attacker.restart()
+    after = attacker.divide()
+    trained = before.counts.train - len_of_train(attacker)
+    assert refused_by(after) is not None or trained == 0
+    path.write_text(original)
+    attacker.restart()
+    assert attacker.report() == before
+
+
+def len_of_train(attacker):
+    folder = attacker.folders["ash"]
+    holdings = Holdings(folder, folder.data.name, folder.data.options)
+    return int((holdings.parts == 0).sum())
+
+
+def test_many_new_rows_are_divided_apart_and_no_test_row_ever_trains(attacker, tmp_path):
+    path = tmp_path / "data" / "ash.csv"
+    lines, before = path.read_text(), attacker.report()
+    folder = attacker.folders["ash"]
+    held = Holdings(folder, folder.data.name, folder.data.options)
+    parts = dict(zip(held.keys, held.parts.tolist(), strict=True))
+    path.write_text(lines + "".join(f"{i / 7:.4f},1.5,x,ill\n" for i in range(60)))
+    attacker.restart()
+    after = attacker.report()
+    assert after.counts.train > before.counts.train + 20
+    held = Holdings(folder, folder.data.name, folder.data.options)
+    now = dict(zip(held.keys, held.parts.tolist(), strict=True))
+    assert parts.items() <= now.items()
+    path.write_text(lines.replace(lines.splitlines()[1] + "\n", ""))  # and one of the old ones goes
+    attacker.restart()
+    found = attacker.divide()
+    assert refused_by(found) is not None or len_of_train(attacker) == before.counts.train
+
+
+def test_a_column_with_a_value_for_a_few_patients_has_no_sum(folders, tmp_path):
+    path = tmp_path / "data" / "ash.csv"
+    head, *lines = path.read_text().splitlines()
+    rare = [f"{line},{'17.25' if at < 3 else ''}" for at, line in enumerate(lines)]
+    path.write_text("\n".join([f"{head},rare", *rare]) + "\n")
+    attacker = Attacker(folders)
+    attacker.approved()
+    numbers = [int(text, 16) for text in attacker.report().sums]
+    assert len(numbers) == 9
+    assert numbers[2::3] == [0, 0, 0]
+    assert numbers[0] == numbers[1] > 0
+
+
+def test_masks_hide_each_site_and_cancel(folders):
+    """The coordinator sees the total alone; a smaller set has other masks, and no sum is left."""
+    made = {name: keys.make_box() for name in ("a", "b", "c", "d")}
+    rows = {name: torch.randn(30, 2) for name in made}
+
+    def sent(name, names, context):
+        shared = {o: keys.shared_secret(made[name][0], made[o][1]) for o in names if o != name}
+        sums = sums_of(rows[name], np.array([True, True]))
+        return to_hex(masked(sums, name, shared, context)), to_hex(sums.numbers)
+
+    for names in (("a", "b", "c", "d"), ("a", "b", "c")):
+        context = "".join(names).encode()
+        hidden = {name: sent(name, names, context) for name in names}
+        assert not any({*mask} & {*plain} for mask, plain in hidden.values())
+        total = total_of([mask for mask, _ in hidden.values()], 2, 30 * len(names))
+        assert total == total_of([plain for _, plain in hidden.values()], 2, 30 * len(names))
+        x = torch.cat([rows[name] for name in names]).double()
+        found = moments_of(total, torch.tensor([True, True]), False)
+        assert found.mean == pytest.approx(x.mean(0).tolist(), rel=1e-12)
+        assert found.std == pytest.approx(x.std(0, correction=0).tolist(), rel=1e-12)
+    four, three = sent("a", "abcd", b"abcd")[0], sent("a", "abc", b"abc")[0]
+    assert not {*four} & {*three}
+
+
+def test_masked_sites_give_the_digest_and_answer_no_set_that_shows_one_of_them(folders):
+    boxes = {name: folder.public_part().box for name, folder in folders.items()}
+    lines = "\n".join(f'{name} = "{box}"' for name, box in boxes.items())
+    change = ("\n[partners]\n", f"\n[partners]\n{lines}\n"), ("masked = false", "masked = true")
+    sites = {name: edited(folder, *change) for name, folder in folders.items()}
+    handlers = {name: handler_of(folder) for name, folder in sites.items()}
+    there = executed(setting_of(ASKED, InProcess(handlers)))
+    here = simulated(exported(sites, folders["ash"].path.parent / "exported"), ASKED)
+    assert there.summary["digest"] == here.summary["digest"]
+    attacker = Attacker(sites)
+    small = replace(attacker.request, clients=("ash", "birch"))
+    attacker.ask(setup_message("ask", Ask(small.to_json())))
+    answer = attacker.ask(setup_message("describe", Approved(small.id)))
+    schema = payload_of(answer, Description).schema
+    message = setup_message("divide", DivisionRequest(small.id, schema, "auto"))
+    assert refused_by(attacker.ask(message)) is not None
+
+
+def test_masked_sums_of_two_sets_never_show_one_site(tmp_path):
+    (tmp_path / "division").mkdir()
+    division = SiteDivision(tmp_path, "a", (0.2, 0.2))
+    division.mask("first", "abcd", 0, by_hand=False)
+    division.mask("first", "abcd", 0, by_hand=False)
+    with pytest.raises(ChangedError, match="those of 'd' alone"):
+        division.mask("second", "abc", 0, by_hand=False)
+    division.mask("third", "abef", 0, by_hand=False)
+    with pytest.raises(ChangedError, match="rows have changed"):
+        division.mask("first", "abcd", 1, by_hand=False)
+    division.mask("second", "abc", 0, by_hand=True)  # 'd' left before it had answered
+
+
+def test_noise_is_the_same_whenever_it_is_asked_for(folders):
+    change = (
+        ("noise = 0.0", "noise = 1.5"),
+        ("\n[ranges]\n", "\n[ranges]\na = [-1, 1]\nb = [-1, 1]\n"),
+    )
+    attacker = Attacker({**folders, "ash": edited(folders["ash"], *change)})
+    attacker.approved()
+    first = attacker.report()
+    attacker.restart()
+    assert attacker.report() == first
+    plain = Attacker({**folders, "ash": edited(folders["ash"], ("noise = 1.5", "noise = 0.0"))})
+    assert plain.report().sums[:2] == first.sums[:2]
+    assert not {*plain.report().sums[2:]} & {*first.sums[2:]}
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40)
+)
+def test_sums_are_exact(values):
+    sums = sums_of(torch.tensor(values)[:, None], np.array([True]))
+    (mean,) = moments_of(sums, torch.tensor([True]), False).mean
+    assert mean == pytest.approx(math.fsum(values) / len(values), rel=1e-12, abs=1e-300)
+    assert sums.known == (len(values),)
+
+
+# ---- the agreement -------------------------------------------------------------------------------
+
+
+class Recorded(InProcess):
+    """Keeps what one site was asked in rounds."""
+
+    def __init__(self, handlers):
+        super().__init__(handlers)
+        self.kept = []
+
+    def ask(self, requests, round):
+        self.kept += [requests[name] for name in ("ash",) if name in requests and round >= 0]
+        return super().ask(requests, round)
+
+
+@pytest.fixture
+def finished(folders):
+    """An attacker after an agreed run, and the messages of its rounds."""
+    transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})
+    executed(setting_of(ASKED, transport))
+    start = len(b"coterie1") + 64
+    return Attacker(folders), [message[start:] for message in transport.kept]
+
+
+def changed(message, **values):
+    found = decode(message, vocabulary(METHODS["fedavg"]()))
+    return encode(Message({**found.head, **values}, found.body))
+
+
+def test_no_round_outside_of_the_agreement_is_answered(finished):
+    attacker, messages = finished
+    assert attacker.reason(messages[-1]) is None  # it comes again after a lost answer
+    for round in (500, 10**9, -5, 3, 0.0, True, None, "1"):
+        assert attacker.reason(changed(messages[0], round=round)) == "wrong_round"
+    assert attacker.reason(changed(messages[0], horizon=10**6)) == "wrong_round"
+    assert attacker.reason(changed(messages[2], seconds=1)) == "ended"
+    assert attacker.reason(changed(messages[1], metric="f1")) in ("ended", "policy")
+
+
+def test_a_run_in_rounds_answers_only_so_many_other_forms_of_a_round(folders):
+    """Each form is another model on which the site's update is seen."""
+    transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})
+
+    class StopError(Exception):
+        pass
+
+    def stop(name, round, answer):
+        if round == 1:
+            raise StopError
+        return answer
+
+    transport.spoil = stop
+    with pytest.raises(StopError):
+        executed(setting_of(ASKED, transport))
+    attacker = Attacker(folders)
+    first = transport.kept[0][len(b"coterie1") + 64 :]
+    answered = [attacker.reason(changed(first, seconds=at)) for at in range(40)]
+    assert answered.count(None) <= 3 + 20
+    assert answered[-1] == "wrong_round"
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"rounds": 10**6}, "rounds"),
+        ({"epochs": 10**6}, "epochs"),
+        ({"clients": ("ash",)}, "other sites"),
+        ({"clients": ("birch", "cedar")}, "is not one of"),
+        ({"federation": "other"}, "is not one of"),
+    ],
+)
+def test_a_request_beyond_the_policy_is_refused_with_the_reason(folders, changes, what):
+    attacker = Attacker(folders)
+    asked = replace(attacker.request, **changes)
+    reason, why = refused_by(attacker.ask(setup_message("ask", Ask(asked.to_json()))))
+    assert (reason, what in why) == ("policy", True)
+
+
+def test_an_agreement_beyond_the_request_is_refused(folders):
+    handlers = {name: handler_of(folder) for name, folder in folders.items()}
+    setting = setting_of(ASKED, InProcess(handlers))
+    made = setting._agreement(Plan.single(setting.config, None).cells[0])
+    attacker = Attacker(folders)
+    for changes, reason in (
+        ({"run.rounds": 4}, "policy"),
+        ({"train.epochs": 9}, "policy"),
+        ({"train.steps": 900}, "policy"),
+        ({"algorithm.name": "ditto"}, "not_approved"),
+        ({"model.hidden": [5000, 5000]}, "policy"),
+        ({"model.hidden": [90_000, 90_000]}, "refused"),
+    ):
+        terms = replace(made, config=json.dumps(merge(json.loads(made.config), changes)))
+        folders["ash"] = (
+            edited(folders["ash"], ("parameters = ", "parameters = 1000 # "))
+            if ("parameters = 1000 #" not in (folders["ash"].path / "site.toml").read_text())
+            else folders["ash"]
+        )
+        attacker.restart()
+        found = attacker.reason(setup_message("agree", Proposal(terms.to_json())))
+        assert found == reason, changes
+    few = replace(made, clients=made.clients[:2], counts=made.counts[:2])
+    assert attacker.reason(setup_message("agree", Proposal(few.to_json()))) == "not_approved"
+
+
+def test_an_approval_ends(finished):
+    attacker, messages = finished
+    for path in (attacker.folders["ash"].path / "approvals").glob("*.json"):
+        kept = json.loads(path.read_text())
+        kept["until"] = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
+        path.write_text(json.dumps(kept))
+    attacker.restart()
+    assert attacker.reason(messages[-1]) == "ended"
+    assert attacker.reason(setup_message("describe", Approved(attacker.request.id)))
+
+
+def test_only_the_operator_is_read(folders):
+    attacker = Attacker(folders)
+    message = setup_message("who", Nothing())
+    other, _ = keys.make_operator()
+    strangers = (
+        message,
+        Signed(None, other, "fed")._signed("ash", message),
+        attacker.signed._signed("birch", message),
+        replace_last(attacker.signed._signed("ash", message)),
+        b"coterie1",
+    )
+    for data in strangers:
+        assert refused_by(attacker.handler.answer(data))[0] == "unsigned"
+    assert attacker.reason(message) is None
+
+
+def replace_last(data):
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+@pytest.mark.parametrize("killed", [1, 2, 3])
+def test_the_same_config_twice_and_a_resumed_second_run_give_one_digest(
+    folders, tmp_path, monkeypatch, killed
+):
+    """Equal agreements had one folder at a site, and states that were needed were removed."""
+    from coterie.deploy import transports
+    from coterie.storage import faults
+
+    def connect(config):
+        handlers = {name: handler_of(folder) for name, folder in folders.items()}
+        return federated(config, signed(InProcess(handlers)), "in_process", "fed")
+
+    monkeypatch.setattr(transports, "federation_of", connect)
+    asked = merge(FAST, {"algorithm.name": "scaffold", "run.rounds": 4})
+    first = coterie.run(asked, federation="fed", out=tmp_path / "first")
+    seen = []
+
+    class DiedError(BaseException):
+        pass
+
+    def at(name):
+        seen.append(name)
+        if name == "round.aggregated" and seen.count(name) == killed:
+            raise DiedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faults, "at", at)
+        with pytest.raises(DiedError):
+            coterie.run(asked, federation="fed", out=tmp_path / "second")
+    again = coterie.resume(tmp_path / "second")
+    assert again.summary["digest"] == first.summary["digest"]
+    assert not any(line["rejected"] for line in again.lines)
+
+
+# ---- hostile requests ----------------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_mutated_request_is_refused_with_a_reason(asked_of_a_site, seed):
+    attacker, messages = asked_of_a_site
+    draws = random.Random(seed)
+    message = mutated(draws.choice(messages), draws)
+    found = refused_by(attacker.ask(message))
+    assert found is not None
+    assert "Traceback" not in found[1]
+
+
+@pytest.fixture(scope="module")
+def asked_of_a_site(tmp_path_factory):
+    home = tmp_path_factory.mktemp("requests")
+    folders = site_folders(home / "fed", write_tables(home / "data"))
+    transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})
+    executed(setting_of(ASKED, transport))
+    return Attacker(folders), [one[len(b"coterie1") + 64 :] for one in transport.kept]
