@@ -227,8 +227,8 @@ def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str]:
 
 
 FOLDS = (
-    "The answer is about the mean of the models of {} folds, each of which was tested on rows that "
-    "it never saw. The model for use is trained once more, without --folds."
+    "The answer is about the mean of the models of {} folds (as many trainings), each tested on "
+    "rows that it never saw. The model for use is trained once more, without --folds."
 )
 MERGED = (
     "merge_val = true: methods that do not use validation data otherwise were trained on it too, "

@@ -51,7 +51,12 @@ def _answer(comparison: "Comparison", row: "MethodRow", found: Judgement) -> lis
             *_chosen(comparison, row),
         ]
     if found.these_sites is None:
-        return [f"No site has enough test rows to judge {words.label(row.method)}."]
+        more = "" if comparison.folds is not None else "; --folds 5 tests all rows"
+        return [
+            f"No site has enough test rows to judge {words.label(row.method)}{more}.",
+            _scores(row, comparison.metric),
+            *_chosen(comparison, row),
+        ]
     return [
         _headline(comparison, found, found.these_sites),
         _scores(row, comparison.metric),
