@@ -26,8 +26,7 @@ from torch.func import grad
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.batches import Batch
-from ..core.client import Client
-from ..core.losses import mean
+from ..core.client import Client, mean
 from ..core.mixing import mix, shares
 from ..core.problem import Problem
 from ..core.ranges import NotNegative, ShareAboveZero
@@ -67,11 +66,7 @@ class Working(NamedTuple):
 
 
 def bias(running: Tensor, common: Tensor, kappa: float) -> Tensor:
-    """``κ mean_k ½ (r_k − g_k)²``.
-
-    >>> bias(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]), 50.0)
-    tensor(50.)
-    """
+    """``κ mean_k ½ (r_k − g_k)²``."""
     return kappa * (0.5 * (running - common) ** 2).mean()
 
 

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from ..core.algorithm import Algorithm, Mixture, Round, Traits, rows, single
 from ..core.batches import Batch
-from ..core.client import Client
-from ..core.losses import mean
+from ..core.client import Client, mean
 from ..core.mixing import gram, last_applied, mix, nobody_yet, noted, shares
 from ..core.problem import Problem
 from ..core.ranges import CountOrZero, NotNegative
