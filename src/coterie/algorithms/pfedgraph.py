@@ -76,7 +76,7 @@ def graph(moves: Tensor, p: Tensor, alpha: float) -> Tensor:
     >>> graph(torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0]]), torch.full((3,), 1 / 3), 0.8)
     tensor([[0.5000, 0.5000, 0.0000],
             [0.5000, 0.5000, 0.0000],
-            [0.0000, 0.0207, 0.9793]], dtype=torch.float64)
+            [0.1146, 0.1458, 0.7396]], dtype=torch.float64)
     """
     alike = cosines(moves).fill_diagonal_(1)
     alike = torch.where(alike > SAME, 1.0, alike)

@@ -142,7 +142,7 @@ def count_variance(wins: Array | float, losses: Array | float, n: Array | float)
 def mid_p(wins: Array | int, losses: Array | int) -> Floats:
     """The two-sided mid-p value of McNemar's test: a fair coin with these numbers of outcomes.
 
-    >>> float(round(mid_p(5, 1), 9))
+    >>> round(float(mid_p(5, 1)), 9)
     0.125
     """
     few, thrown = np.minimum(wins, losses), np.add(wins, losses)
