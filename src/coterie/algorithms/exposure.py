@@ -232,10 +232,10 @@ EXPOSURES: dict[str, Exposure] = {
 
 
 ANY_METHOD = (  # label, and what leaves a site of a federation whatever its method
-    "any method",
-    "after its owner's approval: names, kinds and texts of columns; numbers of training, validation "
-    "and test rows; of each numeric column the number, sum and sum of squares of its training "
-    "values, from 20 values on; keyed hashes of data and division; scores, losses, gains over Local",
+    "any",
+    "after its owner's approval: names, kinds and texts of columns; numbers of training, "
+    "validation and test rows; of each numeric column the number, sum and sum of squares of its "
+    "training values, from 20 on; keyed hashes; scores, losses, gains over Local",
 )
 
 
