@@ -20,6 +20,7 @@ from coterie.deploy.admission import spoken
 from coterie.deploy.documents import ConsentTable, LimitsTable, PolicyTable, StatisticsTable
 from coterie.deploy.folders import FederationFolder, SiteFolder
 from coterie.deploy.site_report import left
+from coterie.deploy.terms import Request
 
 ADDRESS = "coordinator.example.org:8443"
 
@@ -253,3 +254,34 @@ def test_the_commands_load_nothing_heavy_before_they_are_used():
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == []
+
+
+def test_the_owner_sees_approves_exports_and_renews(done, pair, work):
+    """What a request asks for and which texts would leave is shown before anybody approves."""
+    rows = [f"{at / 7:.3f},{'xy'[at % 2]},{'ill' if at % 3 else 'well'}" for at in range(60)]
+    (work / "a.csv").write_text("\n".join(["age,kind,label", *rows]) + "\n")
+    text = (work / "a" / "site.toml").read_text()
+    (work / "a" / "site.toml").write_text(
+        text.replace("[data]\n", f'[data]\nname = "{work / "a.csv"}"\ntarget = "label"\n')
+    )
+    assert "no request waits" in done("site requests a")
+    request = Request("fed", ("a", "b"), ("fedavg", "local"), 5, 1)
+    (work / "a" / "requests").mkdir()
+    (work / "a" / "requests" / f"{request.id}.json").write_text(request.to_json())
+    shown = done("site requests a")
+    for word in (request.id[:12], "fedavg, local; 5 rounds", "kind: x (30), y (30)", "a, b"):
+        assert word in shown
+    assert "approved" in done(f"site approve a {request.id[:8]} --yes")
+    assert "no request waits" in done("site requests a")
+    done("site division a --out one.csv")
+    first = (work / "one.csv").read_text()
+    assert {line.rsplit(",", 1)[1] for line in first.splitlines()[1:]} == {
+        '"train"',
+        '"val"',
+        '"test"',
+    }
+    done("site division a --out two.csv")
+    assert (work / "two.csv").read_text() == first
+    done("site renew-division a --yes")
+    done("site division a --out three.csv")
+    assert (work / "three.csv").read_text() != first

@@ -231,6 +231,14 @@ EXPOSURES: dict[str, Exposure] = {
 }
 
 
+ANY_METHOD = (  # label, and what leaves a site of a federation whatever its method
+    "any",
+    "after its owner's approval: names, kinds and texts of columns; numbers of training, "
+    "validation and test rows; of each numeric column the number, sum and sum of squares of its "
+    "training values, from 20 on; keyed hashes; scores, losses, gains over Local",
+)
+
+
 def leaves(name: str, kind: type) -> str:
     """What leaves a site under a method, in one line; ``kind`` is the class of the method."""
     row = EXPOSURES.get(name.partition("@")[0])  # a variant exposes what its method does

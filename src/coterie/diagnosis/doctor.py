@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..algorithms.exposure import EXPOSURES, leaves
+from ..algorithms.exposure import ANY_METHOD, EXPOSURES, leaves
 from ..api import Options, Source, configure
 from ..commands.live import duration
 from ..core import tree
@@ -118,7 +118,8 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         *repeated_warnings(made, repeated),
         *slow,
     )
-    return Diagnosis(facts, warnings, sites, tuple(map(_leaving, methods)), estimate)
+    told = (ANY_METHOD, *map(_leaving, methods))
+    return Diagnosis(facts, warnings, sites, told, estimate)
 
 
 def _leaving(method: Method) -> tuple[str, str]:
