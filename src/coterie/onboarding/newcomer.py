@@ -1,6 +1,5 @@
 """A finished run that a new client joins: its models, its method's rule, its preprocessing."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +27,8 @@ from ..engines import EngineSettings, make_engine
 from ..engines.evaluation import outputs
 from ..engines.loop import LoopBackend
 from ..errors import ConfigError, DataError, StoreError
-from ..exporting.export_format import ModelFacts, NetworkFacts, network_factory
-from ..exporting.writing import MOST_COLLABORATORS, Trained, network_facts, verified_run
+from ..exporting.model_card import NetworkFacts, network_factory
+from ..exporting.writing import Trained, facts_of_run, network_facts, verified_run
 from ..networks import registry
 from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE
@@ -37,6 +36,7 @@ from ..runs.config.loading import load
 from ..runs.config.schema import Config
 from ..runs.run import Run
 from ..training.rounds import train
+from ..views.reliance import collaborators_of_mixture
 
 AVERAGE = "fedavg"  # the method whose model is the plain average
 
@@ -44,7 +44,7 @@ AVERAGE = "fedavg"  # the method whose model is the plain average
 class JoinableRun(NamedTuple):
     """A finished run that a newcomer joins."""
 
-    data: Run
+    run: Run
     config: Config
     algorithm: AnyAlgorithm
     rule: Rule
@@ -155,6 +155,7 @@ def _sums(costs: list[tuple[float, float]]) -> tuple[float, float]:
 SIZES = (5, 10, 20, 50, 100)  # numbers of labelled samples, and all of them
 DRAWS = 5  # draws of each number
 LEAST = 0.005  # weight from which on a client counts as a collaborator
+MOST_COLLABORATORS = 20  # that the table's collaborators name
 FEWEST = 4  # labelled samples of a newcomer: some to join with, some to test on
 TEST = 0.2  # share of the newcomer's samples that test, where the run's config says nothing
 
@@ -204,7 +205,7 @@ class Newcomer(NamedTuple):
 
 def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
     """The newcomer's samples, scaled as the run's were, of which some test."""
-    if name in host.data.roster.clients:
+    if name in host.run.roster.clients:
         raise ConfigError(f"--name: the run has a client '{name}' already; choose another name")
     if len(dataset.y) < FEWEST:
         raise DataError(
@@ -212,7 +213,7 @@ def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
             "some to join with and some to test on"
         )
     share = host.config.data.test or TEST
-    seed = host.data.seed
+    seed = host.run.seed
     made = site_federation(dataset, host.schema, name, val=0.0, test=share, seed=seed)
     pool, test = torch.cat([made.train[0], made.val[0]]), made.test[0]
     if not len(pool) or not len(test):
@@ -244,7 +245,7 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
     halves shows that training helps (:mod:`coterie.onboarding.newcomer`).
     """
     on = _simulation(host, new, plan)
-    judge, metric = LoopBackend(on.problem, on.shards), host.data.metric
+    judge, metric = LoopBackend(on.problem, on.shards), host.run.metric
     finals, usable = _finals(host, on)
     alone, found = _alone(host, on), []
 
@@ -280,13 +281,13 @@ def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Draw]) -> Simul
     if host.network.precision == "bf16":
         factory = registry.in_bfloat16(factory, "cpu")
     table = host.config.train.model_copy(update={"buffers": "average"})
-    seed, dtype = host.data.seed, host.network.dtype
+    seed, dtype = host.run.seed, host.network.dtype
     return simulate(federation, factory, table.recipe(), seed=seed, dtype=dtype)
 
 
 def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
     """What the run keeps, of the clients whose models are finite, and which these are ``[K]``."""
-    weights, models = host.data.mixture()
+    weights, models = host.run.mixture()
     if models.shape[-1] != on.problem.model.whole:
         raise StoreError(
             f"the run's models have {models.shape[-1]:,} parameters; expected "
@@ -296,8 +297,8 @@ def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
     usable = models.flatten(1).isfinite().all(1) & (weights.sum(1) > 0)
     if not bool(usable.any()):
         raise StoreError("every model of the run diverged; train again with a smaller train.lr")
-    rounds = len(host.data.lines)
-    sizes = torch.from_numpy(host.data.roster.n_train)[usable]
+    rounds = len(host.run.lines)
+    sizes = torch.from_numpy(host.run.roster.n_train)[usable]
     after = round_of(on.problem, rounds, rounds + 1, torch.arange(1))
     start = on.problem.start
     return Finals(weights[usable], models[usable], sizes, start, after), usable
@@ -305,7 +306,7 @@ def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
 
 def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
     """The answers of models trained alone, as long as the run was and from its start."""
-    rounds, metric = len(host.data.lines), host.data.metric
+    rounds, metric = len(host.run.lines), host.run.metric
     engine = make_engine(EngineSettings("loop"), on.problem, on.shards)
     try:
         *_, last = train(Local(), on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
@@ -329,29 +330,27 @@ def _spread(made: Joined, usable: Tensor) -> Tensor | None:
 
 def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Trained:
     """The newcomer's model from all of its samples, ready to be written by ``write_export``."""
-    history, made = host.data, outcome.personal
-    facts = ModelFacts(
+    made = outcome.personal
+    facts = facts_of_run(
+        host.run,
         client=new.name,
-        method=history.method,
-        rounds=len(history.lines),
-        seed=history.seed,
-        run=str(host.data.summary["digest"]),
-        data=history.roster.fingerprint,
+        data=host.run.roster.fingerprint,
         train=made.draw.size,
         val=0,
         test=len(new.test),
-        metric=history.metric,
-        score=made.score if math.isfinite(made.score) else None,
-        collaborators=collaborators(host, made.weights),
+        score=made.score,
+        collaborators=collaborators_of_mixture(
+            host.run, None if made.weights is None else made.weights.numpy()
+        ),
         onboarded=True,
     )
     return Trained(facts, host.network, host.preprocessing, outcome.model, made.predictor)
 
 
-def collaborators(host: JoinableRun, weights: Tensor | None) -> dict[str, float | None]:
+def collaborators(run: Run, weights: Tensor | None) -> dict[str, float | None]:
     """The clients of the run with the most weight; weights are None if all have one model."""
-    names = host.data.roster.clients
+    names = run.roster.clients
     if weights is None:
         return dict.fromkeys(names[:MOST_COLLABORATORS])
-    best = sorted(range(len(names)), key=lambda k: -float(weights[k]))[:MOST_COLLABORATORS]
+    best = weights.argsort(descending=True, stable=True)[:MOST_COLLABORATORS].tolist()
     return {names[k]: round(float(weights[k]), 4) for k in best if weights[k] >= LEAST}

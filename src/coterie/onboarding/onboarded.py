@@ -1,8 +1,7 @@
 """Reads the labelled samples of a client that was not in a run, by the schema of the run's data.
 
-Columns, categories, shapes and classes are checked as for new samples without targets
-(:mod:`coterie.exporting.new_samples`); the result is a dataset, whose units and times decide how it
-can be split.
+Columns, categories, shapes and classes are checked as for new samples without targets; the result
+is a dataset, whose units and times decide how it can be split.
 """
 
 import math
@@ -27,7 +26,7 @@ from ..data.sources import sheets
 from ..data.sources.sheets import InputColumn, Sheet, TargetColumn, read_sheet, sheet_of
 from ..data.sources.tables import OpenTable, TableOptions, encode_table
 from ..errors import ConfigError, DataError, printable_lines
-from ..exporting.new_samples import (
+from ..exporting.exported_model import (
     Others,
     Source,
     array_samples,
@@ -411,7 +410,7 @@ def onboard(
     host = open_joinable(files.folder_of(run, "RUN"), Code.of(code, installed=False))
     dataset = read_labelled(data, host.schema, host.config.data.options, drop)
     new = newcomer(host, dataset, _name(name, data))
-    plan = draws_of(new.pool, sizes, draws, host.data.seed)
+    plan = draws_of(new.pool, sizes, draws, host.run.seed)
     found = join(host, new, plan, epochs)
     if place is not None:
         write_export(personal_model(host, new, found), place)
@@ -435,7 +434,7 @@ def _name(given: str | None, data: Source) -> str:
 def _collected(
     host: JoinableRun, client: str, test: int, found: JoinOutcome, path: Path | None
 ) -> Onboarded:
-    metric, by_size = host.data.metric, dict[int, list[Tried]]()
+    metric, by_size = host.run.metric, dict[int, list[Tried]]()
     for one in found.tries:
         by_size.setdefault(one.draw.size, []).append(one)
     points = tuple(
@@ -445,9 +444,9 @@ def _collected(
     weights = tuple(_mean_weights(host, tries) for tries in by_size.values())
     return Onboarded(
         client=client,
-        method=host.data.method,
+        method=host.run.method,
         metric=metric,
-        clients=len(host.data.roster),
+        clients=len(host.run.roster),
         test=test,
         average=found.average,
         points=points,
@@ -458,4 +457,4 @@ def _collected(
 
 def _mean_weights(host: JoinableRun, tries: Sequence[Tried]) -> Weights:
     known = [one.weights for one in tries if one.weights is not None]
-    return collaborators(host, torch.stack(known).mean(0) if known else None)
+    return collaborators(host.run, torch.stack(known).mean(0) if known else None)

@@ -351,6 +351,9 @@ def _score(metric: str, answers: Answers, inside: Truths) -> Estimate | None:
     if not math.isfinite(value):
         return None
     alike = len(np.unique(units)) if metric == "accuracy" else None
+    if alike is None and METRICS[metric].targets == "classes" and value in (0.0, 100.0):
+        # No draw differs from a perfect ranking; it rests on the units of the rarer class.
+        alike = min(len(np.unique(units[targets == one])) for one in np.unique(targets))
     weights = drawn(units) if alike != len(units) else ()  # a proportion has Wilson's interval
     again = [metrics.scores(metric, values, targets, some) for some in weights]
     scale = 100.0 if METRICS[metric].percent else 1.0

@@ -19,7 +19,6 @@ from .clinical import (
     Sensitivity,
     clinical_run,
 )
-from .helping import short
 from .svg import Scale, colour, figure, polyline, tag
 
 MOST_CURVES = 8  # figures of a page: all sites together, and the sites with the most test rows
@@ -116,7 +115,7 @@ def _panel(runs: Mapping[str, ClinicalRun], history: Run, site: int | None) -> C
     name = _name(history, site)
     curves = {m: part.calibration for m, part in parts.items() if part.calibration is not None}
     rows = next(iter(parts.values())).rows
-    return CurvePanel(short(name), rows, calibration_curves(curves, f"Calibration, {name}"))
+    return CurvePanel(name, rows, calibration_curves(curves, f"Calibration, {name}"))
 
 
 def calibration_curves(curves: Mapping[str, Calibration], title: str) -> Markup:
@@ -145,7 +144,8 @@ def _curve(found: Calibration, x: Scale, y: Scale, method: str) -> list[Markup]:
     dash = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
     places = [(x(part.predicted), y(part.observed)) for part in found.bins]
     most = max(part.rows for part in found.bins)
-    line = polyline(places, class_="line thin", stroke=ink, **dash)
+    sure = [place for place, part in zip(places, found.bins, strict=True) if part.rows >= FEWEST]
+    line = polyline(sure, class_="line thin", stroke=ink, **dash)
     told = (
         f"{words.label(method)}: predicted {part.predicted:.2f}, observed {part.observed:.2f}, "
         f"{part.rows} rows"

@@ -11,7 +11,7 @@ from ..core import metrics
 from ..core.metrics import METRICS, Floats
 from ..runs.run import LOCAL, Run
 from . import words
-from .helping import NAMED_UP_TO, short
+from .helping import NAMED_UP_TO, room, short
 from .judgement import Claim
 from .svg import Scale, apart, colour, figure, polyline, tag, ticks
 
@@ -328,7 +328,7 @@ def _axes(across: list[float], up: list[float], x: Scale, y: Scale, metric: str)
 
 # Every panel has a scale of its own, so that one method that fails does not squash the others.
 
-NAMES, SIZES, PLOT = 112.0, 46.0, 200.0
+SIZES, PLOT = 46.0, 200.0
 ROW, THIN = 18.0, 5.0  # height of a row with a name, and without
 MOST_ROWS = 300  # sites in a panel; of more sites, only every n-th is drawn
 LARGEST = 1e100  # larger gains are drawn at the edge
@@ -394,7 +394,7 @@ def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
 def draw(rows: Sequence[GainRow], metric: str, title: str, ink: str) -> Markup:
     """The rows of one method; an interval that leaves the scale ends at its edge."""
     named = len(rows) <= NAMED_UP_TO
-    left, height = (NAMES, ROW) if named else (16.0, THIN)
+    left, height = (room([row.name for row in rows]), ROW) if named else (16.0, THIN)
     grid = _grid(rows)
     x = Scale(grid[0], grid[-1], left, left + PLOT)
     base = 4 + height * len(rows)
@@ -442,7 +442,7 @@ def _row(
     radius = (2.0 + 4.0 * math.sqrt(row.size) / most) if named else 2.0
     parts = [tag("title", _told(row, metric))]
     if named:
-        parts.append(tag("text", short(row.name), x=NAMES - 8, y=y + 4.5, class_="tick end"))
+        parts.append(tag("text", short(row.name), x=x.start - 8, y=y + 4.5, class_="tick end"))
         size = f"{row.size:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
         parts.append(tag("text", size, x=x.end + SIZES - 2, y=y + 4.5, class_="tick end"))
     if len(ends) == 2 and not math.isnan(row.gain):

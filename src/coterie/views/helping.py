@@ -182,16 +182,21 @@ def inside_curve(history: Run, stroke: str) -> Markup | None:
 # ---- the matrix of who helps whom: mean shares with names, sorted by discovered groups ----------
 
 NAMED_UP_TO = 24  # clients; in a larger matrix names would overlap
-SIDE, EDGE, NAMES = 300.0, 12.0, 112.0
+SIDE, EDGE = 300.0, 12.0
 CLEAR, UNSURE = (0, 114, 178), (128, 128, 128)  # an image cannot take the page's colours
 GROUP_COLOURS = 7  # --c1 … --c7 of the page's style
 FINE_UP_TO = 300  # clients; a larger matrix has fewer levels of colour
-LONGEST = 14  # characters of a name in a figure
+LONGEST = 26  # characters of a name in a figure
 
 
 def short(name: str) -> str:
     """A name as figures show it."""
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+def room(names: Sequence[str]) -> float:
+    """The width of a column of these names in a figure."""
+    return 10 + 7.2 * max(map(len, map(short, names)), default=0)
 
 
 def matrix(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Markup:
@@ -200,7 +205,7 @@ def matrix(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Mar
     Clear shares are blue and others grey. Bars mark the true groups, if they are known.
     """
     K, order = len(roster), found.order
-    left = EDGE + (NAMES if K <= NAMED_UP_TO else 0)
+    left = EDGE + (room(roster.clients) if K <= NAMED_UP_TO else 0)
     cell = SIDE / K
     place = {"x": left, "y": EDGE, "width": SIDE, "height": SIDE}
     drawn = [
@@ -280,7 +285,6 @@ def group_colour(group: int) -> str:
 MOST_NODES = 120  # clients; a graph of more shows nothing
 MOST_LINKS = 5  # links to one client, those with the largest shares
 RADIUS, WIDEST = 100.0, 11.0  # WIDEST: of the link with the largest share
-LABELS = 118.0  # room for names on either side
 
 Point = tuple[float, float]
 
@@ -293,8 +297,8 @@ def graph(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Mark
     K = len(roster)
     if K > MOST_NODES:
         return None
-    room = LABELS if K <= NAMED_UP_TO else 12.0
-    middle = (RADIUS + 10 + room, RADIUS + 16)
+    beside = room(roster.clients) if K <= NAMED_UP_TO else 12.0
+    middle = (RADIUS + 12 + beside, RADIUS + 16)
     places = _circle(found.order.tolist(), middle)
     links = [_link(relied, i, j, places, middle) for i in range(K) for j in _drawn(relied, i)]
     names = _node_names(roster, places, middle) if K <= NAMED_UP_TO else []
