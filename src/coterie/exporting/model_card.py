@@ -23,7 +23,7 @@ from ..storage import files
 from ..storage.files import STRICT
 from ..views import words
 from ..views.clinical import FEWEST, Calibration, Sensitivity, SiteClinical
-from ..views.clinical_page import few_text, score_text, sensitivity_text
+from ..views.clinical_page import TOO_FEW, rows_text, sensitivity_text, subgroup_text
 from ..views.reliance import Collaborator
 
 # ---- the files of an export ----------------------------------------------------------------------
@@ -207,7 +207,11 @@ def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
     if numbers.subgroups:
         title = METRICS[found.metric].title + words.unit(found.metric)
         rows = [
-            (plain(group.name), *_few(group.rows, score_text(group.score, found.metric)))
+            (
+                plain(group.name),
+                plain(rows_text(group.rows)),
+                subgroup_text(group, group.score, found.metric),
+            )
             for group in numbers.subgroups
         ]
         head = (plain(found.column), "test samples", f"{title} (95 % interval)")
@@ -217,7 +221,12 @@ def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
 
 def _calibration(found: Calibration) -> str:
     rows = [
-        (f"{part.predicted:.2f}", *_few(part.rows, f"{part.observed:.2f}")) for part in found.bins
+        (
+            f"{part.predicted:.2f}",
+            rows_text(part.rows),
+            TOO_FEW if part.rows < FEWEST else f"{part.observed:.2f}",
+        )
+        for part in found.bins
     ]
     table = _table(("mean predicted probability", "test samples", "share with the outcome"), rows)
     slope = "" if math.isnan(found.slope) else f", calibration slope {found.slope:.2f} (ideally 1)"
@@ -236,10 +245,6 @@ def _sensitivity(found: SiteClinical, sensitivity: Sensitivity | None) -> list[s
         f"probability of at least {sensitivity.threshold:.3g}. The threshold was chosen on the "
         "same samples."
     ]
-
-
-def _few(rows: int, text: str) -> tuple[str, str]:
-    return (f"fewer than {FEWEST}", few_text()) if rows < FEWEST else (str(rows), text)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -142,15 +143,15 @@ class Exposed(NamedTuple):
     sites: tuple[SiteExposure, ...]
 
 
-def exposed(histories: Mapping[str, Sequence[Run]], only: int | None = None) -> Exposed:
+def exposed(runs: Mapping[str, Sequence[Run]], only: int | None = None) -> Exposed:
     """The section for the runs of these methods; ``only`` is the one site that the page is for."""
-    users = {m: users_of(runs) for m, runs in histories.items() if m in RAW}
-    roster = next(iter(histories.values()))[0].roster
-    sites = range(len(roster)) if only is None else [only]
+    users = {method: users_of(some) for method, some in runs.items() if method in RAW}
+    every = [run for some in runs.values() for run in some]
+    sites = range(len(every[0].roster)) if only is None else [only]
     return Exposed(
-        tuple(_method(m, runs, users.get(m), only) for m, runs in histories.items()),
+        tuple(_method_exposure(m, some, users.get(m), only) for m, some in runs.items()),
         tuple(words.label(method) for method in users),
-        tuple(_site(histories, users, i) for i in sites),
+        tuple(_site_exposure(every, users, i) for i in sites),
     )
 
 
@@ -160,19 +161,17 @@ def users_of(runs: Sequence[Run]) -> NDArray[np.int64] | None:
     The largest number over runs. A model that was received and got no weight is not counted. None
     if the weights are not known.
     """
-    known = [run for run in runs if run.matrices and len(run.roster) <= MOST_CLIENTS]
-    if not known:
-        return None
     counts = []
-    for run in known:
-        used = np.logical_or.reduce([dense(A) != 0 for A in run.matrices])
-        np.fill_diagonal(used, False)
-        counts.append(used.sum(0))
-    most: NDArray[np.int64] = np.max(counts, axis=0)
+    for run in runs:
+        if run.matrices and len(run.roster) <= MOST_CLIENTS:
+            used = np.logical_or.reduce([dense(A) != 0 for A in run.matrices])
+            np.fill_diagonal(used, False)
+            counts.append(used.sum(0))
+    most: NDArray[np.int64] | None = np.max(counts, axis=0) if counts else None
     return most
 
 
-def _method(
+def _method_exposure(
     method: str, runs: Sequence[Run], users: NDArray[np.int64] | None, only: int | None
 ) -> MethodExposure:
     row, peers = EXPOSURES.get(method, UNKNOWN), len(runs[0].roster) - 1
@@ -189,25 +188,22 @@ def _method(
     return MethodExposure(words.label(method), server, site, stays, sent, seen)
 
 
-def _site(
-    histories: Mapping[str, Sequence[Run]],
-    users: Mapping[str, NDArray[np.int64] | None],
-    i: int,
+def _site_exposure(
+    runs: Sequence[Run], users: Mapping[str, NDArray[np.int64] | None], i: int
 ) -> SiteExposure:
-    name, uploads, reasons = "", 0, dict[str, int]()
-    for runs in histories.values():
-        for run in runs:
-            name = run.roster.clients[i]
-            out = [
-                r["reason"] for line in run.lines for r in line["rejected"] if r["client"] == name
-            ]
-            took = sum(i in line["clients"] for line in run.lines if line["bytes_up"] > 0)
-            uploads += max(0, took - len(out))
-            for reason in out:
-                reasons[reason] = reasons.get(reason, 0) + 1
-    left = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in reasons.items())
+    name = runs[0].roster.clients[i]
+    lines = [line for run in runs for line in run.lines]
+    out = Counter(
+        one["reason"] for line in lines for one in line["rejected"] if one["client"] == name
+    )
+    uploads = 0
+    for run in runs:
+        took = sum(i in line["clients"] for line in run.lines if line["bytes_up"] > 0)
+        left = sum(one["client"] == name for line in run.lines for one in line["rejected"])
+        uploads += max(0, took - left)
+    told = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in out.items())
     seen = tuple(words.NONE if one is None else str(one[i]) for one in users.values())
-    return SiteExposure(name, uploads, left or words.NONE, seen)
+    return SiteExposure(name, uploads, told or words.NONE, seen)
 
 
 # ---- the HTML page of a comparison, in one file that needs no network and no other file ---------
@@ -274,13 +270,13 @@ def shown_method(comparison: "Comparison") -> str:
 
 
 def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
-    history = comparison.runs[0]
+    run = comparison.runs[0]
     groups = max(groups_of(run.roster) for run in comparison.runs)
     facts = [
-        ("clients", str(len(history.roster))),
+        ("clients", str(len(run.roster))),
         ("true groups", str(groups)),
-        ("training samples per client", samples_of(history.roster)),
-        ("rounds", str(len(history.lines))),
+        ("training samples per client", samples_of(run.roster)),
+        ("rounds", str(len(run.lines))),
         ("seeds" if comparison.folds is None else "folds", str(len(comparison.seeds))),
     ]
     return [fact for fact in facts if fact != ("true groups", "0")]
@@ -385,62 +381,61 @@ class ClientFacts(NamedTuple):
     lack: str
 
 
-def run_page(data: Run, choice: ClinicalChoice | None = None) -> str:
+def run_page(run: Run, choice: ClinicalChoice | None = None) -> str:
     """The page of one run as HTML text; everything that comes from users is escaped."""
-    history, summary = data, data.summary
-    relied = reliance([history])
+    summary, relied = run.summary, reliance([run])
     return rendered(
         "run.html",
         {
             "eyebrow": "coterie run",
-            "title": words.label(history.method),
-            "verdict": unbroken(f"{_sentence(data)} {ONE_RUN}"),
-            "facts": _run_facts(history),
+            "title": words.label(run.method),
+            "verdict": unbroken(f"{_sentence(run)} {ONE_RUN}"),
+            "facts": _run_facts(run),
             "alarms": summary["alarms"],
             "rejected": _run_rejected(summary["rejected"]),
-            "curves": figures.client_curves(history),
-            "numbers": [fact for fact in run_facts(data) if fact[0] != "alarm"],
-            "helping": _helping(history, relied),
-            "best": words.label(history.method),
+            "curves": figures.client_curves(run),
+            "numbers": [fact for fact in run_facts(run) if fact[0] != "alarm"],
+            "helping": _helping(run, relied),
+            "best": words.label(run.method),
             "own": False,
-            "exposed": exposed({history.method: [history]}),
-            "clinical": clinical_view({history.method: history}, choice),
+            "exposed": exposed({run.method: [run]}),
+            "clinical": clinical_view({run.method: run}, choice),
             "costs": _costs(summary),
-            "rounds": [_round_line(line, history.metric) for line in history.lines],
-            "clients": _client_lines(history, relied),
-            "seed": history.seed,
-            "metric": METRICS[history.metric].title,
-            "command": command_of(data.environment),
+            "rounds": [_round_line(line, run.metric) for line in run.lines],
+            "clients": _client_lines(run, relied),
+            "seed": run.seed,
+            "metric": METRICS[run.metric].title,
+            "command": command_of(run.environment),
             "digest": summary["digest"],
-            "config": pretty(data.config),
-            "where": pretty(data.environment),
+            "config": pretty(run.config),
+            "where": pretty(run.environment),
         },
     )
 
 
-def _sentence(data: Run) -> str:
+def _sentence(run: Run) -> str:
     """A sentence on the mean score after the last round."""
-    history, metric = data, data.metric
-    mean = last_score(data.summary)
+    metric = run.metric
+    mean = last_score(run.summary)
     text = (
-        f"{words.label(history.method)} gives a mean {METRICS[metric].title} of "
-        f"{words.number(mean, metric)}{words.unit(metric)} after {len(history.lines)} rounds"
+        f"{words.label(run.method)} gives a mean {METRICS[metric].title} of "
+        f"{words.number(mean, metric)}{words.unit(metric)} after {len(run.lines)} rounds"
     )
-    gain = data.summary["relative_to_local"]
+    gain = run.summary["relative_to_local"]
     if gain is None:
         return f"{text}."
     size = words.number(float(gain), metric, sign=True)
     return f"{text}, {size} compared with each client’s own local model."
 
 
-def _run_facts(history: Run) -> list[tuple[str, str]]:
-    groups = groups_of(history.roster)
+def _run_facts(run: Run) -> list[tuple[str, str]]:
+    groups = groups_of(run.roster)
     return [
-        ("clients", str(len(history.roster))),
+        ("clients", str(len(run.roster))),
         *([("true groups", str(groups))] if groups else []),
-        ("training samples per client", samples_of(history.roster)),
-        ("rounds", str(len(history.lines))),
-        ("seed", str(history.seed)),
+        ("training samples per client", samples_of(run.roster)),
+        ("rounds", str(len(run.lines))),
+        ("seed", str(run.seed)),
     ]
 
 
@@ -488,11 +483,11 @@ def _round_line(line: Line, metric: str) -> RoundFacts:
     )
 
 
-def _client_lines(history: Run, relied: Reliance | None) -> list[ClientFacts]:
-    roster, sources = history.roster, _sources(history, relied)
+def _client_lines(run: Run, relied: Reliance | None) -> list[ClientFacts]:
+    roster, sources = run.roster, _sources(run, relied)
 
     def score(scores: Floats, i: int) -> str:
-        return words.number(float(scores[i]), history.metric)
+        return words.number(float(scores[i]), run.metric)
 
     return [
         ClientFacts(
@@ -500,8 +495,8 @@ def _client_lines(history: Run, relied: Reliance | None) -> list[ClientFacts]:
             int(roster.n_train[i]),
             int(roster.n_val[i]),
             int(roster.n_test[i]),
-            score(history.test[0], i),
-            score(history.last, i),
+            score(run.test[0], i),
+            score(run.last, i),
             sources[i],
             roster.weak.get(name, words.NONE),
         )
@@ -509,9 +504,9 @@ def _client_lines(history: Run, relied: Reliance | None) -> list[ClientFacts]:
     ]
 
 
-def _sources(history: Run, relied: Reliance | None) -> list[str]:
+def _sources(run: Run, relied: Reliance | None) -> list[str]:
     """For each client, the other client on which it has the largest part of its weight."""
-    names = history.roster.clients
+    names = run.roster.clients
     if relied is None:
         return [words.NONE] * len(names)
     best = relied.share.argmax(1).tolist()
@@ -521,9 +516,9 @@ def _sources(history: Run, relied: Reliance | None) -> list[str]:
     ]
 
 
-def _helping(history: Run, relied: Reliance | None) -> helping.Helping | None:
+def _helping(run: Run, relied: Reliance | None) -> helping.Helping | None:
     if relied is None:
         return None
-    method = history.method
+    method = run.method
     stroke = {method: colour(method)}
-    return helping.helping({method: relied}, {method: history}, stroke, helping.OF_RUN)
+    return helping.helping({method: relied}, {method: run}, stroke, helping.OF_RUN)
