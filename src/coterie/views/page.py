@@ -18,7 +18,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from ..algorithms.exposure import EXPOSURES, Exposure
-from ..core.metrics import METRICS, Floats
+from ..core.metrics import METRICS
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import LOCAL, Line, Roster, Run, dense
 from ..runs.summary import last_score
@@ -30,7 +30,7 @@ from .figures import scatters
 from .judgement import Claim
 from .reliance import MOST_CLIENTS, Reliance, reliance
 from .svg import colour, style
-from .table import Table, notes, run_facts, table, tests, to_html
+from .table import notes, run_facts, table, tests, to_html
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -82,17 +82,6 @@ def client_index(roster: Roster, name: str) -> int:
     return roster.clients.index(name)
 
 
-def groups_of(roster: Roster) -> int:
-    """The number of true groups; 0 if they are not known."""
-    return 0 if roster.groups is None else len(set(roster.groups.tolist()))
-
-
-def samples_of(roster: Roster) -> str:
-    """The number of training samples per client, or the range of these numbers."""
-    least, most = roster.n_train.min(), roster.n_train.max()
-    return f"{most}" if least == most else f"{least}–{most}"
-
-
 def command_of(environment: Mapping[str, Any]) -> str | None:
     """The command line that started a run; None if it was started from Python."""
     argv = environment.get("argv") or []
@@ -141,6 +130,17 @@ class Exposed(NamedTuple):
     methods: tuple[MethodExposure, ...]
     raw: tuple[str, ...]  # headings of ``users``
     sites: tuple[SiteExposure, ...]
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The headings of the table of sites."""
+        users = (f"{method}: used by" for method in self.raw)
+        return ("site", "uploads, all methods and seeds", "rejected", *users)
+
+    @property
+    def cells(self) -> list[tuple[object, ...]]:
+        """The rows of the table of sites."""
+        return [(*site[:3], *site.users) for site in self.sites]
 
 
 def exposed(runs: Mapping[str, Sequence[Run]], only: int | None = None) -> Exposed:
@@ -234,11 +234,14 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "title": "Is joining worth it?",
             "verdict": unbroken(comparison.verdict),
             "answers": comparison.answers,
-            "facts": _facts(comparison),
+            "facts": [
+                *facts_of(comparison.runs),
+                ("seeds" if comparison.folds is None else "folds", str(len(comparison.seeds))),
+            ],
             "alarms": [alarm for row in comparison.rows for alarm in row.alarms],
-            "rejected": _rejected(comparison),
+            "rejected": rejected_of(comparison.runs),
             "table": to_html(shown),
-            "meanings": _meanings(shown),
+            "meanings": [(one.head, one.meaning) for one in shown.columns if one.meaning],
             "notes": notes(comparison),
             "tests": tests(comparison),
             "curves": figures.learning_curves(comparison),
@@ -269,36 +272,30 @@ def shown_method(comparison: "Comparison") -> str:
     return comparison.choice.method if comparison.choice else comparison.methods[-1]
 
 
-def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
-    run = comparison.runs[0]
-    groups = max(groups_of(run.roster) for run in comparison.runs)
-    facts = [
-        ("clients", str(len(run.roster))),
-        ("true groups", str(groups)),
-        ("training samples per client", samples_of(run.roster)),
-        ("rounds", str(len(run.lines))),
-        ("seeds" if comparison.folds is None else "folds", str(len(comparison.seeds))),
+def facts_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Clients, true groups where they are known, training samples and rounds of these runs."""
+    roster = runs[0].roster
+    known = [set(run.roster.groups.tolist()) for run in runs if run.roster.groups is not None]
+    least, most = roster.n_train.min(), roster.n_train.max()
+    return [
+        ("clients", str(len(roster))),
+        *([("true groups", str(max(map(len, known))))] if known else []),
+        ("training samples per client", f"{most}" if least == most else f"{least}–{most}"),
+        ("rounds", str(len(runs[0].lines))),
     ]
-    return [fact for fact in facts if fact != ("true groups", "0")]
 
 
-def _rejected(comparison: "Comparison") -> list[str]:
+def rejected_of(runs: Sequence[Run]) -> list[str]:
     """One sentence for each reason why uploads were rejected."""
-    found: dict[str, dict[str, int]] = {}
-    for run in comparison.runs:
+    found: dict[str, Counter[str]] = {}
+    for run in runs:
         for reason, count in run.summary["rejected"].items():
-            methods = found.setdefault(reason, {})
-            methods[run.method] = methods.get(run.method, 0) + count
+            found.setdefault(reason, Counter())[words.label(run.method)] += count
     return [
         f"Uploads were left out as {reason.replace('_', ' ')}: "
-        + ", ".join(f"{count} of {words.label(method)}" for method, count in methods.items())
-        + "."
+        f"{', '.join(f'{count} of {method}' for method, count in methods.items())}."
         for reason, methods in found.items()
     ]
-
-
-def _meanings(shown: Table) -> list[tuple[str, str]]:
-    return [(column.head, column.meaning) for column in shown.columns if column.meaning]
 
 
 def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
@@ -356,31 +353,6 @@ ONE_RUN = (
 )
 
 
-class RoundFacts(NamedTuple):
-    """One row of the table of rounds."""
-
-    round: int
-    clients: int
-    mean: str
-    sent: str
-    received: str
-    seconds: str
-    left_out: str
-
-
-class ClientFacts(NamedTuple):
-    """One row of the table of clients."""
-
-    name: str
-    train: int
-    val: int
-    test: int
-    first: str
-    last: str
-    source: str  # the client with the largest part of its weight on others
-    lack: str
-
-
 def run_page(run: Run, choice: ClinicalChoice | None = None) -> str:
     """The page of one run as HTML text; everything that comes from users is escaped."""
     summary, relied = run.summary, reliance([run])
@@ -390,9 +362,9 @@ def run_page(run: Run, choice: ClinicalChoice | None = None) -> str:
             "eyebrow": "coterie run",
             "title": words.label(run.method),
             "verdict": unbroken(f"{_sentence(run)} {ONE_RUN}"),
-            "facts": _run_facts(run),
+            "facts": [*facts_of([run]), ("seed", str(run.seed))],
             "alarms": summary["alarms"],
-            "rejected": _run_rejected(summary["rejected"]),
+            "rejected": rejected_of([run]),
             "curves": figures.client_curves(run),
             "numbers": [fact for fact in run_facts(run) if fact[0] != "alarm"],
             "helping": _helping(run, relied),
@@ -428,25 +400,6 @@ def _sentence(run: Run) -> str:
     return f"{text}, {size} compared with each client’s own local model."
 
 
-def _run_facts(run: Run) -> list[tuple[str, str]]:
-    groups = groups_of(run.roster)
-    return [
-        ("clients", str(len(run.roster))),
-        *([("true groups", str(groups))] if groups else []),
-        ("training samples per client", samples_of(run.roster)),
-        ("rounds", str(len(run.lines))),
-        ("seed", str(run.seed)),
-    ]
-
-
-def _run_rejected(counts: Mapping[str, int]) -> list[str]:
-    """One sentence for each reason why uploads were rejected."""
-    return [
-        f"Uploads were left out as {reason.replace('_', ' ')}: {count}."
-        for reason, count in counts.items()
-    ]
-
-
 def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Bytes and seconds of the run, its engine, and how the calls were executed."""
     clients, ran = max(1, summary["clients"]), summary["ran"]
@@ -467,12 +420,13 @@ def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _round_line(line: Line, metric: str) -> RoundFacts:
+def _round_line(line: Line, metric: str) -> tuple[object, ...]:
+    """One row of the table of rounds."""
     mean = words.NONE
     if line.get("test") is not None:
         mean = words.number(float(line["test"]), metric)
     who = [f"{one['client']} ({one['reason'].replace('_', ' ')})" for one in line["rejected"]]
-    return RoundFacts(
+    return (
         line["round"] + 1,
         len(line["clients"]),
         mean,
@@ -483,36 +437,22 @@ def _round_line(line: Line, metric: str) -> RoundFacts:
     )
 
 
-def _client_lines(run: Run, relied: Reliance | None) -> list[ClientFacts]:
-    roster, sources = run.roster, _sources(run, relied)
+def _client_lines(run: Run, relied: Reliance | None) -> list[tuple[object, ...]]:
+    """Each client's row: its samples, first and last score, and on whom it has the most weight."""
+    roster = run.roster
 
-    def score(scores: Floats, i: int) -> str:
-        return words.number(float(scores[i]), run.metric)
+    def most(i: int) -> str:
+        share = np.zeros(1) if relied is None else relied.share[i]
+        j = int(share.argmax())
+        return f"{roster.clients[j]} ({100 * share[j]:.0f} %)" if share[j] > 0 else words.NONE
 
     return [
-        ClientFacts(
-            name,
-            int(roster.n_train[i]),
-            int(roster.n_val[i]),
-            int(roster.n_test[i]),
-            score(run.test[0], i),
-            score(run.last, i),
-            sources[i],
-            roster.weak.get(name, words.NONE),
+        (
+            *(name, roster.n_train[i], roster.n_val[i], roster.n_test[i]),
+            *(words.number(float(scores[i]), run.metric) for scores in (run.test[0], run.last)),
+            *(most(i), roster.weak.get(name, words.NONE)),
         )
         for i, name in enumerate(roster.clients)
-    ]
-
-
-def _sources(run: Run, relied: Reliance | None) -> list[str]:
-    """For each client, the other client on which it has the largest part of its weight."""
-    names = run.roster.clients
-    if relied is None:
-        return [words.NONE] * len(names)
-    best = relied.share.argmax(1).tolist()
-    return [
-        f"{names[j]} ({100 * relied.share[i, j]:.0f} %)" if relied.share[i, j] > 0 else words.NONE
-        for i, j in enumerate(best)
     ]
 
 
