@@ -19,8 +19,14 @@ from coterie.core.answers import Answers
 from coterie.core.optim import Recipe
 from coterie.data.datasets import load
 from coterie.errors import ConfigError, DataError, StoreError
-from coterie.onboarding.newcomer import FEWEST, client_of, draws_of, training_helps
-from coterie.onboarding.onboarded import curve_point, read_labelled
+from coterie.onboarding.newcomer import (
+    FEWEST,
+    client_of,
+    draws_of,
+    read_labelled,
+    training_helps,
+)
+from coterie.onboarding.onboarded import curve_point
 from coterie.runs import run_folder
 from coterie.runs.config.loading import merge
 from sites import FAST, write_tables

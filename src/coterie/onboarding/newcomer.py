@@ -1,9 +1,15 @@
-"""A finished run that a new client joins: its models, its method's rule, its preprocessing."""
+"""A client that was not in the federation joins a finished run with its own labelled samples.
 
-from collections.abc import Callable, Sequence
+Some of the samples test; the others are drawn repeatedly in several numbers, as if the newcomer had
+labelled only so many. Each draw gives a model by the method's own rule
+(:mod:`coterie.algorithms.newcomers`) and local training, and a model trained alone from the run's
+start on the same samples. Nobody else trains.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +25,26 @@ from ..core.flat import FlatModel
 from ..core.imports import Code
 from ..core.shards import Ragged
 from ..data.data_schema import Schema
+from ..data.datasets import file_source
 from ..data.federation import Dataset, Federation
 from ..data.simulation import Simulation, simulate
 from ..data.site_data import site_federation
+from ..data.sources import sheets
+from ..data.sources.sheets import InputColumn, Sheet, TargetColumn, read_sheet, sheet_of
+from ..data.sources.tables import OpenTable, TableOptions, encode_table
 from ..data.standard import Preprocessing
 from ..engines import EngineSettings, make_engine
 from ..engines.evaluation import outputs
 from ..engines.loop import LoopBackend
 from ..errors import ConfigError, DataError, StoreError
+from ..exporting.exported_model import (
+    Others,
+    Source,
+    array_samples,
+    check_cells,
+    check_names,
+    in_memory,
+)
 from ..exporting.model_card import NetworkFacts, network_factory
 from ..exporting.writing import Trained, facts_of_run, network_facts, verified_run
 from ..networks import registry
@@ -39,6 +57,15 @@ from ..training.rounds import train
 from ..views.reliance import collaborators_of_mixture
 
 AVERAGE = "fedavg"  # the method whose model is the plain average
+SIZES = (5, 10, 20, 50, 100)  # numbers of labelled samples, and all of them
+DRAWS = 5  # draws of each number
+LEAST = 0.005  # weight from which on a client counts as a collaborator
+MOST_COLLABORATORS = 20  # that the table's collaborators name
+FEWEST = 4  # labelled samples of a newcomer: some to join with, some to test on
+TEST = 0.2  # share of the newcomer's samples that test, where the run's config says nothing
+
+
+# ---- the run that is joined ----------------------------------------------------------------------
 
 
 class JoinableRun(NamedTuple):
@@ -61,103 +88,177 @@ class JoinableRun(NamedTuple):
 
 def open_joinable(path: Path, code: Code) -> JoinableRun:
     """Read a finished run; refuses one that a newcomer cannot join, with the reason."""
-    data = verified_run(path)
+    run = verified_run(path)
     config = load(path / run_folder.CONFIG, code=code)
     algorithm = config.method().build()
     rule = join_rule(algorithm)  # before anything else: most refusals are about the method
     preprocessing = run_folder.read_preprocessing(path)
-    network = network_facts(data.config, preprocessing)
-    average = _plain_average(path, data)
-    return JoinableRun(data, config, algorithm, rule, preprocessing, network, code, average)
+    network = network_facts(run.config, preprocessing)
+    average = _plain_average(path, run)
+    return JoinableRun(run, config, algorithm, rule, preprocessing, network, code, average)
 
 
-def _plain_average(path: Path, data: Run) -> Tensor | None:
+def _plain_average(path: Path, run: Run) -> Tensor | None:
     """FedAvg's model: the run's own, or that of the run of FedAvg in the same comparison."""
-    if data.method == AVERAGE:
-        return data.predictor(0).models[0]
+    if run.method == AVERAGE:
+        return run.predictor(0).models[0]
     home = path.resolve().parent.parent
     beside = home / AVERAGE / path.resolve().name
     if not (home / COMPARE).is_file() or not run_folder.is_finished(beside):
         return None
     other = run_folder.read(beside)
-    same = other.roster.fingerprint == data.roster.fingerprint
+    same = other.roster.fingerprint == run.roster.fingerprint
     return other.predictor(0).models[0] if same else None
 
 
-# ---- whether local training helps a newcomer: a check on the halves of its own labelled samples -
+# ---- the newcomer's labelled samples, by the schema of the run's data ---------------------------
 
-# For each half, the newcomer joins with that half and trains on it; the other half judges the model
-# before and after training. Local training helps if there are fewer errors after it, or as many and
-# a lower loss; in a regression, if the loss is lower.
+# Columns, categories, shapes and classes are checked as for new samples without targets; units and
+# times decide how the samples can be split.
 
-CHECKED_FROM = 4  # samples of a draw that is checked; with fewer there is no local training
-
-
-def training_helps(
-    on: Simulation, samples: Tensor, rule: Callable[[Client], Joined], index: int
-) -> bool:
-    """Whether one round of local training after joining pays on samples that were left out."""
-    if len(samples) < CHECKED_FROM:
-        return False
-    before, after = [], []
-    for half, other in ((samples[0::2], samples[1::2]), (samples[1::2], samples[0::2])):
-        client, judge = (_with(on, half, val, index) for val in (half, other))
-        joined = rule(client).predictor
-        before.append(_cost(judge, joined, on.problem.regression))
-        after.append(_cost(judge, trained(client, joined, None), on.problem.regression))
-    return _sums(after) < _sums(before)
+ROLES = "split", "unit", "time", "subgroup"  # options: a column that says how rows are split
+DROP = "ignore a column with --drop '{0}'"
 
 
-def trained(client: Client, predictor: Mixture, epochs: int | None) -> Mixture:
-    """The predictor, each of its models trained on the client's samples; None: for one round."""
-    tuned = client if epochs is None else client.tuned(epochs=epochs)
-    return Mixture(predictor.weights, torch.stack([tuned.train(w) for w in predictor.models]))
+def read_labelled(
+    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str] = ()
+) -> Dataset:
+    """The samples and targets of a file, or of a table in memory, as the schema encodes them.
+
+    ``options`` are those of the run's ``[data]``: its columns for clients, units, times and splits
+    need not be there, and are no inputs if they are. Columns ``drop`` are ignored.
+    """
+    if schema.kind == "table":
+        return _table(source, schema, options, drop)
+    if drop:
+        raise DataError(f"--drop: this model takes {schema.kind}, which have no columns")
+    if not isinstance(source, str | Path):
+        raise DataError(f"found {type(source).__name__}; expected a file of {schema.kind}")
+    return _recoded(file_source(str(source)).read(), schema)
 
 
-def client_of(on: Simulation, at: int, index: int) -> Client:
-    """One client of a simulation as a method sees it in round ``index``."""
-    view = tree.row(views(on.problem, on.shards, [at], index), 0)
-    shape = shape_of(on.shards, [at], batched=False)
-    return Client(on.problem, on.shards, view, shape, Clock(index, index + 1))
+def _table(
+    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str]
+) -> Dataset:
+    sheet = _sheet(source, schema, options)
+    path, found, target = sheet.files[0], sheet.table.column_names, schema.target
+    if target.name not in found:
+        raise DataError(
+            f"{path}: has no column '{target.name}', which the model predicts; expected labelled "
+            "rows; add it with the known outcomes"
+        )
+    roles = {role: str(options[role]) for role in ROLES if options.get(role) in found}
+    inputs = {column.name for column in schema.columns}
+    unused = [options.get("client"), *options.get("drop", ())]
+    ignored = [name for name in unused if name in found and name not in inputs]
+    others = Others([target.name, *roles.values()], [*ignored, *drop])
+    check_names(path, found, schema, others, DROP)
+    for column in schema.columns:
+        check_cells(sheet, column)
+    _check_targets(sheet, target)
+    return encode_table(
+        OpenTable(path, sheet, _options(target.name, roles), target, None, ()),
+        schema.columns,
+        target,
+    )
 
 
-def _with(on: Simulation, train: Tensor, val: Tensor, index: int) -> Client:
-    """A client that trains on some samples and validates on others."""
-    lists = {"train": train, "val": val, "test": val}
-    splits = {name: Ragged([part], on.shards.device) for name, part in lists.items()}
-    return client_of(on._replace(shards=replace(on.shards, splits=splits)), 0, index)
+def _sheet(source: Source, schema: Schema, options: Mapping[str, Any]) -> Sheet:
+    if not isinstance(source, str | Path):
+        table = in_memory(source, schema)
+        return sheet_of(table, table.column_names, Path("table"))
+    path = Path(source)
+    if not path.is_file():
+        raise DataError(f"{path}: is no file; expected a table of labelled rows")
+    dates = (options["time"],) if options.get("time") else ()
+    delimiter, encoding = options.get("delimiter"), options.get("encoding", "utf-8")
+    return read_sheet([path], delimiter, encoding, [], dates)
 
 
-def _cost(client: Client, predictor: Mixture, regression: bool) -> tuple[float, float]:
-    """The errors, none in a regression, and the loss on the client's validation samples."""
-    errors, loss = 0.0, 0.0
-    with torch.no_grad():
-        for block in client.blocks("val"):
-            loss += float(client.mixture_losses(*predictor, block).sum())
-            said = outputs(client.model, predictor, block.x, regression)
-            if not regression:
-                errors += float((said.argmax(-1) != block.y).sum())
-    return errors, loss
+def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
+    split, unit, time, group = (roles.get(role) for role in ROLES)
+    return TableOptions(None, target, split, unit, time, group, "auto", (), (), None, "utf-8")
 
 
-def _sums(costs: list[tuple[float, float]]) -> tuple[float, float]:
-    errors, losses = zip(*costs, strict=True)
-    return sum(errors), sum(losses)
+def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
+    """Refuse empty cells, classes that the run does not know, and texts where numbers belong."""
+    cells = sheets.column(sheet, target.name, "target")
+    if target.kind != "texts":
+        check_cells(sheet, InputColumn(target.name, "numbers"))
+    if target.kind == "quantity":
+        return
+    known = {*target.classes}
+    for row, name in enumerate(sheets.texts(cells)):
+        if _plain(name, target) not in known:
+            raise DataError(
+                f"{sheet.where(row)}: found the class '{name}' in column '{target.name}'; expected "
+                f"one of {', '.join(target.classes)}, the classes of the run; spell it as there, "
+                "or leave the row out: the models know nothing of it"
+            )
 
 
-# ---- a client that was not in the federation joins a finished run with its own labelled samples -
+def _plain(name: str, target: TargetColumn) -> str:
+    """A class as the schema writes it: whole numbers without a fraction."""
+    if target.kind != "integers":
+        return name
+    number = float(name)
+    return str(int(number)) if number.is_integer() else name
 
-# Some of the samples test; the others are drawn repeatedly in several numbers, as if the newcomer
-# had labelled only so many. Each draw gives a model by the method's own rule
-# (:mod:`coterie.algorithms.newcomers`) and local training, and a model trained alone from the run's
-# start on the same samples. Nobody else trains.
 
-SIZES = (5, 10, 20, 50, 100)  # numbers of labelled samples, and all of them
-DRAWS = 5  # draws of each number
-LEAST = 0.005  # weight from which on a client counts as a collaborator
-MOST_COLLABORATORS = 20  # that the table's collaborators name
-FEWEST = 4  # labelled samples of a newcomer: some to join with, some to test on
-TEST = 0.2  # share of the newcomer's samples that test, where the run's config says nothing
+def _recoded(found: Dataset, schema: Schema) -> Dataset:
+    """Samples with the shape and the class numbers of the schema."""
+    if found.regression != schema.regression:
+        raise DataError(
+            f"{found.name}: found targets that are {'numbers' if found.regression else 'classes'};"
+            f" expected {'numbers' if schema.regression else 'classes'}, as in the run"
+        )
+    names, x = schema.target.classes, array_samples(found.x.numpy(), schema)
+    y = found.y if schema.regression else _classes(found, schema)
+    return replace(
+        found, x=x, y=y, classes=len(names), class_names=names, superclass=None, owners=None
+    )
+
+
+def _classes(found: Dataset, schema: Schema) -> Tensor:
+    place = {name: number for number, name in enumerate(schema.target.classes)}
+    own = found.class_names or tuple(str(c) for c in range(found.classes))
+    unknown = [own[c] for c in found.y.unique().tolist() if own[c] not in place]
+    if unknown:
+        raise DataError(
+            f"{found.name}: found the class '{unknown[0]}'; expected one of "
+            f"{', '.join(schema.target.classes)}, the classes of the run"
+        )
+    return torch.tensor([place.get(name, -1) for name in own])[found.y]
+
+
+class Newcomer(NamedTuple):
+    """The newcomer's samples: scaled, with those that test."""
+
+    name: str
+    dataset: Dataset
+    pool: Tensor  # [n] indices of the samples to join with
+    test: Tensor
+
+
+def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
+    """The newcomer's samples, scaled as the run's were, of which some test."""
+    if name in host.run.roster.clients:
+        raise ConfigError(f"--name: the run has a client '{name}' already; choose another name")
+    if len(dataset.y) < FEWEST:
+        raise DataError(
+            f"{dataset.name}: found {len(dataset.y)} labelled samples; expected {FEWEST} or more, "
+            "some to join with and some to test on"
+        )
+    share = host.config.data.test or TEST
+    seed = host.run.seed
+    made = site_federation(dataset, host.schema, name, val=0.0, test=share, seed=seed)
+    pool, test = torch.cat([made.train[0], made.val[0]]), made.test[0]
+    if not len(pool) or not len(test):
+        raise DataError(
+            f"{dataset.name}: found {len(pool)} samples to join with and {len(test)} to test on; "
+            "expected some of both: add samples of more units or times"
+        )
+    return Newcomer(name, host.preprocessing.scaled(dataset), pool, test)
 
 
 class Draw(NamedTuple):
@@ -191,39 +292,6 @@ class JoinOutcome(NamedTuple):
         return self.tries[-1]
 
 
-class Newcomer(NamedTuple):
-    """The newcomer's samples: scaled, with those that test."""
-
-    name: str
-    dataset: Dataset
-    pool: Tensor  # [n] indices of the samples to join with
-    test: Tensor
-
-
-# ---- the newcomer --------------------------------------------------------------------------------
-
-
-def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
-    """The newcomer's samples, scaled as the run's were, of which some test."""
-    if name in host.run.roster.clients:
-        raise ConfigError(f"--name: the run has a client '{name}' already; choose another name")
-    if len(dataset.y) < FEWEST:
-        raise DataError(
-            f"{dataset.name}: found {len(dataset.y)} labelled samples; expected {FEWEST} or more, "
-            "some to join with and some to test on"
-        )
-    share = host.config.data.test or TEST
-    seed = host.run.seed
-    made = site_federation(dataset, host.schema, name, val=0.0, test=share, seed=seed)
-    pool, test = torch.cat([made.train[0], made.val[0]]), made.test[0]
-    if not len(pool) or not len(test):
-        raise DataError(
-            f"{dataset.name}: found {len(pool)} samples to join with and {len(test)} to test on; "
-            "expected some of both: add samples of more units or times"
-        )
-    return Newcomer(name, host.preprocessing.scaled(dataset), pool, test)
-
-
 def draws_of(pool: Tensor, sizes: Sequence[int], count: int, seed: int) -> list[Draw]:
     """Random draws of each size, the smaller ones within the larger; last, all samples once."""
     found = []
@@ -242,7 +310,7 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
     """Join with each draw, and train alone on it.
 
     ``epochs`` of local training follow; None trains for one round's where a check on the draw's own
-    halves shows that training helps (:mod:`coterie.onboarding.newcomer`).
+    halves shows that training helps (:func:`training_helps`).
     """
     on = _simulation(host, new, plan)
     judge, metric = LoopBackend(on.problem, on.shards), host.run.metric
@@ -323,6 +391,67 @@ def _spread(made: Joined, usable: Tensor) -> Tensor | None:
     weights = torch.zeros(len(usable), dtype=torch.float64)
     weights[usable] = made.weights.to(torch.float64)
     return weights
+
+
+# ---- whether local training helps a newcomer: a check on the halves of its own labelled samples -
+
+# For each half, the newcomer joins with that half and trains on it; the other half judges the model
+# before and after training. Local training helps if there are fewer errors after it, or as many and
+# a lower loss; in a regression, if the loss is lower.
+
+CHECKED_FROM = 4  # samples of a draw that is checked; with fewer there is no local training
+
+
+def training_helps(
+    on: Simulation, samples: Tensor, rule: Callable[[Client], Joined], index: int
+) -> bool:
+    """Whether one round of local training after joining pays on samples that were left out."""
+    if len(samples) < CHECKED_FROM:
+        return False
+    before, after = [], []
+    for half, other in ((samples[0::2], samples[1::2]), (samples[1::2], samples[0::2])):
+        client, judge = (_with(on, half, val, index) for val in (half, other))
+        joined = rule(client).predictor
+        before.append(_cost(judge, joined, on.problem.regression))
+        after.append(_cost(judge, trained(client, joined, None), on.problem.regression))
+    return _sums(after) < _sums(before)
+
+
+def trained(client: Client, predictor: Mixture, epochs: int | None) -> Mixture:
+    """The predictor, each of its models trained on the client's samples; None: for one round."""
+    tuned = client if epochs is None else client.tuned(epochs=epochs)
+    return Mixture(predictor.weights, torch.stack([tuned.train(w) for w in predictor.models]))
+
+
+def client_of(on: Simulation, at: int, index: int) -> Client:
+    """One client of a simulation as a method sees it in round ``index``."""
+    view = tree.row(views(on.problem, on.shards, [at], index), 0)
+    shape = shape_of(on.shards, [at], batched=False)
+    return Client(on.problem, on.shards, view, shape, Clock(index, index + 1))
+
+
+def _with(on: Simulation, train: Tensor, val: Tensor, index: int) -> Client:
+    """A client that trains on some samples and validates on others."""
+    lists = {"train": train, "val": val, "test": val}
+    splits = {name: Ragged([part], on.shards.device) for name, part in lists.items()}
+    return client_of(on._replace(shards=replace(on.shards, splits=splits)), 0, index)
+
+
+def _cost(client: Client, predictor: Mixture, regression: bool) -> tuple[float, float]:
+    """The errors, none in a regression, and the loss on the client's validation samples."""
+    errors, loss = 0.0, 0.0
+    with torch.no_grad():
+        for block in client.blocks("val"):
+            loss += float(client.mixture_losses(*predictor, block).sum())
+            said = outputs(client.model, predictor, block.x, regression)
+            if not regression:
+                errors += float((said.argmax(-1) != block.y).sum())
+    return errors, loss
+
+
+def _sums(costs: list[tuple[float, float]]) -> tuple[float, float]:
+    errors, losses = zip(*costs, strict=True)
+    return sum(errors), sum(losses)
 
 
 # ---- the personal model --------------------------------------------------------------------------
