@@ -60,11 +60,13 @@ def sheet(width: float, height: float, title: str, *parts: Markup) -> str:
     return drawn.replace("<svg ", f"<svg {size} ", 1) + "\n"
 
 
-def placed(part: Markup, x: float, y: float, head: str = "") -> Markup:
+def placed(part: Markup, x: float, y: float, head: str = "", width: float = 0.0) -> Markup:
     """A drawing of the report at a place in a sheet, with words above it."""
     inner = re.search(r'viewBox="0 0 (\S+) (\S+)"', part)
     assert inner is not None
-    at = f'<svg x="{x:g}" y="{y:g}" width="{inner[1]}" height="{inner[2]}" overflow="visible" '
+    scale = width / float(inner[1]) if width else 1.0
+    size = f'width="{scale * float(inner[1]):g}" height="{scale * float(inner[2]):g}"'
+    at = f'<svg x="{x:g}" y="{y:g}" {size} overflow="visible" '
     moved = Markup(str(part).replace("<svg ", at, 1))
     return moved if not head else tag("text", head, x=x + 10, y=y - 6, class_="tick") + moved
 
@@ -85,7 +87,7 @@ def maps(history: Run, left: float) -> list[Markup]:
     return [
         placed(
             heatmap(matrix, history.roster.clients, history.roster.groups, head),
-            *(left + i * (MAP + GAP), TOP, head),
+            *(left + i * (MAP + GAP), TOP, head, MAP),
         )
         for i, (head, matrix) in enumerate(shown)
     ]

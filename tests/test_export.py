@@ -31,13 +31,12 @@ from coterie.deploy.site_model import export_site
 from coterie.engines.evaluation import outputs
 from coterie.engines.site import MODEL
 from coterie.errors import ConfigError, CoterieWarning, DataError, StoreError
-from coterie.exporting.export_format import NAMES, ModelFacts, NetworkFacts
 from coterie.exporting.exported_model import Predictions
-from coterie.exporting.model_card import written_network
+from coterie.exporting.model_card import NAMES, ModelFacts, NetworkFacts, written_network
 from coterie.exporting.writing import Trained, trained_client, write_export
 from coterie.networks import registry
 from coterie.runs import run_folder
-from coterie.runs.assemble import assemble, simulation_of
+from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import load, merge
 from coterie.storage import files
 from sites import FAST, InProcess, handler_of, signed, simulated, site_folders, write_tables
@@ -165,8 +164,9 @@ NUMBERS = {
 
 def encoded_test(asked, client, method):
     """The stored test samples of a client, as a simulation of this config has them."""
-    made = simulation_of(assemble(load(asked)), load(asked).method(method).build(), load(asked))
-    federation = made.federation
+    config = load(asked)
+    with contextlib.closing(assemble(config)) as assembly:
+        federation = assembly.simulated(config.method(method).build(), config).federation
     at = federation.clients.index(client)
     return federation.source.x[federation.test[at]]
 
@@ -265,7 +265,9 @@ def test_a_site_exports_the_model_that_the_simulation_exports(exported, sites, c
     assert {**own, "model": None} == {**here, "model": None}
     same = ("client", "method", "rounds", "train", "val", "test", "metric", "score")
     assert [own["model"][key] for key in same] == [here["model"][key] for key in same]
-    assert own["model"]["collaborators"] == {"ash": None, "birch": None}
+    assert own["model"]["collaborators"] == [
+        {"name": name, "average": None, "last": None, "entered": None} for name in ("ash", "birch")
+    ]
     cards = [(folder / "README.md").read_text() for folder in (sites / "own", place)]
     own, here = (text.partition("## How far to trust")[2].partition("\n## ")[0] for text in cards)
     assert own == here
@@ -282,7 +284,7 @@ def test_a_site_chooses_an_experiment_by_its_hash(sites):
     newest, *_ = sorted(site.experiments.iterdir(), key=lambda p: -(p / MODEL).stat().st_mtime_ns)
     export_site(site, sites / "new")
     said = json.loads((sites / "new" / "config.json").read_text())["model"]
-    assert (said["run"], said["method"], said["collaborators"]) == (newest.name, "local", {})
+    assert (said["run"], said["method"], said["collaborators"]) == (newest.name, "local", [])
     (other,) = (p.name for p in site.experiments.iterdir() if p != newest)
     export_site(site, sites / "old", other[:10])
     assert json.loads((sites / "old" / "config.json").read_text())["model"]["run"] == other
@@ -312,7 +314,7 @@ for folder in sys.argv[1:]:
     save_file({"answers": answers.contiguous()}, "../answers.safetensors")
 """
 
-FACTS = ModelFacts("a", "local", 1, 0, "", None, 1, 1, 1, "accuracy", None, {})
+FACTS = ModelFacts("a", "local", 1, 0, "", None, 1, 1, 1, "accuracy", None, ())
 
 
 def dataset_for(name, side=32):
@@ -398,10 +400,10 @@ def test_the_card_says_what_the_model_is_and_escapes_names(exported, tmp_path):
     run, said = exported[1], json.loads((exported[2] / "config.json").read_text())["model"]
     at = run.roster.clients.index("cedar")
     assert f"{said['test']} test samples" in text
-    assert f"AUC {run.last[at]:.4g} %" in text
+    assert f"AUC {run.last[at]:.1f} %" in text
     assert run.summary["digest"] in text
     assert said["collaborators"]
-    assert all(name in text for name in said["collaborators"])
+    assert all(one["name"] in text for one in said["collaborators"])
     made = trained_client(run.path, "cedar", Code())
     facts = replace(made.facts, client="<b>|x`\n# y")
     write_export(made._replace(facts=facts), tmp_path / "odd")

@@ -135,9 +135,12 @@ def test_the_files_of_a_comparison_stand_alone(comparison):
 def test_names_of_files_are_plain_and_differ(comparison, monkeypatch):
 
     drawn = figure(10, 10, "t")
-    named = [("calibration ../../A b", drawn), ("calibration a, B", drawn), ("Ω", drawn)]
+    named = [("calibration ../../A b", drawn), ("calibration a, B", drawn)]
+    named += [("Hôpital Łódź", drawn), ("?", drawn)]
     monkeypatch.setattr(figure_files, "_of_all", lambda *_: iter(named))
-    assert list(page_figures(comparison)) == ["calibration-a-b", "calibration-a-b-2", "figure"]
+    assert list(page_figures(comparison)) == [
+        *("calibration-a-b", "calibration-a-b-2", "hôpital-łódź", "figure")
+    ]
 
 
 def test_pdf_is_one_page_of_the_figures_size():

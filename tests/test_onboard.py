@@ -19,8 +19,14 @@ from coterie.core.answers import Answers
 from coterie.core.optim import Recipe
 from coterie.data.datasets import load
 from coterie.errors import ConfigError, DataError, StoreError
-from coterie.onboarding.newcomer import FEWEST, client_of, draws_of, training_helps
-from coterie.onboarding.onboarded import curve_point, read_labelled
+from coterie.onboarding.newcomer import (
+    FEWEST,
+    client_of,
+    draws_of,
+    read_labelled,
+    training_helps,
+)
+from coterie.onboarding.onboarded import curve_point
 from coterie.runs import run_folder
 from coterie.runs.config.loading import merge
 from sites import FAST, write_tables
@@ -90,11 +96,12 @@ def test_the_exported_model_is_the_personal_one_and_its_card_says_how(joined):
     facts = model.config.model
     assert (facts.client, facts.onboarded, facts.method) == ("oak", True, "fedfomo")
     assert (facts.train, facts.test) == (48, found.test)
-    assert facts.collaborators == found.collaborators
+    named = {one.name: one.average for one in facts.collaborators}
+    assert {**named, **found.collaborators} == named
     assert facts.score == pytest.approx(found.points[-1].joined.mean)
     card = (found.path / "README.md").read_text("utf-8")
     assert "not in the federation" in card
-    assert "made from the models of" in card
+    assert "The models of these clients entered it" in card
     answers = model.predict(home / "oak.csv", drop=["label"])
     truth = [line.split(",")[-1] for line in (home / "oak.csv").read_text().splitlines()[1:]]
     right = np.mean([a == b for a, b in zip(answers.labels, truth, strict=True)])

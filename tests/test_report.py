@@ -399,7 +399,7 @@ def test_the_page_of_a_run_stands_alone_and_tells_everything():
     assert [f'<th scope="row">{r + 1}</th>' in text for r in range(20)] == [True] * 20
     assert "Who helps whom" in text
     assert "site-1 (not finite)" in text  # round 3 left it out
-    assert "Uploads were left out as not finite: 1." in text
+    assert "Uploads were left out as not finite: 1 of FedFomo." in text
     assert made.summary["digest"] in text
 
 

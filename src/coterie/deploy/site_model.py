@@ -9,13 +9,14 @@ from ..core.algorithm import Mixture
 from ..data.standard import Preprocessing
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
-from ..exporting.export_format import ModelFacts, NetworkFacts
+from ..exporting.model_card import ModelFacts, NetworkFacts
 from ..exporting.writing import Trained, write_export
 from ..runs.run import JudgedRows
 from ..runs.stored import read_outcomes
 from ..storage import files
 from ..storage.archives import read_npz
 from ..views.clinical import ClinicalChoice, SiteClinical, site_clinical
+from ..views.reliance import unknown_parts
 from .allowed_code import allowed_code
 from .federated import scaled_example
 from .handler import AGREEMENT
@@ -116,7 +117,7 @@ def _facts(site: SiteFolder, folder: Path, made: Experiment) -> ModelFacts:
         test=counts.test,
         metric=config.run.metric,
         score=_score(folder / ANSWERS),
-        collaborators={} if made.algorithm.traits.alone else dict.fromkeys(others),
+        collaborators=() if made.algorithm.traits.alone else unknown_parts(others),
         notes=("Validation data was trained on as well.",) if made.merged else (),
     )
 

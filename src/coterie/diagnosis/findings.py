@@ -22,8 +22,12 @@ from ..data.sources.sheets import NO_CELL
 from ..runs.run import Roster
 
 OFF = 10.0  # times the others' median or spread: another unit, as cm and m
-FEW = 3
+FAR = 1000.0  # times the median distance from the median over all clients
+FEW = 3  # classes whose shares are said
 FEWEST = 5  # known numbers of a client from which its median and spread are compared
+MANY = 8  # at most so many clients are named in a warning
+HIGH = 80.0  # percent: an accuracy of always answering the commonest class that hides failures
+COARSE = 20.0  # percentage points: a test set that shows only larger gains tells little
 
 
 class SitePart(NamedTuple):
@@ -51,7 +55,7 @@ class SiteRow(NamedTuple):
     smallest: float | None  # in percentage points; None if no gain can be shown
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers by name, for JSON."""
+        """The numbers by name."""
         return {**self.part._asdict(), "rows": self.part.rows, "smallest_gain": self.smallest}
 
     def cells(self) -> tuple[str, ...]:
@@ -111,8 +115,8 @@ def _balance(classes: dict[str, float]) -> str:
     if not classes:
         return "—"
     often = sorted(classes.items(), key=lambda pair: -pair[1])
-    said = ", ".join(f"{name} {100 * share:.0f} %" for name, share in often[:FEW])
-    return f"{said}, {len(often) - FEW} more" if len(often) > FEW else said
+    said = [f"{name} {100 * share:.0f} %" for name, share in often[:FEW]]
+    return ", ".join([*said, *[f"{len(often) - FEW} more"] * (len(often) > FEW)])
 
 
 def parts(federation: Federation) -> list[SitePart]:
@@ -121,13 +125,11 @@ def parts(federation: Federation) -> list[SitePart]:
     names = data.class_names or tuple(map(str, range(data.classes)))
     empty = _empty_cells(data)
     for i, rows in enumerate(rows_of(federation)):
-        test = federation.own_test[i]
+        test, y = federation.own_test[i], data.y[rows]
         sizes = len(federation.train[i]), len(federation.own_val[i]), len(test)
         units = sizes[2] if data.units is None else len(data.units[test].unique())
-        counts = [int((data.y[rows] == c).sum()) for c in range(data.classes)]
-        shares = {
-            name: n / data.y[rows].numel() for name, n in zip(names, counts, strict=True) if n
-        }
+        shares = {name: float((y == c).sum()) / max(1, y.numel()) for c, name in enumerate(names)}
+        shares = {name: share for name, share in shares.items() if share}
         missing = None if empty is None or not len(rows) else float(empty[rows].mean())
         own = _commonest(data, federation.train[i].numpy(), test.numpy())
         found.append(SitePart(federation.clients[i], *sizes, units, missing, shares, own))
@@ -171,23 +173,21 @@ def categories(data: Dataset) -> dict[str, dict[str, int]]:
 def _used(federation: Federation) -> dict[str, dict[str, tuple[str, ...]]]:
     """For each category column and the target, the clients that use each level."""
     data, rows = original(federation), rows_of(federation)
-    clients = federation.clients
-    found = {}
-    for column, levels in categories(data).items():
-        held = {level: data.x[:, at].numpy() > 0 for level, at in levels.items()}
-        found[column] = {
-            level: tuple(name for name, own in zip(clients, rows, strict=True) if has[own].any())
-            for level, has in held.items()
+
+    def users(has: npt.NDArray[np.bool_]) -> tuple[str, ...]:
+        return tuple(c for c, own in zip(federation.clients, rows, strict=True) if has[own].any())
+
+    found = {
+        column: {
+            level: users(data.x[:, at].numpy() > 0)
+            for level, at in levels.items()
             if level != NO_CELL
         }
+        for column, levels in categories(data).items()
+    }
     if data.class_names:
         y = data.y.numpy()
-        found["the target"] = {
-            level: tuple(
-                name for name, own in zip(clients, rows, strict=True) if (y[own] == c).any()
-            )
-            for c, level in enumerate(data.class_names)
-        }
+        found["the target"] = {name: users(y == c) for c, name in enumerate(data.class_names)}
     return found
 
 
@@ -201,16 +201,13 @@ def alike(federation: Federation) -> list[Alike]:
         Alike(column, one, used[one], other, used[other])
         for column, used in _used(federation).items()
         for one, other in combinations(used, 2)
-        if _same(one, other) or (_begins(one, other) and not {*used[one]} & {*used[other]})
+        if _plain(one) == _plain(other) != ""
+        or (_begins(one, other) and not {*used[one]} & {*used[other]})
     ]
 
 
 def _plain(level: str) -> str:
     return "".join(letter for letter in level.casefold() if letter.isalnum())
-
-
-def _same(one: str, other: str) -> bool:
-    return _plain(one) == _plain(other) != ""
 
 
 def _begins(one: str, other: str) -> bool:
@@ -256,7 +253,6 @@ def scales(federation: Federation) -> list[OtherScale]:
         return found
     x, rows = data.x.double().numpy(), rows_of(federation)
     for at in np.flatnonzero(data.numeric.numpy()):
-        name = data.feature_names[at] if data.feature_names else f"x{at}"
         known = [own[~np.isnan(own)] for own in (x[mine, at] for mine in rows)]
         quartiles = np.array(
             [np.quantile(v, (0.25, 0.5, 0.75)) if len(v) >= FEWEST else [np.nan] * 3 for v in known]
@@ -264,7 +260,7 @@ def scales(federation: Federation) -> list[OtherScale]:
         middle, spread = quartiles[:, 1], quartiles[:, 2] - quartiles[:, 0]
         for i, client in enumerate(federation.clients):
             if (odd := _odd(i, middle, spread)) is not None:
-                found.append(OtherScale(client, name, *odd))
+                found.append(OtherScale(client, _column(data, int(at)), *odd))
     return found
 
 
@@ -285,10 +281,7 @@ def _far(one: float, other: float) -> bool:
     return min(one, other) > 0 and max(one, other) >= OFF * min(one, other)
 
 
-# ---- finds duplicate samples: samples that occur in two splits of a client, or at two clients ---
-
-# Two samples are the same if their inputs and their targets, as relabelled by the client, are
-# equal.
+# ---- samples that occur in two splits of a client, or at two clients -----------------------------
 
 
 class Duplicates(NamedTuple):
@@ -300,7 +293,7 @@ class Duplicates(NamedTuple):
 
 
 def duplicates(federation: Federation) -> Duplicates:
-    """Count the duplicates among every client's own samples (not those of foreign targets)."""
+    """Count equal inputs with equal targets among every client's own samples, as it labels them."""
     inside: dict[str, int] = {}
     holders: dict[bytes, set[int]] = {}
     parts = zip(federation.train, federation.own_val, federation.own_test, strict=True)
@@ -320,32 +313,21 @@ def duplicates(federation: Federation) -> Duplicates:
 
 def _prints(federation: Federation, client: int, held: Tensor) -> list[bytes]:
     """A short hash of each of these samples of a client."""
-    data = federation.dataset
-    y = data.y[held]
-    if federation.relabel is not None:
-        y = federation.relabel[client, y]
-    rows = zip(data.x[held].numpy(), y.numpy(), strict=True)
-    return [
-        hashlib.blake2b(x.tobytes() + target.tobytes(), digest_size=16).digest()
-        for x, target in rows
-    ]
+    x, y = federation.dataset.x[held].numpy(), federation.dataset.y[held]
+    y = y if federation.relabel is None else federation.relabel[client, y]
+    samples = (x.tobytes() + target.tobytes() for x, target in zip(x, y.numpy(), strict=True))
+    return [hashlib.blake2b(sample, digest_size=16).digest() for sample in samples]
 
 
 def shared_units(federation: Federation) -> list[str]:
     """Names of units that two or more clients use: the same patient, or the same numbering."""
-    names = federation.dataset.unit_names
+    names, units = federation.dataset.unit_names, federation.units
     held = torch.cat([*federation.train, *federation.val, *federation.test])
-    units = federation.units
     here = [] if units is None else [names[unit] for unit in units[held].unique().tolist()]
     return [name for name, count in Counter(here).items() if count > 1]
 
 
-# ---- finds columns with extreme numbers at one client: a wrong unit, or a misplaced decimal point
-
-# Standardisation uses one mean and one deviation for all clients, so a single huge number flattens
-# the column for every client.
-
-FAR = 1000.0  # times the median distance from the median over all clients
+# ---- extreme numbers at one client: a wrong unit or digit, which flattens the column for all -----
 
 
 class Extreme(NamedTuple):
@@ -365,23 +347,23 @@ def extremes(federation: Federation) -> list[Extreme]:
     distance (which counts as 1 where half of the numbers are equal). No distribution is assumed:
     the heavy tails of correct data stay below that.
     """
-    data = federation.dataset if federation.source is None else federation.source
+    data, found = original(federation), list[Extreme]()
     if data.numeric is None or data.x.ndim != 2:
-        return []
-    x = data.x.double().numpy()
+        return found
     columns = np.flatnonzero(data.numeric.numpy())
-    middle, usual = _scale(x[:, columns])
-    found = []
-    parts = zip(federation.train, federation.own_val, federation.own_test, strict=True)
-    for client, splits in zip(federation.clients, parts, strict=True):
-        own = x[np.concatenate([split.numpy() for split in splits])][:, columns]
-        off = np.nan_to_num(np.abs(own - middle))
+    x = data.x.double().numpy()[:, columns]
+    middle, usual = _scale(x)
+    for client, rows in zip(federation.clients, rows_of(federation), strict=True):
+        off = np.nan_to_num(np.abs(x[rows] - middle))
         for at in np.flatnonzero((off > FAR * usual).any(axis=0)):
-            row = int(off[:, at].argmax())
-            name = data.feature_names[columns[at]] if data.feature_names else f"x{columns[at]}"
-            numbers = float(own[row, at]), float(middle[at]), float(usual[at])
-            found.append(Extreme(client, name, *numbers))
+            value = x[rows[int(off[:, at].argmax())], at]
+            numbers = float(value), float(middle[at]), float(usual[at])
+            found.append(Extreme(client, _column(data, int(columns[at])), *numbers))
     return found
+
+
+def _column(data: Dataset, at: int) -> str:
+    return data.feature_names[at] if data.feature_names else f"x{at}"
 
 
 def _scale(x: Floats) -> tuple[Floats, Floats]:
@@ -392,11 +374,7 @@ def _scale(x: Floats) -> tuple[Floats, Floats]:
     return middle, np.where(usual > 0, usual, np.maximum(1.0, np.abs(middle)))
 
 
-# ---- the warnings of ``coterie doctor`` about data: one sentence each, with clients and columns -
-
-MANY = 8  # at most so many clients are named in a warning
-HIGH = 80.0  # percent: an accuracy of always answering the commonest class that hides failures
-COARSE = 20.0  # percentage points: a test set that shows only larger gains tells little
+# ---- warnings: one sentence each, with clients and columns ---------------------------------------
 
 
 def some(names: Sequence[str]) -> str:
@@ -417,37 +395,41 @@ def data_warnings(federation: Federation) -> list[str]:
         "from it"
         for column, clients in empty_columns(federation).items()
     ]
+    other = [
+        f"client '{one.client}': column '{one.column}' has a {one.what} of {one.own:g}, the others "
+        f"{one.others:g}, {OFF:g} times or more apart; check its unit (cm and m, mg and g)"
+        for one in scales(federation)
+    ]
+    far = [
+        f"client '{one.client}': column '{one.column}' holds {one.value:g}, where all clients "
+        f"together are around {one.middle:g} (typically {one.usual:g} away); check its unit and "
+        "its digits"
+        for one in extremes(federation)
+    ]
     return [
         *_capped(empty, "columns are empty at some clients"),
         *_capped(_spellings(federation), "categories are written in several ways"),
-        *_capped(_scales(federation), "columns of clients have another scale"),
-        *_out_of_scale(federation),
+        *_capped(other, "columns of clients have another scale"),
+        *_capped(far, "columns of clients are out of scale"),
     ]
 
 
 def _spellings(federation: Federation) -> list[str]:
-    pairs, said = alike(federation), []
-    for pair in pairs:
-        said.append(
+    pairs = alike(federation)
+    told = {pair.column for pair in pairs}
+    return [
+        *(
             f"column '{pair.column}': '{pair.one}' ({some(pair.at)}) and '{pair.other}' "
             f"({some(pair.other_at)}) look like one category written in two ways; write it one way"
-        )
-    told = {pair.column for pair in pairs}
-    for odd in codings(federation):
-        if odd.column not in told:
-            said.append(
-                f"column '{odd.column}': no other client uses the categories of '{odd.client}' "
-                f"({some(odd.own)}); the others use {some(odd.others)}; check that they mean the "
-                "same by it"
-            )
-    return said
-
-
-def _scales(federation: Federation) -> list[str]:
-    return [
-        f"client '{one.client}': column '{one.column}' has a {one.what} of {one.own:g}, the others "
-        f"{one.others:g}, {OFF:g} times or more apart; check its unit (cm and m, mg and g)"
-        for one in scales(federation)
+            for pair in pairs
+        ),
+        *(
+            f"column '{odd.column}': no other client uses the categories of '{odd.client}' "
+            f"({some(odd.own)}); the others use {some(odd.others)}; check that they mean the "
+            "same by it"
+            for odd in codings(federation)
+            if odd.column not in told
+        ),
     ]
 
 
@@ -504,25 +486,15 @@ def repeated_warnings(federation: Federation, repeated: Duplicates) -> list[str]
     return found
 
 
-def _out_of_scale(federation: Federation) -> list[str]:
-    """Warnings about columns in which a client's numbers are far out of the others' scale."""
-    said = [
-        f"client '{one.client}': column '{one.column}' holds {one.value:g}, where all clients "
-        f"together are around {one.middle:g} (typically {one.usual:g} away); check its unit and "
-        "its digits"
-        for one in extremes(federation)
-    ]
-    return _capped(said, "columns of clients are out of scale")
-
-
 def weak_warnings(roster: Roster, participation: float) -> list[str]:
     """Warnings about clients that lack data, and about rounds with less than one client."""
     kinds: dict[str, list[str]] = {}
     for name, lack in roster.weak.items():
         kinds.setdefault(lack, []).append(name)
-    found = []
-    for lack, names in kinds.items():
-        found.append(f"{len(names)} of {len(roster)} clients have {lack}: {some(names)}")
+    found = [
+        f"{len(names)} of {len(roster)} clients have {lack}: {some(names)}"
+        for lack, names in kinds.items()
+    ]
     if participation * len(roster) < 1:
         found.append("participation is below one client per round; one client takes part")
     return found

@@ -1,27 +1,115 @@
-"""Writes a network out as plain PyTorch code, which needs no coterie and loads no foreign code.
+"""What is known of an exported model, for programs (config.json) and for people (README.md)."""
 
-A network of ordinary layers is one expression. The residual block and the recurrent network are
-classes; their own source text stands before the expression.
-"""
-
+import contextlib
 import inspect
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import nn
 
-from ..core.imports import INSTALLED_ONLY
+from ..core.imports import INSTALLED_ONLY, Code
 from ..core.metrics import METRICS
 from ..data.data_schema import Schema
 from ..data.standard import Preprocessing
 from ..errors import printable
 from ..networks import registry
 from ..networks.registry import Recurrent, Residual, head, norm_layer
-from ..views.clinical import FEWEST, Calibration, Estimate, Sensitivity, SiteClinical
-from .export_format import ExportConfig, NetworkFacts, network_factory, shapes_of
+from ..storage import files
+from ..storage.files import STRICT
+from ..views import words
+from ..views.clinical import FEWEST, Calibration, Sensitivity, SiteClinical
+from ..views.clinical_page import TOO_FEW, rows_text, sensitivity_text, subgroup_text
+from ..views.reliance import Collaborator
+
+# ---- the files of an export ----------------------------------------------------------------------
+
+FORMAT = 1
+MODEL, CONFIG, PREPROCESSING = "model.safetensors", "config.json", "preprocessing.json"
+CARD = "README.md"
+NAMES = (MODEL, CONFIG, PREPROCESSING, CARD)
+MOST_MODELS = 10_000  # of one mixture
+WEIGHTS = "weights"  # of the mixture, in the file of the model
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model: where it comes from, on which data, and how good it is."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    client: str
+    method: str
+    rounds: int
+    seed: int
+    run: str  # digest of the run, or hash of the agreement of a federation's sites
+    data: str | None  # fingerprint of the clients' data; None where a site does not know it
+    train: int  # samples of the client
+    val: int
+    test: int
+    metric: str
+    score: float | None  # on the client's test samples; None if it has none
+    collaborators: tuple[Collaborator, ...]  # whose models entered it
+    notes: tuple[str, ...] = ()
+    onboarded: bool = False  # the client was not in the run: it joined the finished one
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """The network of a model."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str
+    options: dict[str, Any]
+    shape: tuple[int, ...]  # of one input
+    classes: int  # 0 for a regression
+    precision: Literal["float32", "float64", "tf32", "bf16"]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of parameters and inputs."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """The file ``config.json`` of an export."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    network: NetworkFacts
+    model: ModelFacts
+    digest: str  # of the weights and parameters
+    coterie: str  # the version that wrote it
+    format: int = field(default=FORMAT, kw_only=True)
+
+    def to_json(self) -> str:
+        """All of it as JSON text."""
+        return files.to_json(asdict(self), indent=2) + "\n"
+
+
+def network_factory(facts: NetworkFacts, schema: Schema, code: Code) -> Callable[[], nn.Module]:
+    """A function that makes such networks for samples of this schema."""
+    own = facts.name in registry.MODELS
+    model = facts.name if own else registry.builder(facts.name, code)
+    return registry.factory(model, schema.example(), **facts.options)
+
+
+def shapes_of(facts: NetworkFacts, factory: Callable[[], nn.Module]) -> nn.Module:
+    """A network without values: our own networks take no memory for it, however large they are."""
+    with torch.device("meta") if facts.name in registry.MODELS else contextlib.nullcontext():
+        return factory()
+
+
+# ---- a network as plain PyTorch code, which needs no coterie and loads no foreign code -----------
+
+# A network of ordinary layers is one expression. The residual block and the recurrent network are
+# classes; their own source text stands before the expression.
 
 # Layers whose ``repr`` is the call that makes them.
 PLAIN: tuple[type[nn.Module], ...] = (
@@ -103,8 +191,6 @@ def _expression(module: nn.Module, depth: int) -> str | None:
 
 # Bins and subgroups with few rows are given without numbers: a card may be passed on.
 
-FEW = "too few rows"
-
 
 def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
     """The text in Markdown; ``plain`` escapes what comes from data."""
@@ -119,9 +205,13 @@ def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
         else:
             parts += [_calibration(numbers.calibration), *_sensitivity(found, numbers.sensitivity)]
     if numbers.subgroups:
-        title = METRICS[found.metric].title
+        title = METRICS[found.metric].title + words.unit(found.metric)
         rows = [
-            (plain(group.name), *_few(group.rows, _interval(group.score, found.metric)))
+            (
+                plain(group.name),
+                plain(rows_text(group.rows)),
+                subgroup_text(group, group.score, found.metric),
+            )
             for group in numbers.subgroups
         ]
         head = (plain(found.column), "test samples", f"{title} (95 % interval)")
@@ -131,7 +221,12 @@ def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
 
 def _calibration(found: Calibration) -> str:
     rows = [
-        (f"{part.predicted:.2f}", *_few(part.rows, f"{part.observed:.2f}")) for part in found.bins
+        (
+            f"{part.predicted:.2f}",
+            rows_text(part.rows),
+            TOO_FEW if part.rows < FEWEST else f"{part.observed:.2f}",
+        )
+        for part in found.bins
     ]
     table = _table(("mean predicted probability", "test samples", "share with the outcome"), rows)
     slope = "" if math.isnan(found.slope) else f", calibration slope {found.slope:.2f} (ideally 1)"
@@ -144,24 +239,12 @@ def _calibration(found: Calibration) -> str:
 def _sensitivity(found: SiteClinical, sensitivity: Sensitivity | None) -> list[str]:
     if sensitivity is None:
         return ["All test samples are of one kind, so that there is no sensitivity."]
-    value, low, high = (f"{100 * part:.0f}" for part in sensitivity.found)
     return [
-        f"With a specificity of {100 * found.specificity:g} % it finds {value} % (95 % interval "
-        f"{low} to {high}) of the samples with the outcome: those with a probability of at least "
-        f"{sensitivity.threshold:.3g}. The threshold was chosen on the same samples."
+        f"With a specificity of {100 * found.specificity:g} % it finds "
+        f"{sensitivity_text(sensitivity)} of the samples with the outcome: those with a "
+        f"probability of at least {sensitivity.threshold:.3g}. The threshold was chosen on the "
+        "same samples."
     ]
-
-
-def _interval(score: Estimate | None, metric: str) -> str:
-    if score is None:
-        return "—"
-    unit = " %" if METRICS[metric].percent else ""
-    value, low, high = (f"{part:.4g}" for part in score)
-    return f"{value}{unit} ({low} to {high})"
-
-
-def _few(rows: int, text: str) -> tuple[str, str]:
-    return (f"fewer than {FEWEST}", FEW) if rows < FEWEST else (str(rows), text)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -239,7 +322,7 @@ def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str
     return (
         f"{asked} It is a network of the kind `{config.network.name}`, made for the client "
         f"{_plain(facts.client)}{_way(config)}.{several}\n\n"
-        f"{_partners(config)}"
+        f"{_partners(facts)}"
     )
 
 
@@ -255,28 +338,44 @@ def _way(config: ExportConfig) -> str:
     )
 
 
-def _partners(config: ExportConfig) -> str:
-    known, onboarded = config.model.collaborators, config.model.onboarded
+def _partners(facts: ModelFacts) -> str:
+    """Everybody whose model entered this one, with the weights that are known."""
+    known = [one for one in facts.collaborators if one.entered is not None]
+    others = [one for one in facts.collaborators if one.entered is None]
+    if not facts.collaborators:
+        return "No other client's model went into it."
+    names = _listed(one.name for one in others)
     if not known:
-        return "No other client's model went into it, as far as is known."
-    told = (
-        _plain(name) + ("" if weight is None else f" (weight {weight:g})")
-        for name, weight in known.items()
+        how = "made from the models of" if facts.onboarded else "trained together with"
+        return f"It was {how} {names}: the parts of each are not recorded."
+    rows = [
+        (_plain(one.name), *map(_percent, (one.average, one.last, one.entered))) for one in known
+    ]
+    head = "collaborator", "weight on average", "weight in the last round", "part of this model"
+    when = "when it joined" if facts.onboarded else "over the rounds in which it took part"
+    maybe = f"\n\nMay have entered it too, in a weighing that is not recorded: {names}."
+    return (
+        "The models of these clients entered it, directly or through others:\n\n"
+        f"{_table(head, rows)}\n\nWeights are parts of the client's weight on others, {when}; a "
+        f"part of this model is what is left of another client's after all rounds of mixing."
+        f"{maybe if others else ''}"
     )
-    how = "made from the models of" if onboarded else "trained together with"
-    return f"It was {how} {', '.join(told)}."
+
+
+def _percent(part: float | None) -> str:
+    return words.NONE if part is None else "< 1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
 
 
 def _quality(config: ExportConfig) -> str:
-    facts, metric = config.model, METRICS[config.model.metric]
-    unit = " %" if metric.percent else ""
+    facts = config.model
+    metric, unit = METRICS[facts.metric], words.unit(facts.metric)
     if facts.score is None:
         score = "It has no test score: the client had no test data, or its model failed on it."
     else:
+        number = words.number(facts.score, facts.metric)
         score = (
             f"On the client's own {facts.test} test samples, which were not used for training: "
-            f"**{metric.title} {facts.score:.4g}{unit}**"
-            + (f" ({metric.unit})." if metric.unit else ".")
+            f"**{metric.title} {number}{unit}**" + (f" ({metric.unit})." if metric.unit else ".")
         )
     counts = f"The client trained on {facts.train} samples and validated on {facts.val}."
     return "\n\n".join([score, counts, *map(_plain, facts.notes)])

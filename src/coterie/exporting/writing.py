@@ -18,7 +18,6 @@ from .. import __version__
 from ..core.algorithm import Mixture, client_digest
 from ..core.flat import FlatModel, build
 from ..core.imports import Code, Given
-from ..core.metrics import Floats
 from ..data.standard import Preprocessing
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..runs import run_folder
@@ -26,7 +25,8 @@ from ..runs.comparison_folder import COMPARE
 from ..runs.run import Run
 from ..storage import files
 from ..views.clinical import SPECIFICITY, ClinicalChoice, SiteClinical, rows_of, site_clinical
-from .export_format import (
+from ..views.reliance import collaborators
+from .model_card import (
     CARD,
     CONFIG,
     MODEL,
@@ -35,12 +35,10 @@ from .export_format import (
     ExportConfig,
     ModelFacts,
     NetworkFacts,
+    card,
     network_factory,
     shapes_of,
 )
-from .model_card import card
-
-MOST_COLLABORATORS = 20  # that a card names
 
 
 class Trained(NamedTuple):
@@ -133,24 +131,45 @@ def trained_client(
     path: Path, client: str, code: Code, choice: ClinicalChoice | None = None
 ) -> Trained:
     """The model of one client, from the folder of a finished run."""
-    data = verified_run(path)
-    clients = data.roster.clients
+    run = verified_run(path)
+    clients = run.roster.clients
     if client not in clients:
-        raise ConfigError(f"--client: no client is called '{client}'; {known(client, clients)}")
+        raise ConfigError(
+            f"--client: no client is called '{client}'; {did_you_mean(client, clients)}"
+        )
     at = clients.index(client)
-    predictor, preprocessing = data.predictor(at), run_folder.read_preprocessing(path)
-    network = network_facts(data.config, preprocessing)
-    model = _model(network, preprocessing, code, predictor, data.seed)
-    found = _clinical(data, at, choice)
-    return Trained(_facts(path, data, at), network, preprocessing, model, predictor, found)
+    predictor, preprocessing = run.predictor(at), run_folder.read_preprocessing(path)
+    network = network_facts(run.config, preprocessing)
+    model = _model(network, preprocessing, code, predictor, run.seed)
+    said, rows, found = run.outcomes, run.roster.rows, None
+    if said is not None and rows is not None:
+        own = list(said.clients())[at]
+        found = site_clinical(run.metric, own, rows_of(rows, said.sizes, at), choice)
+    facts = facts_of_run(
+        run,
+        client=client,
+        data=run.roster.fingerprint,
+        train=int(run.roster.n_train[at]),
+        val=int(run.roster.n_val[at]),
+        test=int(run.roster.n_test[at]),
+        score=float(run.last[at]),
+        collaborators=collaborators(run, at),
+        notes=_notes(path, run, at),
+    )
+    return Trained(facts, network, preprocessing, model, predictor, found)
 
 
-def _clinical(history: Run, at: int, choice: ClinicalChoice | None) -> SiteClinical | None:
-    said, rows = history.outcomes, history.roster.rows
-    if said is None or rows is None:
-        return None
-    own = list(said.clients())[at]
-    return site_clinical(history.metric, own, rows_of(rows, said.sizes, at), choice)
+def facts_of_run(run: Run, score: float, **facts: Any) -> ModelFacts:
+    """The facts of a model that came out of this run; a score of NaN is none."""
+    return ModelFacts(
+        method=run.method,
+        rounds=len(run.lines),
+        seed=run.seed,
+        run=str(run.summary["digest"]),
+        metric=run.metric,
+        score=score if math.isfinite(score) else None,
+        **facts,
+    )
 
 
 def verified_run(path: Path) -> Run:
@@ -160,16 +179,10 @@ def verified_run(path: Path) -> Run:
             f"{path}: is a comparison of several runs; expected one run; name its folder, as in "
             f"{path / 'fedfomo' / 'seed-0'}"
         )
-    data = run_folder.read(path)
-    wrong = run_folder.verify(path)
+    run, wrong = run_folder.read(path), run_folder.verify(path)
     if wrong:
         raise StoreError(f"{path}: is not as it was written ({'; '.join(wrong)}); nothing was used")
-    return data
-
-
-def known(name: str, names: tuple[str, ...]) -> str:
-    """The names that are known, or the most similar of them if they are many."""
-    return did_you_mean(name, names) if len(names) > MOST_COLLABORATORS else f"found {names}"
+    return run
 
 
 def network_facts(tables: Mapping[str, Any], preprocessing: Preprocessing) -> NetworkFacts:
@@ -184,9 +197,8 @@ def _model(
     facts: NetworkFacts, preprocessing: Preprocessing, code: Code, predictor: Mixture, seed: int
 ) -> FlatModel:
     """The network as a function of a vector; built only if the vector is of its size."""
-    schema, size = preprocessing.schema, predictor.models.shape[1]
-    factory = network_factory(facts, schema, code)
-    whole = FlatModel(shapes_of(facts, factory)).whole
+    factory = network_factory(facts, preprocessing.schema, code)
+    size, whole = predictor.models.shape[1], FlatModel(shapes_of(facts, factory)).whole
     if whole != size:
         raise StoreError(
             f"the run's models have {size:,} parameters; expected {whole:,}, those of the network "
@@ -195,49 +207,17 @@ def _model(
     return FlatModel(build(factory, seed, "start").to(facts.dtype))
 
 
-def _facts(path: Path, data: Run, at: int) -> ModelFacts:
-    history, summary = data, data.summary
-    roster, score = history.roster, float(history.last[at])
-    return ModelFacts(
-        client=roster.clients[at],
-        method=history.method,
-        rounds=len(history.lines),
-        seed=history.seed,
-        run=str(summary["digest"]),
-        data=roster.fingerprint,
-        train=int(roster.n_train[at]),
-        val=int(roster.n_val[at]),
-        test=int(roster.n_test[at]),
-        metric=history.metric,
-        score=score if math.isfinite(score) else None,
-        collaborators=_collaborators(history, at),
-        notes=_notes(path, history, at),
-    )
-
-
-def _collaborators(history: Run, at: int) -> dict[str, float | None]:
-    """The others that the client gives the most weight to; all others if no weights are known."""
-    clients, weights = history.roster.clients, history.weights
-    others = [k for k in range(len(clients)) if k != at]
-    if weights is None:
-        alone = history.method == "local"
-        return {} if alone else {clients[k]: None for k in others[:MOST_COLLABORATORS]}
-    row: Floats = weights[at].astype(float)
-    best = sorted((k for k in others if row[k] > 0), key=lambda k: -row[k])
-    return {clients[k]: round(float(row[k]), 4) for k in best[:MOST_COLLABORATORS]}
-
-
-def _notes(path: Path, history: Run, at: int) -> tuple[str, ...]:
+def _notes(path: Path, run: Run, at: int) -> tuple[str, ...]:
     """What a reader has to know of the client's data."""
     stored = files.read_json(path / run_folder.PARTITION)["clients"][at]
-    lacks = history.roster.weak.get(history.roster.clients[at])
+    lacks = run.roster.weak.get(run.roster.clients[at])
     found = {
         "The run simulated clients that name the classes differently: the classes here are this "
         "client's own names, not those of the source.": stored.get("permutation"),
         "The test score is on another client's data, as the run asked for (foreign targets).": (
             stored.get("judged_on")
         ),
-        "Validation data was trained on as well.": history.merge_val,
+        "Validation data was trained on as well.": run.merge_val,
         f"The client lacks data to be judged: {lacks}.": lacks,
     }
     return tuple(note for note, holds in found.items() if holds)

@@ -1,10 +1,15 @@
-"""A finished run that a new client joins: its models, its method's rule, its preprocessing."""
+"""A client that was not in the federation joins a finished run with its own labelled samples.
 
-import math
-from collections.abc import Callable, Sequence
+Some of the samples test; the others are drawn repeatedly in several numbers, as if the newcomer had
+labelled only so many. Each draw gives a model by the method's own rule
+(:mod:`coterie.algorithms.newcomers`) and local training, and a model trained alone from the run's
+start on the same samples. Nobody else trains.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,16 +25,28 @@ from ..core.flat import FlatModel
 from ..core.imports import Code
 from ..core.shards import Ragged
 from ..data.data_schema import Schema
+from ..data.datasets import file_source
 from ..data.federation import Dataset, Federation
 from ..data.simulation import Simulation, simulate
 from ..data.site_data import site_federation
+from ..data.sources import sheets
+from ..data.sources.sheets import InputColumn, Sheet, TargetColumn, read_sheet, sheet_of
+from ..data.sources.tables import OpenTable, TableOptions, encode_table
 from ..data.standard import Preprocessing
 from ..engines import EngineSettings, make_engine
 from ..engines.evaluation import outputs
 from ..engines.loop import LoopBackend
 from ..errors import ConfigError, DataError, StoreError
-from ..exporting.export_format import ModelFacts, NetworkFacts, network_factory
-from ..exporting.writing import MOST_COLLABORATORS, Trained, network_facts, verified_run
+from ..exporting.exported_model import (
+    Others,
+    Source,
+    array_samples,
+    check_cells,
+    check_names,
+    in_memory,
+)
+from ..exporting.model_card import NetworkFacts, network_factory
+from ..exporting.writing import Trained, facts_of_run, network_facts, verified_run
 from ..networks import registry
 from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE
@@ -37,14 +54,24 @@ from ..runs.config.loading import load
 from ..runs.config.schema import Config
 from ..runs.run import Run
 from ..training.rounds import train
+from ..views.reliance import collaborators_of_mixture
 
 AVERAGE = "fedavg"  # the method whose model is the plain average
+SIZES = (5, 10, 20, 50, 100)  # numbers of labelled samples, and all of them
+DRAWS = 5  # draws of each number
+LEAST = 0.005  # weight from which on a client counts as a collaborator
+MOST_COLLABORATORS = 20  # that the table's collaborators name
+FEWEST = 4  # labelled samples of a newcomer: some to join with, some to test on
+TEST = 0.2  # share of the newcomer's samples that test, where the run's config says nothing
+
+
+# ---- the run that is joined ----------------------------------------------------------------------
 
 
 class JoinableRun(NamedTuple):
     """A finished run that a newcomer joins."""
 
-    data: Run
+    run: Run
     config: Config
     algorithm: AnyAlgorithm
     rule: Rule
@@ -61,27 +88,309 @@ class JoinableRun(NamedTuple):
 
 def open_joinable(path: Path, code: Code) -> JoinableRun:
     """Read a finished run; refuses one that a newcomer cannot join, with the reason."""
-    data = verified_run(path)
+    run = verified_run(path)
     config = load(path / run_folder.CONFIG, code=code)
     algorithm = config.method().build()
     rule = join_rule(algorithm)  # before anything else: most refusals are about the method
     preprocessing = run_folder.read_preprocessing(path)
-    network = network_facts(data.config, preprocessing)
-    average = _plain_average(path, data)
-    return JoinableRun(data, config, algorithm, rule, preprocessing, network, code, average)
+    network = network_facts(run.config, preprocessing)
+    average = _plain_average(path, run)
+    return JoinableRun(run, config, algorithm, rule, preprocessing, network, code, average)
 
 
-def _plain_average(path: Path, data: Run) -> Tensor | None:
+def _plain_average(path: Path, run: Run) -> Tensor | None:
     """FedAvg's model: the run's own, or that of the run of FedAvg in the same comparison."""
-    if data.method == AVERAGE:
-        return data.predictor(0).models[0]
+    if run.method == AVERAGE:
+        return run.predictor(0).models[0]
     home = path.resolve().parent.parent
     beside = home / AVERAGE / path.resolve().name
     if not (home / COMPARE).is_file() or not run_folder.is_finished(beside):
         return None
     other = run_folder.read(beside)
-    same = other.roster.fingerprint == data.roster.fingerprint
+    same = other.roster.fingerprint == run.roster.fingerprint
     return other.predictor(0).models[0] if same else None
+
+
+# ---- the newcomer's labelled samples, by the schema of the run's data ---------------------------
+
+# Columns, categories, shapes and classes are checked as for new samples without targets; units and
+# times decide how the samples can be split.
+
+ROLES = "split", "unit", "time", "subgroup"  # options: a column that says how rows are split
+DROP = "ignore a column with --drop '{0}'"
+
+
+def read_labelled(
+    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str] = ()
+) -> Dataset:
+    """The samples and targets of a file, or of a table in memory, as the schema encodes them.
+
+    ``options`` are those of the run's ``[data]``: its columns for clients, units, times and splits
+    need not be there, and are no inputs if they are. Columns ``drop`` are ignored.
+    """
+    if schema.kind == "table":
+        return _table(source, schema, options, drop)
+    if drop:
+        raise DataError(f"--drop: this model takes {schema.kind}, which have no columns")
+    if not isinstance(source, str | Path):
+        raise DataError(f"found {type(source).__name__}; expected a file of {schema.kind}")
+    return _recoded(file_source(str(source)).read(), schema)
+
+
+def _table(
+    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str]
+) -> Dataset:
+    sheet = _sheet(source, schema, options)
+    path, found, target = sheet.files[0], sheet.table.column_names, schema.target
+    if target.name not in found:
+        raise DataError(
+            f"{path}: has no column '{target.name}', which the model predicts; expected labelled "
+            "rows; add it with the known outcomes"
+        )
+    roles = {role: str(options[role]) for role in ROLES if options.get(role) in found}
+    inputs = {column.name for column in schema.columns}
+    unused = [options.get("client"), *options.get("drop", ())]
+    ignored = [name for name in unused if name in found and name not in inputs]
+    others = Others([target.name, *roles.values()], [*ignored, *drop])
+    check_names(path, found, schema, others, DROP)
+    for column in schema.columns:
+        check_cells(sheet, column)
+    _check_targets(sheet, target)
+    return encode_table(
+        OpenTable(path, sheet, _options(target.name, roles), target, None, ()),
+        schema.columns,
+        target,
+    )
+
+
+def _sheet(source: Source, schema: Schema, options: Mapping[str, Any]) -> Sheet:
+    if not isinstance(source, str | Path):
+        table = in_memory(source, schema)
+        return sheet_of(table, table.column_names, Path("table"))
+    path = Path(source)
+    if not path.is_file():
+        raise DataError(f"{path}: is no file; expected a table of labelled rows")
+    dates = (options["time"],) if options.get("time") else ()
+    delimiter, encoding = options.get("delimiter"), options.get("encoding", "utf-8")
+    return read_sheet([path], delimiter, encoding, [], dates)
+
+
+def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
+    split, unit, time, group = (roles.get(role) for role in ROLES)
+    return TableOptions(None, target, split, unit, time, group, "auto", (), (), None, "utf-8")
+
+
+def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
+    """Refuse empty cells, classes that the run does not know, and texts where numbers belong."""
+    cells = sheets.column(sheet, target.name, "target")
+    if target.kind != "texts":
+        check_cells(sheet, InputColumn(target.name, "numbers"))
+    if target.kind == "quantity":
+        return
+    known = {*target.classes}
+    for row, name in enumerate(sheets.texts(cells)):
+        if _plain(name, target) not in known:
+            raise DataError(
+                f"{sheet.where(row)}: found the class '{name}' in column '{target.name}'; expected "
+                f"one of {', '.join(target.classes)}, the classes of the run; spell it as there, "
+                "or leave the row out: the models know nothing of it"
+            )
+
+
+def _plain(name: str, target: TargetColumn) -> str:
+    """A class as the schema writes it: whole numbers without a fraction."""
+    if target.kind != "integers":
+        return name
+    number = float(name)
+    return str(int(number)) if number.is_integer() else name
+
+
+def _recoded(found: Dataset, schema: Schema) -> Dataset:
+    """Samples with the shape and the class numbers of the schema."""
+    if found.regression != schema.regression:
+        raise DataError(
+            f"{found.name}: found targets that are {'numbers' if found.regression else 'classes'};"
+            f" expected {'numbers' if schema.regression else 'classes'}, as in the run"
+        )
+    names, x = schema.target.classes, array_samples(found.x.numpy(), schema)
+    y = found.y if schema.regression else _classes(found, schema)
+    return replace(
+        found, x=x, y=y, classes=len(names), class_names=names, superclass=None, owners=None
+    )
+
+
+def _classes(found: Dataset, schema: Schema) -> Tensor:
+    place = {name: number for number, name in enumerate(schema.target.classes)}
+    own = found.class_names or tuple(str(c) for c in range(found.classes))
+    unknown = [own[c] for c in found.y.unique().tolist() if own[c] not in place]
+    if unknown:
+        raise DataError(
+            f"{found.name}: found the class '{unknown[0]}'; expected one of "
+            f"{', '.join(schema.target.classes)}, the classes of the run"
+        )
+    return torch.tensor([place.get(name, -1) for name in own])[found.y]
+
+
+class Newcomer(NamedTuple):
+    """The newcomer's samples: scaled, with those that test."""
+
+    name: str
+    dataset: Dataset
+    pool: Tensor  # [n] indices of the samples to join with
+    test: Tensor
+
+
+def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
+    """The newcomer's samples, scaled as the run's were, of which some test."""
+    if name in host.run.roster.clients:
+        raise ConfigError(f"--name: the run has a client '{name}' already; choose another name")
+    if len(dataset.y) < FEWEST:
+        raise DataError(
+            f"{dataset.name}: found {len(dataset.y)} labelled samples; expected {FEWEST} or more, "
+            "some to join with and some to test on"
+        )
+    share = host.config.data.test or TEST
+    seed = host.run.seed
+    made = site_federation(dataset, host.schema, name, val=0.0, test=share, seed=seed)
+    pool, test = torch.cat([made.train[0], made.val[0]]), made.test[0]
+    if not len(pool) or not len(test):
+        raise DataError(
+            f"{dataset.name}: found {len(pool)} samples to join with and {len(test)} to test on; "
+            "expected some of both: add samples of more units or times"
+        )
+    return Newcomer(name, host.preprocessing.scaled(dataset), pool, test)
+
+
+class Draw(NamedTuple):
+    """A number of labelled samples of the newcomer, drawn at random."""
+
+    size: int
+    samples: Tensor  # [size] indices into the newcomer's samples
+
+
+class Tried(NamedTuple):
+    """What one draw gave: the answers to the test samples, and who helped."""
+
+    draw: Draw
+    alone: Answers
+    joined: Answers
+    score: float  # of the joined model
+    weights: Tensor | None  # [K] of the run's clients
+    predictor: Mixture
+
+
+class JoinOutcome(NamedTuple):
+    """What all draws gave; the last draw has all samples."""
+
+    tries: tuple[Tried, ...]
+    average: float | None  # score of the run's plain average on the newcomer's test samples
+    model: FlatModel  # the network of all predictors
+
+    @property
+    def personal(self) -> Tried:
+        """The draw of all samples, which gives the newcomer's model."""
+        return self.tries[-1]
+
+
+def draws_of(pool: Tensor, sizes: Sequence[int], count: int, seed: int) -> list[Draw]:
+    """Random draws of each size, the smaller ones within the larger; last, all samples once."""
+    found = []
+    for number in range(count):
+        luck = random.uniform(seed, "onboard", number, torch.arange(len(pool)))
+        order = pool[luck.argsort(stable=True)]
+        found += [Draw(size, order[:size]) for size in sizes if size < len(pool)]
+    ordered = sorted(found, key=lambda draw: draw.size)
+    return [*ordered, Draw(len(pool), pool)]
+
+
+# ---- joining -------------------------------------------------------------------------------------
+
+
+def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | None) -> JoinOutcome:
+    """Join with each draw, and train alone on it.
+
+    ``epochs`` of local training follow; None trains for one round's where a check on the draw's own
+    halves shows that training helps (:func:`training_helps`).
+    """
+    on = _simulation(host, new, plan)
+    judge, metric = LoopBackend(on.problem, on.shards), host.run.metric
+    finals, usable = _finals(host, on)
+    alone, found = _alone(host, on), []
+
+    def rule(client: Client) -> Joined:
+        return host.rule(host.algorithm, client, finals)
+
+    for i, draw in enumerate(plan):
+        client = client_of(on, i, finals.round.index)
+        made = rule(client)
+        if epochs is not None or training_helps(on, draw.samples, rule, finals.round.index):
+            made = made._replace(predictor=trained(client, made.predictor, epochs))
+        said: dict[int, Answers] = {}
+        score = judge.judged(made.predictor, i, metric, said)[0]
+        found.append(Tried(draw, alone[i], said[i], score, _spread(made, usable), made.predictor))
+    average = None
+    if host.average is not None:
+        average = judge.judged(single(host.average), 0, metric, None)[0]
+    return JoinOutcome(tuple(found), average, on.problem.model)
+
+
+def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Draw]) -> Simulation:
+    """One client per draw, all with the same test samples; models are whole, with buffers."""
+    none = new.pool[:0]
+    federation = Federation(
+        dataset=new.dataset,
+        partition="draws of a newcomer",
+        clients=tuple(f"{new.name} {draw.size} {at}" for at, draw in enumerate(plan)),
+        train=tuple(draw.samples for draw in plan),
+        val=(none,) * len(plan),
+        test=(new.test,) * len(plan),
+    )
+    factory = network_factory(host.network, host.schema, host.code)
+    if host.network.precision == "bf16":
+        factory = registry.in_bfloat16(factory, "cpu")
+    table = host.config.train.model_copy(update={"buffers": "average"})
+    seed, dtype = host.run.seed, host.network.dtype
+    return simulate(federation, factory, table.recipe(), seed=seed, dtype=dtype)
+
+
+def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
+    """What the run keeps, of the clients whose models are finite, and which these are ``[K]``."""
+    weights, models = host.run.mixture()
+    if models.shape[-1] != on.problem.model.whole:
+        raise StoreError(
+            f"the run's models have {models.shape[-1]:,} parameters; expected "
+            f"{on.problem.model.whole:,}, those of the network '{host.network.name}' of its "
+            "config; check the folder with 'coterie verify'"
+        )
+    usable = models.flatten(1).isfinite().all(1) & (weights.sum(1) > 0)
+    if not bool(usable.any()):
+        raise StoreError("every model of the run diverged; train again with a smaller train.lr")
+    rounds = len(host.run.lines)
+    sizes = torch.from_numpy(host.run.roster.n_train)[usable]
+    after = round_of(on.problem, rounds, rounds + 1, torch.arange(1))
+    start = on.problem.start
+    return Finals(weights[usable], models[usable], sizes, start, after), usable
+
+
+def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
+    """The answers of models trained alone, as long as the run was and from its start."""
+    rounds, metric = len(host.run.lines), host.run.metric
+    engine = make_engine(EngineSettings("loop"), on.problem, on.shards)
+    try:
+        *_, last = train(Local(), on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
+    finally:
+        engine.close()
+    assert last.outcomes is not None
+    return list(last.outcomes.clients())
+
+
+def _spread(made: Joined, usable: Tensor) -> Tensor | None:
+    """The weights of all clients of the run ``[K]``; 0 for those that were left out."""
+    if made.weights is None:
+        return None
+    weights = torch.zeros(len(usable), dtype=torch.float64)
+    weights[usable] = made.weights.to(torch.float64)
+    return weights
 
 
 # ---- whether local training helps a newcomer: a check on the halves of its own labelled samples -
@@ -145,213 +454,32 @@ def _sums(costs: list[tuple[float, float]]) -> tuple[float, float]:
     return sum(errors), sum(losses)
 
 
-# ---- a client that was not in the federation joins a finished run with its own labelled samples -
-
-# Some of the samples test; the others are drawn repeatedly in several numbers, as if the newcomer
-# had labelled only so many. Each draw gives a model by the method's own rule
-# (:mod:`coterie.algorithms.newcomers`) and local training, and a model trained alone from the run's
-# start on the same samples. Nobody else trains.
-
-SIZES = (5, 10, 20, 50, 100)  # numbers of labelled samples, and all of them
-DRAWS = 5  # draws of each number
-LEAST = 0.005  # weight from which on a client counts as a collaborator
-FEWEST = 4  # labelled samples of a newcomer: some to join with, some to test on
-TEST = 0.2  # share of the newcomer's samples that test, where the run's config says nothing
-
-
-class Draw(NamedTuple):
-    """A number of labelled samples of the newcomer, drawn at random."""
-
-    size: int
-    samples: Tensor  # [size] indices into the newcomer's samples
-
-
-class Tried(NamedTuple):
-    """What one draw gave: the answers to the test samples, and who helped."""
-
-    draw: Draw
-    alone: Answers
-    joined: Answers
-    score: float  # of the joined model
-    weights: Tensor | None  # [K] of the run's clients
-    predictor: Mixture
-
-
-class JoinOutcome(NamedTuple):
-    """What all draws gave; the last draw has all samples."""
-
-    tries: tuple[Tried, ...]
-    average: float | None  # score of the run's plain average on the newcomer's test samples
-    model: FlatModel  # the network of all predictors
-
-    @property
-    def personal(self) -> Tried:
-        """The draw of all samples, which gives the newcomer's model."""
-        return self.tries[-1]
-
-
-class Newcomer(NamedTuple):
-    """The newcomer's samples: scaled, with those that test."""
-
-    name: str
-    dataset: Dataset
-    pool: Tensor  # [n] indices of the samples to join with
-    test: Tensor
-
-
-# ---- the newcomer --------------------------------------------------------------------------------
-
-
-def newcomer(host: JoinableRun, dataset: Dataset, name: str) -> Newcomer:
-    """The newcomer's samples, scaled as the run's were, of which some test."""
-    if name in host.data.roster.clients:
-        raise ConfigError(f"--name: the run has a client '{name}' already; choose another name")
-    if len(dataset.y) < FEWEST:
-        raise DataError(
-            f"{dataset.name}: found {len(dataset.y)} labelled samples; expected {FEWEST} or more, "
-            "some to join with and some to test on"
-        )
-    share = host.config.data.test or TEST
-    seed = host.data.seed
-    made = site_federation(dataset, host.schema, name, val=0.0, test=share, seed=seed)
-    pool, test = torch.cat([made.train[0], made.val[0]]), made.test[0]
-    if not len(pool) or not len(test):
-        raise DataError(
-            f"{dataset.name}: found {len(pool)} samples to join with and {len(test)} to test on; "
-            "expected some of both: add samples of more units or times"
-        )
-    return Newcomer(name, host.preprocessing.scaled(dataset), pool, test)
-
-
-def draws_of(pool: Tensor, sizes: Sequence[int], count: int, seed: int) -> list[Draw]:
-    """Random draws of each size, the smaller ones within the larger; last, all samples once."""
-    found = []
-    for number in range(count):
-        luck = random.uniform(seed, "onboard", number, torch.arange(len(pool)))
-        order = pool[luck.argsort(stable=True)]
-        found += [Draw(size, order[:size]) for size in sizes if size < len(pool)]
-    ordered = sorted(found, key=lambda draw: draw.size)
-    return [*ordered, Draw(len(pool), pool)]
-
-
-# ---- joining -------------------------------------------------------------------------------------
-
-
-def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | None) -> JoinOutcome:
-    """Join with each draw, and train alone on it.
-
-    ``epochs`` of local training follow; None trains for one round's where a check on the draw's own
-    halves shows that training helps (:mod:`coterie.onboarding.newcomer`).
-    """
-    on = _simulation(host, new, plan)
-    judge, metric = LoopBackend(on.problem, on.shards), host.data.metric
-    finals, usable = _finals(host, on)
-    alone, found = _alone(host, on), []
-
-    def rule(client: Client) -> Joined:
-        return host.rule(host.algorithm, client, finals)
-
-    for i, draw in enumerate(plan):
-        client = client_of(on, i, finals.round.index)
-        made = rule(client)
-        if epochs is not None or training_helps(on, draw.samples, rule, finals.round.index):
-            made = made._replace(predictor=trained(client, made.predictor, epochs))
-        said: dict[int, Answers] = {}
-        score = judge.judged(made.predictor, i, metric, said)[0]
-        found.append(Tried(draw, alone[i], said[i], score, _spread(made, usable), made.predictor))
-    average = None
-    if host.average is not None:
-        average = judge.judged(single(host.average), 0, metric, None)[0]
-    return JoinOutcome(tuple(found), average, on.problem.model)
-
-
-def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Draw]) -> Simulation:
-    """One client per draw, all with the same test samples; models are whole, with buffers."""
-    none = new.pool[:0]
-    federation = Federation(
-        dataset=new.dataset,
-        partition="draws of a newcomer",
-        clients=tuple(f"{new.name} {draw.size} {at}" for at, draw in enumerate(plan)),
-        train=tuple(draw.samples for draw in plan),
-        val=(none,) * len(plan),
-        test=(new.test,) * len(plan),
-    )
-    factory = network_factory(host.network, host.schema, host.code)
-    if host.network.precision == "bf16":
-        factory = registry.in_bfloat16(factory, "cpu")
-    table = host.config.train.model_copy(update={"buffers": "average"})
-    seed, dtype = host.data.seed, host.network.dtype
-    return simulate(federation, factory, table.recipe(), seed=seed, dtype=dtype)
-
-
-def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
-    """What the run keeps, of the clients whose models are finite, and which these are ``[K]``."""
-    weights, models = host.data.mixture()
-    if models.shape[-1] != on.problem.model.whole:
-        raise StoreError(
-            f"the run's models have {models.shape[-1]:,} parameters; expected "
-            f"{on.problem.model.whole:,}, those of the network '{host.network.name}' of its "
-            "config; check the folder with 'coterie verify'"
-        )
-    usable = models.flatten(1).isfinite().all(1) & (weights.sum(1) > 0)
-    if not bool(usable.any()):
-        raise StoreError("every model of the run diverged; train again with a smaller train.lr")
-    rounds = len(host.data.lines)
-    sizes = torch.from_numpy(host.data.roster.n_train)[usable]
-    after = round_of(on.problem, rounds, rounds + 1, torch.arange(1))
-    start = on.problem.start
-    return Finals(weights[usable], models[usable], sizes, start, after), usable
-
-
-def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
-    """The answers of models trained alone, as long as the run was and from its start."""
-    rounds, metric = len(host.data.lines), host.data.metric
-    engine = make_engine(EngineSettings("loop"), on.problem, on.shards)
-    try:
-        *_, last = train(Local(), on.problem, engine, rounds, evaluate_every=rounds, metric=metric)
-    finally:
-        engine.close()
-    assert last.outcomes is not None
-    return list(last.outcomes.clients())
-
-
-def _spread(made: Joined, usable: Tensor) -> Tensor | None:
-    """The weights of all clients of the run ``[K]``; 0 for those that were left out."""
-    if made.weights is None:
-        return None
-    weights = torch.zeros(len(usable), dtype=torch.float64)
-    weights[usable] = made.weights.to(torch.float64)
-    return weights
-
-
 # ---- the personal model --------------------------------------------------------------------------
 
 
 def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Trained:
     """The newcomer's model from all of its samples, ready to be written by ``write_export``."""
-    history, made = host.data, outcome.personal
-    facts = ModelFacts(
+    made = outcome.personal
+    facts = facts_of_run(
+        host.run,
         client=new.name,
-        method=history.method,
-        rounds=len(history.lines),
-        seed=history.seed,
-        run=str(host.data.summary["digest"]),
-        data=history.roster.fingerprint,
+        data=host.run.roster.fingerprint,
         train=made.draw.size,
         val=0,
         test=len(new.test),
-        metric=history.metric,
-        score=made.score if math.isfinite(made.score) else None,
-        collaborators=collaborators(host, made.weights),
+        score=made.score,
+        collaborators=collaborators_of_mixture(
+            host.run, None if made.weights is None else made.weights.numpy()
+        ),
         onboarded=True,
     )
     return Trained(facts, host.network, host.preprocessing, outcome.model, made.predictor)
 
 
-def collaborators(host: JoinableRun, weights: Tensor | None) -> dict[str, float | None]:
+def collaborators(run: Run, weights: Tensor | None) -> dict[str, float | None]:
     """The clients of the run with the most weight; weights are None if all have one model."""
-    names = host.data.roster.clients
+    names = run.roster.clients
     if weights is None:
         return dict.fromkeys(names[:MOST_COLLABORATORS])
-    best = sorted(range(len(names)), key=lambda k: -float(weights[k]))[:MOST_COLLABORATORS]
+    best = weights.argsort(descending=True, stable=True)[:MOST_COLLABORATORS].tolist()
     return {names[k]: round(float(weights[k]), 4) for k in best if weights[k] >= LEAST}

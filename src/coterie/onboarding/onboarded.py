@@ -1,39 +1,28 @@
-"""Reads the labelled samples of a client that was not in a run, by the schema of the run's data.
+"""The answer to a client that joins a finished run: with whom, how good, from how many samples.
 
-Columns, categories, shapes and classes are checked as for new samples without targets
-(:mod:`coterie.exporting.new_samples`); the result is a dataset, whose units and times decide how it
-can be split.
+import coterie
+found = coterie.onboard("runs/one", "new-site.csv", out="new-site-model")
+print(found)                  # the table and the answer in words
+print(found.collaborators)    # {"Lakeside": 0.61, "County": 0.27}
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
 from scipy.special import stdtrit
-from torch import Tensor
 
 from ..core import metrics
 from ..core.imports import Code, Given
 from ..core.metrics import METRICS
 from ..core.paired_tests import LEVEL, Pair, client_gain
-from ..data.data_schema import Schema
-from ..data.datasets import file_source
-from ..data.federation import Dataset
-from ..data.sources import sheets
-from ..data.sources.sheets import InputColumn, Sheet, TargetColumn, read_sheet, sheet_of
-from ..data.sources.tables import OpenTable, TableOptions, encode_table
-from ..errors import ConfigError, DataError, printable_lines
-from ..exporting.new_samples import (
-    Others,
+from ..errors import ConfigError, printable_lines
+from ..exporting.exported_model import (
     Source,
-    array_samples,
-    check_cells,
-    check_names,
-    in_memory,
 )
 from ..exporting.writing import refuse_filled, write_export
 from ..runs.statistics import OverSeeds, over_seeds
@@ -52,134 +41,8 @@ from .newcomer import (
     newcomer,
     open_joinable,
     personal_model,
+    read_labelled,
 )
-
-if TYPE_CHECKING:
-    pass
-
-
-ROLES = (
-    "split",
-    "unit",
-    "time",
-    "subgroup",
-)  # options that name a column which says how rows are split
-DROP = "ignore a column with --drop '{0}'"
-
-
-def read_labelled(
-    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str] = ()
-) -> Dataset:
-    """The samples and targets of a file, or of a table in memory, as the schema encodes them.
-
-    ``options`` are those of the run's ``[data]``: its columns for clients, units, times and splits
-    need not be there, and are no inputs if they are. Columns ``drop`` are ignored.
-    """
-    if schema.kind == "table":
-        return _table(source, schema, options, drop)
-    if drop:
-        raise DataError(f"--drop: this model takes {schema.kind}, which have no columns")
-    if not isinstance(source, str | Path):
-        raise DataError(f"found {type(source).__name__}; expected a file of {schema.kind}")
-    return _recoded(file_source(str(source)).read(), schema)
-
-
-def _table(
-    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str]
-) -> Dataset:
-    sheet = _sheet(source, schema, options)
-    path, found, target = sheet.files[0], sheet.table.column_names, schema.target
-    if target.name not in found:
-        raise DataError(
-            f"{path}: has no column '{target.name}', which the model predicts; expected labelled "
-            "rows; add it with the known outcomes"
-        )
-    roles = {role: str(options[role]) for role in ROLES if options.get(role) in found}
-    inputs = {column.name for column in schema.columns}
-    unused = [options.get("client"), *options.get("drop", ())]
-    ignored = [name for name in unused if name in found and name not in inputs]
-    others = Others([target.name, *roles.values()], [*ignored, *drop])
-    check_names(path, found, schema, others, DROP)
-    for column in schema.columns:
-        check_cells(sheet, column)
-    _check_targets(sheet, target)
-    return encode_table(
-        OpenTable(path, sheet, _options(target.name, roles), target, None, ()),
-        schema.columns,
-        target,
-    )
-
-
-def _sheet(source: Source, schema: Schema, options: Mapping[str, Any]) -> Sheet:
-    if not isinstance(source, str | Path):
-        table = in_memory(source, schema)
-        return sheet_of(table, table.column_names, Path("table"))
-    path = Path(source)
-    if not path.is_file():
-        raise DataError(f"{path}: is no file; expected a table of labelled rows")
-    dates = (options["time"],) if options.get("time") else ()
-    delimiter, encoding = options.get("delimiter"), options.get("encoding", "utf-8")
-    return read_sheet([path], delimiter, encoding, [], dates)
-
-
-def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
-    split, unit, time, group = (roles.get(role) for role in ROLES)
-    return TableOptions(None, target, split, unit, time, group, "auto", (), (), None, "utf-8")
-
-
-def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
-    """Refuse empty cells, classes that the run does not know, and texts where numbers belong."""
-    cells = sheets.column(sheet, target.name, "target")
-    if target.kind != "texts":
-        check_cells(sheet, InputColumn(target.name, "numbers"))
-    if target.kind == "quantity":
-        return
-    known = {*target.classes}
-    for row, name in enumerate(sheets.texts(cells)):
-        if _plain(name, target) not in known:
-            raise DataError(
-                f"{sheet.where(row)}: found the class '{name}' in column '{target.name}'; expected "
-                f"one of {', '.join(target.classes)}, the classes of the run; spell it as there, "
-                "or leave the row out: the models know nothing of it"
-            )
-
-
-def _plain(name: str, target: TargetColumn) -> str:
-    """A class as the schema writes it: whole numbers without a fraction."""
-    if target.kind != "integers":
-        return name
-    number = float(name)
-    return str(int(number)) if number.is_integer() else name
-
-
-# ---- samples that are no rows of a table ---------------------------------------------------------
-
-
-def _recoded(found: Dataset, schema: Schema) -> Dataset:
-    """Samples with the shape and the class numbers of the schema."""
-    if found.regression != schema.regression:
-        raise DataError(
-            f"{found.name}: found targets that are {'numbers' if found.regression else 'classes'};"
-            f" expected {'numbers' if schema.regression else 'classes'}, as in the run"
-        )
-    names, x = schema.target.classes, array_samples(found.x.numpy(), schema)
-    y = found.y if schema.regression else _classes(found, schema)
-    return replace(
-        found, x=x, y=y, classes=len(names), class_names=names, superclass=None, owners=None
-    )
-
-
-def _classes(found: Dataset, schema: Schema) -> Tensor:
-    place = {name: number for number, name in enumerate(schema.target.classes)}
-    own = found.class_names or tuple(str(c) for c in range(found.classes))
-    unknown = [own[c] for c in found.y.unique().tolist() if own[c] not in place]
-    if unknown:
-        raise DataError(
-            f"{found.name}: found the class '{unknown[0]}'; expected one of "
-            f"{', '.join(schema.target.classes)}, the classes of the run"
-        )
-    return torch.tensor([place.get(name, -1) for name in own])[found.y]
-
 
 # ---- score against the number of labelled samples, for two ways to a model from the same samples
 
@@ -230,7 +93,7 @@ def _ends(gain: float, of_tests: float, of_draws: float, draws: int) -> tuple[fl
     return gain - reach, gain + reach
 
 
-# ---- the table and the sentences for a client that joins a finished run -------------------------
+# ---- the table and the sentences -----------------------------------------------------------------
 
 MOST_NAMED = 3  # collaborators in a row of the table
 
@@ -322,12 +185,7 @@ def _how_long(found: "Onboarded") -> str:
     return f"A gain over training alone is shown with {listed} samples, and not with the others."
 
 
-# ---- the answer to a client that joins a finished run: with whom, how good, from how many samples
-
-# import coterie
-# found = coterie.onboard("runs/one", "new-site.csv", out="new-site-model")
-# print(found)                  # the table and the answer in words
-# print(found.collaborators)    # {"Lakeside": 0.61, "County": 0.27}
+# ---- the answer ----------------------------------------------------------------------------------
 
 Weights = Mapping[str, float | None]  # by client; None where all clients have one model
 
@@ -411,7 +269,7 @@ def onboard(
     host = open_joinable(files.folder_of(run, "RUN"), Code.of(code, installed=False))
     dataset = read_labelled(data, host.schema, host.config.data.options, drop)
     new = newcomer(host, dataset, _name(name, data))
-    plan = draws_of(new.pool, sizes, draws, host.data.seed)
+    plan = draws_of(new.pool, sizes, draws, host.run.seed)
     found = join(host, new, plan, epochs)
     if place is not None:
         write_export(personal_model(host, new, found), place)
@@ -435,7 +293,7 @@ def _name(given: str | None, data: Source) -> str:
 def _collected(
     host: JoinableRun, client: str, test: int, found: JoinOutcome, path: Path | None
 ) -> Onboarded:
-    metric, by_size = host.data.metric, dict[int, list[Tried]]()
+    metric, by_size = host.run.metric, dict[int, list[Tried]]()
     for one in found.tries:
         by_size.setdefault(one.draw.size, []).append(one)
     points = tuple(
@@ -445,9 +303,9 @@ def _collected(
     weights = tuple(_mean_weights(host, tries) for tries in by_size.values())
     return Onboarded(
         client=client,
-        method=host.data.method,
+        method=host.run.method,
         metric=metric,
-        clients=len(host.data.roster),
+        clients=len(host.run.roster),
         test=test,
         average=found.average,
         points=points,
@@ -458,4 +316,4 @@ def _collected(
 
 def _mean_weights(host: JoinableRun, tries: Sequence[Tried]) -> Weights:
     known = [one.weights for one in tries if one.weights is not None]
-    return collaborators(host, torch.stack(known).mean(0) if known else None)
+    return collaborators(host.run, torch.stack(known).mean(0) if known else None)

@@ -232,25 +232,25 @@ class SiteClinical(NamedTuple):
     numbers: Clinical
 
 
-def clinical_run(history: Run, choice: ClinicalChoice | None = None) -> ClinicalRun | None:
+def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun | None:
     """The numbers of one run; None where its folder has no answers, outcome and subgroups."""
-    choice, rows = choice or ClinicalChoice(), history.roster.rows
-    if history.outcomes is None or rows is None:
+    choice, rows = choice or ClinicalChoice(), run.roster.rows
+    if run.outcomes is None or rows is None:
         if choice.positive is not None:
             raise ConfigError(
                 f"--positive: found '{choice.positive}', and this run has no answers to test "
                 "samples with names of classes; expected a simulation by this version"
             )
         return None
-    sites, codes = list(history.outcomes.clients()), _codes(history.outcomes.sizes, rows)
+    sites, codes = list(run.outcomes.clients()), _codes(run.outcomes.sizes, rows)
     outcome = _outcome(rows, choice, sites)
     if outcome is None and rows.codes is None:
         return None
     if len(sites) > MOST_SITES:
         sites, codes = [], []
-    whole = history.outcomes._replace(sizes=history.outcomes.sizes.sum(keepdims=True))
+    whole = run.outcomes._replace(sizes=run.outcomes.sizes.sum(keepdims=True))
     made = [
-        clinical(history.metric, answers, outcome, choice.specificity, rows.names, own)
+        clinical(run.metric, answers, outcome, choice.specificity, rows.names, own)
         for answers, own in zip([*sites, *whole.clients()], [*codes, rows.codes], strict=True)
     ]
     title = None if outcome is None else _title(rows, outcome)
@@ -351,6 +351,9 @@ def _score(metric: str, answers: Answers, inside: Truths) -> Estimate | None:
     if not math.isfinite(value):
         return None
     alike = len(np.unique(units)) if metric == "accuracy" else None
+    if alike is None and METRICS[metric].targets == "classes" and value in (0.0, 100.0):
+        # No draw differs from a perfect ranking; it rests on the units of the rarer class.
+        alike = min(len(np.unique(units[targets == one])) for one in np.unique(targets))
     weights = drawn(units) if alike != len(units) else ()  # a proportion has Wilson's interval
     again = [metrics.scores(metric, values, targets, some) for some in weights]
     scale = 100.0 if METRICS[metric].percent else 1.0

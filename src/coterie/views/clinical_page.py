@@ -1,7 +1,7 @@
 """A page's part on a clinical outcome: calibration curves, sensitivity and subgroups, by site."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -14,17 +14,17 @@ from .clinical import (
     Calibration,
     Clinical,
     ClinicalChoice,
-    ClinicalRun,
     Estimate,
     Sensitivity,
+    Subgroup,
     clinical_run,
 )
-from .helping import short
 from .svg import Scale, colour, figure, polyline, tag
 
 MOST_CURVES = 8  # figures of a page: all sites together, and the sites with the most test rows
 SIDE, LEFT, TOP, BOTTOM = 168.0, 32.0, 10.0, 34.0
 ALL = "all sites"
+TOO_FEW = "too few rows"  # in place of the score of a small subgroup
 
 
 class CurvePanel(NamedTuple):
@@ -36,7 +36,7 @@ class CurvePanel(NamedTuple):
 
 
 class SiteNumbers(NamedTuple):
-    """One row of the table of sites."""
+    """One row of the table of sites or of subgroups."""
 
     site: int | None  # None for all sites together
     name: str
@@ -60,63 +60,129 @@ class ClinicalView(NamedTuple):
     subgroups: tuple[SiteNumbers, ...]
 
 
+class _Site(NamedTuple):
+    """The numbers of one site, or of all together, by method."""
+
+    at: int | None
+    name: str
+    parts: Mapping[str, Clinical]
+
+    @property
+    def first(self) -> Clinical:
+        return next(iter(self.parts.values()))
+
+
 def clinical_view(
-    histories: Mapping[str, Run], choice: ClinicalChoice | None = None, own: int | None = None
+    runs: Mapping[str, Run], choice: ClinicalChoice | None = None, own: int | None = None
 ) -> ClinicalView | None:
     """The numbers of these methods, each by the run of one seed; None where there are none.
 
     ``own`` shows one site alone.
     """
-    made = {method: clinical_run(history, choice) for method, history in histories.items()}
-    runs = {method: run for method, run in made.items() if run is not None}
-    if not runs or (own is not None and not next(iter(runs.values())).sites):
+    made = {method: clinical_run(run, choice) for method, run in runs.items()}
+    found = {method: one for method, one in made.items() if one is not None}
+    first = next(iter(found.values()), None)
+    if first is None or (own is not None and not first.sites):
         return None
-    history, first = histories[next(iter(runs))], next(iter(runs.values()))
-    drawn = _drawn(first, own)
+    run = runs[next(iter(found))]
+    places = [own] if own is not None else [None, *range(len(first.sites))]
+    sites = [
+        _Site(
+            i,
+            ALL if i is None else run.roster.clients[i],
+            {m: one.together if i is None else one.sites[i] for m, one in found.items()},
+        )
+        for i in places
+    ]
+    drawn = [site for site in sites if site.first.calibration is not None]
+    drawn.sort(key=lambda site: (site.at is not None, -site.first.rows))
     return ClinicalView(
         outcome=first.outcome,
         specificity=f"{100 * first.specificity:g} %",
-        seed=history.seed,
-        score=METRICS[history.metric].title,
+        seed=run.seed,
+        score=METRICS[run.metric].title,
         column=first.column,
         heads=HEADS,
         fewest=FEWEST,
-        methods=tuple((words.label(method), colour(method)) for method in runs),
-        curves=tuple(_panel(runs, history, i) for i in drawn[:MOST_CURVES]),
+        methods=tuple((words.label(method), colour(method)) for method in found),
+        curves=tuple(map(_panel, drawn[:MOST_CURVES])),
         undrawn=len(drawn[MOST_CURVES:]),
-        sites=() if first.outcome is None else _site_rows(runs, history, own),
-        subgroups=_subgroup_rows(runs, history, own) if first.column else (),
+        sites=() if first.outcome is None else tuple(map(_site_row, sites)),
+        subgroups=tuple(row for site in sites for row in _subgroup_rows(site, run.metric)),
     )
 
 
-def _part(run: ClinicalRun, site: int | None) -> Clinical:
-    return run.together if site is None else run.sites[site]
+# ---- tables --------------------------------------------------------------------------------------
 
 
-def _places(run: ClinicalRun, own: int | None) -> list[int | None]:
-    """All sites together and then each site; or one site alone."""
-    return [own] if own is not None else [None, *range(len(run.sites))]
+HEADS = (*(METRICS[m].title for m in BESIDE), "calibration error", "Brier", "slope", "sensitivity")
 
 
-def _drawn(run: ClinicalRun, own: int | None) -> list[int | None]:
-    """The sites with a calibration curve, those with the most test rows first."""
-    found = [i for i in _places(run, own) if _part(run, i).calibration is not None]
-    return sorted(found, key=lambda i: (i is not None, -_part(run, i).rows))
+def _site_row(site: _Site) -> SiteNumbers:
+    """The site's rows, how many of them have the outcome, and the numbers of each method."""
+    cells = [str(site.first.rows), str(site.first.positives)]
+    for part in site.parts.values():
+        if part.calibration is None:
+            cells += [words.NONE] * len(HEADS)
+        else:
+            scores = (words.number(x, name) for name, x in zip(BESIDE, part.beside, strict=True))
+            error, brier, slope = part.calibration[1:]
+            sloped = words.NONE if math.isnan(slope) else f"{slope:.2f}"
+            sensitive = sensitivity_text(part.sensitivity)
+            cells += [*scores, f"{error:.3f}", f"{brier:.3f}", sloped, sensitive]
+    return SiteNumbers(site.at, site.name, tuple(cells))
 
 
-def _name(history: Run, site: int | None) -> str:
-    return ALL if site is None else history.roster.clients[site]
+def _subgroup_rows(site: _Site, metric: str) -> Iterator[SiteNumbers]:
+    """The score of each method in each subgroup of the site."""
+    scores = [{group.name: group.score for group in part.subgroups} for part in site.parts.values()]
+    for group in site.first.subgroups:
+        told = [subgroup_text(group, some[group.name], metric) for some in scores]
+        cells = group.name, rows_text(group.rows), *told
+        yield SiteNumbers(site.at, site.name, cells)
+
+
+def rows_text(rows: int) -> str:
+    """A number of test rows that may be passed on."""
+    return f"fewer than {FEWEST}" if rows < FEWEST else str(rows)
+
+
+def subgroup_text(group: Subgroup, score: Estimate | None, metric: str) -> str:
+    """The score of a subgroup with its interval, if it has enough rows."""
+    return TOO_FEW if group.rows < FEWEST else score_text(score, metric)
+
+
+def sensitivity_text(found: Sensitivity | None) -> str:
+    """A sensitivity with its interval, in percent.
+
+    >>> sensitivity_text(Sensitivity(Estimate(0.5, 0.25, 0.75), 0.3))
+    '50 % (25 to 75)'
+    """
+    if found is None:
+        return words.NONE
+    value, low, high = (f"{100 * part:.0f}" for part in found.found)
+    return f"{value} % ({low} to {high})"
+
+
+def score_text(found: Estimate | None, metric: str) -> str:
+    """A score with its interval.
+
+    >>> score_text(Estimate(80.0, 71.0, 88.0), "accuracy")
+    '80.0 (71.0 to 88.0)'
+    """
+    if found is None:
+        return words.NONE
+    value, low, high = (words.number(part, metric) for part in found)
+    return f"{value} ({low} to {high})"
 
 
 # ---- figures -------------------------------------------------------------------------------------
 
 
-def _panel(runs: Mapping[str, ClinicalRun], history: Run, site: int | None) -> CurvePanel:
-    parts = {method: _part(run, site) for method, run in runs.items()}
-    name = _name(history, site)
-    curves = {m: part.calibration for m, part in parts.items() if part.calibration is not None}
-    rows = next(iter(parts.values())).rows
-    return CurvePanel(short(name), rows, calibration_curves(curves, f"Calibration, {name}"))
+def _panel(site: _Site) -> CurvePanel:
+    curves = {m: one.calibration for m, one in site.parts.items() if one.calibration is not None}
+    drawn = calibration_curves(curves, f"Calibration, {site.name}")
+    return CurvePanel(site.name, site.first.rows, drawn)
 
 
 def calibration_curves(curves: Mapping[str, Calibration], title: str) -> Markup:
@@ -141,105 +207,18 @@ def calibration_curves(curves: Mapping[str, Calibration], title: str) -> Markup:
 
 
 def _curve(found: Calibration, x: Scale, y: Scale, method: str) -> list[Markup]:
+    """A dot per bin; the line leaves out bins with few rows."""
     ink = colour(method)
     dash = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
-    places = [(x(part.predicted), y(part.observed)) for part in found.bins]
     most = max(part.rows for part in found.bins)
-    line = polyline(places, class_="line thin", stroke=ink, **dash)
-    told = (
-        f"{words.label(method)}: predicted {part.predicted:.2f}, observed {part.observed:.2f}, "
-        f"{part.rows} rows"
-        for part in found.bins
-    )
-    dots = [
-        tag("circle", tag("title", text), cx=a, cy=b, r=r, class_="dot", fill=ink)
-        for text, (a, b), r in zip(
-            told,
-            places,
-            [1.6 + 4.0 * math.sqrt(part.rows / most) for part in found.bins],
-            strict=True,
+    sure = [(x(part.predicted), y(part.observed)) for part in found.bins if part.rows >= FEWEST]
+    drawn = [polyline(sure, class_="line thin", stroke=ink, **dash)]
+    for part in found.bins:
+        told = (
+            f"{words.label(method)}: predicted {part.predicted:.2f}, observed {part.observed:.2f}, "
+            f"{part.rows} rows"
         )
-    ]
-    return [line, *dots]
-
-
-# ---- tables --------------------------------------------------------------------------------------
-
-
-def _site_rows(
-    runs: Mapping[str, ClinicalRun], history: Run, own: int | None
-) -> tuple[SiteNumbers, ...]:
-    """Each site's rows, how many of them have the outcome, and the numbers of each method."""
-    first = next(iter(runs.values()))
-    return tuple(
-        SiteNumbers(
-            i,
-            _name(history, i),
-            (
-                str(_part(first, i).rows),
-                str(_part(first, i).positives),
-                *(text for run in runs.values() for text in _cells(_part(run, i))),
-            ),
-        )
-        for i in _places(first, own)
-    )
-
-
-HEADS = (*(METRICS[m].title for m in BESIDE), "calibration error", "Brier", "slope", "sensitivity")
-
-
-def _cells(part: Clinical) -> tuple[str, ...]:
-    """The numbers of HEADS."""
-    if part.calibration is None:
-        return (words.NONE,) * len(HEADS)
-    scores = (words.number(x, name) for name, x in zip(BESIDE, part.beside, strict=True))
-    error, brier, slope = part.calibration[1:]
-    places = f"{error:.3f}", f"{brier:.3f}", words.NONE if math.isnan(slope) else f"{slope:.2f}"
-    return *scores, *places, sensitivity_text(part.sensitivity)
-
-
-def sensitivity_text(found: Sensitivity | None) -> str:
-    """A sensitivity with its interval, in percent.
-
-    >>> sensitivity_text(Sensitivity(Estimate(0.5, 0.25, 0.75), 0.3))
-    '50 % (25 to 75)'
-    """
-    if found is None:
-        return words.NONE
-    value, low, high = (f"{100 * part:.0f}" for part in found.found)
-    return f"{value} % ({low} to {high})"
-
-
-def _subgroup_rows(
-    runs: Mapping[str, ClinicalRun], history: Run, own: int | None
-) -> tuple[SiteNumbers, ...]:
-    """One row for each subgroup of each site."""
-    first = next(iter(runs.values()))
-    made = []
-    for i in _places(first, own):
-        scores = [{g.name: g.score for g in _part(run, i).subgroups} for run in runs.values()]
-        for group in _part(first, i).subgroups:
-            few = group.rows < FEWEST
-            told = [
-                few_text() if few else score_text(s[group.name], history.metric) for s in scores
-            ]
-            rows = f"< {FEWEST}" if few else str(group.rows)
-            made.append(SiteNumbers(i, _name(history, i), (group.name, rows, *told)))
-    return tuple(made)
-
-
-def few_text() -> str:
-    """What stands in place of the score of a subgroup that is too small."""
-    return "too few rows"
-
-
-def score_text(found: Estimate | None, metric: str) -> str:
-    """A score with its interval.
-
-    >>> score_text(Estimate(80.0, 71.0, 88.0), "accuracy")
-    '80.0 (71.0 to 88.0)'
-    """
-    if found is None:
-        return words.NONE
-    value, low, high = (words.number(part, metric) for part in found)
-    return f"{value} ({low} to {high})"
+        place = {"cx": x(part.predicted), "cy": y(part.observed)}
+        size = 1.6 + 4.0 * math.sqrt(part.rows / most)
+        drawn.append(tag("circle", tag("title", told), r=size, class_="dot", fill=ink, **place))
+    return drawn

@@ -32,7 +32,7 @@ def page_figures(
     made: dict[str, Markup] = {}
     for name, drawn in named:
         if drawn is not None:
-            safe = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "figure"
+            safe = re.sub(r"[\W_]+", "-", name.lower()).strip("-") or "figure"
             taken = sum(re.sub(r"-\d+$", "", other) == safe for other in made)
             made[f"{safe}-{taken + 1}" if taken else safe] = drawn
     return made
@@ -52,16 +52,14 @@ def _of_all(
     yield from _calibrated(clinical_of(found, best, choice))
 
 
-def _of_run(found: Run, choice: ClinicalChoice | None) -> Iterator[tuple[str, Markup | None]]:
-    history, relied = found, reliance([found])
-    yield "learning curves", figures.client_curves(history)
+def _of_run(run: Run, choice: ClinicalChoice | None) -> Iterator[tuple[str, Markup | None]]:
+    relied = reliance([run])
+    yield "learning curves", figures.client_curves(run)
     if relied is not None:
-        method = history.method
+        method = run.method
         ink = {method: colour(method)}
-        yield from _helped(
-            helping.helping({method: relied}, {method: history}, ink, helping.OF_RUN)
-        )
-    yield from _calibrated(clinical_view({history.method: history}, choice))
+        yield from _helped(helping.helping({method: relied}, {method: run}, ink, helping.OF_RUN))
+    yield from _calibrated(clinical_view({run.method: run}, choice))
 
 
 def _helped(found: helping.Helping | None) -> Iterator[tuple[str, Markup | None]]:

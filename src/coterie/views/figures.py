@@ -11,7 +11,7 @@ from ..core import metrics
 from ..core.metrics import METRICS, Floats
 from ..runs.run import LOCAL, Run
 from . import words
-from .helping import NAMED_UP_TO, short
+from .helping import NAMED_UP_TO, room, short
 from .judgement import Claim
 from .svg import Scale, apart, colour, figure, polyline, tag, ticks
 
@@ -36,6 +36,15 @@ def _extent(arrays: Sequence[Floats]) -> tuple[float, float]:
 
 
 Axis = Callable[[float, float, Scale, float], list[Markup]]  # first, last, scale, base
+
+
+class Panel(NamedTuple):
+    """A figure of one method."""
+
+    method: str
+    colour: str
+    counts: str
+    drawn: Markup
 
 
 class Curve(NamedTuple):
@@ -74,18 +83,18 @@ def byte_curves(comparison: "Comparison") -> Markup | None:
     return method_curves(drawn, comparison.metric, "Over bytes, mean ", _byte_axis)
 
 
-def _bytes(history: Run) -> Floats:
+def _bytes(run: Run) -> Floats:
     """Bytes sent and received by one client up to each evaluated round."""
-    each = np.cumsum([line["bytes_up"] + line["bytes_down"] for line in history.lines])
-    here = np.isin([line["round"] for line in history.lines], history.rounds)
-    total: Floats = each[here] / len(history.roster)
+    each = np.cumsum([line["bytes_up"] + line["bytes_down"] for line in run.lines])
+    here = np.isin([line["round"] for line in run.lines], run.rounds)
+    total: Floats = each[here] / len(run.roster)
     return total
 
 
-def site_curves(histories: Mapping[str, Sequence[Run]], i: int) -> Markup:
+def site_curves(runs: Mapping[str, Sequence[Run]], i: int) -> Markup:
     """The test score of one client after every evaluated round: one line per method."""
-    drawn = {method: _curve(some, i) for method, some in histories.items()}
-    return method_curves(drawn, next(iter(histories.values()))[0].metric, "")
+    drawn = {method: _curve(some, i) for method, some in runs.items()}
+    return method_curves(drawn, next(iter(runs.values()))[0].metric, "")
 
 
 def method_curves(
@@ -129,11 +138,11 @@ def _band(curve: Curve, x: Scale, y: Scale, ink: str) -> Markup:
 MOST_LINES = 60  # at most so many clients have a line; of more clients, only every n-th has one
 
 
-def client_curves(history: Run) -> Markup:
+def client_curves(run: Run) -> Markup:
     """The test score of each client after every evaluated round of one run, and their mean."""
     height, left, top, bottom, right = 320.0, 38.0, 12.0, 36.0, 54.0
-    shown = _drawable(history.test)[:, :: -(-len(history.roster) // MOST_LINES)]
-    places, means = _curve([history])[:2]
+    shown = _drawable(run.test)[:, :: -(-len(run.roster) // MOST_LINES)]
+    places, means = _curve([run])[:2]
     grid = ticks(*_extent([shown, means]))
     first, last = float(places[0]), float(places[-1])
     x = Scale(first, max(last, first + 1), left, WIDTH - right)
@@ -143,12 +152,12 @@ def client_curves(history: Run) -> Markup:
         return [(x(place), y(v)) for place, v in zip(places, scores, strict=True)]
 
     end = next((p[1] for p in reversed(points(means)) if math.isfinite(p[1])), y(grid[0]))
-    ink = colour(history.method)
+    ink = colour(run.method)
     return figure(
         WIDTH,
         height,
-        f"{METRICS[history.metric].title} of each client over rounds",
-        *_level_lines(grid, y, left, WIDTH - right, history.metric),
+        f"{METRICS[run.metric].title} of each client over rounds",
+        *_level_lines(grid, y, left, WIDTH - right, run.metric),
         *_round_axis(first, last, x, height - bottom),
         *(polyline(points(scores), class_="client", stroke="var(--alone)") for scores in shown.T),
         polyline(points(means), class_="line", stroke=ink),
@@ -156,15 +165,12 @@ def client_curves(history: Run) -> Markup:
     )
 
 
-def _curve(histories: Sequence[Run], client: int | None = None) -> Curve:
+def _curve(runs: Sequence[Run], client: int | None = None) -> Curve:
     """The mean over clients, or the score of one client, averaged over runs."""
     means = np.array(
-        [
-            metrics.mean_known(history.test) if client is None else history.test[:, client]
-            for history in histories
-        ]
+        [metrics.mean_known(run.test) if client is None else run.test[:, client] for run in runs]
     )
-    return curve_of((histories[0].rounds + 1).astype(np.float64), means)
+    return curve_of((runs[0].rounds + 1).astype(np.float64), means)
 
 
 def curve_of(places: Floats, means: Floats) -> Curve:
@@ -179,29 +185,43 @@ def curve_of(places: Floats, means: Floats) -> Curve:
 def _level_lines(
     grid: Sequence[float], y: Scale, left: float, right: float, metric: str
 ) -> list[Markup]:
-    unit = words.unit(metric)
-    drawn = []
-    for value in grid:
-        text = f"{value:g}{unit.strip() if value == grid[-1] else ''}"
-        drawn.append(tag("line", x1=left, x2=right, y1=y(value), y2=y(value), class_="grid"))
-        drawn.append(tag("text", text, x=left - 6, y=y(value) + 4, class_="tick end"))
-    return drawn
+    unit = words.unit(metric).strip()
+    texts = {value: f"{value:g}{unit if value == grid[-1] else ''}" for value in grid}
+    return _levels(texts, y, left, right)
+
+
+def _levels(texts: Mapping[float, str], y: Scale, left: float, right: float) -> list[Markup]:
+    """A level line at each value, with its text."""
+    lines = (tag("line", x1=left, x2=right, y1=y(v), y2=y(v), class_="grid") for v in texts)
+    marks = (tag("text", t, x=left - 6, y=y(v) + 4, class_="tick end") for v, t in texts.items())
+    return [*lines, *marks]
+
+
+def _below(texts: Mapping[float, str], x: Scale, y: float) -> list[Markup]:
+    """Texts below an axis."""
+    return [tag("text", text, x=x(v), y=y, class_="tick middle") for v, text in texts.items()]
+
+
+def _signed(value: float) -> str:
+    return "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
 
 
 def _round_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
     first, last = int(low), int(high)
     shown = sorted({first, last, *(int(t) for t in ticks(first, last, 4) if first < t < last)})
     kept = [r for r in shown if r in (first, last) or min(r - first, last - r) * 12 >= last - first]
-    marks = [tag("text", r, x=x(r), y=base + 17, class_="tick middle") for r in kept]
-    middle = (x.start + x.end) / 2
-    return [*marks, tag("text", "round", x=middle, y=base + 33, class_="tick middle")]
+    return _titled({r: str(r) for r in kept}, "round", x, base)
 
 
 def _byte_axis(low: float, high: float, x: Scale, base: float) -> list[Markup]:
-    kept = [value for value in ticks(low, high, 3) if low <= value <= high]
-    marks = [tag("text", words.size(v), x=x(v), y=base + 17, class_="tick middle") for v in kept]
-    what, middle = "sent and received per client", (x.start + x.end) / 2
-    return [*marks, tag("text", what, x=middle, y=base + 33, class_="tick middle")]
+    texts = {value: words.size(value) for value in ticks(low, high, 3) if low <= value <= high}
+    return _titled(texts, "sent and received per client", x, base)
+
+
+def _titled(texts: Mapping[float, str], title: str, x: Scale, base: float) -> list[Markup]:
+    middle = (x.start + x.end) / 2
+    head = tag("text", title, x=middle, y=base + 33, class_="tick middle")
+    return [*_below(texts, x, base + 17), head]
 
 
 def _end_labels(
@@ -213,16 +233,19 @@ def _end_labels(
     """The methods' names at the ends of their lines, in place of a legend."""
     places = apart(ends, 15, *within)
     return [
-        tag(
-            "text",
-            words.label(m),
-            x=x + 8,
-            y=place + 4.5,
-            class_="name",
-            fill=colour(m),
-        )
+        tag("text", words.label(m), x=x + 8, y=place + 4.5, class_="name", fill=colour(m))
         for m, place in zip(methods, places, strict=True)
     ]
+
+
+def _beside_local(comparison: "Comparison", best: str) -> list[str]:
+    """The methods beside Local, the recommended one first."""
+    methods = [method for method in comparison.methods if method != LOCAL]
+    return sorted(methods, key=lambda method: method != best)
+
+
+def _one_of(step: int) -> str:
+    return f"; one of {step} sites is drawn" if step > 1 else ""
 
 
 # ---- each site's gain against its score alone, one dot per site (P3's Figure 2) -----------------
@@ -233,102 +256,67 @@ SCATTER_WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 320.0, 226.0, 44.0, 10.0, 8.0,
 MOST_DOTS = 300  # of a panel; of more sites, only every n-th is drawn
 
 
-class ScatterPanel(NamedTuple):
-    """The panel of one method."""
+def scatters(comparison: "Comparison", best: str) -> list[Panel]:
+    """One panel per method beside Local, of means over seeds; the recommended method first.
 
-    method: str
-    colour: str
-    counts: str
-    drawn: Markup
-
-
-def scatters(comparison: "Comparison", best: str) -> list[ScatterPanel]:
-    """One panel per method beside Local; that of the recommended method first."""
-    methods = [method for method in comparison.methods if method != LOCAL]
-    methods.sort(key=lambda method: method != best)
-    return [_scatter_panel(comparison, method) for method in methods]
-
-
-def _scatter_panel(comparison: "Comparison", method: str) -> ScatterPanel:
-    """The means over seeds; sites without a score in either run are left out."""
+    Sites without a score in either run are left out.
+    """
     alone = metrics.mean_known(np.array([run.last for run in comparison.of_method(LOCAL)]).T)
-    gained = metrics.mean_known(comparison.gains(method).T)
-    names = comparison.of_method(LOCAL)[0].roster.clients
-    return scatter(method, alone, gained, names, comparison.metric)
+    names, metric = comparison.of_method(LOCAL)[0].roster.clients, comparison.metric
+    return [
+        scatter(method, alone, metrics.mean_known(comparison.gains(method).T), names, metric)
+        for method in _beside_local(comparison, best)
+    ]
 
 
-def scatter(
-    method: str, alone: Floats, gained: Floats, names: Sequence[str], metric: str
-) -> ScatterPanel:
+def scatter(method: str, alone: Floats, gained: Floats, names: Sequence[str], metric: str) -> Panel:
     """The panel of a method from each site's score alone and its gain."""
     known = np.flatnonzero((np.abs(alone) < LARGEST) & (np.abs(gained) < LARGEST))
     step = -(-len(known) // MOST_DOTS) or 1
-    worse = int((gained[known] < 0).sum())
-    counts = f"{worse} of {len(known)} below training alone"
-    counts += f"; one of {step} sites is drawn" if step > 1 else ""
-    ink, title = colour(method), f"{words.label(method)}: gain against the score of training alone"
-    drawn = _draw(alone, gained, known[::step].tolist(), names, metric, ink, title)
-    return ScatterPanel(words.label(method), ink, counts, drawn)
-
-
-def _draw(
-    alone: Floats,
-    gained: Floats,
-    shown: list[int],
-    names: Sequence[str],
-    metric: str,
-    ink: str,
-    title: str,
-) -> Markup:
-    across = ticks(*_range(alone[shown]), about=4)
-    up = ticks(*_range(np.append(gained[shown], 0.0)), about=4)
+    shown, ink = known[::step].tolist(), colour(method)
+    across = ticks(*_extent([alone[shown]]), about=4)
+    up = ticks(*_extent([np.append(gained[shown], 0.0)]), about=4)
     x = Scale(across[0], across[-1], LEFT, SCATTER_WIDTH - RIGHT)
     y = Scale(up[0], up[-1], HEIGHT - BOTTOM, TOP)
-    below = y(up[0]) - y(0)
-    content = [
-        tag("rect", x=LEFT, y=y(0), width=x.end - LEFT, height=below, class_="worse-side"),
-        *_axes(across, up, x, y, metric),
-        tag("line", x1=LEFT, x2=x.end, y1=y(0), y2=y(0), class_="zero"),
-    ]
+    below, middle = y(up[0]) - y(0), (x.start + x.end) / 2
     gain, loss = (
         [
-            _dot(i, names[i], x(float(alone[i])), y(float(gained[i])), float(gained[i]), metric)
+            tag(
+                "circle",
+                tag("title", f"{names[i]}: {words.number(float(gained[i]), metric, sign=True)}"),
+                cx=round(x(float(alone[i])), 1),
+                cy=round(y(float(gained[i])), 1),
+                r=3.5,
+                data_site=i,
+            )
             for i in shown
             if (gained[i] < 0) == worse
         ]
         for worse in (False, True)
     )
-    content += [tag("g", *gain, class_="dot", fill=ink), tag("g", *loss, class_="dot worse")]
-    return figure(SCATTER_WIDTH, HEIGHT, title, *content)
-
-
-def _dot(site: int, name: str, x: float, y: float, gain: float, metric: str) -> Markup:
-    told = tag("title", f"{name}: {words.number(gain, metric, sign=True)}")
-    return tag("circle", told, cx=round(x, 1), cy=round(y, 1), r=3.5, data_site=site)
-
-
-def _range(values: Floats) -> tuple[float, float]:
-    return (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-
-
-def _axes(across: list[float], up: list[float], x: Scale, y: Scale, metric: str) -> list[Markup]:
-    marks = []
-    for value in up:
-        text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
-        marks.append(tag("line", x1=LEFT, x2=x.end, y1=y(value), y2=y(value), class_="grid"))
-        marks.append(tag("text", text, x=LEFT - 6, y=y(value) + 4, class_="tick end"))
-    for value in across if len(across) <= 6 else across[::2]:
-        marks.append(tag("text", f"{value:g}", x=x(value), y=y.start + 22, class_="tick middle"))
-    what = f"{METRICS[metric].title} of training alone"
-    middle = (x.start + x.end) / 2
-    return [*marks, tag("text", what, x=middle, y=y.start + 39, class_="tick middle")]
+    name, what = words.label(method), f"{METRICS[metric].title} of training alone"
+    drawn = figure(
+        SCATTER_WIDTH,
+        HEIGHT,
+        f"{name}: gain against the score of training alone",
+        tag("rect", x=LEFT, y=y(0), width=x.end - LEFT, height=below, class_="worse-side"),
+        *_levels({value: _signed(value) for value in up}, y, LEFT, x.end),
+        *_below({v: f"{v:g}" for v in across[:: 1 if len(across) <= 6 else 2]}, x, y.start + 22),
+        tag("text", what, x=middle, y=y.start + 39, class_="tick middle"),
+        tag("line", x1=LEFT, x2=x.end, y1=y(0), y2=y(0), class_="zero"),
+        tag("g", *gain, class_="dot", fill=ink),
+        tag("g", *loss, class_="dot worse"),
+    )
+    worse = int((gained[known] < 0).sum())
+    counts = f"{worse} of {len(known)} below training alone{_one_of(step)}"
+    return Panel(name, ink, counts, drawn)
 
 
 # ---- each site's gain over training alone with its interval: one panel per method, each to scale
 
 # Every panel has a scale of its own, so that one method that fails does not squash the others.
 
-NAMES, SIZES, PLOT = 112.0, 46.0, 200.0
+SIZES, PLOT = 46.0, 200.0
 ROW, THIN = 18.0, 5.0  # height of a row with a name, and without
 MOST_ROWS = 300  # sites in a panel; of more sites, only every n-th is drawn
 LARGEST = 1e100  # larger gains are drawn at the edge
@@ -346,32 +334,18 @@ class GainRow(NamedTuple):
     claim: Claim | None  # None if it was not tested
 
 
-class Panel(NamedTuple):
-    """The panel of one method."""
-
-    method: str
-    colour: str
-    counts: str
-    drawn: Markup
-
-
 def panels(comparison: "Comparison", best: str) -> list[Panel]:
     """One panel per method beside Local; that of the recommended method first."""
-    methods = [method for method in comparison.methods if method != LOCAL]
-    methods.sort(key=lambda method: method != best)
-    return [_panel(comparison, method) for method in methods]
-
-
-def _panel(comparison: "Comparison", method: str) -> Panel:
-    rows = _rows(comparison, method)
-    step = -(-len(rows) // MOST_ROWS)
-    better, worse = (sum(row.claim == claim for row in rows) for claim in ("better", "worse"))
-    ink = colour(method)
-    title = f"{words.label(method)}: each site's gain over training alone"
-    drawn = draw(rows[::step], comparison.metric, title, ink)
-    counts = f"shown: {better} better, {worse} worse"
-    counts += f"; one of {step} sites is drawn" if step > 1 else ""
-    return Panel(words.label(method), ink, counts, drawn)
+    made = []
+    for method in _beside_local(comparison, best):
+        rows, name = _rows(comparison, method), words.label(method)
+        step = -(-len(rows) // MOST_ROWS)
+        better, worse = (sum(row.claim == claim for row in rows) for claim in ("better", "worse"))
+        title = f"{name}: each site's gain over training alone"
+        drawn = draw(rows[::step], comparison.metric, title, colour(method))
+        counts = f"shown: {better} better, {worse} worse{_one_of(step)}"
+        made.append(Panel(name, colour(method), counts, drawn))
+    return made
 
 
 def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
@@ -394,11 +368,13 @@ def _rows(comparison: "Comparison", method: str) -> list[GainRow]:
 def draw(rows: Sequence[GainRow], metric: str, title: str, ink: str) -> Markup:
     """The rows of one method; an interval that leaves the scale ends at its edge."""
     named = len(rows) <= NAMED_UP_TO
-    left, height = (NAMES, ROW) if named else (16.0, THIN)
+    left, height = (room([row.name for row in rows]), ROW) if named else (16.0, THIN)
     grid = _grid(rows)
     x = Scale(grid[0], grid[-1], left, left + PLOT)
     base = 4 + height * len(rows)
-    axis = [*_axis(grid, x, base)]
+    kept = grid if len(grid) <= 6 else [v for k, v in enumerate(grid) if k % 2 == 0 or v == 0]
+    axis = [tag("line", x1=x(v), x2=x(v), y1=2, y2=base, class_="grid") for v in kept]
+    axis += _below({value: _signed(value) for value in kept}, x, base + 17)
     shade = tag("rect", x=left, y=2, width=x(0) - left, height=base - 2, class_="worse-side")
     zero = tag("line", x1=x(0), x2=x(0), y1=2, y2=base, class_="zero")
     most = math.sqrt(max(row.size for row in rows) or 1)
@@ -422,16 +398,6 @@ def _grid(rows: Sequence[GainRow]) -> list[float]:
     return ticks(max(low, min(*ends, *shown)), min(high, max(*ends, *shown)), about=4)
 
 
-def _axis(grid: Sequence[float], x: Scale, base: float) -> list[Markup]:
-    kept = grid if len(grid) <= 6 else [v for k, v in enumerate(grid) if k % 2 == 0 or v == 0]
-    marks = []
-    for value in kept:
-        text = "0" if value == 0 else f"{value:+g}".replace("-", words.MINUS)
-        marks.append(tag("line", x1=x(value), x2=x(value), y1=2, y2=base, class_="grid"))
-        marks.append(tag("text", text, x=x(value), y=base + 17, class_="tick middle"))
-    return marks
-
-
 def _row(
     row: GainRow, x: Scale, y: float, metric: str, ink: str, named: bool, most: float
 ) -> Markup:
@@ -442,7 +408,7 @@ def _row(
     radius = (2.0 + 4.0 * math.sqrt(row.size) / most) if named else 2.0
     parts = [tag("title", _told(row, metric))]
     if named:
-        parts.append(tag("text", short(row.name), x=NAMES - 8, y=y + 4.5, class_="tick end"))
+        parts.append(tag("text", short(row.name), x=x.start - 8, y=y + 4.5, class_="tick end"))
         size = f"{row.size:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
         parts.append(tag("text", size, x=x.end + SIZES - 2, y=y + 4.5, class_="tick end"))
     if len(ends) == 2 and not math.isnan(row.gain):

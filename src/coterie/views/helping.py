@@ -1,6 +1,7 @@
 """Finds groups of clients that rely on each other, and an order that keeps groups together."""
 
 import base64
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -60,10 +61,24 @@ def _modularity(alike: Floats, groups: NDArray[np.int64]) -> float:
     return float((alike[same].sum() - (np.outer(degree, degree)[same] / total).sum()) / total)
 
 
-# ---- figures of a collaboration matrix: the weights between clients, and weight inside true group
+# ---- matrices over clients: any weights, and mean shares sorted by discovered groups ------------
 
-NAMED_CELLS_UP_TO = 24  # clients; a larger matrix is drawn as an image without names
-ACCENT = (0, 114, 178)  # of images, which cannot take the page's colours
+NAMED_UP_TO = 24  # clients; names and cells of a larger matrix would overlap
+SIDE, EDGE = 300.0, 12.0
+CLEAR, UNSURE = (0, 114, 178), (128, 128, 128)  # an image cannot take the page's colours
+GROUP_COLOURS = 7  # --c1 … --c7 of the page's style
+FINE_UP_TO = 300  # clients; a larger matrix has fewer levels of colour
+LONGEST = 26  # characters of a name in a figure
+
+
+def short(name: str) -> str:
+    """A name as figures show it."""
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+
+
+def room(names: Sequence[str]) -> float:
+    """The width of a column of these names in a figure."""
+    return 10 + 7.2 * max(map(len, map(short, names)), default=0)
 
 
 def heatmap(
@@ -76,158 +91,56 @@ def heatmap(
     """
     K = len(A)
     order = np.arange(K) if groups is None else np.argsort(groups, kind="stable")
-    shown = A[np.ix_(order, order)]
-    top = float(np.where(np.eye(K, dtype=bool), 0, shown).max()) or 1.0
-    strength = np.clip(shown / top, 0, 1)
-    side, edge = 220.0, 10.0
-    cell = side / K
-    body = (
-        _cells(strength, shown, [names[i] for i in order], cell, edge)
-        if K <= NAMED_CELLS_UP_TO
-        else [tag("image", href=_image(strength), x=edge, y=edge, width=side, height=side)]
-    )
-    frame = tag("rect", x=edge, y=edge, width=side, height=side, class_="frame")
-    marks = [] if groups is None else _group_marks(groups[order], cell, edge, side)
-    return figure(side + edge + 1, side + edge + 1, title, *body, frame, *marks)
+    shown, own = A[np.ix_(order, order)], np.eye(K, dtype=bool)
+    strong = np.clip(shown / (float(np.where(own, 0, shown).max()) or 1.0), 0, 1)
+    if K <= NAMED_UP_TO:
+        drawn = _cells(strong, shown, [names[i] for i in order])
+    else:
+        levels = np.where(own, 90, np.round(255 * strong))
+        drawn = [_picture(np.where(own[..., None], UNSURE, CLEAR), levels, EDGE)]
+    return _framed(drawn, None if groups is None else groups[order], groups, order, EDGE, title)
 
 
-def _cells(
-    strength: NDArray[Any],
-    shown: NDArray[Any],
-    names: Sequence[str],
-    cell: float,
-    edge: float,
-) -> list[Markup]:
+def _cells(strong: NDArray[Any], shown: NDArray[Any], names: Sequence[str]) -> list[Markup]:
+    cell = SIDE / len(names)
     return [
         tag(
             "rect",
             tag("title", f"{names[i]} ← {names[j]}: {shown[i, j]:.3g}"),
-            x=edge + j * cell,
-            y=edge + i * cell,
+            x=EDGE + j * cell,
+            y=EDGE + i * cell,
             width=cell,
             height=cell,
             class_="self" if i == j else "cell",
-            fill_opacity=None if i == j else float(strength[i, j]),
+            fill_opacity=None if i == j else float(strong[i, j]),
         )
         for i in range(len(names))
         for j in range(len(names))
     ]
 
 
-def _image(strength: NDArray[Any]) -> str:
-    """The matrix as an image whose opacity is the weight, so that it suits light and dark pages."""
-    K = len(strength)
-    pixels = np.zeros((K, K, 4), dtype=np.uint8)
-    pixels[..., :3] = ACCENT
-    pixels[..., 3] = np.round(255 * strength)
-    diagonal = np.arange(K)
-    pixels[diagonal, diagonal] = (128, 128, 128, 90)
-    zoom = max(1, -(-440 // K))
-    return png(pixels.repeat(zoom, 0).repeat(zoom, 1))
-
-
-def _group_marks(groups: NDArray[np.int64], cell: float, edge: float, side: float) -> list[Markup]:
-    """A bar beside the rows and columns of each true group, and lines between groups."""
-    marks = []
-    for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
-        start, end = edge + members[0] * cell, edge + (members[-1] + 1) * cell
-        label = tag("title", f"true group {group}")
-        marks.append(
-            tag("rect", label, x=1, y=start + 1, width=4, height=end - start - 2, class_="group")
-        )
-        marks.append(
-            tag("rect", label, y=1, x=start + 1, height=4, width=end - start - 2, class_="group")
-        )
-        if members[0] > 0:
-            marks.append(tag("line", x1=edge, x2=edge + side, y1=start, y2=start, class_="cut"))
-            marks.append(tag("line", y1=edge, y2=edge + side, x1=start, x2=start, class_="cut"))
-    return marks
-
-
-def inside_curve(history: Run, stroke: str) -> Markup | None:
-    """The share of weight inside the true group over rounds, and the share expected by chance."""
-    points = [
-        (line["round"] + 1, line["in_group_weight"])
-        for line in history.lines
-        if line.get("in_group_weight") is not None
-    ]
-    held, wanted = history.roster.truth(history.swaps)
-    if len(points) < 2 or held is None or wanted is None:
-        return None
-    same = wanted[:, None] == held
-    luck = (same.sum() - same.diagonal().sum()) / max(1, same.size - len(same))
-    width, height = 300.0, 72.0
-    x = Scale(points[0][0], points[-1][0], 2, width - 52)
-    y = Scale(0, 1, height - 6, 6)
-    end = points[-1][1]
-    return figure(
-        width,
-        height,
-        "Share of weight inside the true group over rounds",
-        tag("line", x1=2, x2=width - 52, y1=y(luck), y2=y(luck), class_="luck"),
-        tag("text", "chance", x=width - 46, y=y(luck) + 4, class_="tick small"),
-        polyline([(x(r), y(v)) for r, v in points], class_="line", stroke=stroke),
-        tag(
-            "text",
-            f"{100 * end:.0f} %",
-            x=width - 46,
-            y=y(end) + 4,
-            class_="name small",
-            fill=stroke,
-        ),
-    )
-
-
-# ---- the matrix of who helps whom: mean shares with names, sorted by discovered groups ----------
-
-NAMED_UP_TO = 24  # clients; in a larger matrix names would overlap
-SIDE, EDGE, NAMES = 300.0, 12.0, 112.0
-CLEAR, UNSURE = (0, 114, 178), (128, 128, 128)  # an image cannot take the page's colours
-GROUP_COLOURS = 7  # --c1 … --c7 of the page's style
-FINE_UP_TO = 300  # clients; a larger matrix has fewer levels of colour
-LONGEST = 14  # characters of a name in a figure
-
-
-def short(name: str) -> str:
-    """A name as figures show it."""
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
-
-
 def matrix(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Markup:
-    """The mean shares, one row per client, ordered by the discovered groups.
+    """The mean shares, one row per client, ordered by the discovered groups, which lines separate.
 
-    Clear shares are blue and others grey. Bars mark the true groups, if they are known.
+    Clear shares are blue and others grey.
     """
     K, order = len(roster), found.order
-    left = EDGE + (NAMES if K <= NAMED_UP_TO else 0)
-    cell = SIDE / K
-    place = {"x": left, "y": EDGE, "width": SIDE, "height": SIDE}
-    drawn = [
-        tag("image", href=_share_image(relied, order), preserveAspectRatio="none", **place),
-        tag("rect", class_="frame", **place),
-        *_cuts(found, cell, left),
-        *([] if roster.groups is None else _bars(roster.groups[order], cell, left)),
-        *(_names(roster, order, cell, left) if K <= NAMED_UP_TO else []),
-    ]
-    return figure(left + SIDE + 1, EDGE + SIDE + 1, title, *drawn)
-
-
-def _share_image(relied: Reliance, order: NDArray[np.int64]) -> str:
-    """One pixel per cell, whose opacity is the share, so that it suits light and dark pages."""
+    left = EDGE + (room(roster.clients) if K <= NAMED_UP_TO else 0)
     here = np.ix_(order, order)
-    share, clear = relied.share[here], relied.clear[here]
-    pixels = np.zeros((*share.shape, 4), dtype=np.uint8)
-    pixels[..., :3] = np.where(clear[..., None], CLEAR, UNSURE)
-    levels = 255 if len(share) <= FINE_UP_TO else 15  # fewer levels make a smaller file
-    pixels[..., 3] = np.round(levels * strength(share)) * (255 // levels)
-    return png(pixels)
+    share = relied.share[here] / (relied.share.max() or 1.0)
+    levels = 255 if K <= FINE_UP_TO else 15  # fewer levels make a smaller file
+    ink = np.where(relied.clear[here][..., None], CLEAR, UNSURE)
+    drawn = [_picture(ink, np.round(levels * share) * (255 // levels), left)]
+    if K <= NAMED_UP_TO:
+        drawn += _names(roster, order, SIDE / K, left)
+    return _framed(drawn, found.groups[order], roster.groups, order, left, title)
 
 
-def strength(share: Floats) -> Floats:
-    """The shares relative to the largest one."""
-    shown: Floats = share / (share.max() or 1.0)
-    return shown
+def _picture(ink: NDArray[Any], opacity: NDArray[Any], left: float) -> Markup:
+    """One pixel per cell, whose opacity is its weight, so that it suits light and dark pages."""
+    pixels = np.concatenate([ink, opacity[..., None]], -1).astype(np.uint8)
+    place = {"x": left, "y": EDGE, "width": SIDE, "height": SIDE}
+    return tag("image", href=png(pixels), preserveAspectRatio="none", **place)
 
 
 def _names(roster: Roster, order: NDArray[np.int64], cell: float, left: float) -> list[Markup]:
@@ -245,29 +158,35 @@ def _names(roster: Roster, order: NDArray[np.int64], cell: float, left: float) -
     ]
 
 
-def _cuts(found: Grouping, cell: float, left: float) -> list[Markup]:
-    """Lines between the discovered groups."""
-    groups = found.groups[found.order]
-    marks = []
-    for row in (np.flatnonzero(np.diff(groups)) + 1).tolist():
-        x, y = left + row * cell, EDGE + row * cell
-        marks.append(tag("line", x1=left, x2=left + SIDE, y1=y, y2=y, class_="cut"))
-        marks.append(tag("line", x1=x, x2=x, y1=EDGE, y2=EDGE + SIDE, class_="cut"))
-    return marks
-
-
-def _bars(groups: NDArray[Any], cell: float, left: float) -> list[Markup]:
-    """A bar beside each row and above each column, in the colour of the client's true group."""
-    starts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
-    marks = []
-    for start, end in zip(starts, [*starts[1:], len(groups)], strict=True):
-        group, size = int(groups[start]), (end - start) * cell - 1
+def _framed(
+    drawn: Sequence[Markup],
+    cut: NDArray[np.int64] | None,
+    truth: NDArray[np.int64] | None,
+    order: NDArray[np.int64],
+    left: float,
+    title: str,
+) -> Markup:
+    """A matrix with lines between the groups ``cut``, and bars in the colours of true groups."""
+    cell, right, base = SIDE / len(order), left + SIDE, EDGE + SIDE
+    marks = [tag("rect", x=left, y=EDGE, width=SIDE, height=SIDE, class_="frame")]
+    for _, start, _ in [] if cut is None else _spans(cut)[1:]:
+        x, y = left + start * cell, EDGE + start * cell
+        marks.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="cut"))
+        marks.append(tag("line", x1=x, x2=x, y1=EDGE, y2=base, class_="cut"))
+    for group, start, end in [] if truth is None else _spans(truth[order]):
+        label, along, size = tag("title", f"true group {group}"), start * cell, (end - start) * cell
         facts = {"class_": "truth", "fill": group_colour(group)}
-        label = tag("title", f"true group {group}")
-        along = start * cell + 0.5
-        marks.append(tag("rect", label, x=left - 9, y=EDGE + along, width=5, height=size, **facts))
-        marks.append(tag("rect", label, x=left + along, y=2, width=size, height=5, **facts))
-    return marks
+        place = {"x": left - 9, "y": EDGE + along + 0.5, "width": 5, "height": size - 1}
+        marks.append(tag("rect", label, **place, **facts))
+        place = {"x": left + along + 0.5, "y": 2, "width": size - 1, "height": 5}
+        marks.append(tag("rect", label, **place, **facts))
+    return figure(right + 1, base + 1, title, *drawn, *marks)
+
+
+def _spans(groups: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Each stretch of equal groups, with its first row and the row after its last."""
+    edges = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+    return [(int(groups[start]), start, end) for start, end in itertools.pairwise(edges)]
 
 
 def group_colour(group: int) -> str:
@@ -280,7 +199,6 @@ def group_colour(group: int) -> str:
 MOST_NODES = 120  # clients; a graph of more shows nothing
 MOST_LINKS = 5  # links to one client, those with the largest shares
 RADIUS, WIDEST = 100.0, 11.0  # WIDEST: of the link with the largest share
-LABELS = 118.0  # room for names on either side
 
 Point = tuple[float, float]
 
@@ -293,8 +211,8 @@ def graph(relied: Reliance, roster: Roster, found: Grouping, title: str) -> Mark
     K = len(roster)
     if K > MOST_NODES:
         return None
-    room = LABELS if K <= NAMED_UP_TO else 12.0
-    middle = (RADIUS + 10 + room, RADIUS + 16)
+    beside = room(roster.clients) if K <= NAMED_UP_TO else 12.0
+    middle = (RADIUS + 12 + beside, RADIUS + 16)
     places = _circle(found.order.tolist(), middle)
     links = [_link(relied, i, j, places, middle) for i in range(K) for j in _drawn(relied, i)]
     names = _node_names(roster, places, middle) if K <= NAMED_UP_TO else []
@@ -383,6 +301,43 @@ def _told(relied: Reliance, roster: Roster, i: int) -> str:
     return f"{roster.clients[i]}: {', '.join(helped) or 'relies on nobody in particular'}"
 
 
+# ---- weight inside the true group over rounds ---------------------------------------------------
+
+
+def inside_curve(run: Run, stroke: str) -> Markup | None:
+    """The share of weight inside the true group over rounds, and the share expected by chance."""
+    points = [
+        (line["round"] + 1, line["in_group_weight"])
+        for line in run.lines
+        if line.get("in_group_weight") is not None
+    ]
+    held, wanted = run.roster.truth(run.swaps)
+    if len(points) < 2 or held is None or wanted is None:
+        return None
+    same = wanted[:, None] == held
+    luck = (same.sum() - same.diagonal().sum()) / max(1, same.size - len(same))
+    width, height = 300.0, 72.0
+    x = Scale(points[0][0], points[-1][0], 2, width - 52)
+    y = Scale(0, 1, height - 6, 6)
+    end = points[-1][1]
+    return figure(
+        width,
+        height,
+        "Share of weight inside the true group over rounds",
+        tag("line", x1=2, x2=width - 52, y1=y(luck), y2=y(luck), class_="luck"),
+        tag("text", "chance", x=width - 46, y=y(luck) + 4, class_="tick small"),
+        polyline([(x(r), y(v)) for r, v in points], class_="line", stroke=stroke),
+        tag(
+            "text",
+            f"{100 * end:.0f} %",
+            x=width - 46,
+            y=y(end) + 4,
+            class_="name small",
+            fill=stroke,
+        ),
+    )
+
+
 # ---- the section on who helps whom: a graph and a matrix per method, averaged and round by round
 
 MOST_ROUNDS = 20  # rounds whose matrices a page holds
@@ -439,9 +394,9 @@ def _rounds(known: Sequence[int], room: int) -> list[int]:
     return [known[place] for place in dict.fromkeys(places.tolist())]
 
 
-def _card(relied: Reliance, history: Run, rounds: Sequence[int] | None, stroke: str) -> HelpCard:
-    name, roster, found = words.label(history.method), history.roster, discovered(relied.share)
-    frames = np.stack([relied.share, *(_frame(history, index) for index in rounds or ())])
+def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None, stroke: str) -> HelpCard:
+    name, roster, found = words.label(run.method), run.roster, discovered(relied.share)
+    frames = np.stack([relied.share, *(_frame(run, index) for index in rounds or ())])
     largest = float(frames.max()) or 1.0
     numbers = np.round(255 * frames / largest)
     packed = np.concatenate([255 * relied.clear[None], numbers]).astype(np.uint8)
@@ -450,7 +405,7 @@ def _card(relied: Reliance, history: Run, rounds: Sequence[int] | None, stroke: 
         name,
         graph(relied, roster, found, f"{name}: who helps whom, as a graph"),
         matrix(relied, roster, found, f"{name}: who helps whom, as a matrix"),
-        inside_curve(history, stroke),
+        inside_curve(run, stroke),
         json.dumps(found.order.tolist()),
         largest,
         float(relied.share.max()) or 1.0,
@@ -458,14 +413,14 @@ def _card(relied: Reliance, history: Run, rounds: Sequence[int] | None, stroke: 
     )
 
 
-def _frame(history: Run, index: int) -> Floats:
+def _frame(run: Run, index: int) -> Floats:
     """The shares in one round; rows of zeros for clients that relied on nobody in it."""
-    at: NDArray[np.int64] = np.flatnonzero(np.array(history.matrix_rounds) == index)
+    at: NDArray[np.int64] = np.flatnonzero(np.array(run.matrix_rounds) == index)
     if not len(at):
-        return np.zeros((len(history.roster), len(history.roster)))
-    weight = on_others(history.matrices[int(at[0])], history.swaps)
-    line = next((line for line in history.lines if line["round"] == index), None)
-    here = (weight.sum(1) > ZERO_WITHIN) & took_part(line, history.roster)
+        return np.zeros((len(run.roster), len(run.roster)))
+    weight = on_others(run.matrices[int(at[0])], run.swaps)
+    line = next((line for line in run.lines if line["round"] == index), None)
+    here = (weight.sum(1) > ZERO_WITHIN) & took_part(line, run.roster)
     weight = weight * here[:, None]
     share: Floats = weight / np.maximum(weight.sum(1, keepdims=True), ZERO_WITHIN)
     return share

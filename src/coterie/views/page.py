@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -17,7 +18,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from ..algorithms.exposure import EXPOSURES, Exposure
-from ..core.metrics import METRICS, Floats
+from ..core.metrics import METRICS
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import LOCAL, Line, Roster, Run, dense
 from ..runs.summary import last_score
@@ -29,7 +30,7 @@ from .figures import scatters
 from .judgement import Claim
 from .reliance import MOST_CLIENTS, Reliance, reliance
 from .svg import colour, style
-from .table import Table, notes, run_facts, table, tests, to_html
+from .table import notes, run_facts, table, tests, to_html
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -81,17 +82,6 @@ def client_index(roster: Roster, name: str) -> int:
     return roster.clients.index(name)
 
 
-def groups_of(roster: Roster) -> int:
-    """The number of true groups; 0 if they are not known."""
-    return 0 if roster.groups is None else len(set(roster.groups.tolist()))
-
-
-def samples_of(roster: Roster) -> str:
-    """The number of training samples per client, or the range of these numbers."""
-    least, most = roster.n_train.min(), roster.n_train.max()
-    return f"{most}" if least == most else f"{least}–{most}"
-
-
 def command_of(environment: Mapping[str, Any]) -> str | None:
     """The command line that started a run; None if it was started from Python."""
     argv = environment.get("argv") or []
@@ -141,16 +131,27 @@ class Exposed(NamedTuple):
     raw: tuple[str, ...]  # headings of ``users``
     sites: tuple[SiteExposure, ...]
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The headings of the table of sites."""
+        users = (f"{method}: used by" for method in self.raw)
+        return ("site", "uploads, all methods and seeds", "rejected", *users)
 
-def exposed(histories: Mapping[str, Sequence[Run]], only: int | None = None) -> Exposed:
+    @property
+    def cells(self) -> list[tuple[object, ...]]:
+        """The rows of the table of sites."""
+        return [(*site[:3], *site.users) for site in self.sites]
+
+
+def exposed(runs: Mapping[str, Sequence[Run]], only: int | None = None) -> Exposed:
     """The section for the runs of these methods; ``only`` is the one site that the page is for."""
-    users = {m: users_of(runs) for m, runs in histories.items() if m in RAW}
-    roster = next(iter(histories.values()))[0].roster
-    sites = range(len(roster)) if only is None else [only]
+    users = {method: users_of(some) for method, some in runs.items() if method in RAW}
+    every = [run for some in runs.values() for run in some]
+    sites = range(len(every[0].roster)) if only is None else [only]
     return Exposed(
-        tuple(_method(m, runs, users.get(m), only) for m, runs in histories.items()),
+        tuple(_method_exposure(m, some, users.get(m), only) for m, some in runs.items()),
         tuple(words.label(method) for method in users),
-        tuple(_site(histories, users, i) for i in sites),
+        tuple(_site_exposure(every, users, i) for i in sites),
     )
 
 
@@ -160,19 +161,17 @@ def users_of(runs: Sequence[Run]) -> NDArray[np.int64] | None:
     The largest number over runs. A model that was received and got no weight is not counted. None
     if the weights are not known.
     """
-    known = [run for run in runs if run.matrices and len(run.roster) <= MOST_CLIENTS]
-    if not known:
-        return None
     counts = []
-    for run in known:
-        used = np.logical_or.reduce([dense(A) != 0 for A in run.matrices])
-        np.fill_diagonal(used, False)
-        counts.append(used.sum(0))
-    most: NDArray[np.int64] = np.max(counts, axis=0)
+    for run in runs:
+        if run.matrices and len(run.roster) <= MOST_CLIENTS:
+            used = np.logical_or.reduce([dense(A) != 0 for A in run.matrices])
+            np.fill_diagonal(used, False)
+            counts.append(used.sum(0))
+    most: NDArray[np.int64] | None = np.max(counts, axis=0) if counts else None
     return most
 
 
-def _method(
+def _method_exposure(
     method: str, runs: Sequence[Run], users: NDArray[np.int64] | None, only: int | None
 ) -> MethodExposure:
     row, peers = EXPOSURES.get(method, UNKNOWN), len(runs[0].roster) - 1
@@ -189,25 +188,22 @@ def _method(
     return MethodExposure(words.label(method), server, site, stays, sent, seen)
 
 
-def _site(
-    histories: Mapping[str, Sequence[Run]],
-    users: Mapping[str, NDArray[np.int64] | None],
-    i: int,
+def _site_exposure(
+    runs: Sequence[Run], users: Mapping[str, NDArray[np.int64] | None], i: int
 ) -> SiteExposure:
-    name, uploads, reasons = "", 0, dict[str, int]()
-    for runs in histories.values():
-        for run in runs:
-            name = run.roster.clients[i]
-            out = [
-                r["reason"] for line in run.lines for r in line["rejected"] if r["client"] == name
-            ]
-            took = sum(i in line["clients"] for line in run.lines if line["bytes_up"] > 0)
-            uploads += max(0, took - len(out))
-            for reason in out:
-                reasons[reason] = reasons.get(reason, 0) + 1
-    left = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in reasons.items())
+    name = runs[0].roster.clients[i]
+    lines = [line for run in runs for line in run.lines]
+    out = Counter(
+        one["reason"] for line in lines for one in line["rejected"] if one["client"] == name
+    )
+    uploads = 0
+    for run in runs:
+        took = sum(i in line["clients"] for line in run.lines if line["bytes_up"] > 0)
+        left = sum(one["client"] == name for line in run.lines for one in line["rejected"])
+        uploads += max(0, took - left)
+    told = ", ".join(f"{n} {reason.replace('_', ' ')}" for reason, n in out.items())
     seen = tuple(words.NONE if one is None else str(one[i]) for one in users.values())
-    return SiteExposure(name, uploads, left or words.NONE, seen)
+    return SiteExposure(name, uploads, told or words.NONE, seen)
 
 
 # ---- the HTML page of a comparison, in one file that needs no network and no other file ---------
@@ -238,11 +234,14 @@ def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
             "title": "Is joining worth it?",
             "verdict": unbroken(comparison.verdict),
             "answers": comparison.answers,
-            "facts": _facts(comparison),
+            "facts": [
+                *facts_of(comparison.runs),
+                ("seeds" if comparison.folds is None else "folds", str(len(comparison.seeds))),
+            ],
             "alarms": [alarm for row in comparison.rows for alarm in row.alarms],
-            "rejected": _rejected(comparison),
+            "rejected": rejected_of(comparison.runs),
             "table": to_html(shown),
-            "meanings": _meanings(shown),
+            "meanings": [(one.head, one.meaning) for one in shown.columns if one.meaning],
             "notes": notes(comparison),
             "tests": tests(comparison),
             "curves": figures.learning_curves(comparison),
@@ -273,36 +272,30 @@ def shown_method(comparison: "Comparison") -> str:
     return comparison.choice.method if comparison.choice else comparison.methods[-1]
 
 
-def _facts(comparison: "Comparison") -> list[tuple[str, str]]:
-    history = comparison.runs[0]
-    groups = max(groups_of(run.roster) for run in comparison.runs)
-    facts = [
-        ("clients", str(len(history.roster))),
-        ("true groups", str(groups)),
-        ("training samples per client", samples_of(history.roster)),
-        ("rounds", str(len(history.lines))),
-        ("seeds" if comparison.folds is None else "folds", str(len(comparison.seeds))),
+def facts_of(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Clients, true groups where they are known, training samples and rounds of these runs."""
+    roster = runs[0].roster
+    known = [set(run.roster.groups.tolist()) for run in runs if run.roster.groups is not None]
+    least, most = roster.n_train.min(), roster.n_train.max()
+    return [
+        ("clients", str(len(roster))),
+        *([("true groups", str(max(map(len, known))))] if known else []),
+        ("training samples per client", f"{most}" if least == most else f"{least}–{most}"),
+        ("rounds", str(len(runs[0].lines))),
     ]
-    return [fact for fact in facts if fact != ("true groups", "0")]
 
 
-def _rejected(comparison: "Comparison") -> list[str]:
+def rejected_of(runs: Sequence[Run]) -> list[str]:
     """One sentence for each reason why uploads were rejected."""
-    found: dict[str, dict[str, int]] = {}
-    for run in comparison.runs:
+    found: dict[str, Counter[str]] = {}
+    for run in runs:
         for reason, count in run.summary["rejected"].items():
-            methods = found.setdefault(reason, {})
-            methods[run.method] = methods.get(run.method, 0) + count
+            found.setdefault(reason, Counter())[words.label(run.method)] += count
     return [
         f"Uploads were left out as {reason.replace('_', ' ')}: "
-        + ", ".join(f"{count} of {words.label(method)}" for method, count in methods.items())
-        + "."
+        f"{', '.join(f'{count} of {method}' for method, count in methods.items())}."
         for reason, methods in found.items()
     ]
-
-
-def _meanings(shown: Table) -> list[tuple[str, str]]:
-    return [(column.head, column.meaning) for column in shown.columns if column.meaning]
 
 
 def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
@@ -360,96 +353,51 @@ ONE_RUN = (
 )
 
 
-class RoundFacts(NamedTuple):
-    """One row of the table of rounds."""
-
-    round: int
-    clients: int
-    mean: str
-    sent: str
-    received: str
-    seconds: str
-    left_out: str
-
-
-class ClientFacts(NamedTuple):
-    """One row of the table of clients."""
-
-    name: str
-    train: int
-    val: int
-    test: int
-    first: str
-    last: str
-    source: str  # the client with the largest part of its weight on others
-    lack: str
-
-
-def run_page(data: Run, choice: ClinicalChoice | None = None) -> str:
+def run_page(run: Run, choice: ClinicalChoice | None = None) -> str:
     """The page of one run as HTML text; everything that comes from users is escaped."""
-    history, summary = data, data.summary
-    relied = reliance([history])
+    summary, relied = run.summary, reliance([run])
     return rendered(
         "run.html",
         {
             "eyebrow": "coterie run",
-            "title": words.label(history.method),
-            "verdict": unbroken(f"{_sentence(data)} {ONE_RUN}"),
-            "facts": _run_facts(history),
+            "title": words.label(run.method),
+            "verdict": unbroken(f"{_sentence(run)} {ONE_RUN}"),
+            "facts": [*facts_of([run]), ("seed", str(run.seed))],
             "alarms": summary["alarms"],
-            "rejected": _run_rejected(summary["rejected"]),
-            "curves": figures.client_curves(history),
-            "numbers": [fact for fact in run_facts(data) if fact[0] != "alarm"],
-            "helping": _helping(history, relied),
-            "best": words.label(history.method),
+            "rejected": rejected_of([run]),
+            "curves": figures.client_curves(run),
+            "numbers": [fact for fact in run_facts(run) if fact[0] != "alarm"],
+            "helping": _helping(run, relied),
+            "best": words.label(run.method),
             "own": False,
-            "exposed": exposed({history.method: [history]}),
-            "clinical": clinical_view({history.method: history}, choice),
+            "exposed": exposed({run.method: [run]}),
+            "clinical": clinical_view({run.method: run}, choice),
             "costs": _costs(summary),
-            "rounds": [_round_line(line, history.metric) for line in history.lines],
-            "clients": _client_lines(history, relied),
-            "seed": history.seed,
-            "metric": METRICS[history.metric].title,
-            "command": command_of(data.environment),
+            "rounds": [_round_line(line, run.metric) for line in run.lines],
+            "clients": _client_lines(run, relied),
+            "seed": run.seed,
+            "metric": METRICS[run.metric].title,
+            "command": command_of(run.environment),
             "digest": summary["digest"],
-            "config": pretty(data.config),
-            "where": pretty(data.environment),
+            "config": pretty(run.config),
+            "where": pretty(run.environment),
         },
     )
 
 
-def _sentence(data: Run) -> str:
+def _sentence(run: Run) -> str:
     """A sentence on the mean score after the last round."""
-    history, metric = data, data.metric
-    mean = last_score(data.summary)
+    metric = run.metric
+    mean = last_score(run.summary)
     text = (
-        f"{words.label(history.method)} gives a mean {METRICS[metric].title} of "
-        f"{words.number(mean, metric)}{words.unit(metric)} after {len(history.lines)} rounds"
+        f"{words.label(run.method)} gives a mean {METRICS[metric].title} of "
+        f"{words.number(mean, metric)}{words.unit(metric)} after {len(run.lines)} rounds"
     )
-    gain = data.summary["relative_to_local"]
+    gain = run.summary["relative_to_local"]
     if gain is None:
         return f"{text}."
     size = words.number(float(gain), metric, sign=True)
     return f"{text}, {size} compared with each client’s own local model."
-
-
-def _run_facts(history: Run) -> list[tuple[str, str]]:
-    groups = groups_of(history.roster)
-    return [
-        ("clients", str(len(history.roster))),
-        *([("true groups", str(groups))] if groups else []),
-        ("training samples per client", samples_of(history.roster)),
-        ("rounds", str(len(history.lines))),
-        ("seed", str(history.seed)),
-    ]
-
-
-def _run_rejected(counts: Mapping[str, int]) -> list[str]:
-    """One sentence for each reason why uploads were rejected."""
-    return [
-        f"Uploads were left out as {reason.replace('_', ' ')}: {count}."
-        for reason, count in counts.items()
-    ]
 
 
 def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -472,12 +420,13 @@ def _costs(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _round_line(line: Line, metric: str) -> RoundFacts:
+def _round_line(line: Line, metric: str) -> tuple[object, ...]:
+    """One row of the table of rounds."""
     mean = words.NONE
     if line.get("test") is not None:
         mean = words.number(float(line["test"]), metric)
     who = [f"{one['client']} ({one['reason'].replace('_', ' ')})" for one in line["rejected"]]
-    return RoundFacts(
+    return (
         line["round"] + 1,
         len(line["clients"]),
         mean,
@@ -488,42 +437,28 @@ def _round_line(line: Line, metric: str) -> RoundFacts:
     )
 
 
-def _client_lines(history: Run, relied: Reliance | None) -> list[ClientFacts]:
-    roster, sources = history.roster, _sources(history, relied)
+def _client_lines(run: Run, relied: Reliance | None) -> list[tuple[object, ...]]:
+    """Each client's row: its samples, first and last score, and on whom it has the most weight."""
+    roster = run.roster
 
-    def score(scores: Floats, i: int) -> str:
-        return words.number(float(scores[i]), history.metric)
+    def most(i: int) -> str:
+        share = np.zeros(1) if relied is None else relied.share[i]
+        j = int(share.argmax())
+        return f"{roster.clients[j]} ({100 * share[j]:.0f} %)" if share[j] > 0 else words.NONE
 
     return [
-        ClientFacts(
-            name,
-            int(roster.n_train[i]),
-            int(roster.n_val[i]),
-            int(roster.n_test[i]),
-            score(history.test[0], i),
-            score(history.last, i),
-            sources[i],
-            roster.weak.get(name, words.NONE),
+        (
+            *(name, roster.n_train[i], roster.n_val[i], roster.n_test[i]),
+            *(words.number(float(scores[i]), run.metric) for scores in (run.test[0], run.last)),
+            *(most(i), roster.weak.get(name, words.NONE)),
         )
         for i, name in enumerate(roster.clients)
     ]
 
 
-def _sources(history: Run, relied: Reliance | None) -> list[str]:
-    """For each client, the other client on which it has the largest part of its weight."""
-    names = history.roster.clients
-    if relied is None:
-        return [words.NONE] * len(names)
-    best = relied.share.argmax(1).tolist()
-    return [
-        f"{names[j]} ({100 * relied.share[i, j]:.0f} %)" if relied.share[i, j] > 0 else words.NONE
-        for i, j in enumerate(best)
-    ]
-
-
-def _helping(history: Run, relied: Reliance | None) -> helping.Helping | None:
+def _helping(run: Run, relied: Reliance | None) -> helping.Helping | None:
     if relied is None:
         return None
-    method = history.method
+    method = run.method
     stroke = {method: colour(method)}
-    return helping.helping({method: relied}, {method: history}, stroke, helping.OF_RUN)
+    return helping.helping({method: relied}, {method: run}, stroke, helping.OF_RUN)

@@ -1,7 +1,20 @@
-"""How much each client relied on each other client, averaged over the rounds it took part in."""
+"""Who a client's model depends on: the weights it gave to others, and whose models entered it.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+    average    j's part of i's weight on others, over all rounds in which i took part
+    last       the same in the last round; 0 if i relied on nobody in it
+    entered    whether j's model ever entered i's, directly or through others, and j's part of it
+
+With A_r the weights of round r (a row that sums to less than 1 keeps the rest for itself; clients
+that did not take part keep their model), the parts are the rows of A_R … A_2 A_1. Training moves no
+parts. Where models change hands, j's part of a model is its part of all weight with which that
+model was trained, and i's model has the parts of the models in its last row. Every page, card,
+table and JSON value takes these numbers from here.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +25,7 @@ from ..core.paired_tests import LEVEL
 from ..runs import collaboration
 from ..runs.collaboration import ZERO_WITHIN
 from ..runs.run import Line, Packed, Roster, Run, dense
+from ..storage.files import STRICT
 
 MOST_CLIENTS = 1000  # averages of more clients would take minutes and gigabytes
 LARGEST_WEIGHT = 1e6  # larger entries, which a diverged run has, count as zero
@@ -35,7 +49,7 @@ class Reliance(NamedTuple):
         return bool(self.share[i][self.clear[i]].sum() > 0.5)
 
 
-def reliance(histories: Sequence[Run]) -> Reliance | None:
+def reliance(runs: Sequence[Run]) -> Reliance | None:
     """The mean reliance over all rounds of runs of one method; None if there is no matrix.
 
     Only runs whose clients are in the same true groups as in the first run count, because a seed
@@ -43,25 +57,36 @@ def reliance(histories: Sequence[Run]) -> Reliance | None:
     the weight exceeds the mean weight on others by a t-test over rounds, corrected for the number
     of other clients. Rounds are not independent, so the test is a filter and no proof.
     """
-    first = histories[0].roster
-    drawn = [one for one in histories if one.matrices and _same_groups(one.roster, first)]
+    first = runs[0].roster
+    drawn = [run for run in runs if run.matrices and _same_groups(run.roster, first)]
     if not drawn or len(first) > MOST_CLIENTS:
         return None
     K = len(first)
     count, total = np.zeros(K, dtype=np.int64), np.zeros((K, K))
     excess, squares = np.zeros((K, K)), np.zeros((K, K))
-    for history in drawn:
-        lines = {line["round"]: line for line in history.lines}
-        for index, packed in zip(history.matrix_rounds, history.matrices, strict=True):
-            weight = on_others(packed, history.swaps)
-            here = (weight.sum(1) > ZERO_WITHIN) & took_part(lines.get(index), history.roster)
-            weight = weight * here[:, None]
+    for run in drawn:
+        for weight in applied(run):
             over = weight - weight.sum(1, keepdims=True) / max(1, K - 1)
-            count, total = count + here, total + weight
+            count, total = count + (weight.sum(1) > 0), total + weight
             excess, squares = excess + over, squares + over**2
-    sums = total.sum(1, keepdims=True)
-    share = np.divide(total, sums, out=np.zeros_like(total), where=sums > 0)
+    share = parts_of(total)
     return Reliance(share, _clear(share, excess, squares, count), count)
+
+
+def parts_of(weight: Floats) -> Floats:
+    """Each row divided by its sum; rows of zeros stay zero."""
+    sums = weight.sum(1, keepdims=True)
+    parts: Floats = np.divide(weight, sums, out=np.zeros_like(weight), where=sums > 0)
+    return parts
+
+
+def applied(run: Run) -> Iterator[Floats]:
+    """The weights on others in each round ``[K, K]``; rows of zeros for clients that had none."""
+    lines = {line["round"]: line for line in run.lines}
+    for index, packed in zip(run.matrix_rounds, run.matrices, strict=True):
+        weight = on_others(packed, run.swaps)
+        here = (weight.sum(1) > ZERO_WITHIN) & took_part(lines.get(index), run.roster)
+        yield weight * here[:, None]
 
 
 def on_others(packed: Packed, swaps: bool) -> Floats:
@@ -101,3 +126,143 @@ def _clear(
     needed = stdtrit(n - 1, 1 - LEVEL / (K - 1))
     shown: NDArray[np.bool_] = (mean > needed * error) & (share >= ABOVE / (K - 1))
     return shown & (count >= FEWEST_ROUNDS)[:, None]
+
+
+# ---- whose models entered a client's model -------------------------------------------------------
+
+# Methods that weigh the others' models once more before they predict, which no matrix records.
+WEIGH_AGAIN = ("fedfomo", "fedfomo_ma")
+
+
+@dataclass(frozen=True)
+class Collaborator:
+    """Another client whose model entered, or may have entered, a client's model."""
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
+
+    name: str
+    average: float | None  # part of the weight on others, over all rounds; None if not recorded
+    last: float | None  # the same in the last round
+    entered: float | None  # its part of the model; None if not recorded, so that it may be any
+
+
+def collaborators(run: Run, i: int) -> tuple[Collaborator, ...]:
+    """Everybody whose model ever entered the model of client ``i``, the largest weight first."""
+    ever, parts = provenance(run, i)
+    relied = reliance([run])
+    if relied is None:
+        return _named(run, ever, None, None, parts)
+    *_, last = applied(run)
+    return _named(run, ever, relied.share[i], parts_of(last)[i], parts)
+
+
+def collaborators_of_mixture(run: Run, weights: Floats | None) -> tuple[Collaborator, ...]:
+    """Everybody whose model entered a mixture ``[K]`` of the run's final models.
+
+    A part of the mixture is the mean of the models' parts by these weights, which are None where
+    all clients have one model.
+    """
+    if weights is None:
+        return unknown_parts(run.roster.clients[j] for j in np.flatnonzero(senders(run)))
+    share = parts_of(weights[None])[0]
+    ever, parts = share > 0, np.zeros(len(share))
+    for j in np.flatnonzero(ever).tolist():
+        more, of_one = provenance(run, j)
+        ever, parts = ever | more, parts + share[j] * (math.nan if of_one is None else of_one)
+    return _named(run, ever, share, share, parts)
+
+
+def _named(
+    run: Run,
+    ever: NDArray[np.bool_],
+    average: Floats | None,
+    last: Floats | None,
+    parts: Floats | None,
+) -> tuple[Collaborator, ...]:
+    def part(of: Floats | None, j: int) -> float | None:
+        return None if of is None or np.isnan(of[j]) else round(float(of[j]), 4)
+
+    found = [
+        Collaborator(run.roster.clients[j], part(average, j), part(last, j), part(parts, j))
+        for j in np.flatnonzero(ever).tolist()
+    ]
+    return tuple(sorted(found, key=lambda one: (-(one.average or 0), -(one.entered or 0))))
+
+
+def unknown_parts(names: Iterable[str]) -> tuple[Collaborator, ...]:
+    """Clients whose models entered with weights that are not known."""
+    return tuple(Collaborator(name, None, None, None) for name in names)
+
+
+def provenance(run: Run, i: int) -> tuple[NDArray[np.bool_], Floats | None]:
+    """The others whose models entered that of client ``i`` ``[K]``, and all parts of it ``[K]``.
+
+    Without matrices, in a method that averages everybody, these are all senders; parts are then
+    None. A sender that may have entered where no weights were recorded has a part of NaN.
+    """
+    weights = [_positive(packed) for packed in run.matrices]
+    others = np.arange(len(run.roster)) != i
+    if not weights:
+        return senders(run) & others, None
+    ever, parts = (_of_models if run.swaps else _of_clients)(run, weights, i)
+    if not _all_recorded(run):
+        maybe = senders(run) & others & ~ever
+        ever, parts = ever | maybe, np.where(maybe, np.nan, parts)
+    return ever & others, parts
+
+
+def _all_recorded(run: Run) -> bool:
+    """Whether the matrices hold every weight that mixed models.
+
+    A client that misses a round may later get a model that was averaged without it.
+    """
+    again = run.method.partition("@")[0].removesuffix("_ft") in WEIGH_AGAIN
+    everybody = all(len(line["clients"]) == len(run.roster) for line in run.lines)
+    return everybody and not again and len(run.matrices) == len(run.lines)
+
+
+def senders(run: Run) -> NDArray[np.bool_]:
+    """The clients from which a model was accepted in any round ``[K]``."""
+    found = np.zeros(len(run.roster), dtype=bool)
+    for line in run.lines:
+        if line["bytes_up"] > 0:
+            found |= took_part(line, run.roster)
+    return found
+
+
+def _positive(packed: Packed) -> Any:
+    """The weights without a sign, dense or sparse; entries that are no number are zero."""
+    entries = abs(packed)
+    if isinstance(entries, np.ndarray):
+        return np.where(entries < LARGEST_WEIGHT, entries, 0.0).astype(np.float64)
+    entries.data = np.where(entries.data < LARGEST_WEIGHT, entries.data, 0.0).astype(np.float64)
+    return entries
+
+
+def _of_clients(run: Run, weights: list[Any], i: int) -> tuple[NDArray[np.bool_], Floats]:
+    """Row ``i`` of A_R … A_1, from the last round to the first, and whom any path leads to.
+
+    On a path a client's own past is never left behind, whatever weight it gives itself.
+    """
+    lines = {line["round"]: line for line in run.lines}
+    parts = np.eye(1, len(run.roster), i)[0]
+    ever = parts > 0
+    for index, A in zip(reversed(run.matrix_rounds), reversed(weights), strict=True):
+        here = took_part(lines.get(index), run.roster)
+        sums = np.asarray(A.sum(1)).ravel()
+        rest = np.maximum(0.0, 1.0 - sums)
+        moved = here * parts / (sums + rest)
+        parts = ~here * parts + moved * rest + moved @ A
+        ever = ever | (ever @ A > 0)
+    return ever, parts
+
+
+def _of_models(run: Run, weights: list[Any], i: int) -> tuple[NDArray[np.bool_], Floats]:
+    """The clients that trained the models that client ``i`` used, by the weights of all rounds."""
+    total = sum(weights)
+    used = np.asarray(total[[i]].sum(0)).ravel() > 0
+    ever = total @ used > 0
+    trained = np.asarray(total.sum(0)).ravel()
+    now = np.asarray(weights[-1][[i]].sum(0)).ravel()
+    parts: Floats = total @ (now / (now.sum() or 1.0) / np.where(trained > 0, trained, 1.0))
+    return ever, parts

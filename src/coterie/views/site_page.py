@@ -5,7 +5,6 @@ score or hash of theirs, and no mean or digest that theirs enter.
 """
 
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,23 +20,6 @@ from .reliance import MOST_CLIENTS, Reliance, on_others, reliance
 from .verdict import site_answer, size_of
 
 
-class MethodLine(NamedTuple):
-    """One row of the table of methods: what one method gave this site."""
-
-    method: str
-    score: str
-    gain: str
-    shown: str
-
-
-class PeerLine(NamedTuple):
-    """One row of the table of peers."""
-
-    peer: str
-    share: str
-    clear: str
-
-
 def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None = None) -> str:
     """The page for one site, of a comparison or of one run, as HTML text."""
     compared = found if isinstance(found, Comparison) else None
@@ -49,7 +31,7 @@ def site_page(found: Comparison | Run, name: str, choice: ClinicalChoice | None 
     called = [f"peer {order.index(j) + 1}" if j in order else "a peer" for j in range(len(roster))]
     called[i] = name
     relied = None if chosen is None else reliance(list(chosen))
-    said = _alone(runs[0]) if compared is None else site_answer(compared, name, called).sentence
+    said = page.ONE_RUN if compared is None else site_answer(compared, name, called).sentence
     return page.rendered(
         "site.html",
         {
@@ -113,13 +95,6 @@ def _by_method(runs: tuple[Run, ...]) -> dict[str, list[Run]]:
     return found
 
 
-def _alone(run: Run) -> str:
-    return (
-        f"One run of {words.label(run.method)} alone does not tell whether joining is worth it; "
-        "“coterie compare” compares methods with training alone."
-    )
-
-
 def _facts(runs: tuple[Run, ...], i: int) -> list[tuple[str, str]]:
     roster = runs[0].roster
     return [
@@ -157,26 +132,26 @@ def _warned(found: Comparison | Run) -> list[str]:
     return [f"{words.label(m)}: {', '.join(some)}" for m, some in codes.items() if some]
 
 
-def _method_lines(found: Comparison | Run, i: int) -> list[MethodLine]:
+def _method_lines(found: Comparison | Run, i: int) -> list[tuple[str, ...]]:
     if isinstance(found, Run):
         score = words.number(float(found.last[i]), found.metric)
-        return [MethodLine(words.label(found.method), score, words.NONE, words.NONE)]
+        return [(words.label(found.method), score, words.NONE, words.NONE)]
     name = found.runs[0].roster.clients[i]
     judged = {one.method: one for one in found.client_gains(name)}
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for method in found.methods:
         scores = np.array([run.last[i] for run in found.of_method(method)])
         score = words.number(float(metrics.mean_known(scores)), found.metric)
         one, gain, shown = judged.get(method), words.NONE, words.NONE
         if one is not None:
             gain, shown = size_of(one.gain, found.metric), one.claim
-        lines.append(MethodLine(words.label(method), score, gain, shown if method != LOCAL else ""))
+        lines.append((words.label(method), score, gain, shown if method != LOCAL else ""))
     return lines
 
 
-def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[PeerLine]:
+def _peer_lines(relied: Reliance, i: int, order: list[int]) -> list[tuple[str, ...]]:
     return [
-        PeerLine(
+        (
             f"peer {k + 1}",
             f"{100 * relied.share[i, j]:.0f} %",
             "yes" if relied.clear[i, j] else "not shown",
