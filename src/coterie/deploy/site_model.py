@@ -16,9 +16,8 @@ from ..runs.stored import read_outcomes
 from ..storage import files
 from ..storage.archives import read_npz
 from ..views.clinical import ClinicalChoice, SiteClinical, site_clinical
-from .allowed_code import allowed_code
 from .federated import scaled_example
-from .handler import AGREEMENT
+from .handler import AGREEMENT, allowed_code
 from .holdings import Holdings
 from .site_folder import SiteFolder
 from .terms import Agreement, Experiment, experiment_of
