@@ -86,8 +86,8 @@ class Approvals:
             self._keep(request)
             raise ForbiddenError(
                 "not_approved",
-                f"the request waits for the owner of this site: coterie site approve "
-                f"{self._folder.path.name} {request.id[:12]}",
+                f"the request {request.id[:12]} waits for the owner of '{self._folder.name}' "
+                "('coterie site requests', 'coterie site approve')",
             )
         return found
 

@@ -9,6 +9,7 @@ own ``site.toml`` says. Every answer is written to the log ``sent.jsonl`` before
 
 import functools
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
+from ..core.imports import Code
 from ..core.metrics import METRICS
 from ..data.data_schema import Schema
 from ..engines.codec import digest, read_head
@@ -23,7 +25,6 @@ from ..engines.site import Disclosure, Site, judged
 from ..errors import ConfigError, CoterieError, EngineError, StoreError, printable
 from ..runs import environment
 from ..storage import files
-from .allowed_code import allowed_code
 from .approval import Approval, Approvals, ForbiddenError, RoundGate
 from .division import ChangedError
 from .holdings import Holdings
@@ -56,6 +57,7 @@ RAW_SAMPLES = (
     "the method sends raw samples of every site to all others, and this site's [consent] samples "
     "is false"
 )
+CODE = "code"  # in a site's folder: copies of the files that its owner allows a config to name
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
 MOST_OPEN = 4  # experiments that are kept in memory
 MOST_PAIRS = 1000  # seeds of a comparison
@@ -331,3 +333,28 @@ class SiteHandler:
     def _agreed(self, head: Mapping[str, Any]) -> str:
         """The experiment that the site has just agreed to, if the message was about one."""
         return next(reversed(self._open), "") if head.get("kind") == "agree" else ""
+
+
+def allowed_code(folder: SiteFolder) -> Code:
+    """The places from which code may be imported: copies of the files that the site allows.
+
+    Only files with the sha256 that ``site.toml`` names are copied; nothing else lies beside them.
+    """
+    place = folder.path / CODE
+    shutil.rmtree(place, ignore_errors=True)
+    if not folder.code:
+        return Code()
+    place.mkdir(mode=0o700)
+    for name, sha in folder.code.items():
+        path = folder.path / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"[code] '{name}': cannot be read ({error.strerror})") from error
+        if digest(data) != sha:
+            raise ConfigError(
+                f"[code] '{name}': has the sha256 {digest(data)}; expected {sha}; look at what "
+                "changed, and name the new sha256 in site.toml if you allow it"
+            )
+        (place / path.name).write_bytes(data)
+    return Code(folders=(place.resolve(),))

@@ -17,9 +17,8 @@ from ..storage import files
 from ..storage.archives import read_npz
 from ..views.clinical import ClinicalChoice, SiteClinical, site_clinical
 from ..views.reliance import unknown_parts
-from .allowed_code import allowed_code
 from .federated import scaled_example
-from .handler import AGREEMENT
+from .handler import AGREEMENT, allowed_code
 from .holdings import Holdings
 from .site_folder import SiteFolder
 from .terms import Agreement, Experiment, experiment_of
