@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from coterie.deploy.direct_agent import serve
-from coterie.deploy.direct_transport import DirectTransport
+from coterie.deploy.coordinator import Coordinator
+from coterie.deploy.direct import DirectTransport, serve
 from coterie.deploy.folders import FederationFolder, SiteFolder
-from coterie.deploy.mailbox_routes import Limits
-from coterie.deploy.mailbox_server import serve_mailbox
+from coterie.deploy.mailbox import Limits
 
 PATIENT = 20.0  # seconds after which a test that waits has failed
 LIMITS = Limits(message=2**22, silence=10.0, poll=5.0)
@@ -87,7 +86,7 @@ class Loopback:
 
     def start(self, limits: Limits = LIMITS) -> None:
         def work(stop: threading.Event) -> None:
-            asyncio.run(serve_mailbox(self.folder, limits, stop))
+            asyncio.run(Coordinator(self.folder, limits).serve(stop))
 
         self.coordinator = Background(work)
         until(self.listens)

@@ -1,5 +1,6 @@
 """The direct transport on real loopback sockets: what arrives, what is refused, what comes back."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -17,11 +18,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from coterie.deploy import direct_agent, keys, mailbox, mailbox_routes, mailbox_server
-from coterie.deploy.direct_transport import DirectTransport
+from coterie.deploy import coordinator, direct, keys, mailbox
+from coterie.deploy.coordinator import Coordinator, Registry
+from coterie.deploy.direct import DirectTransport
 from coterie.deploy.folders import FederationFolder
-from coterie.deploy.mailbox_registry import Registry
-from coterie.deploy.mailbox_server import coordinate
 from coterie.errors import ConfigError, EngineError, StoreError
 from coterie.storage.files import write_text
 from loopback import LIMITS, PATIENT, Background, Echo, Loopback, Proxy, read_response, until
@@ -68,6 +68,11 @@ def net(shared):
     yield shared
     shared.end_agents()
     shared.sites = sites
+
+
+def coordinate(folder):
+    """A coordinator that stops as soon as it has started."""
+    asyncio.run(Coordinator(folder, LIMITS).serve(STOPPED))
 
 
 class Asked:
@@ -133,7 +138,7 @@ def test_a_dead_site_is_lost_long_before_the_deadline(idle):
 
 
 def test_a_site_that_computes_longer_than_the_silence_says_that_it_is_alive(idle, monkeypatch):
-    monkeypatch.setattr(direct_agent, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(direct, "HEARTBEAT", 0.1)
     idle.start(LIMITS._replace(silence=1.0, poll=0.3))
 
     class Slow(Echo):
@@ -220,14 +225,14 @@ def test_messages_of_a_megabyte_cost_few_bytes_more_on_the_wire(proxied):
 
 def test_connections_of_sites_send_without_delay(own, monkeypatch):
     """A body that waits for its head to be acknowledged waits 40 ms."""
-    found, made = [], mailbox_server._SiteConnection.connection_made
+    found, made = [], coordinator._SiteConnection.connection_made
 
     def connection_made(self, transport):
         made(self, transport)
         accepted = transport.get_extra_info("socket")
         found.append(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    monkeypatch.setattr(mailbox_server._SiteConnection, "connection_made", connection_made)
+    monkeypatch.setattr(coordinator._SiteConnection, "connection_made", connection_made)
     assert own.request(own.sites["a"], "/v1/alive")[0] == 204
     assert found == [1]
 
@@ -411,7 +416,9 @@ def test_an_expired_certificate_is_refused_on_new_and_on_open_connections(idle, 
     with idle.dial(idle.context(site)) as connection:
         assert idle.request(site, "/v1/alive", on=connection)[0] == 204
         later = time.time() + past.total_seconds()
-        monkeypatch.setattr(mailbox_routes, "time", SimpleNamespace(time=lambda: later))
+        monkeypatch.setattr(
+            mailbox, "time", SimpleNamespace(time=lambda: later, monotonic=time.monotonic)
+        )
         assert idle.request(site, "/v1/alive", on=connection)[0] == 403
 
 
@@ -603,6 +610,34 @@ def test_malformed_requests_end_their_connection_alone(net, data):
     assert net.request(site, "/v1/alive")[0] == 204
 
 
+def test_strangers_take_no_more_places_than_there_are_and_give_them_back(idle):
+    """One that only connects, or begins a handshake, waits; the oldest gives way to a newer one."""
+    idle.start(LIMITS._replace(strangers=8, patience=6.0))
+    pid = os.getpid()
+    before = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    with contextlib.ExitStack() as held:
+        strangers = [
+            held.enter_context(socket.create_connection(("127.0.0.1", idle.port)))
+            for _ in range(40)
+        ]
+        strangers[-1].sendall(b"\x16\x03\x01")  # the beginning of a handshake
+        until(lambda: sum(ended(each) for each in strangers) >= 32)
+        assert idle.request(idle.sites["a"], "/v1/alive")[0] == 204
+        until(lambda: all(map(ended, strangers)))  # a handshake has two seconds
+    until(lambda: len(list(Path(f"/proc/{pid}/fd").iterdir())) <= before + 1)
+
+
+def ended(connection):
+    """Whether the other side has closed a connection."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 # ---- the operator's socket -----------------------------------------------------------------------
 
 
@@ -613,12 +648,12 @@ def test_the_operators_socket_is_this_users_alone(own):
     assert not own.folder.socket.exists()
     own.folder.path.chmod(0o750)
     with pytest.raises(StoreError, match=r"mode 750.*chmod 700"):
-        coordinate(own.folder, STOPPED)
+        coordinate(own.folder)
 
 
 def test_a_second_coordinator_is_refused_and_the_first_goes_on(net):
     with pytest.raises(ConfigError, match="cannot be opened"):
-        coordinate(net.folder, STOPPED)
+        coordinate(net.folder)
     net.agent("a")
     with net.operator() as operator:
         assert operator.ask({"a": b"?"}, 0) == {"a": b"a?"}
@@ -635,7 +670,7 @@ def test_a_socket_that_a_killed_coordinator_left_is_replaced(idle):
 def test_what_lies_at_the_sockets_place_is_not_removed(idle):
     idle.folder.socket.write_text("a file")
     with pytest.raises(StoreError, match="cannot be opened"):
-        coordinate(idle.folder, STOPPED)
+        coordinate(idle.folder)
     assert idle.folder.socket.read_text() == "a file"
 
 
@@ -728,7 +763,7 @@ def test_an_agent_that_is_asked_to_stop_finishes_what_it_computes(net):
 
 
 def test_an_agent_that_computes_for_too_long_stops_without_an_answer(net, monkeypatch, caplog):
-    monkeypatch.setattr(direct_agent, "GRACE", 0.1)
+    monkeypatch.setattr(direct, "GRACE", 0.1)
     computing, release = threading.Event(), threading.Event()
 
     class Endless(Echo):
@@ -806,10 +841,10 @@ signal.signal(signal.SIGTERM, lambda *_: stop.set())
 kind, path = sys.argv[1], Path(sys.argv[2])
 if kind == "coordinator":
     from coterie.deploy.folders import FederationFolder
-    from coterie.deploy.mailbox_server import coordinate
-    coordinate(FederationFolder.open(path), stop)
+    from coterie.deploy.coordinator import run_coordinator
+    run_coordinator(FederationFolder.open(path))
 else:
-    from coterie.deploy.direct_agent import serve
+    from coterie.deploy.direct import serve
     from coterie.deploy.folders import SiteFolder
     class Slow:
         def answer(self, data):

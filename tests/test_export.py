@@ -24,7 +24,7 @@ from coterie.data.arrays import scaled
 from coterie.data.federation import Dataset
 from coterie.data.sources.sheets import TargetColumn
 from coterie.data.standard import Preprocessing, preprocessing_of
-from coterie.deploy import transports
+from coterie.deploy import federated as sites_of
 from coterie.deploy.federated import federated
 from coterie.deploy.site_folder import SiteFolder
 from coterie.deploy.site_model import export_site
@@ -233,10 +233,10 @@ def sites(exported, tmp_path, monkeypatch):
     divided(folders, tmp_path / "divided")
     handlers = {name: handler_of(folder) for name, folder in folders.items()}
 
-    def connect(config):
+    def connect(config, _):
         return federated(config, signed(InProcess(handlers)), "in_process", "fed")
 
-    monkeypatch.setattr(transports, "federation_of", connect)
+    monkeypatch.setattr(sites_of, "federation_of", connect)
     return tmp_path
 
 

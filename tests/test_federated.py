@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie.core import tree
-from coterie.deploy import transports
+from coterie.deploy import federated as sites_of
 from coterie.deploy.federated import federated
 from coterie.deploy.folders import FederationFolder
 from coterie.deploy.handler import SiteHandler
@@ -108,9 +108,9 @@ class Joined:
         self.transport = None
         self.spoil = None
         self.fed = str(home / "fed")
-        monkeypatch.setattr(transports, "federation_of", self.connect)
+        monkeypatch.setattr(sites_of, "federation_of", self.connect)
 
-    def connect(self, config):
+    def connect(self, config, transport=None):
         handlers = {name: handler_of(folder) for name, folder in self.folders.items()}
         self.transport = InProcess(handlers, self.spoil)
         return federated(config, signed(self.transport), "in_process", "fed")
@@ -206,7 +206,7 @@ def test_a_dead_coordinator_goes_on_where_it_was(joined, tables, tmp_path, monke
     with pytest.raises(Died):
         coterie.run(asked, federation=joined.fed, out=tmp_path / "out")
     monkeypatch.undo()
-    monkeypatch.setattr(transports, "federation_of", joined.connect)
+    monkeypatch.setattr(sites_of, "federation_of", joined.connect)
     again = coterie.resume(tmp_path / "out")
     assert again.summary["digest"] == whole.summary["digest"]
     assert not any(coterie.verify(again.path).values())

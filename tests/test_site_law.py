@@ -490,14 +490,14 @@ def test_the_same_config_twice_and_a_resumed_second_run_give_one_digest(
     folders, tmp_path, monkeypatch, killed
 ):
     """Equal agreements had one folder at a site, and states that were needed were removed."""
-    from coterie.deploy import transports
+    from coterie.deploy import federated as sites_of
     from coterie.storage import faults
 
-    def connect(config):
+    def connect(config, _):
         handlers = {name: handler_of(folder) for name, folder in folders.items()}
         return federated(config, signed(InProcess(handlers)), "in_process", "fed")
 
-    monkeypatch.setattr(transports, "federation_of", connect)
+    monkeypatch.setattr(sites_of, "federation_of", connect)
     asked = merge(FAST, {"algorithm.name": "scaffold", "run.rounds": 4})
     first = coterie.run(asked, federation="fed", out=tmp_path / "first")
     seen = []

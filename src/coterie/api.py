@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from .core.imports import Code, Given
+from .engines.remote import Transport
 from .errors import ConfigError, StoreError, did_you_mean
 from .runs import comparison_folder, interrupt, run_folder
 from .runs.assemble import assemble
@@ -91,11 +92,13 @@ def run(source: Source = None, *, progress: Watch | None = None, **options: Unpa
     return run_config(configure(source, **options), listeners_of(progress))
 
 
-def run_config(config: Config, listeners: Sequence[Watch] = ()) -> Run:
-    """Run the method of a config."""
+def run_config(
+    config: Config, listeners: Sequence[Watch] = (), transport: Transport | None = None
+) -> Run:
+    """Run the method of a config; ``transport`` reaches the sites of its federation."""
     plan = Plan.single(config, _folder(config))
     (cell,) = plan.cells
-    with contextlib.closing(_setting(cell.config)) as setting:
+    with contextlib.closing(_setting(cell.config, transport)) as setting:
         if cell.out is not None:
             comparison_folder.refuse_used(cell.out)
             run_folder.refuse_used(cell.out)
@@ -114,10 +117,12 @@ def compare(
     return compare_config(configure(source, **options), listeners_of(progress))
 
 
-def compare_config(config: Config, listeners: Sequence[Watch] = ()) -> Comparison:
-    """Run all methods and seeds of a config."""
+def compare_config(
+    config: Config, listeners: Sequence[Watch] = (), transport: Transport | None = None
+) -> Comparison:
+    """Run all methods and seeds of a config; ``transport`` reaches the sites of its federation."""
     out = _folder(config)
-    with contextlib.closing(_setting(config)) as setting:
+    with contextlib.closing(_setting(config, transport)) as setting:
         if out is not None:
             comparison_folder.refuse_run(out)
         plan = Plan.comparison(setting.config, out)
@@ -157,7 +162,11 @@ def read(path: str | Path) -> Run | Comparison:
 
 
 def resume(
-    path: str | Path, *, progress: Watch | None = None, code: Given = None
+    path: str | Path,
+    *,
+    progress: Watch | None = None,
+    code: Given = None,
+    transport: Transport | None = None,
 ) -> Run | Comparison:
     """Continue an interrupted run or comparison; a finished one is read.
 
@@ -166,7 +175,7 @@ def resume(
     """
     path, allowed = files.folder_of(path, "RUN"), Code.of(code, installed=False)
     if (path / COMPARE).is_file():
-        return compare_config(_asked(path, allowed), listeners_of(progress))
+        return compare_config(_asked(path, allowed), listeners_of(progress), transport)
     if run_folder.is_finished(path):
         if run_folder.untidy(path):
             with lock.held(path):
@@ -182,7 +191,7 @@ def resume(
         if unfinished is None:  # another process has finished it meanwhile
             return Run.read(path)
         (cell,) = Plan.single(load(unfinished.tables, {"run.out": str(path)}, allowed), path).cells
-        with contextlib.closing(_setting(cell.config)) as setting:
+        with contextlib.closing(_setting(cell.config, transport)) as setting:
             beside = references_beside(path)
             return train_cell(setting, cell, listeners_of(progress), beside, unfinished)
 
@@ -232,13 +241,13 @@ def listeners_of(progress: Watch | None) -> tuple[Watch, ...]:
     return () if progress is None else (progress,)
 
 
-def _setting(config: Config) -> Setting:
+def _setting(config: Config, transport: Transport | None) -> Setting:
     """The clients of a config: of a simulation, or the sites of a federation."""
     if config.run.federation is None:
         return assemble(config)
-    from .deploy.transports import federation_of
+    from .deploy.federated import federation_of
 
-    return federation_of(config)
+    return federation_of(config, transport)
 
 
 def _folder(config: Config) -> Path | None:

@@ -1,5 +1,6 @@
 """``coterie deploy``: what the coordinator of a federation does before and between runs."""
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -113,17 +114,25 @@ def _lines(site: "AdmittedSite") -> tuple[str, str]:
 @app.command()
 def status(folder: Folder) -> None:
     """Show which sites are online, while the coordinator runs."""
+    from ..deploy.direct import DirectTransport
     from ..deploy.folders import FederationFolder
-    from ..deploy.transports import end_of
 
-    opened = FederationFolder.open(folder)
-    transport = end_of(opened.transport, "connect")(opened)
-    try:
+    with contextlib.closing(DirectTransport(FederationFolder.open(folder))) as transport:
         for name, state in transport.sites().items():
             seen = "never seen" if state.seen is None else f"last seen {state.seen:.0f} s ago"
             _say(f"{name}: {'online' if state.online else 'OFFLINE'}, {seen}")
-    finally:
-        transport.close()
+
+
+@app.command(name="app")
+def write_simulation(
+    folder: Annotated[Path, typer.Argument(help="new folder for the app", metavar="APP")],
+) -> None:
+    """Write the Flower app for simulations: flwr run APP; a federation's own is in FED/app."""
+    from ..deploy.folders import write_app
+    from ..storage.files import folder_of
+
+    write_app(folder_of(folder, "APP"), None)
+    _say(f'run it: flwr run {folder} SUPERLINK --run-config \'config="..." out="..."\'')
 
 
 @app.command()

@@ -3,21 +3,28 @@
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..errors import ConfigError, printable
 
+MONITOR = typer.Option(
+    metavar="[HOST:]PORT", help="answer /healthz and /metrics there; on loopback without a host"
+)
+LOG_JSON = typer.Option("--log-json", help="log lines are JSON objects")
+
 
 def coordinator(
     folder: Annotated[Path, typer.Argument(help="folder of the federation", metavar="FED")],
+    monitor: Annotated[str | None, MONITOR] = None,
+    log_json: Annotated[bool, LOG_JSON] = False,
 ) -> None:
     """Carry messages between 'coterie run --federation' and the sites, until it is stopped."""
+    from ..deploy.coordinator import run_coordinator
     from ..deploy.folders import FederationFolder
-    from ..deploy.running import run_coordinator
 
-    run_coordinator(FederationFolder.open(folder))
+    run_coordinator(FederationFolder.open(folder), monitor, log_json)
 
 
 def federate(
@@ -26,11 +33,16 @@ def federate(
         typer.Argument(help="TOML file; without it, a small built-in example", metavar="CONFIG"),
     ] = None,
     local: Annotated[
-        int, typer.Option("--local", min=2, max=50, help="number of sites on this machine")
-    ] = 3,
+        int | None,
+        typer.Option(
+            "--local",
+            min=2,
+            max=50,
+            help="number of sites on this machine; data with clients of its own has as many sites",
+        ),
+    ] = None,
     methods: Annotated[str | None, typer.Option(help="separated by commas")] = None,
     rounds: Annotated[int | None, typer.Option(help="communication rounds")] = None,
-    transport: Annotated[str, typer.Option(help="direct or flower")] = "direct",
     out: Annotated[Path | None, typer.Option(help="folder for the results")] = None,
     keep: Annotated[
         Path | None, typer.Option(help="new folder for the sites' folders and logs, which stay")
@@ -41,40 +53,30 @@ def federate(
     Every site is a process with its own data, keys and folder, as it would be on its own machine.
     """
     from .. import api
-    from ..deploy.local_federation import make_folders, running
-    from ..runs.assemble import assemble
+    from ..deploy.local_federation import local_sites, running
     from ..runs.config.loading import default_out
     from .arguments import flags
     from .console import show, show_comparison
     from .live import watching
 
+    if config is None and local is None:
+        local = 3
     given = flags({"methods": methods, "rounds": rounds, "clients": local, "out": out})
     if config is None:  # the example's hidden groups: some sites fit together, others do not
         given["set"] = {"partition.groups": 2}
     divided = api.configure(None if config is None else str(config), **given)
-    federation = assemble(divided).federations[divided.run.seed]
     with ExitStack() as scope:
         home = keep or Path(scope.enter_context(tempfile.TemporaryDirectory(prefix="coterie-")))
         if keep is not None and keep.exists():
             raise ConfigError(f"--keep: {keep} exists; expected a new folder")
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sites = make_folders(home, federation, transport)
-        show(f"starting a coordinator and {len(sites)} sites ({transport}) in {home}")
-        fed = scope.enter_context(running(home, sites))
-        asked = default_out(api.configure(_of_sites(divided), federation=str(fed.path)))
+        sites, asked = local_sites(divided, home)
+        show(f"starting a coordinator and {len(sites)} sites in {home}")
+        scope.enter_context(running(home, sites))
+        asked = default_out(asked)
         runs = len(asked.methods()) * len(asked.seeds)
         with watching(asked, runs) as watch:
             found = api.compare_config(asked, [watch])
         show_comparison(found)
         if keep is not None:
             print(printable(f"sites: {home}"))
-
-
-def _of_sites(config: Any) -> dict[str, Any]:
-    """The tables of a config without what sites decide themselves: data, partition, engine."""
-    from ..runs.config.loading import canonical
-
-    tables = canonical(config)
-    shared = {name: tables["data"][name] for name in ("val", "test", "scale")}
-    rest = {name: table for name, table in tables.items() if name not in ("partition", "engine")}
-    return {**rest, "data": shared}

@@ -10,6 +10,7 @@ from ..errors import CoterieWarning, printable
 from ..exporting.export_commands import Out, predict, show_export
 from ..storage import files
 from .arguments import POSITIVE, SPECIFIC
+from .federation_commands import LOG_JSON, MONITOR
 
 if TYPE_CHECKING:
     from ..deploy.folders import SiteFolder
@@ -50,8 +51,40 @@ def start(
     folder: Folder,
     data: Data = None,
     target: Target = None,
+    monitor: Annotated[str | None, MONITOR] = None,
+    log_json: Annotated[bool, LOG_JSON] = False,
 ) -> None:
     """Check this site's data, then answer the coordinator until the command is stopped."""
+    _run(folder, data, target, None, monitor, log_json)
+
+
+@app.command()
+def serve(
+    folder: Folder,
+    socket: Annotated[
+        Path, typer.Option(metavar="PATH", help="unix socket; its folder has mode 750 or 700")
+    ],
+    data: Data = None,
+    target: Target = None,
+    monitor: Annotated[str | None, MONITOR] = None,
+    log_json: Annotated[bool, LOG_JSON] = False,
+) -> None:
+    """Check this site's data, then answer the ClientApp of Flower at a unix socket.
+
+    The SuperNode runs as another user, of the group of the socket. It can pass messages on and
+    nothing else: data, keys and states are read by this process alone.
+    """
+    _run(folder, data, target, socket, monitor, log_json)
+
+
+def _run(
+    folder: Path,
+    data: str | None,
+    target: str | None,
+    socket: Path | None,
+    monitor: str | None,
+    log_json: bool,
+) -> None:
     from ..deploy.folders import SiteFolder
     from ..deploy.running import holdings_of, run_site, site_facts
 
@@ -61,7 +94,7 @@ def start(
     holdings = holdings_of(opened, data, target)
     for name, value in site_facts(opened, holdings):
         print(printable(f"{name + ':':15}{value}"), flush=True)
-    run_site(opened, holdings)
+    run_site(opened, holdings, socket, monitor, log_json)
 
 
 @app.command()

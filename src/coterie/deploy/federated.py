@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -40,6 +41,7 @@ from ..runs.run import LOCAL, Roster
 from ..runs.run_folder import AT_SITES, CONFIG
 from ..runs.setting import Gains, Prepared, Setting
 from ..storage import files
+from .folders import FederationFolder
 from .protocol import (
     Approved,
     Ask,
@@ -52,6 +54,7 @@ from .protocol import (
     Nothing,
     PoolRequest,
     Proposal,
+    Signed,
     answers_of_all,
     arrays_of,
     as_array,
@@ -307,6 +310,26 @@ def _consent(answer: bytes) -> Consent:
 def _described(answer: bytes) -> tuple[Schema, dict[str, str]]:
     found = payload_of(answer, Description)
     return Schema.from_json(found.schema), found.versions
+
+
+def federation_of(config: Config, transport: Transport | None = None) -> Federated:
+    """The sites of the federation that a config names, by a transport or by its coordinator."""
+    folder = FederationFolder.open(Path(str(config.run.federation)))
+    if transport is None and folder.transport != "direct":
+        raise ConfigError(
+            f"run.federation: the sites of '{folder.name}' are reached through Flower; start the "
+            f"run there: flwr run {folder.app} FEDERATION (its RUNBOOK.md says how)"
+        )
+    if transport is None:
+        from .direct import DirectTransport  # needs an extra that Flower's side does not
+
+        transport = DirectTransport(folder)
+    try:
+        signed = Signed(transport, folder.operator_key(), folder.name)
+        return federated(config, signed, folder.transport, folder.name)
+    except BaseException:
+        transport.close()
+        raise
 
 
 def federated(

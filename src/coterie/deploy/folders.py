@@ -6,10 +6,12 @@ files: ``invite.toml`` from the coordinator, ``NAME.pub`` from the site. Both si
 fingerprints by telephone.
 """
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
+from .. import __version__
 from ..errors import ConfigError, CoterieError, StoreError, did_you_mean
 from ..storage import files
 from . import keys
@@ -24,10 +26,11 @@ from .documents import (
     checked_name,
     host_and_port,
 )
-from .runbook import runbook
+from .runbook import write_runbook
 from .site_folder import SiteFolder, expiring, now
 from .small_files import (
     check_private,
+    filled,
     new_folder,
     opened,
     read_document,
@@ -39,6 +42,8 @@ from .small_files import (
 )
 
 __all__ = ["FederationFolder", "SiteFolder"]
+
+_LOCAL = {"direct": (), "flower": ("localhost", "127.0.0.1")}  # where Flower's own processes dial
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class FederationFolder:
         fields = {"name": called, "address": address, "transport": transport}
         table = FederationTable.model_validate({**fields, "created": now()})
         ca, ca_key = keys.make_ca(called)
-        server, server_key = keys.make_server(ca, ca_key, host)
+        server, server_key = keys.make_server(ca, ca_key, host, *_LOCAL[transport])
         operator_key, operator = keys.make_operator()
         fields |= {"operator": operator, "sha256": keys.fingerprint(ca), "ca": ca.decode()}
         unsigned = Invite.model_validate({**fields, "signature": "-"})
@@ -77,7 +82,10 @@ class FederationFolder:
             write_private(making / "server.key", server_key)
             write_private(making / "operator.key", operator_key)
             write_document(making / "invite.toml", invite, "Public: send it to the sites.")
-            files.write_text(making / "RUNBOOK.md", runbook(path, table, ca, server))
+            write_runbook(making, path, table, ca, server)
+            if transport == "flower":
+                write_app(making / "app", path)
+                write_private(making / "superexec.key", secrets.token_bytes(32))
             made = FederationDocument(federation=table)
             write_document(making / "federation.toml", made, "Written by 'coterie deploy init'.")
         return cls.open(path)
@@ -113,6 +121,11 @@ class FederationFolder:
     def invite(self) -> Path:
         """What sites need and everybody may see."""
         return self.path / "invite.toml"
+
+    @property
+    def app(self) -> Path:
+        """The folder of the Flower app, for ``flwr run``."""
+        return self.path / "app"
 
     @property
     def socket(self) -> Path:
@@ -172,7 +185,7 @@ class FederationFolder:
         """Replace the coordinator's certificate and key by new ones of the same CA."""
         ca, ca_key = read_plain(self.ca), read_private(self.path / "ca.key")
         host, _ = host_and_port(self.address)
-        server, server_key = keys.make_server(ca, ca_key, host)
+        server, server_key = keys.make_server(ca, ca_key, host, *_LOCAL[self.transport])
         write_private(self.path / "server.key", server_key)
         write_public(self.server, server)
 
@@ -191,6 +204,18 @@ class FederationFolder:
     def _write(self, site: AdmittedSite) -> None:
         path = self.path / "sites" / f"{site.name}.toml"
         write_document(path, site, "A site of this federation; written by 'coterie deploy'.")
+
+
+def write_app(path: Path, federation: Path | None) -> None:
+    """Write the app that ``flwr run`` takes; without a federation, for Flower's simulation."""
+    folder = "" if federation is None else str(federation.absolute())
+    if not folder.isprintable() or {*folder} & {*'"\\$'}:
+        raise ConfigError(f"{folder!r}: expected the name of a folder without quotes or signs")
+    if path.exists():
+        raise ConfigError(f"{path}: exists already; expected a new folder; choose another")
+    path.mkdir(parents=True)
+    text = filled("app.toml", {"version": __version__, "folder": folder})
+    files.write_text(path / "pyproject.toml", text)
 
 
 def _check_stored(site: AdmittedSite, stem: str) -> None:

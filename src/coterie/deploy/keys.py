@@ -49,13 +49,13 @@ def make_ca(name: str) -> tuple[bytes, bytes]:
     return made.sign(key, _HASH).public_bytes(_PEM), _private(key)
 
 
-def make_server(ca_cert: bytes, ca_key: bytes, host: str) -> tuple[bytes, bytes]:
-    """A certificate for a coordinator at this host, signed by the CA, and its private key."""
+def make_server(ca_cert: bytes, ca_key: bytes, *hosts: str) -> tuple[bytes, bytes]:
+    """A certificate for a coordinator at these hosts, signed by the CA, and its private key."""
     check_key(ca_key, ca_cert)
     ca, signer = _certificate(ca_cert), _private_key(ca_key)
     key = ec.generate_private_key(ec.SECP384R1())
     made = _builder(
-        _named(host[:64]),
+        _named(hosts[0][:64]),
         ca.subject,
         key.public_key(),
         SERVER_DAYS,
@@ -63,7 +63,8 @@ def make_server(ca_cert: bytes, ca_key: bytes, host: str) -> tuple[bytes, bytes]
     )
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     made = made.add_extension(signed_by, critical=False)
-    made = made.add_extension(x509.SubjectAlternativeName([_host_name(host)]), critical=False)
+    names = x509.SubjectAlternativeName([*dict.fromkeys(map(_host_name, hosts))])
+    made = made.add_extension(names, critical=False)
     return made.sign(signer, _HASH).public_bytes(_PEM), _private(key)
 
 
@@ -132,12 +133,6 @@ def ssh_public(key_or_cert_pem: bytes) -> str:
     found = _private_key(key_or_cert_pem) if private else _certificate(key_or_cert_pem)
     form = serialization.PublicFormat.OpenSSH
     return _public(found).public_bytes(serialization.Encoding.OpenSSH, form).decode()
-
-
-def public_pem(cert_pem: bytes) -> bytes:
-    """The public key of a certificate as PEM, as flwr's nodes are known by it."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return _certificate(cert_pem).public_key().public_bytes(_PEM, form)
 
 
 def check_key(key_pem: bytes, cert_pem: bytes) -> None:

@@ -6,23 +6,34 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ..core.shards import SPLITS
+from ..data.datasets import DATASETS, file_source
 from ..data.federation import Federation
-from ..errors import EngineError
+from ..data.sources.tables import TableOptions, open_table
+from ..errors import ConfigError, EngineError
+from ..runs.assemble import assemble
+from ..runs.config.loading import canonical, load
+from ..runs.config.schema import Config
+from .direct import DirectTransport
 from .folders import FederationFolder
 from .site_folder import SiteFolder
-from .transports import end_of
+from .small_files import to_toml
+from .terms import SHARED_DATA
 
 PATIENCE = 180.0  # seconds until all sites must be online
+PART = "part of the data"  # the column that says how rows are divided
 
 
-def write_client(path: Path, federation: Federation, client: int) -> None:
-    """Write one client's samples with the labels that the client gives them, already divided."""
+def _write_samples(folder: Path, federation: Federation, client: int) -> dict[str, Any]:
+    """Write a client's samples with its labels, already divided; the table that reads them."""
     data = federation.dataset if federation.source is None else federation.source
     arrays = {"class_names": np.array(data.class_names, dtype=str)} if data.class_names else {}
     splits = (federation.train, federation.val, federation.test)
@@ -34,12 +45,9 @@ def write_client(path: Path, federation: Federation, client: int) -> None:
         if len(mine):
             x = data.x[mine]
             arrays |= {f"x_{name}": x.numpy(), f"y_{name}": y.numpy()}
-    np.savez(path, **arrays)  # type: ignore[arg-type]
-
-
-def site_name(client: str) -> str:
-    """The name of a client as a site may be called."""
-    return re.sub(r"[^A-Za-z0-9_-]", "-", client)[:40]
+    file = f"{federation.dataset.name}.npz"
+    np.savez(folder / file, **arrays)  # type: ignore[arg-type]
+    return {"data": {"name": file}}
 
 
 def free_port() -> int:
@@ -49,23 +57,84 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def make_folders(home: Path, federation: Federation, transport: str) -> list[SiteFolder]:
-    """Make the folders of a federation and of one site per client, with the clients' data."""
+def local_sites(
+    config: Config, home: Path, transport: str = "direct"
+) -> tuple[list[SiteFolder], Config]:
+    """The folders of a federation and of one site per client, and the config that asks them.
+
+    The clients are those of the config's partition, with the division of its seed; the clients of a
+    table are sites with a table of their own.
+    """
+    made = assemble(config)
+    divided, federation = made.config, made.federations[made.config.run.seed]
+    names = _site_names(federation.clients)
     fed = FederationFolder.create(home / "fed", f"localhost:{free_port()}", transport)
-    made = []
-    for client, called in enumerate(federation.clients):
-        name = site_name(called)
+    sites = []
+    for client, name in enumerate(names):
         site = SiteFolder.create(home / name, fed.invite, name)
-        data = site.path / f"{federation.dataset.name}.npz"
-        write_client(data, federation, client)
-        text = (site.path / "site.toml").read_text(encoding="utf-8")
-        text = text.replace("[data]\n", f'[data]\nname = "{data.name}"\n')
-        text = text.replace("shown = false", "shown = true")
-        text = text.replace("automatic = []", 'automatic = ["*"]')
-        (site.path / "site.toml").write_text(text, encoding="utf-8")
+        written = _write_table(site.path, divided, federation, client)
+        _allow_all(
+            site.path / "site.toml", written or _write_samples(site.path, federation, client)
+        )
         fed.add_site(site.public, name)
-        made.append(SiteFolder.open(site.path))
-    return made
+        sites.append(SiteFolder.open(site.path))
+    return sites, load(_of_sites(divided), {"run.federation": str(fed.path)}, divided.code)
+
+
+def _allow_all(path: Path, tables: dict[str, Any]) -> None:
+    """Add tables to a ``site.toml``; consent to what one owner of all sites need not ask for."""
+    text = path.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        text = text.replace(f"\n[{name}]\n", to_toml({name: table}))
+    text = text.replace("shown = false", "shown = true")
+    text = text.replace("automatic = []", 'automatic = ["*"]')
+    text = re.sub(r"(rounds|epochs|parameters|experiments) = \d+", r"\1 = 1000000000", text)
+    path.write_text(text, encoding="utf-8")
+
+
+def _of_sites(config: Config) -> dict[str, Any]:
+    """The tables of a config without what sites decide themselves: data, partition, engine."""
+    tables = canonical(config)
+    shared = {name: tables["data"][name] for name in SHARED_DATA}
+    rest = {name: table for name, table in tables.items() if name not in ("partition", "engine")}
+    return {**rest, "data": shared}
+
+
+def _site_names(clients: Sequence[str]) -> list[str]:
+    """The names of clients as sites may be called."""
+    names = [re.sub(r"[^A-Za-z0-9_-]", "-", client)[:40] for client in clients]
+    if len({name.casefold() for name in names}) < len(names):
+        raise ConfigError(
+            f"data.client: the clients {', '.join(clients)[:200]} would have the same names as "
+            "sites, of 40 letters, digits, - or _; give them names that differ in these"
+        )
+    return names
+
+
+def _write_table(
+    folder: Path, config: Config, federation: Federation, client: int
+) -> dict[str, Any] | None:
+    """Write a client's rows of a table; the tables of ``site.toml`` that read them, or None."""
+    if config.data.name in DATASETS or config.partition.name != "natural":
+        return None
+    source = file_source(config.data.name, **config.data.options)
+    if source.format != "table" or federation.relabel is not None:
+        return None
+    options = TableOptions(**source.options)
+    sheet = open_table(source.path, options, 1).sheet.table
+    parts = (federation.train[client], federation.val[client], federation.test[client])
+    rows = np.concatenate([part.numpy() for part in parts])
+    split = np.repeat(["train", "val", "test"], [len(part) for part in parts])
+    order = np.argsort(rows)
+    gone = {options.client, options.split, options.time}
+    kept = [name for name in sheet.column_names if name not in gone]
+    table = sheet.select(kept).take(rows[order]).append_column(PART, pa.array(split[order]))
+    pq.write_table(table, folder / "data.parquet")
+    said = {**source.options, "split": PART, "drop": [c for c in options.drop if c in kept]}
+    own = ("client", "time", "delimiter")
+    left = {name: value for name, value in said.items() if name not in own and value is not None}
+    texts = [name for name in kept if not pa.types.is_floating(sheet.schema.field(name).type)]
+    return {"data": {"name": "data.parquet", **left}, "levels": dict.fromkeys(texts, "named")}
 
 
 @contextlib.contextmanager
@@ -97,7 +166,7 @@ def _wait(fed: FederationFolder, started: dict[str, subprocess.Popen[bytes]], ho
                 raise EngineError(f"{name} ended: {said.rpartition(chr(10))[2]}")
         time.sleep(0.2)
         with contextlib.suppress(EngineError):
-            transport = end_of(fed.transport, "connect")(fed)
+            transport = DirectTransport(fed)
             missing = [name for name, state in transport.sites().items() if not state.online]
             transport.close()
     if missing:

@@ -223,12 +223,11 @@ class Signed:
 
     def ask(self, requests: Mapping[str, bytes], round: int) -> Mapping[str, bytes | str]:
         """Each site's answer, or the reason why there is none."""
-        signed = {name: self._signed(name, data) for name, data in requests.items()}
-        return self._transport.ask(signed, round)
+        told = {name: self._signed(name, data) for name, data in requests.items()}
+        return self._transport.ask(told, round)
 
     def _signed(self, site: str, data: bytes) -> bytes:
-        told = _addressed(self._federation, site, data)
-        return MAGIC + keys.sign_message(self._key, told) + data
+        return signed(data, self._key, self._federation, site)
 
     def sites(self) -> Mapping[str, SiteState]:
         """The sites of the federation."""
@@ -237,6 +236,11 @@ class Signed:
     def close(self) -> None:
         """Release connections and threads."""
         self._transport.close()
+
+
+def signed(data: bytes, key: bytes, federation: str, site: str) -> bytes:
+    """A message that the operator signs for one site; for any site, if the name is empty."""
+    return MAGIC + keys.sign_message(key, _addressed(federation, site, data)) + data
 
 
 def unsigned(data: bytes, operator: str, federation: str, site: str) -> bytes | None:

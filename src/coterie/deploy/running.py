@@ -1,13 +1,12 @@
-"""The long-running programs of a federation: its coordinator, and a site's agent."""
+"""What a site does: answers the coordinator or peers, shows its data, withdraws."""
 
 import contextlib
 import itertools
 import json
 import logging
 import os
-import signal
-import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,48 +16,20 @@ from ..engines.site import ANSWERS, REPLY, STATES
 from ..errors import ConfigError, CoterieError, printable
 from ..runs.config.schema import Config
 from ..storage import files
-from .folders import FederationFolder
+from . import site_socket
 from .handler import AGREEMENT, WITHDRAWN, SiteHandler
 from .holdings import Holdings
 from .peers.joining import JoinedResult, JoiningSite
 from .peers.sealing import PeerIdentity
 from .peers.talk import PEERS, PREPARED, STATE, HttpLink
 from .sent_log import logs_of
+from .service import Measure, monitored, stopping
 from .site_folder import SiteFolder
-from .transports import end_of
 
 UPDATES = ("local", "model", "change")  # kinds of messages that hold what a site has learnt
 
 
-@contextlib.contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; log lines go to stderr meanwhile."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
-    )
-    for noisy in ("httpx", "httpcore", "uvicorn.error", "uvicorn.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    stop = threading.Event()
-    before = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def run_coordinator(folder: FederationFolder) -> None:
-    """Carry messages between the operator and the sites until a signal ends it."""
-    with stopping() as stop:
-        for line in folder.warnings():
-            logging.getLogger(__name__).warning("%s", line)
-        end_of(folder.transport, "coordinate")(folder, stop)
-
-
-def holdings_of(folder: SiteFolder, data: str | None, target: str | None) -> Holdings:
+def holdings_of(folder: SiteFolder, data: str | None = None, target: str | None = None) -> Holdings:
     """The data of a site: as ``site.toml`` says, unless the command names another file."""
     name, options = data or folder.data.name, dict(folder.data.options)
     if target is not None:
@@ -127,42 +98,71 @@ def join_peers(
         return JoiningSite(folder, holdings, identity, link, note).run(config)
 
 
-def run_site(folder: SiteFolder, holdings: Holdings) -> None:
-    """Answer the coordinator until a signal ends it."""
+def run_site(
+    folder: SiteFolder,
+    holdings: Holdings,
+    socket: Path | None,
+    monitor: str | None = None,
+    json_lines: bool = False,
+) -> None:
+    """Answer the coordinator, or whoever writes to a unix socket, until a signal ends it."""
     if (folder.path / WITHDRAWN).exists():
         raise ConfigError(
             f"{folder.path}: this site has withdrawn from the federation; make a new folder with "
             "'coterie site init' to join again"
         )
-    handler = _Bounded(SiteHandler(folder, holdings), folder.limits.seconds)
-    with stopping() as stop:
+    handler = _Watched(SiteHandler(folder, holdings), folder.limits.seconds)
+    with (
+        stopping(json_lines=json_lines) as stop,
+        monitored(monitor, stop, handler.measures),
+    ):
+        if socket is not None:
+            site_socket.serve(folder, socket, handler, stop)
+            return
+        from .direct import serve  # needs an extra that Flower's side does not
+
         logging.getLogger(__name__).info("site '%s' dials %s", folder.name, folder.address)
-        end_of(folder.transport, "serve")(folder, handler, stop)
+        serve(folder, handler, stop)
 
 
-class _Bounded:
-    """Ends the process when a message takes longer than the site's owner allows.
+class _Watched:
+    """Counts a site's answers, and ends the process when one takes longer than its owner allows.
 
     States are whole files, so that nothing is lost; a supervisor (systemd) starts the site again.
     """
 
     def __init__(self, handler: SiteHandler, seconds: float) -> None:
-        self._handler, self._seconds = handler, seconds
+        self._handler, self._limit = handler, seconds
+        self._answers = self._bytes = 0
+        self._seconds = 0.0
 
     def answer(self, data: bytes) -> bytes:
         """The answer, within the limit."""
-        clock = threading.Timer(self._seconds, self._end)
+        clock, begun = threading.Timer(self._limit, self._end), time.monotonic()
         clock.daemon = True
         clock.start()
         try:
-            return self._handler.answer(data)
+            reply = self._handler.answer(data)
         finally:
             clock.cancel()
+        self._answers += 1
+        self._bytes += len(reply)
+        self._seconds += time.monotonic() - begun
+        return reply
+
+    def measures(self) -> Iterator[Measure]:
+        """What Prometheus may know."""
+        for name, said, value in (
+            ("coterie_answers", "Answers of this site", self._answers),
+            ("coterie_answer_bytes", "Bytes of its answers", self._bytes),
+            ("coterie_answer_seconds", "Seconds that they took", self._seconds),
+        ):
+            yield Measure(name, "counter", said, {}, value)
 
     def _end(self) -> None:
         logging.getLogger(__name__).error(
             "a message took longer than %s seconds ([limits] seconds); the site ends",
-            self._seconds,
+            self._limit,
         )
         os._exit(os.EX_TEMPFAIL)
 

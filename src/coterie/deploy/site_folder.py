@@ -1,11 +1,13 @@
 """A site's folder: its keys, its data options, its consent, and what it sends to be admitted."""
 
 import secrets
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from .. import __version__
 from ..errors import CoterieError, StoreError
 from ..storage import files
 from . import keys
@@ -22,6 +24,7 @@ from .documents import (
     StatisticsTable,
     checked_name,
 )
+from .runbook import write_services
 from .small_files import (
     check_private,
     filled,
@@ -70,6 +73,9 @@ class SiteFolder:
             write_private(making / "secret", secrets.token_bytes(32))
             _write_keys(making, name)
             files.write_text(making / "site.toml", text)
+            said = {"name": name, "federation": asked.name, "address": asked.address}
+            said |= {"folder": shlex.quote(str(path.absolute())), "version": __version__}
+            write_services(making, "site", asked.transport, said)
         return cls.open(path)
 
     @classmethod

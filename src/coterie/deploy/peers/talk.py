@@ -333,7 +333,7 @@ class HttpLink:
         """A link to the relay at the coordinator that the site's folder names."""
         import httpx
 
-        from ..direct_agent import trust
+        from ..direct import trust
 
         client = httpx.Client(base_url=f"https://{folder.address}", verify=trust(folder))
         return cls(client, note, stop)
