@@ -13,7 +13,7 @@ import coterie
 from coterie.deploy.local_federation import free_port
 from coterie.runs.config.loading import merge
 from coterie.storage import files
-from sites import FAST, NAMES, site_folders, write_tables
+from sites import FAST, NAMES, exported, simulated, site_folders, write_tables
 
 ASKED = merge(FAST, {"algorithm.name": "scaffold", "run.rounds": 12, "train.epochs": 8})
 
@@ -57,18 +57,9 @@ class Processes:
             process.wait()
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    data = write_tables(tmp_path_factory.mktemp("data"))
-    run = coterie.run(
-        ASKED, data=str(data), engine="loop", set={"data.target": "label", "engine.threads": 1}
-    )
-    return data, run.summary["digest"]
-
-
 @pytest.fixture
-def parts(whole, tmp_path):
-    made = Processes(tmp_path, whole[0])
+def parts(tmp_path):
+    made = Processes(tmp_path, write_tables(tmp_path / "data"))
     for name in ("coordinator", *NAMES):
         made.start_part(name)
     yield made
@@ -110,7 +101,8 @@ def online(parts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["birch", "coordinator", "operator"])
-def test_a_killed_part_comes_back_and_the_digest_is_the_simulators(parts, whole, victim):
+def test_a_killed_part_comes_back_and_the_digest_is_the_simulators(parts, victim):
+    whole = simulated(exported(parts.sites, parts.home / "divided"), ASKED)
     out = parts.home / "out"
     wait_for(lambda: online(parts), parts)
     asked = ("--federation", parts.home / "fed", "--out", out)
@@ -121,7 +113,7 @@ def test_a_killed_part_comes_back_and_the_digest_is_the_simulators(parts, whole,
         parts.start("operator", "resume", out)
     else:
         parts.start_part(victim)
-    assert digest_of(parts, out) == whole[1]
+    assert digest_of(parts, out) == whole.summary["digest"]
     lines = [line for line in (out / "rounds.jsonl").read_text().splitlines() if '"lost"' in line]
     assert not lines or victim == "birch"
     assert not any(coterie.verify(out).values())
