@@ -177,7 +177,9 @@ def test_flowers_simulation_runs_every_method_with_the_digest_of_loop(tmp_path, 
         said = f'config="{config}" out="{tmp_path / "out"}" compare=true'
         nodes = ("--federation-config", "num-supernodes=4")
         net.run_app(tmp_path / "app", "--run-config", said, *nodes)
-        until((tmp_path / "out" / "report.html").exists, 900, net.all_logs)
+        page = tmp_path / "out" / "report.html"
+        until(lambda: page.exists() or "exit code" in net.log("run"), 900, net.all_logs)
+        assert page.exists(), net.all_logs()
     finally:
         net.close()
     for result in here.results:

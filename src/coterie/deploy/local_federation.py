@@ -86,7 +86,8 @@ def _allow_all(path: Path, tables: dict[str, Any]) -> None:
     text = path.read_text(encoding="utf-8")
     for name, table in tables.items():
         text = text.replace(f"\n[{name}]\n", to_toml({name: table}))
-    text = text.replace("shown = false", "shown = true")
+    before, consent, after = re.split(r"(?s)(\n\[consent\]\n.*?\n\n)", text)
+    text = before + consent.replace("= false", "= true") + after
     text = text.replace("automatic = []", 'automatic = ["*"]')
     text = re.sub(r"(rounds|epochs|parameters|experiments) = \d+", r"\1 = 1000000000", text)
     path.write_text(text, encoding="utf-8")
