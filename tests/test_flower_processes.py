@@ -182,6 +182,6 @@ def test_flowers_simulation_runs_every_method_with_the_digest_of_loop(tmp_path, 
         assert page.exists(), net.all_logs()
     finally:
         net.close()
-    for result in here.results:
+    for result in here.runs:
         path = tmp_path / "out" / result.summary["method"] / "seed-0" / "summary.json"
         assert files.read_json(path)["digest"] == result.summary["digest"], path
