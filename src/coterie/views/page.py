@@ -30,7 +30,7 @@ from .figures import scatters
 from .judgement import Claim
 from .reliance import MOST_CLIENTS, Reliance, reliance
 from .svg import colour, style
-from .table import notes, run_facts, table, tests, to_html
+from .table import methods_table, notes, run_facts, tests, to_html
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -225,7 +225,7 @@ class ClientLine(NamedTuple):
 
 def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
     """The page of a comparison as HTML text; everything that comes from users is escaped."""
-    shown, last = table(comparison), comparison.runs[-1]
+    shown, last = methods_table(comparison), comparison.runs[-1]
     best = shown_method(comparison)
     return rendered(
         "report.html",
