@@ -370,3 +370,13 @@ def test_the_card_has_the_numbers_of_its_client(compared, tmp_path):
     assert all(text == "fewer than 10" or int(text) >= FEWEST for text in rows)
     assert math.isfinite(numbers.calibration.error)
     coterie.load_export(folder)
+
+
+def test_a_perfect_score_of_few_rows_has_an_interval():
+    """No bootstrap draw differs from it; the rarer class says how sure it can be."""
+    truth = np.array([0] * 9 + [1] * 3)
+    p = np.where(truth, 0.9, 0.1)
+    answers = Answers(np.stack([1 - p, p], 1), truth, np.arange(12))
+    found = formulas._score("auc", answers, np.ones(12, dtype=bool))
+    assert found.value == found.high == 100
+    assert 40 < found.low < 50  # three of three

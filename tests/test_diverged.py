@@ -12,7 +12,7 @@ from coterie.runs.summary import finished
 from coterie.training.guard import Rejection
 from coterie.training.rounds import train
 from coterie.views.comparison import Comparison
-from coterie.views.table import table, to_html, to_text
+from coterie.views.table import methods_table, to_html, to_text
 from support import METHODS, RECIPE, engine_of, task
 from synthetic import predictors, record, roster, run_of
 
@@ -95,7 +95,7 @@ def test_it_stands_in_the_table_beside_the_number():
     made = finished(log_of(change=change), predictors(CLIENTS), {}, {})
     assert [alarm["beside"] for alarm in made.summary["alarms"]] == ["diverged in round 4"]
     local = run_of("local", rounds=ROUNDS)
-    shown = table(Comparison.of([local, made]))
+    shown = methods_table(Comparison.of([local, made]))
     (line,) = [text for text in to_text(shown).splitlines() if "SCAFFOLD" in text]
     assert line.startswith("!")
     assert "55.0 (diverged in round 4)" in line

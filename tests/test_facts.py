@@ -105,7 +105,7 @@ def test_a_row_is_all_that_a_new_column_needs(comparison, monkeypatch):
         lambda row, _: "x" * len(row.method),
     )
     monkeypatch.setattr(table, "COLUMNS", (*table.COLUMNS, column))
-    shown = table.table(comparison)
+    shown = table.methods_table(comparison)
     assert shown.columns[-1] == ("letters %", "letters of the name, beside accuracy")
     assert [line.cells[-1] for line in shown.lines] == ["xxxxx", "xxxxxx"]
     assert "letters %" in table.to_text(shown)
@@ -116,7 +116,7 @@ def test_a_column_that_does_not_apply_is_not_shown(comparison):
     hidden = {column.head for column in table.COLUMNS if not column.shown(comparison)}
     asked = {column.head for column in table.COLUMNS if column.name}
     assert hidden - asked == {"serves", "alone", "federated %"}
-    assert not hidden & {heading.head for heading in table.table(comparison).columns}
+    assert not hidden & {heading.head for heading in table.methods_table(comparison).columns}
 
 
 # ---- the recipe and the guard ----------------------------------------------------------------

@@ -22,7 +22,16 @@ from coterie.views.figure_files import page_figures, standalone, to_pdf
 from coterie.views.figures import scatters
 from coterie.views.page import page
 from coterie.views.svg import colour, figure, palette, tag
-from coterie.views.table import FORMATS, Heading, Line, Table, table, to_csv, to_latex, to_markdown
+from coterie.views.table import (
+    FORMATS,
+    Heading,
+    Line,
+    Table,
+    methods_table,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 from synthetic import CLIENTS, grouped, predictors, record, run_of, scores
 
 METHODS = ("local", "fedavg", "fedfomo")
@@ -191,7 +200,7 @@ ODD = Table(
 
 
 def test_markdown_keeps_the_cells_and_escapes_texts(comparison):
-    shown = table(comparison)
+    shown = methods_table(comparison)
     lines = to_markdown(shown).splitlines()
     assert len(lines) == 2 + len(METHODS)
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {len(shown.columns) + 1}
@@ -212,7 +221,7 @@ def test_csv_has_deviations_in_columns_of_their_own(comparison):
     rows = list(csv.reader(io.StringIO(to_csv(ODD))))
     assert rows[0] == ["method", "mean %", "mean % ±"]
     assert rows[1:] == [["a|b_c&<i>", "71.0", "0.2"], ["Local", "-3.0", ""], ["$x^2$\\", "", ""]]
-    head, *body = csv.reader(io.StringIO(to_csv(table(comparison))))
+    head, *body = csv.reader(io.StringIO(to_csv(methods_table(comparison))))
     means = {row[0]: float(row[head.index("mean %")]) for row in body}
     for row in comparison.rows:
         assert means[words.label(row.method)] == pytest.approx(row.mean.mean, abs=0.06)
@@ -228,7 +237,9 @@ def test_the_command_writes_figures_and_tables(stored, tmp_path, monkeypatch, ca
     for name, function in FORMATS.items():
         capsys.readouterr()
         page_command.report(stored, table=name)
-        assert capsys.readouterr().out == function(table(page_command._read([*map(Path, stored)])))
+        assert capsys.readouterr().out == function(
+            methods_table(page_command._read([*map(Path, stored)]))
+        )
     monkeypatch.setattr(page_command.importlib.util, "find_spec", lambda name: None)
     page_command.report(stored, figures="figures")
     said = capsys.readouterr()

@@ -65,10 +65,10 @@ def test_a_link_is_as_wide_as_its_weight_and_dashed_where_it_is_not_clear():
 
 
 def test_the_matrix_has_names_true_groups_and_cuts_between_found_ones():
-    history = run_of("fedfomo")
-    relied = reliance([history])
+    run = run_of("fedfomo")
+    relied = reliance([run])
     found = discovered(relied.share)
-    drawn = str(helping.matrix(relied, history.roster, found, "matrix"))
+    drawn = str(helping.matrix(relied, run.roster, found, "matrix"))
     names = re.findall(r'data-site="(\d+)"><title>(site-\d+)', drawn)
     assert [int(i) for i, _ in names] == found.order.tolist()
     assert drawn.count('class="cut"') == 4  # two cuts, each across and down
@@ -76,9 +76,9 @@ def test_the_matrix_has_names_true_groups_and_cuts_between_found_ones():
 
 
 def test_the_frames_are_the_shares_of_the_rounds():
-    history = run_of("fedfomo", rounds=5)
-    relied = reliance([history])
-    made = helping.helping({"fedfomo": relied}, {"fedfomo": history}, {"fedfomo": "red"}, 10**6)
+    run = run_of("fedfomo", rounds=5)
+    relied = reliance([run])
+    made = helping.helping({"fedfomo": relied}, {"fedfomo": run}, 10**6)
     (card,) = made.cards
     assert json.loads(made.rounds) == [1, 2, 3, 4, 5]
     order = json.loads(card.order)
@@ -87,19 +87,19 @@ def test_the_frames_are_the_shares_of_the_rounds():
     here = np.ix_(order, order)
     assert (packed[0] > 0).tolist() == relied.clear[here].tolist()
     assert np.abs(packed[1] * step - relied.share[here]).max() <= step
-    last = shares(history.matrices[4])
+    last = shares(run.matrices[4])
     assert np.abs(packed[6] * step - last[here]).max() <= step
-    third = np.abs(packed[4] * step - shares(history.matrices[2])[here]).max(1)
+    third = np.abs(packed[4] * step - shares(run.matrices[2])[here]).max(1)
     assert third[order.index(1)] > step  # its upload was rejected in round 3
     assert np.delete(third, order.index(1)).max() <= step
 
 
 @pytest.mark.parametrize(("most", "kept"), [(10**6, 20), (2_500, 4), (1_200, 1), (700, 0)])
 def test_rounds_are_stored_as_far_as_there_is_room(most, kept):
-    history = run_of("fedfomo", rounds=25)
-    relied = dict.fromkeys("ab", reliance([history]))
-    runs, strokes = dict.fromkeys(relied, history), dict.fromkeys(relied, "red")
-    made = helping.helping(relied, runs, strokes, most)
+    run = run_of("fedfomo", rounds=25)
+    relied = dict.fromkeys("ab", reliance([run]))
+    runs = dict.fromkeys(relied, run)
+    made = helping.helping(relied, runs, most)
     rounds = json.loads(made.rounds)
     assert len(rounds) == kept
     assert kept < 2 or (rounds[0], rounds[-1]) == (1, 25)

@@ -219,7 +219,7 @@ def test_what_is_written_is_read_again(tmp_path):
 def test_a_table_says_the_same_in_text_terminal_and_page(comparison):
     from rich.console import Console
 
-    shown = table.table(comparison)
+    shown = table.methods_table(comparison)
     text, page_text = table.to_text(shown), str(table.to_html(shown))
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(table.to_rich(shown))
@@ -237,8 +237,8 @@ FURTHER = ("variance", "variance_best_tenth", "variance_worst_tenth", "best_tent
 
 
 def test_further_columns_are_shown_if_they_are_asked_for(comparison):
-    usual = table.table(comparison)
-    asked = table.table(comparison, FURTHER)
+    usual = table.methods_table(comparison)
+    asked = table.methods_table(comparison, FURTHER)
     assert asked.columns[: len(usual.columns)] == usual.columns
     heads = [column.head for column in asked.columns[len(usual.columns) :]]
     assert heads == ["pooled", "best tenth", "variance", "VarB", "VarW"]
@@ -266,7 +266,7 @@ def test_the_federated_accuracy_is_a_column_where_a_global_model_has_one(compari
             lines = (*lines[:-1], {**lines[-1], "federated": 61.5})
         history = dataclasses.replace(run, lines=lines)
         runs.append(history)
-    shown = table.table(Comparison.of(runs))
+    shown = table.methods_table(Comparison.of(runs))
     at = [column.head for column in shown.columns].index("federated %")
     found = {line.cells[0]: line.cells[at] for line in shown.lines}
     assert found["FedAvg"].startswith("61.5")
@@ -279,7 +279,7 @@ def test_cells_by_hand():
         run_of("local", who=who, test=np.array([[50.0, 60.0]])),
         run_of("fedavg", who=who, test=np.array([[60.0, 55.0]])),
     ]
-    cells = table.table(Comparison.of(runs)).lines[1].cells
+    cells = table.methods_table(Comparison.of(runs)).lines[1].cells
     assert cells == ("FedAvg", "57.5", "55.0", "1 of 2", "2.0 kB", "—", "57.5", "57.5")
 
 

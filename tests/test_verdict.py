@@ -293,7 +293,7 @@ def test_the_method_is_chosen_on_validation_data_and_judged_on_test_data():
     assert found.choice == Choice("fedfomo", "validation", 2)
     assert "FedFomo was chosen among 2 methods on validation data" in found.verdict
     assert "FedAMP is best on test data (59.6 %)" in found.verdict
-    assert [line.best for line in table.table(found).lines] == [False, False, True]
+    assert [line.best for line in table.methods_table(found).lines] == [False, False, True]
 
 
 def test_without_honest_validation_data_the_choice_is_on_test_data_and_says_so():
@@ -381,13 +381,13 @@ def served(gains_of_alice, others=None):
 
 def test_a_method_is_compared_on_the_clients_it_serves():
     found = served(-3.0)
-    local, waffle = table.table(found).lines
+    local, waffle = table.methods_table(found).lines
     assert local.best  # Alice alone has 96, WAFFLE gives her 93: more than the mean of all Locals
     assert not waffle.best
-    heads = [column.head for column in table.table(found).columns]
+    heads = [column.head for column in table.methods_table(found).columns]
     assert waffle.cells[heads.index("serves")] == "1"
     assert waffle.cells[heads.index("alone")] == "96.0"
-    assert table.table(served(2.0)).lines[1].best
+    assert table.methods_table(served(2.0)).lines[1].best
     assert found.verdict.startswith("For 1 of 10 sites")
     assert "training alone 96.0 %" in found.verdict
     assert found.judgements["waffle"].these_sites.sites == 1
@@ -395,7 +395,7 @@ def test_a_method_is_compared_on_the_clients_it_serves():
 
 def test_a_method_for_one_client_is_not_starred_above_those_for_all():
     found = served(2.0, others=np.full((1, 10), 4.0))
-    assert [line.best for line in table.table(found).lines] == [False, False, True]
+    assert [line.best for line in table.methods_table(found).lines] == [False, False, True]
     assert found.choice.method == "fedamp"
     who, alone = roster(10), np.array([[96.0] + [80.0] * 9])
     apart = [np.where(np.arange(10) == i, 99.0, np.nan)[None] for i in (0, 3)]
@@ -403,7 +403,7 @@ def test_a_method_for_one_client_is_not_starred_above_those_for_all():
     other = Comparison.of([run_of("local", who=who, test=alone), *two])
     assert other.choice == Choice("waffle", "nothing", 1)  # Erosion serves somebody else
     plain = comparison_of(("local", "fedavg"))
-    assert "serves" not in [column.head for column in table.table(plain).columns]
+    assert "serves" not in [column.head for column in table.methods_table(plain).columns]
 
 
 # ---- alarms --------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ def show_comparison(
     The verdict is followed by a sentence about a pair of methods, and one about sites like these,
     if they are asked for.
     """
-    from ..views.table import notes, table, to_rich, to_text
+    from ..views.table import methods_table, notes, to_rich, to_text
     from ..views.verdict import contrasted, like_these
 
-    console, shown = Console(), table(comparison, columns)
+    console, shown = Console(), methods_table(comparison, columns)
     if console.is_terminal:
         console.print(to_rich(shown))
     else:

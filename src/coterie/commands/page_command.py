@@ -88,13 +88,13 @@ def _page(found: "Comparison | Run", site: str | None, choice: "ClinicalChoice")
 def _table(found: "Comparison | Run", kind: str, out: str | None, places: list[Path]) -> None:
     from ..runs.run import Run
     from ..storage import files
-    from ..views.table import FORMATS, table
+    from ..views.table import FORMATS, methods_table
 
     if isinstance(found, Run):
         raise ConfigError(
             "--table: found one run; expected a comparison, or several runs, one of them of 'local'"
         )
-    text = FORMATS[kind](table(found))
+    text = FORMATS[kind](methods_table(found))
     if out is None:
         print(printable_lines(text), end="")
         return

@@ -55,7 +55,7 @@ class Diagnosis:
     def __repr__(self) -> str:
         blocks = [
             _aligned(self.facts),
-            _table([COLUMNS, *(row.cells() for row in self.sites[:MOST])], len(self.sites)),
+            _site_lines([COLUMNS, *(row.cells() for row in self.sites[:MOST])], len(self.sites)),
             ["what leaves a site:", *(f"  {line}" for line in _aligned(self.leaves))],
             [f"warning: {warning}" for warning in self.warnings],
         ]
@@ -77,7 +77,7 @@ def _aligned(pairs: tuple[tuple[str, str], ...]) -> list[str]:
     return [f"{name:<{width}}  {text}" for name, text in pairs]
 
 
-def _table(rows: list[tuple[str, ...]], sites: int) -> list[str]:
+def _site_lines(rows: list[tuple[str, ...]], sites: int) -> list[str]:
     """Lines of aligned cells; numbers to the right, the first and the last column to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

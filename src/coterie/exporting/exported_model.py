@@ -93,7 +93,7 @@ def read_new(source: Source, schema: Schema, others: Others) -> NewSamples:
     columns. Other samples are an array, or an npz file with one (or one called ``x``).
     """
     if schema.kind == "table":
-        return _table(source, schema, others)
+        return _read_table(source, schema, others)
     if others.keep or others.drop:
         raise DataError(f"--keep, --drop: this model takes {schema.kind}, which have no columns")
     if isinstance(source, str | Path):
@@ -102,7 +102,7 @@ def read_new(source: Source, schema: Schema, others: Others) -> NewSamples:
     return NewSamples(array_samples(array, schema), {})
 
 
-def _table(source: Source, schema: Schema, others: Others) -> NewSamples:
+def _read_table(source: Source, schema: Schema, others: Others) -> NewSamples:
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix not in SUFFIXES or not path.is_file():

@@ -215,7 +215,7 @@ def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
             for group in numbers.subgroups
         ]
         head = (plain(found.column), "test samples", f"{title} (95 % interval)")
-        parts.append(f"By {plain(found.column)}:\n\n{_table(head, rows)}")
+        parts.append(f"By {plain(found.column)}:\n\n{_markdown_table(head, rows)}")
     return "\n\n".join(parts)
 
 
@@ -228,7 +228,9 @@ def _calibration(found: Calibration) -> str:
         )
         for part in found.bins
     ]
-    table = _table(("mean predicted probability", "test samples", "share with the outcome"), rows)
+    table = _markdown_table(
+        ("mean predicted probability", "test samples", "share with the outcome"), rows
+    )
     slope = "" if math.isnan(found.slope) else f", calibration slope {found.slope:.2f} (ideally 1)"
     return (
         f"Expected calibration error {found.error:.3f}, Brier score {found.brier:.3f} (less is "
@@ -247,7 +249,7 @@ def _sensitivity(found: SiteClinical, sensitivity: Sensitivity | None) -> list[s
     ]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -307,34 +309,25 @@ def _listed(names: Iterable[object]) -> str:
 
 
 def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str:
+    """What it predicts, and how the client got it: in the run, or by joining it later."""
     facts, target = config.model, preprocessing.schema.target
-    name = _plain(target.name) or "the target"
-    asked = f"It predicts {name}"
-    asked += (
-        ", a number in the unit of the training data."
-        if not target.classes
-        else (
-            f": a probability for each of the classes {_listed(target.classes[:20])}"
-            + (f" and {len(target.classes) - 20} more." if len(target.classes) > 20 else ".")
+    asked = "a number in the unit of the training data"
+    if target.classes:
+        more = len(target.classes) - 20
+        asked = f"a probability for each of the classes {_listed(target.classes[:20])}"
+        asked += f" and {more} more" if more > 0 else ""
+    way = f" in {facts.rounds} rounds of federated training"
+    if facts.onboarded:
+        way = (
+            f", which was **not in the federation**: it was onboarded after {facts.rounds} rounds "
+            f"of federated training, with {facts.train} labelled samples of its own, and no other "
+            "client trained for it"
         )
-    )
     several = f" It is a mixture of {count} such networks." if count > 1 else ""
     return (
-        f"{asked} It is a network of the kind `{config.network.name}`, made for the client "
-        f"{_plain(facts.client)}{_way(config)}.{several}\n\n"
+        f"It predicts {_plain(target.name) or 'the target'}: {asked}. It is a network of the kind "
+        f"`{config.network.name}`, made for the client {_plain(facts.client)}{way}.{several}\n\n"
         f"{_partners(facts)}"
-    )
-
-
-def _way(config: ExportConfig) -> str:
-    """How the client got its model: as a client of the run, or as one that joined later."""
-    facts = config.model
-    rounds = f"{facts.rounds} rounds of federated training"
-    if not facts.onboarded:
-        return f" in {rounds}"
-    return (
-        f", which was **not in the federation**: it was onboarded after {rounds}, with "
-        f"{facts.train} labelled samples of its own, and no other client trained for it"
     )
 
 
@@ -356,8 +349,8 @@ def _partners(facts: ModelFacts) -> str:
     maybe = f"\n\nMay have entered it too, in a weighing that is not recorded: {names}."
     return (
         "The models of these clients entered it, directly or through others:\n\n"
-        f"{_table(head, rows)}\n\nWeights are parts of the client's weight on others, {when}; a "
-        f"part of this model is what is left of another client's after all rounds of mixing."
+        f"{_markdown_table(head, rows)}\n\nWeights are parts of the client's weight on others, "
+        f"{when}; a part of this model is what is left of another's after all rounds of mixing."
         f"{maybe if others else ''}"
     )
 
@@ -468,17 +461,17 @@ def _inputs(preprocessing: Preprocessing) -> str:
 def _column_table(schema: Schema) -> str:
     if schema.kind != "table":
         return ""
-    rows = ["| column | kind | becomes |", "| --- | --- | --- |"]
+    rows = []
     for column in schema.columns[:MOST_ROWS]:
         if column.kind == "levels":
             what = "category", f"1 for its own category, else 0: {_listed(column.levels)}"
         else:
             extra = ", and 1 if it is missing, else 0" if column.missing else ""
             what = "number", f"the standardised number{extra}"
-        rows.append(f"| {_plain(column.name)} | {what[0]} | {what[1]} |")
+        rows.append((_plain(column.name), *what))
     more = len(schema.columns) - MOST_ROWS
-    rows += [f"\n{more} more columns are in `preprocessing.json`."] if more > 0 else []
-    return "\n\n" + "\n".join(rows)
+    rest = f"\n\n{more} more columns are in `preprocessing.json`." if more > 0 else ""
+    return f"\n\n{_markdown_table(('column', 'kind', 'becomes'), rows)}{rest}"
 
 
 def _origin(config: ExportConfig) -> str:
@@ -493,8 +486,8 @@ def _origin(config: ExportConfig) -> str:
         "network": f"{config.network.name} {json.dumps(config.network.options)}",
         "coterie": config.coterie,
     }
-    told = "\n".join(f"| {name} | {_plain(value)} |" for name, value in rows.items())
+    told = _markdown_table(("", ""), [(name, _plain(value)) for name, value in rows.items()])
     return (
-        f"| | |\n| --- | --- |\n{told}\n\n`config.json` has the same for programs; "
+        f"{told}\n\n`config.json` has the same for programs; "
         "`MANIFEST.json` has the size and the sha256 of every file."
     )

@@ -129,7 +129,7 @@ def read_labelled(
     need not be there, and are no inputs if they are. Columns ``drop`` are ignored.
     """
     if schema.kind == "table":
-        return _table(source, schema, options, drop)
+        return _labelled_rows(source, schema, options, drop)
     if drop:
         raise DataError(f"--drop: this model takes {schema.kind}, which have no columns")
     if not isinstance(source, str | Path):
@@ -137,7 +137,7 @@ def read_labelled(
     return _recoded(file_source(str(source)).read(), schema)
 
 
-def _table(
+def _labelled_rows(
     source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str]
 ) -> Dataset:
     sheet = _sheet(source, schema, options)

@@ -212,24 +212,24 @@ class Clinical(NamedTuple):
     subgroups: tuple[Subgroup, ...]
 
 
-class ClinicalRun(NamedTuple):
-    """The numbers of one run."""
+class SiteClinical(NamedTuple):
+    """The numbers of one client alone, for the card of its model."""
 
     outcome: str | None  # the class, in words; None where none was chosen among several
     specificity: float
     column: str  # that gives the subgroups; empty if there is none
-    sites: tuple[Clinical, ...]  # [K]; none of very many sites
-    together: Clinical
+    metric: str
+    numbers: Clinical
 
 
-class SiteClinical(NamedTuple):
-    """The numbers of one client alone, for the card of its model."""
+class ClinicalRun(NamedTuple):
+    """The numbers of one run."""
 
     outcome: str | None
     specificity: float
     column: str
-    metric: str
-    numbers: Clinical
+    sites: tuple[Clinical, ...]  # [K]; none of very many sites
+    together: Clinical
 
 
 def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun | None:
@@ -242,19 +242,17 @@ def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun 
                 "samples with names of classes; expected a simulation by this version"
             )
         return None
-    sites, codes = list(run.outcomes.clients()), _codes(run.outcomes.sizes, rows)
-    outcome = _outcome(rows, choice, sites)
-    if outcome is None and rows.codes is None:
-        return None
-    if len(sites) > MOST_SITES:
-        sites, codes = [], []
-    whole = run.outcomes._replace(sizes=run.outcomes.sizes.sum(keepdims=True))
-    made = [
-        clinical(run.metric, answers, outcome, choice.specificity, rows.names, own)
-        for answers, own in zip([*sites, *whole.clients()], [*codes, rows.codes], strict=True)
+    sites, sizes = list(run.outcomes.clients()), run.outcomes.sizes
+    sites = sites if len(sites) <= MOST_SITES else []
+    own = [
+        site_clinical(run.metric, x, rows_of(rows, sizes, i), choice) for i, x in enumerate(sites)
     ]
-    title = None if outcome is None else _title(rows, outcome)
-    return ClinicalRun(title, choice.specificity, rows.column, tuple(made[:-1]), made[-1])
+    (whole,) = run.outcomes._replace(sizes=sizes.sum(keepdims=True)).clients()
+    together = site_clinical(run.metric, whole, rows, choice)
+    if together is None:
+        return None
+    parts = tuple(site.numbers for site in own if site is not None)
+    return ClinicalRun(*together[:3], parts, together.numbers)
 
 
 def site_clinical(
@@ -262,35 +260,23 @@ def site_clinical(
 ) -> SiteClinical | None:
     """The numbers of one client's answers; None without an outcome and subgroups."""
     choice = choice or ClinicalChoice()
-    outcome = _outcome(rows, choice, [answers])
+    outcome = outcome_class(rows.classes, choice.positive)
+    if answers.chances is None:  # probabilities were not kept
+        outcome = None
     if outcome is None and rows.codes is None:
         return None
     found = clinical(metric, answers, outcome, choice.specificity, rows.names, rows.codes)
-    title = None if outcome is None else _title(rows, outcome)
+    named = None if outcome is None else rows.classes[outcome]
+    title = f"{rows.target}: {named}" if named is not None and rows.target else named
     return SiteClinical(title, choice.specificity, rows.column, metric, found)
 
 
 def rows_of(rows: JudgedRows, sizes: Array, client: int) -> JudgedRows:
     """The rows of one client among those of all clients."""
-    return rows._replace(codes=_codes(sizes, rows)[client])
-
-
-def _codes(sizes: Array, rows: JudgedRows) -> Sequence[Array | None]:
-    """Each client's part of the subgroups."""
     if rows.codes is None:
-        return [None] * len(sizes)
-    return np.split(rows.codes, np.cumsum(sizes)[:-1])
-
-
-def _outcome(rows: JudgedRows, choice: ClinicalChoice, sites: Sequence[Answers]) -> int | None:
-    """The class that is the outcome; None if none is chosen, or probabilities were not kept."""
-    outcome = outcome_class(rows.classes, choice.positive)
-    return outcome if all(site.chances is not None for site in sites) else None
-
-
-def _title(rows: JudgedRows, outcome: int) -> str:
-    name = rows.classes[outcome]
-    return f"{rows.target}: {name}" if rows.target else name
+        return rows
+    end = int(sizes[: client + 1].sum())
+    return rows._replace(codes=rows.codes[end - int(sizes[client]) : end])
 
 
 def outcome_class(classes: Sequence[str], positive: str | None) -> int | None:
@@ -298,14 +284,9 @@ def outcome_class(classes: Sequence[str], positive: str | None) -> int | None:
     if positive is None:
         return 1 if len(classes) == 2 else None
     if positive not in classes:
-        raise ConfigError(
-            f"--positive: no class is called '{positive}'; {_known(positive, classes)}"
-        )
+        known = did_you_mean(positive, classes) if classes else "this is a regression"
+        raise ConfigError(f"--positive: no class is called '{positive}'; {known}")
     return classes.index(positive)
-
-
-def _known(name: str, classes: Sequence[str]) -> str:
-    return did_you_mean(name, classes) if classes else "this is a regression"
 
 
 def clinical(

@@ -19,9 +19,9 @@ from .clinical import ClinicalChoice
 from .clinical_page import ClinicalView, clinical_view
 from .comparison import Comparison
 from .figures import scatters
-from .page import clinical_of, helping_of, shown_method
+from .page import clinical_of, helping_of, helping_of_run, shown_method
 from .reliance import reliance
-from .svg import colour, palette
+from .svg import palette
 
 
 def page_figures(
@@ -53,12 +53,8 @@ def _of_all(
 
 
 def _of_run(run: Run, choice: ClinicalChoice | None) -> Iterator[tuple[str, Markup | None]]:
-    relied = reliance([run])
     yield "learning curves", figures.client_curves(run)
-    if relied is not None:
-        method = run.method
-        ink = {method: colour(method)}
-        yield from _helped(helping.helping({method: relied}, {method: run}, ink, helping.OF_RUN))
+    yield from _helped(helping_of_run(run, reliance([run])))
     yield from _calibrated(clinical_view({run.method: run}, choice))
 
 

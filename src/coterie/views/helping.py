@@ -16,7 +16,7 @@ from ..runs.collaboration import ZERO_WITHIN
 from ..runs.run import Roster, Run
 from . import words
 from .reliance import Reliance, on_others, took_part
-from .svg import Scale, apart, figure, png, polyline, tag
+from .svg import Scale, apart, colour, figure, png, polyline, tag
 
 LEAST = 0.25  # modularity below which groups are hardly told from chance
 MOST_GROUPS = 40
@@ -369,7 +369,6 @@ class Helping(NamedTuple):
 def helping(
     relied: Mapping[str, Reliance],
     first: Mapping[str, Run],
-    strokes: Mapping[str, str],
     most: int,
 ) -> Helping | None:
     """The section for methods with these mean weights; rounds are those of the first seed.
@@ -382,7 +381,7 @@ def helping(
     some = first[next(iter(relied))]
     room = int(most / (len(relied) * len(some.roster) ** 2 * 4 / 3)) - 2
     rounds = None if room < 0 else _rounds(some.matrix_rounds, room)
-    cards = tuple(_card(relied[m], first[m], rounds, strokes[m]) for m in relied)
+    cards = tuple(_card(relied[m], first[m], rounds) for m in relied)
     names = json.dumps(some.roster.clients, ensure_ascii=False)
     return Helping(cards, names, json.dumps([index + 1 for index in rounds or []]))
 
@@ -394,7 +393,7 @@ def _rounds(known: Sequence[int], room: int) -> list[int]:
     return [known[place] for place in dict.fromkeys(places.tolist())]
 
 
-def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None, stroke: str) -> HelpCard:
+def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None) -> HelpCard:
     name, roster, found = words.label(run.method), run.roster, discovered(relied.share)
     frames = np.stack([relied.share, *(_frame(run, index) for index in rounds or ())])
     largest = float(frames.max()) or 1.0
@@ -405,7 +404,7 @@ def _card(relied: Reliance, run: Run, rounds: Sequence[int] | None, stroke: str)
         name,
         graph(relied, roster, found, f"{name}: who helps whom, as a graph"),
         matrix(relied, roster, found, f"{name}: who helps whom, as a matrix"),
-        inside_curve(run, stroke),
+        inside_curve(run, colour(run.method)),
         json.dumps(found.order.tolist()),
         largest,
         float(relied.share.max()) or 1.0,

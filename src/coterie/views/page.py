@@ -29,8 +29,8 @@ from .clinical_page import ClinicalView, clinical_view
 from .figures import scatters
 from .judgement import Claim
 from .reliance import MOST_CLIENTS, Reliance, reliance
-from .svg import colour, style
-from .table import notes, run_facts, table, tests, to_html
+from .svg import style
+from .table import methods_table, notes, run_facts, tests, to_html
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -225,7 +225,7 @@ class ClientLine(NamedTuple):
 
 def page(comparison: "Comparison", choice: ClinicalChoice | None = None) -> str:
     """The page of a comparison as HTML text; everything that comes from users is escaped."""
-    shown, last = table(comparison), comparison.runs[-1]
+    shown, last = methods_table(comparison), comparison.runs[-1]
     best = shown_method(comparison)
     return rendered(
         "report.html",
@@ -300,12 +300,10 @@ def rejected_of(runs: Sequence[Run]) -> list[str]:
 
 def helping_of(comparison: "Comparison", best: str) -> helping.Helping | None:
     """Who helps whom, by method; the recommended method first."""
-    relied = comparison.reliances
-    order = sorted(relied, key=lambda method: method != best)
-    strokes = {method: colour(method) for method in order}
+    order = sorted(comparison.reliances, key=lambda method: method != best)
     first = {method: comparison.of_method(method)[0] for method in order}
-    ordered = {method: relied[method] for method in order}
-    return helping.helping(ordered, first, strokes, helping.OF_COMPARISON)
+    relied = {method: comparison.reliances[method] for method in order}
+    return helping.helping(relied, first, helping.OF_COMPARISON)
 
 
 def clinical_of(
@@ -367,7 +365,7 @@ def run_page(run: Run, choice: ClinicalChoice | None = None) -> str:
             "rejected": rejected_of([run]),
             "curves": figures.client_curves(run),
             "numbers": [fact for fact in run_facts(run) if fact[0] != "alarm"],
-            "helping": _helping(run, relied),
+            "helping": helping_of_run(run, relied),
             "best": words.label(run.method),
             "own": False,
             "exposed": exposed({run.method: [run]}),
@@ -456,9 +454,7 @@ def _client_lines(run: Run, relied: Reliance | None) -> list[tuple[object, ...]]
     ]
 
 
-def _helping(run: Run, relied: Reliance | None) -> helping.Helping | None:
-    if relied is None:
-        return None
-    method = run.method
-    stroke = {method: colour(method)}
-    return helping.helping({method: relied}, {method: run}, stroke, helping.OF_RUN)
+def helping_of_run(run: Run, relied: Reliance | None) -> helping.Helping | None:
+    """Who helps whom in one run."""
+    known = {} if relied is None else {run.method: relied}
+    return helping.helping(known, {run.method: run}, helping.OF_RUN)

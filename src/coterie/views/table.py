@@ -179,7 +179,7 @@ class Table(NamedTuple):
     lines: tuple[Line, ...]
 
 
-def table(comparison: "Comparison", further: Sequence[str] = ()) -> Table:
+def methods_table(comparison: "Comparison", further: Sequence[str] = ()) -> Table:
     """The table of a comparison, with the further columns of these names."""
     best = comparison.best_on_test
     columns = [c for c in COLUMNS if c.name in further or c.shown(comparison)]
@@ -306,13 +306,13 @@ def comparison_text(comparison: "Comparison", further: Sequence[str] = ()) -> st
     what = "seeds" if comparison.folds is None else "folds"
     over = f", mean ± deviation over {seeds} {what}" if seeds > 1 else ""
     title = f"{METRICS[comparison.metric].title} of {len(comparison.methods)} methods{over}"
-    shown = to_text(table(comparison, further))
+    shown = to_text(methods_table(comparison, further))
     return "\n\n".join([title, shown, *notes(comparison), comparison.verdict])
 
 
 def comparison_html(comparison: "Comparison") -> str:
     """The table and the verdict, as a notebook shows them."""
-    body = Markup("<p>{}</p>{}").format(comparison.verdict, to_html(table(comparison)))
+    body = Markup("<p>{}</p>{}").format(comparison.verdict, to_html(methods_table(comparison)))
     said = Markup("").join(Markup("<p>{}</p>").format(note) for note in notes(comparison))
     return str(Markup("<div>{}{}</div>").format(body, said))
 
