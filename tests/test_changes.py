@@ -1,9 +1,14 @@
 """A network's start from a file, frozen parameters, and low-rank adapters."""
 
+import importlib
+import re
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import coterie
@@ -158,3 +163,19 @@ def test_weights_of_another_network_are_refused(tmp_path, tensors, message):
     save_file(tensors, tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match=message):
         changed(weights=str(tmp_path / "other.safetensors"))
+
+
+def test_the_page_of_adapters_works_as_it_stands(tmp_path, monkeypatch):
+    """Its transformer trains adapters only: less than a twentieth of the full model's traffic."""
+    page = (Path(__file__).parents[1] / "docs" / "lora.md").read_text("utf-8")
+    for kind, file in (("python", "tiny.py"), ("toml", "tiny.toml")):
+        (found,) = re.findall(rf"^```{kind}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+        (tmp_path / file).write_text(found)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    importlib.import_module("tiny").pretrain(steps=2)
+    few = {"data.stride": 200, "run.rounds": 1}
+    result = coterie.compare("tiny.toml", code=".", set=few)
+    sys.modules.pop("tiny")
+    full = 4 * sum(value.numel() for value in load_file("base.safetensors").values())
+    assert 0 < result.runs[1].summary["bytes_up"] < full * 4 / 20

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ...core.fields import AUTO, Field, checked, fields
+from ...core.fields import AUTO, REQUIRED, Field, checked, fields
 from ...core.imports import Code, names_class
 from ...core.optim import Recipe
 from ...errors import ConfigError, did_you_mean
@@ -137,7 +137,11 @@ def model_options(model: Named, code: Code) -> Fields:
     if ":" not in name:
         return checked(options, fields(_known(name, MODELS, "model")), "model", name)
     own = builder(name, code)
-    known = _own_fields(own, ModelTable, "model", name)
+    known = [  # a vocabulary without default comes from the data, as shape and classes do
+        field
+        for field in _own_fields(own, ModelTable, "model", name)
+        if field.name != "vocabulary" or field.default is not REQUIRED
+    ]
     rest: Fields = {}
     if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(own).parameters.values()):
         rest = {key: options[key] for key in options.keys() - {field.name for field in known}}
