@@ -12,10 +12,11 @@ of the command line by the same names; ``set={"train.momentum": 0.9}`` sets any 
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from .core.imports import Code, Given
+from .core.imports import GIVEN, Code, Given
 from .engines.remote import Transport
 from .errors import ConfigError, StoreError, did_you_mean
 from .runs import comparison_folder, interrupt, run_folder
@@ -40,10 +41,10 @@ Source = Config | Mapping[str, Any] | str | Path | None
 class Options(TypedDict, total=False):
     """The options of the command line as keyword arguments; an option that is None is ignored."""
 
-    data: str | None
+    data: Any  # a name, a file, or the data itself (docs/own_parts.md)
     partition: str | None
     clients: int | None
-    model: str | None
+    model: Any  # a name, an nn.Module, or a function or class that makes one
     method: str | None
     methods: Sequence[str] | str | None
     rounds: int | None
@@ -66,11 +67,32 @@ class Options(TypedDict, total=False):
 
 def configure(source: Source = None, **options: Unpack[Options]) -> Config:
     """The config of a source, with the options applied to it."""
-    changes, code = changes_of(options), options.get("code")
+    options, objects = _named(options)
+    changes, given = changes_of(options), options.get("code")
     if isinstance(source, Config):
-        allowed = source.code if code is None else code
-        return load(canonical(source), changes, allowed) if changes or code else source
-    return load(source, changes, code)
+        code = source.code if given is None else Code.of(given, installed=True)
+        code = replace(code, objects={**code.objects, **objects})
+        return load(canonical(source), changes, code) if changes or given else source
+    installed = not str(source).endswith(".json")  # a run writes such files
+    return load(source, changes, replace(Code.of(given, installed=installed), objects=objects))
+
+
+def _named(options: Options) -> tuple[Options, dict[str, Any]]:
+    """The options with a name in place of each object, and the objects by these names."""
+    model, data = options.get("model"), options.get("data")
+    named, objects = options.copy(), dict[str, Any]()
+    if model is not None and not isinstance(model, str):
+        from .networks.registry import given_name
+
+        named["model"] = f"{GIVEN}:{given_name(model)}"
+        objects[named["model"]] = model
+    if data is not None and not isinstance(data, str):
+        from .data.given import dataset_of, digest
+
+        found = dataset_of(data)
+        named["data"] = f"{GIVEN}:data_{digest(found)}"
+        objects[named["data"]] = found
+    return named, objects
 
 
 def changes_of(options: Options) -> dict[str, Any]:

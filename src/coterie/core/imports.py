@@ -12,18 +12,20 @@ where the user allows it: ``--code DIR``, or ``--code installed`` for an install
 
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import site
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
 
+GIVEN = "given"  # in place of a module: an object of Code.objects
 INSTALLED = "installed"  # as the value of --code: any installed package
 Given = str | Path | Iterable[str | Path] | None  # the parameter ``code`` of the Python functions
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -31,10 +33,14 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 @dataclass(frozen=True)
 class Code:
-    """The places from which code named in a config may be imported; by default none."""
+    """The places from which code named in a config may be imported; by default none.
+
+    ``objects`` are those that a Python program passed in place of a name; they are not imported.
+    """
 
     folders: tuple[Path, ...] = ()
     installed: bool = False
+    objects: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, given: Given, *, installed: bool) -> "Code":
@@ -81,21 +87,43 @@ def imported_dataclass(name: str, kind: type[Any], where: str, code: Code) -> ty
 
 def imported(name: str, kind: type[Any], where: str, code: Code) -> type[Any]:
     """Import the subclass of ``kind`` named ``package.module:Class``; anything else is refused."""
-    module, _, attribute = name.partition(":")
-    if not names_class(name) or "__main__" in module.split("."):
-        raise ConfigError(f"{where}: found '{name}'; expected package.module:Class")
-    _check_place(name, module.partition(".")[0], where, code)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise ConfigError(
-            f"{where}: '{name}' cannot be imported ({error}); expected package.module:Class"
-        ) from error
+    found = imported_object(name, where, code)
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise ConfigError(
             f"{where}: '{name}' is {found!r}; expected a class that extends "
             f"{kind.__module__}.{kind.__qualname__}"
         )
+    return found
+
+
+def imported_function(name: str, kind: type[Any], where: str, code: Code) -> Callable[..., Any]:
+    """Import the function, or the subclass of ``kind``, named ``package.module:name``."""
+    found = imported_object(name, where, code)
+    if inspect.isfunction(found) or (isinstance(found, type) and issubclass(found, kind)):
+        return found
+    raise ConfigError(
+        f"{where}: '{name}' is {found!r}; expected a function, or a class that extends "
+        f"{kind.__module__}.{kind.__qualname__}"
+    )
+
+
+def imported_object(name: str, where: str, code: Code) -> Any:
+    """Import what is named ``package.module:name`` from the allowed places."""
+    module, _, attribute = name.partition(":")
+    if module == GIVEN:
+        raise ConfigError(
+            f"{where}: '{name}' was passed from a Python program and is in no file; expected it to "
+            "be passed again: coterie.compare(…, out=…) with the same object continues the run"
+        )
+    if not names_class(name) or "__main__" in module.split("."):
+        raise ConfigError(f"{where}: found '{name}'; expected package.module:Class")
+    _check_place(name, module.partition(".")[0], where, code)
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ConfigError(
+            f"{where}: '{name}' cannot be imported ({error}); expected package.module:Class"
+        ) from error
     return found
 
 

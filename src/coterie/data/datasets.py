@@ -21,6 +21,7 @@ from ..errors import ConfigError, DataError, did_you_mean
 from ..storage.files import expanded
 from .arrays import TEST, TRAIN, VALIDATION, Names, Piece, Scale, assemble, refuse_one_class, scaled
 from .federation import Dataset
+from .given import Frame
 from .sources import images, sheets
 from .sources.heart import heart
 from .sources.npz import read_npz
@@ -376,6 +377,10 @@ def load(
 def _load(name: str, code: Code, options: dict[str, Any]) -> Dataset:
     if name in DATASETS:
         return _load_named(name, options)
+    if name in code.objects:
+        given = code.objects[name]
+        found: Dataset = given.read(**options) if isinstance(given, Frame) else given
+        return found
     if names_class(name):
         kind = reader_class(name, code)
         return refuse_one_class(read_own(kind(**checked(options, fields(kind), "data", name))))

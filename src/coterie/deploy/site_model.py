@@ -9,8 +9,8 @@ from ..core.algorithm import Mixture
 from ..data.standard import Preprocessing
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
-from ..exporting.model_card import ModelFacts, NetworkFacts
-from ..exporting.writing import Trained, write_export
+from ..exporting.model_card import ModelFacts, NetworkFacts, network_factory
+from ..exporting.writing import Trained, without, write_export
 from ..runs.run import JudgedRows
 from ..runs.stored import read_outcomes
 from ..storage import files
@@ -76,12 +76,12 @@ def trained_site(site: SiteFolder, folder: Path, choice: ClinicalChoice | None =
         example.classes,
         config.train.precision,
     )
+    plain = network_factory(network, agreement.schema, config.code)
     return Trained(
         _facts(site, folder, made),
         network,
         Preprocessing.of(agreement.schema, scaled),
-        model,
-        _predictor(folder / MODEL, model.whole),
+        *without(config.changes, model, _predictor(folder / MODEL, model.whole), plain),
         _clinical(site, folder / ANSWERS, made, choice),
     )
 

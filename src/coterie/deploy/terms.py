@@ -232,6 +232,7 @@ def _tables(text: str) -> dict[str, Any]:
         data, run = tables.get("data", {}), tables.get("run", {})
         own = {*tables} & {*OWN, "partition"} | ({*data} - {*SHARED_DATA})
         own |= {*run} - {*SHARED_RUN}
+        own |= {*tables.get("model", {})} & {"weights"}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"agreement.config: is no config ({error}); expected tables") from error
     if own:

@@ -10,9 +10,13 @@ A client of a simulation and a site of a federation export the same way.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
+from torch import nn
 
 from .. import __version__
 from ..core.algorithm import Mixture, client_digest
@@ -20,6 +24,7 @@ from ..core.flat import FlatModel, build
 from ..core.imports import Code, Given
 from ..data.standard import Preprocessing
 from ..errors import ConfigError, StoreError, did_you_mean
+from ..networks.changes import Changes, merged
 from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE
 from ..runs.run import Run
@@ -140,7 +145,9 @@ def trained_client(
     at = clients.index(client)
     predictor, preprocessing = run.predictor(at), run_folder.read_preprocessing(path)
     network = network_facts(run.config, preprocessing)
-    model = _model(network, preprocessing, code, predictor, run.seed)
+    changes, plain = Changes.of(run.config), network_factory(network, preprocessing.schema, code)
+    changed = _model(network, plain, changes, predictor, run.seed)
+    model, predictor = without(changes, changed, predictor, plain)
     said, rows, found = run.outcomes, run.roster.rows, None
     if said is not None and rows is not None:
         own = list(said.clients())[at]
@@ -189,22 +196,45 @@ def network_facts(tables: Mapping[str, Any], preprocessing: Preprocessing) -> Ne
     """The network of a run's config, for samples of its schema."""
     example, model = preprocessing.schema.example(), dict(tables["model"])
     name = model.pop("name")
+    for change in ("weights", "lora"):  # an export holds the changed network's values
+        model.pop(change, None)
     precision = tables["train"]["precision"]
     return NetworkFacts(name, model, tuple(example.x.shape[1:]), example.classes, precision)
 
 
 def _model(
-    facts: NetworkFacts, preprocessing: Preprocessing, code: Code, predictor: Mixture, seed: int
+    facts: NetworkFacts,
+    plain: Callable[[], nn.Module],
+    changes: Changes,
+    predictor: Mixture,
+    seed: int,
 ) -> FlatModel:
     """The network as a function of a vector; built only if the vector is of its size."""
-    factory = network_factory(facts, preprocessing.schema, code)
-    size, whole = predictor.models.shape[1], FlatModel(shapes_of(facts, factory)).whole
+    shapes = shapes_of(facts, replace(changes, weights=None).made(plain))
+    size, whole = predictor.models.shape[1], FlatModel(shapes).whole
     if whole != size:
         raise StoreError(
             f"the run's models have {size:,} parameters; expected {whole:,}, those of the network "
             f"'{facts.name}' of its config; check the folder with 'coterie verify'"
         )
-    return FlatModel(build(factory, seed, "start").to(facts.dtype))
+    return FlatModel(build(changes.made(plain), seed, "start").to(facts.dtype))
+
+
+def without(
+    changes: Changes, model: FlatModel, predictor: Mixture, plain: Callable[[], nn.Module]
+) -> tuple[FlatModel, Mixture]:
+    """The same predictor as models of the plain network: adapters merged, frozen parts filled in.
+
+    Whoever loads an export needs nothing of a config's changes.
+    """
+    if changes == Changes():
+        return model, predictor
+    module = build(plain, "plain").to(predictor.models.dtype)
+    found, rows = FlatModel(module), []
+    for w in predictor.models:
+        module.load_state_dict(merged(model.module, model.state_dict(w)))
+        rows.append(found.flatten(module))
+    return found, Mixture(predictor.weights, torch.stack(rows))
 
 
 def _notes(path: Path, run: Run, at: int) -> tuple[str, ...]:

@@ -9,18 +9,20 @@ P4's DLA is not here: ``resnet18`` replaces it. Dropout is ``nn.Dropout``, whose
 derives from the run's seed.
 """
 
+import copy
+import hashlib
 import inspect
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..core.fields import checked, fields
-from ..core.imports import INSTALLED_ONLY, Code, imported
+from ..core.imports import INSTALLED_ONLY, Code, imported_function
 from ..core.ranges import Interval
 from ..errors import ConfigError, did_you_mean
 
@@ -349,7 +351,53 @@ def factory(model: str | Builder, dataset: Samples, **options: Any) -> Callable[
             f"{given['vocabulary']} different tokens; expected at least that many, or leave it out"
         )
     options = {**{key: given[key] for key in given if key in wanted}, **told}
-    return lambda: build(**options)
+    if build in MODELS.values():
+        return lambda: build(**options)
+    return lambda: with_scores(build(**options))
+
+
+def given_name(model: Any) -> str:
+    """The name of a module, function or class that a program passed, with a digest of its values.
+
+    Runs in a folder are continued with the same values only.
+    """
+    if not isinstance(model, nn.Module):
+        name = str(getattr(model, "__qualname__", ""))
+        if not callable(model) or not name.rpartition(".")[2].isidentifier():
+            raise ConfigError(
+                f"model: found {model!r}; expected a name, a torch.nn.Module, or a named function "
+                "or class that makes one"
+            )
+        return name.rpartition(".")[2]
+    made = hashlib.sha256(repr(model).encode())
+    for value in model.state_dict().values():
+        made.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return f"{type(model).__name__}_{made.hexdigest()[:8]}"
+
+
+def with_scores(module: nn.Module) -> nn.Module:
+    """A user's module, which returns the scores alone in place of an object, dict or tuple."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.name: found {module!r}; expected a torch.nn.Module")
+    if scores not in module._forward_hooks.values():
+        module.register_forward_hook(scores)
+    return module
+
+
+def scores(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+    """A hook: the scores of an output with ``logits``, else the first entry of a tuple."""
+    if isinstance(output, Tensor):
+        return output
+    found = output.get("logits") if isinstance(output, Mapping) else None
+    found = getattr(output, "logits", None) if found is None else found
+    if found is None and isinstance(output, tuple | list) and output:
+        found = output[0]
+    if isinstance(found, Tensor):
+        return found
+    raise ConfigError(
+        f"model.name: {type(module).__name__} returns a {type(output).__name__}; expected a "
+        "tensor of scores, an object or a dict with 'logits', or a tuple that begins with them"
+    )
 
 
 def in_bfloat16(make: Callable[[], nn.Module], device_type: str) -> Callable[[], nn.Module]:
@@ -373,12 +421,16 @@ def in_bfloat16(make: Callable[[], nn.Module], device_type: str) -> Callable[[],
 def builder(name: str, code: Code = INSTALLED_ONLY) -> Builder:
     """The builder for a name in MODELS or for a user's ``nn.Module`` (``package.module:Class``).
 
-    A user's class is called with the other keys of ``[model]``; parameters that it calls ``shape``
-    and ``classes`` are filled in from the data.
+    A user's class, or function that returns a module, is called with the other keys of ``[model]``;
+    parameters that it calls ``shape`` and ``classes`` are filled in from the data. A module that
+    was given from Python is copied.
     """
     if name in MODELS:
         return MODELS[name]
+    if name in code.objects:
+        given = code.objects[name]
+        return (lambda: copy.deepcopy(given)) if isinstance(given, nn.Module) else given
     if ":" not in name:
         known = did_you_mean(name, ["auto", *MODELS, "package.module:Class"])
         raise ConfigError(f"model.name: no model is called '{name}'; {known}")
-    return imported(name, nn.Module, "model.name", code)
+    return imported_function(name, nn.Module, "model.name", code)

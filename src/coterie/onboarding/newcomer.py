@@ -46,7 +46,7 @@ from ..exporting.exported_model import (
     in_memory,
 )
 from ..exporting.model_card import NetworkFacts, network_factory
-from ..exporting.writing import Trained, facts_of_run, network_facts, verified_run
+from ..exporting.writing import Trained, facts_of_run, network_facts, verified_run, without
 from ..networks import registry
 from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE
@@ -345,7 +345,7 @@ def _simulation(host: JoinableRun, new: Newcomer, plan: Sequence[Draw]) -> Simul
         val=(none,) * len(plan),
         test=(new.test,) * len(plan),
     )
-    factory = network_factory(host.network, host.schema, host.code)
+    factory = host.config.changes.made(network_factory(host.network, host.schema, host.code))
     if host.network.precision == "bf16":
         factory = registry.in_bfloat16(factory, "cpu")
     table = host.config.train.model_copy(update={"buffers": "average"})
@@ -473,7 +473,9 @@ def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Tr
         ),
         onboarded=True,
     )
-    return Trained(facts, host.network, host.preprocessing, outcome.model, made.predictor)
+    plain = network_factory(host.network, host.schema, host.code)
+    found = without(host.config.changes, outcome.model, made.predictor, plain)
+    return Trained(facts, host.network, host.preprocessing, *found)
 
 
 def collaborators(run: Run, weights: Tensor | None) -> dict[str, float | None]:

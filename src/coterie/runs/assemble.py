@@ -30,8 +30,9 @@ from ..engines import Engine, Length, make_engine
 from ..engines.wire import gains_of
 from ..errors import ConfigError
 from ..networks import registry
+from ..networks.changes import unused_adapter
 from .config.checks import model_options, partition_options
-from .config.schema import Config, Named
+from .config.schema import Config
 from .plan import Cell
 from .resume import UnfinishedRun
 from .run import LOCAL, Roster
@@ -203,7 +204,7 @@ def assemble(config: Config) -> Assembly:
 def factory_of(config: Config, dataset: Dataset) -> Callable[[], nn.Module]:
     """A function that makes the config's networks, which are checked to fit the data."""
     build = registry.builder(config.model.name, config.code)
-    factory = registry.factory(build, dataset, **config.model.options)
+    factory = config.changes.made(registry.factory(build, dataset, **config.model.options))
     if config.train.precision == "bf16":
         factory = registry.in_bfloat16(factory, torch.device(config.engine.device).type)
     _check_model(factory, dataset, config.model.name)
@@ -225,7 +226,7 @@ def settled(config: Config, dataset: Dataset) -> Config:
             update={"options": partition_options(partition, config.code)}
         )
     if model.name == AUTO:
-        model = Named(name=registry.default(dataset))
+        model = model.model_copy(update={"name": registry.default(dataset)})
         model = model.model_copy(update={"options": model_options(model, config.code)})
     run = config.run.model_copy(update={"metric": _metric(config.run.metric, dataset)})
     data = config.data
@@ -304,11 +305,17 @@ def _check_model(factory: Callable[[], nn.Module], dataset: Dataset, name: str) 
             sample = sample.to(next(module.parameters()).dtype)
         with torch.no_grad():
             shape = tuple(module(sample).shape)
+        unused = unused_adapter(module, sample)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
             f"model.name: '{name}' fails on a sample of shape {list(dataset.x.shape[1:])} of "
             f"{dataset.name}: {error}; expected a network for such samples"
         ) from error
+    if unused is not None:
+        raise ConfigError(
+            f"model.lora.layers: the network '{name}' passes the adapter of its layer '{unused}' "
+            "by; expected linear layers that it calls; name others"
+        )
     wanted = (*dataset.y[:1].shape, dataset.classes or 1)
     if shape != wanted:
         raise ConfigError(

@@ -1,14 +1,15 @@
 """Checks of a config: first its form, then every name in it and the fields of what is named."""
 
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields as recipe_fields
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ...core.fields import AUTO, Field, checked, fields
+from ...core.fields import AUTO, REQUIRED, Field, checked, fields
 from ...core.imports import Code, names_class
 from ...core.optim import Recipe
 from ...errors import ConfigError, did_you_mean
@@ -19,6 +20,7 @@ from .schema import (
     Config,
     DataTable,
     Fields,
+    ModelTable,
     Named,
     PartitionTable,
     Table,
@@ -73,13 +75,20 @@ def with_names(config: Config) -> Config:
 
 def _data_options(config: Config) -> Fields:
     """The options of a dataset, checked; readers of files check their own options."""
-    from ...data.datasets import DATASETS, SOURCES, reader_class
+    from ...data.datasets import DATASETS, SOURCES, read_options, reader_class
+    from ...data.given import Frame
+    from ...data.sources.tables import read_table
 
     name, options = config.data.name, config.data.options
     if name in SOURCES or config.run.federation is not None:
         return options
     if name in DATASETS:
         return checked(options, fields(DATASETS[name].loader), "data", name)
+    if name in config.code.objects:
+        frame = isinstance(config.code.objects[name], Frame)
+        return (
+            read_options(name, options, read_table) if frame else checked(options, (), "data", name)
+        )
     if names_class(name):
         reader = reader_class(name, config.code)
         return checked(options, _own_fields(reader, DataTable, "data", name), "data", name)
@@ -104,7 +113,9 @@ def partition_options(partition: Named, code: Code) -> Fields:
     return found
 
 
-def _own_fields(kind: type, table: type[BaseModel], where: str, name: str) -> tuple[Field, ...]:
+def _own_fields(
+    kind: Callable[..., Any], table: type[BaseModel], where: str, name: str
+) -> tuple[Field, ...]:
     """The fields of a class; refuses one that the config's table has for itself."""
     found = fields(kind)
     for field in found:
@@ -123,8 +134,19 @@ def model_options(model: Named, code: Code) -> Fields:
     name, options = model.name, model.options
     if name == AUTO:
         return checked(options, (), "model", name)
-    own = builder(name, code) if ":" in name else _known(name, MODELS, "model")
-    return checked(options, fields(own), "model", name)
+    if ":" not in name:
+        return checked(options, fields(_known(name, MODELS, "model")), "model", name)
+    own = builder(name, code)
+    known = [  # a vocabulary without default comes from the data, as shape and classes do
+        field
+        for field in _own_fields(own, ModelTable, "model", name)
+        if field.name != "vocabulary" or field.default is not REQUIRED
+    ]
+    rest: Fields = {}
+    if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(own).parameters.values()):
+        rest = {key: options[key] for key in options.keys() - {field.name for field in known}}
+    told = {key: value for key, value in options.items() if key not in rest}
+    return {**checked(told, known, "model", name), **dict(sorted(rest.items()))}
 
 
 def with_methods(config: Config, loose: Fields) -> Config:

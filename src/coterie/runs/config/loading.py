@@ -164,7 +164,7 @@ def _anchored(tables: Mapping[str, Any], folder: Path) -> Table:
     made = {key: dict(v) if isinstance(v, Mapping) else v for key, v in tables.items()}
     for table, field in (
         *(("run", "out"), ("run", "federation")),
-        *(("data", "path"), ("data", "name")),
+        *(("data", "path"), ("data", "name"), ("model", "weights")),
     ):
         value = made[table].get(field) if isinstance(made.get(table), dict) else None
         if isinstance(value, str) and (field != "name" or (folder / value).exists()):

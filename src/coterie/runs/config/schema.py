@@ -15,6 +15,7 @@ from ...core.optim import Recipe
 from ...core.ranges import Count, CountOrZero, OneOf, ShareAboveZero, ShareBelowOne
 from ...data.partition import Fold
 from ...engines import EngineSettings
+from ...networks.changes import Changes, Lora
 from ...training.guard import Guard
 from .methods import Method, method_of
 
@@ -83,6 +84,18 @@ class DataTable(_Table, frozen=True):
     options: Fields = {}
 
 
+class ModelTable(Named, frozen=True):
+    """The network, and what it starts from.
+
+    ``weights`` is a file of safetensors; layers that it does not hold start as they would.
+    ``lora`` adds low-rank adapters, and trains only these and what ``lora.train`` names.
+    """
+
+    name: str = "auto"  # a network, or package.module:Class; auto: one that fits the data
+    weights: str | None = None  # a file of safetensors to start from
+    lora: Lora | None = None  # low-rank adapters of linear layers
+
+
 class TrainTable(_Table, Recipe, frozen=True):
     """How a client trains in a round: all fields of Recipe, with its defaults and ranges.
 
@@ -92,6 +105,7 @@ class TrainTable(_Table, Recipe, frozen=True):
 
     precision: Literal["float32", "float64", "tf32", "bf16"] = "float32"  # of the arithmetic
     merge_val: bool = False  # also train on validation data
+    freeze: tuple[str, ...] | None = None  # patterns of parameters that are not trained
 
     def recipe(self) -> Recipe:
         """The recipe alone."""
@@ -154,7 +168,7 @@ class Config(_Table, frozen=True):
 
     data: DataTable = DataTable()
     partition: PartitionTable = PartitionTable()
-    model: Named = Named(name="auto")
+    model: ModelTable = ModelTable()
     train: TrainTable = TrainTable()
     algorithm: AlgorithmTable = AlgorithmTable()
     adapt: Named = Named(name="none")
@@ -173,6 +187,11 @@ class Config(_Table, frozen=True):
         allowed = self.model_copy()
         allowed._code = code  # type: ignore[misc]  # private: no field, and never frozen
         return allowed
+
+    @property
+    def changes(self) -> Changes:
+        """What is changed in the network that ``model.name`` makes."""
+        return Changes(self.model.weights, self.train.freeze or (), self.model.lora)
 
     @property
     def seeds(self) -> tuple[int, ...]:
