@@ -48,7 +48,7 @@ def normed_task(algorithm, policy="average", sizes=SIZES, **recipe):
 
 
 @pytest.mark.parametrize("sizes", [SIZES, SINGLE])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "fedbn"])
 @pytest.mark.parametrize("method", [FedAvg(), Ditto(), FedAMP(), FedFomo(), Scaffold(), FedPer()])
 def test_engines_agree_with_batch_norm(method, policy, sizes):
     reference = last(method, normed_task(method, policy, sizes), "loop")
@@ -243,3 +243,68 @@ def test_the_policy_stands_in_the_header(tmp_path):
     assert ("batch-norm buffers", "server") in doctor(config, code=here).facts
     result = coterie.run(config, method="fedavg", rounds=1, out=str(tmp_path / "run"), code=here)
     assert result.config["train"]["buffers"] == "server"
+
+
+# ---- FedBN: the parameters of normalisation layers stay at the client, too -------------------
+
+
+def grouped():
+    """Norms without statistics, of several kinds."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.GroupNorm(2, 4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LayerNorm(64),
+        nn.Linear(64, 3),
+    )
+
+
+def scales_of(network):
+    """Where a whole vector has the parameters and statistics of normalisation layers."""
+    model = FlatModel(network())
+    names = [n for n, m in network().named_modules() if "Norm" in type(m).__name__]
+    mine = torch.zeros(model.size, dtype=torch.bool)
+    return mine.index_fill(0, model.positions(names), True)
+
+
+@pytest.mark.parametrize("network", [normed, grouped])
+@pytest.mark.parametrize("recipe", [{}, {"optimizer": "adam", "lr": 0.01}])
+def test_a_client_alone_trains_all_parameters_as_ever(network, recipe):
+    usual, apart = (
+        last(
+            FedAvg(),
+            task(FedAvg(), network, federation((31,)), replace(RECIPE, **told)),
+            "loop",
+            participation=1.0,
+        )
+        for told in (recipe, {**recipe, "buffers": "fedbn"})
+    )
+    found, expected = predictors(apart).models, predictors(usual).models
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("network", [normed, grouped])
+def test_norms_stay_at_the_client_and_all_else_is_shared(network):
+    told = replace(RECIPE, buffers="fedbn")
+    records = [
+        last(FedAvg(), task(FedAvg(), network, federation(SIZES), told), engine, participation=1.0)
+        for engine in ("loop", "vmap", "wire")
+    ]
+    models, own = predictors(records[0]).models[:, 0], scales_of(network)
+    assert_close(models[:, ~own], models[:1, ~own].expand(5, -1), 0)
+    assert ((models[:, None, own] - models[:, own]).abs().amax(-1) > 1e-6).sum() == 20  # all pairs
+    assert records[2].traffic.down == 5 * 8 * int((~own).sum())
+    for other in records[1:]:
+        assert_close(predictors(other).models, predictors(records[0]).models)
+
+
+@pytest.mark.parametrize("method", ["feddbe", "fedbabu", "fedrod", "fedala", "apfl", "ditto"])
+def test_methods_with_steps_of_their_own_train_the_norms(method):
+    told, algorithm = replace(RECIPE, buffers="fedbn"), METHODS[method]()
+    record = last(algorithm, task(algorithm, normed, federation(SIZES), told), "vmap", chunk=2)
+    other = last(algorithm, task(algorithm, normed, federation(SIZES), told), "loop")
+    assert_close(predictors(record).models, predictors(other).models)
+    own, start = scales_of(normed), FlatModel(normed()).flatten(normed())
+    gammas = own & (torch.arange(len(own)) < FlatModel(normed()).parameters)
+    assert (predictors(record).models[:, 0][:, gammas] - start[gammas]).abs().max() > 1e-3

@@ -195,7 +195,7 @@ class Client:
 
     def _whole(self, w: Tensor) -> Tensor:
         """The model with its buffers, which may be kept apart."""
-        return torch.cat([w, self._statistics.buffers]) if self.model.apart else w
+        return self.model.joined(w, self._statistics.buffers) if self.model.apart else w
 
     def _stream(self, batch: Batch) -> Tensor | None:
         """The random stream for dropout in a training pass over a batch; None without dropout."""
@@ -258,8 +258,20 @@ class Client:
 
     def gradient(self, w: Tensor, on: Batch | SplitName, loss: Loss | None = None) -> Tensor:
         """The gradient of the mean loss, or of another function ``loss(w, batch)``."""
-        result: Tensor = grad(loss or self.loss)(w, on)  # type: ignore[arg-type]
-        return result
+        of, mine = loss or self.loss, self._statistics
+        if not self.model.scales:
+            return grad(of)(w, on)  # type: ignore[arg-type, no-any-return]
+        before, count = mine.buffers, self.model.scales
+
+        def both(w: Tensor, scales: Tensor) -> Tensor:
+            mine.buffers = torch.cat([scales, before[count:]])
+            return of(w, on)  # type: ignore[arg-type]
+
+        try:
+            g, mine.slope = grad(both, argnums=(0, 1))(w, before[:count])
+        finally:
+            mine.buffers = before
+        return g  # type: ignore[no-any-return]
 
     def map(
         self, f: Callable[..., tree.Tree], *rows: Tensor, shares: Tensor | None = None
@@ -315,16 +327,18 @@ class Client:
         self._batches.prepare()
 
         def one(
-            number: int | Tensor, size: int, held: tuple[Carry, Tensor]
-        ) -> tuple[Carry, Tensor]:
-            old, mine.buffers = held
+            number: int | Tensor, size: int, held: tuple[Carry, tree.Tree]
+        ) -> tuple[Carry, tree.Tree]:
+            old, mine.carried = held
             new = step(old, self.batch(number, size))
             if even:
-                return new, mine.buffers
-            kept: tuple[Carry, Tensor] = tree.where(number < steps, (new, mine.buffers), held)
+                return new, mine.carried
+            kept: tuple[Carry, tree.Tree] = tree.where(number < steps, (new, mine.carried), held)
             return kept
 
-        carry, mine.buffers = calls.scan(one, self._batches.sizes(), (carry, mine.buffers))
+        if self.model.scales:
+            mine.slope, mine.rule = None, self._optimizer.init(mine.buffers[: self.model.scales])
+        carry, mine.carried = calls.scan(one, self._batches.sizes(), (carry, mine.carried))
         return carry
 
     def train(
@@ -374,11 +388,23 @@ class Client:
         if self.model.whole == self.model.parameters:
             return moved, state
         left = self.model.refreshed(self._whole(w), batch.x, self._stream(batch))
-        buffers = left[self.model.parameters :]
+        buffers = self.model.split(left)
         if not self.model.apart:
             return torch.cat([moved, buffers]), state
-        self._statistics.move(buffers)
+        self._statistics.move(self._rescaled(w, buffers, batch))
         return moved, state
+
+    def _rescaled(self, w: Tensor, own: Tensor, batch: Batch) -> Tensor:
+        """What is kept apart, its norms' parameters after a step of their own optimiser."""
+        mine, count = self._statistics, self.model.scales
+        if not count or mine.fixed:
+            return own
+        if mine.slope is None:  # the method took its gradient elsewhere
+            self.gradient(w, batch)
+        g = shortened(mine.slope, self.recipe.clip)
+        scales, mine.rule = self._optimizer.step(own[:count], g, mine.rule, self.lr)
+        mine.slope = None
+        return torch.cat([scales, own[count:]])
 
     def moved(self, w: Tensor, g: Tensor, state: tree.Tree) -> tuple[Tensor, tree.Tree]:
         """The parameters alone after one optimiser step with gradient ``g``; returns (w, state)."""

@@ -13,6 +13,8 @@ from ..errors import ConfigError, did_you_mean
 from . import random
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+NORMS = (*BATCH_NORMS, *INSTANCE_NORMS, nn.GroupNorm, nn.LayerNorm)
 
 
 # The inputs of layers that :meth:`FlatModel.entering` asks for, during its pass.
@@ -42,8 +44,10 @@ class FlatModel:
     in the module. A tied weight belongs to the last module that uses it: an output layer that
     shares the weight of an embedding owns it.
 
-    With ``apart`` the vector that methods see (of ``size`` entries) excludes the buffers; calls and
-    :meth:`refreshed` always take a vector with buffers (of ``whole`` entries). ``coupled`` says
+    With ``apart`` the vector that methods see (of ``size`` entries) excludes the buffers, with
+    ``norms`` also the parameters of normalisation layers, ``scales`` in number. Calls and
+    :meth:`refreshed` always take a vector with all of them (of ``whole`` entries): :meth:`joined`
+    makes it of the two vectors, and :meth:`split` takes the second out of it. ``coupled`` says
     that in training the outputs of a batch's samples depend on each other. ``nn.Dropout`` draws its
     masks from the ``stream`` of a call.
 
@@ -55,7 +59,12 @@ class FlatModel:
     """
 
     def __init__(
-        self, module: nn.Module, *, apart: bool = False, dropout: float | None = None
+        self,
+        module: nn.Module,
+        *,
+        apart: bool = False,
+        norms: bool = False,
+        dropout: float | None = None,
     ) -> None:
         trainable = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         if not trainable:
@@ -66,10 +75,23 @@ class FlatModel:
         slots = _slots([*trainable, *buffers])
         self._slots, self._buffers = slots, {name for name, _ in buffers}
         self._names = _all_names(module)
-        self.whole, self.parameters = slots[-1].stop, sum(p.numel() for _, p in trainable)
-        self.apart = apart and bool(buffers)
-        self.slots = slots[: len(trainable)] if apart else slots
+        kept = _parameters_of_norms(module) if norms else set()
+        shared = [(name, value) for name, value in trainable if name not in kept]
+        if not shared:
+            raise ConfigError(
+                "train.buffers: 'fedbn' keeps all of the network's parameters at the clients, as "
+                "it has normalisation layers only; use 'average'"
+            )
+        self.whole, self.parameters = slots[-1].stop, sum(p.numel() for _, p in shared)
+        self.scales = sum(p.numel() for _, p in trainable) - self.parameters
+        self.apart = (apart or norms) and bool(buffers or self.scales)
+        self.slots = _slots(shared) if apart or norms else slots
         self.size = self.slots[-1].stop
+        own = [slot for slot in slots if slot.name in kept or slot.name in self._buffers]
+        others = [slot for slot in slots if slot not in own]
+        places = [torch.arange(slot.start, slot.stop) for slot in [*others, *own]]
+        # Where each entry of the whole vector is in (what methods see, what is kept apart).
+        self._order = torch.cat(places).argsort() if self.scales else None
         self.coupled = _couples(module)
         self.module = module.eval()
         self._training = copy.deepcopy(module).train()
@@ -135,10 +157,23 @@ class FlatModel:
         return output
 
     def statistics(self, module: nn.Module) -> Tensor:
-        """The buffers of another instance of the same module, as a copy."""
-        named = dict(module.named_buffers())
-        found = [named[s.name].detach().reshape(-1) for s in self._slots if s.name in named]
+        """What another instance of the same module has of what is kept apart, as a copy."""
+        named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        shared = {slot.name for slot in self.slots} - self._buffers
+        own = [slot for slot in self._slots if slot.name not in shared]
+        found = [named[slot.name].detach().reshape(-1) for slot in own]
         return torch.cat(found) if found else torch.zeros(0)
+
+    def joined(self, w: Tensor, own: Tensor) -> Tensor:
+        """Whole vectors of what methods see and of what is kept apart from it."""
+        found = torch.cat([w, own], -1)
+        return found if self._order is None else found[..., self._order.to(found.device)]
+
+    def split(self, whole: Tensor) -> Tensor:
+        """What is kept apart, of a whole vector: the norms' parameters, then the buffers."""
+        if self._order is None:
+            return whole[self.parameters :]
+        return whole[self._order.argsort()[self.size :].to(whole.device)]
 
     def flatten(self, module: nn.Module) -> Tensor:
         """The vector of another instance of the same module, as a copy."""
@@ -187,6 +222,17 @@ def _note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     seen = _INPUTS.get()
     if seen is not None:
         seen[module] = inputs[0]
+
+
+def _parameters_of_norms(module: nn.Module) -> set[str]:
+    """The names of the parameters of normalisation layers."""
+    norms = {f"{name}." if name else "": m for name, m in module.named_modules()}
+    return {
+        f"{prefix}{name}"
+        for prefix, part in norms.items()
+        if isinstance(part, NORMS)
+        for name, _ in part.named_parameters(recurse=False)
+    }
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,7 +132,8 @@ class Recipe:
         buffers: which batch-norm statistics a client's models use (reading G-3): ``average`` mixes
             them with the parameters; with ``local`` every client keeps one set of its own for all
             models; with ``server`` all clients use the mean, weighted by samples, of the last
-            round's participants.
+            round's participants; ``fedbn`` is ``local`` for the parameters of all normalisation
+            layers too, which then never leave the client.
         clip: the largest L2 norm of a step's gradient, penalties included; 0 clips nothing.
         augment: ``crop_flip`` crops every image of a training batch at random out of a black
             frame of 4 pixels and mirrors every second one.
@@ -155,7 +156,7 @@ class Recipe:
     decay: ShareAboveZero = 1.0
     floor: NotNegative = 0.0
     steps: Count | None = None
-    buffers: Literal["average", "local", "server"] = "average"
+    buffers: Literal["average", "local", "server", "fedbn"] = "average"
     clip: NotNegative = 0.0
     augment: Literal["none", "crop_flip"] = "none"
     class_weights: Literal["none", "balanced"] = "none"
@@ -200,11 +201,25 @@ class Recipe:
 
 
 class Statistics:
-    """A client's batch-norm buffers where models exclude them: one set, updated by training."""
+    """A client's batch-norm buffers where models exclude them: one set, updated by training.
+
+    With ``train.buffers = "fedbn"`` the parameters of normalisation layers are in front of them.
+    """
 
     def __init__(self, buffers: Tensor, *, fixed: bool = False) -> None:
         self.buffers, self.fixed = buffers, fixed
         self.crowded = False  # whether several models are being trained side by side
+        self.slope: Any = None  # of the norms' parameters, from the last gradient
+        self.rule: Tree = ()  # the state of their optimiser
+
+    @property
+    def carried(self) -> Tree:
+        """What a training step hands on to the next."""
+        return self.buffers, self.rule
+
+    @carried.setter
+    def carried(self, found: Tree) -> None:
+        self.buffers, self.rule = found
 
     def move(self, buffers: Tensor) -> None:
         """Replace the buffers by those after a training pass, unless they are fixed."""

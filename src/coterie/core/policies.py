@@ -187,7 +187,8 @@ class Apart(Wrapper[Beside, Beside, Beside, Beside]):
         mine = self._held(served, state)
         holding = client.holding(mine)
         weights, models = self.algorithm.predictor(holding, served.method, state.method)
-        return Mixture(weights, torch.cat([models, rows(mine.buffers, len(models))], 1))
+        own = rows(mine.buffers, len(models))
+        return Mixture(weights, client.model.joined(models, own))
 
     def global_model(self, server: Beside) -> Tensor | None:
         """The method's with the server's statistics; None where each client has its own."""
@@ -215,7 +216,8 @@ def apart(algorithm: AnyAlgorithm, problem: Problem) -> AnyAlgorithm:
             f"set of batch-norm statistics cannot serve them all; found '{policy}', use 'average', "
             "or a network with another norm (norm = 'group')"
         )
-    return Apart(algorithm, "local" if policy == "local" or algorithm.traits.alone else "server")
+    stays = policy != "server" or algorithm.traits.alone
+    return Apart(algorithm, "local" if stays else "server")
 
 
 # ---- optimiser states that live on between rounds (``train.optimizer_state = "kept"``) ----------

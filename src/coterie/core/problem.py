@@ -130,8 +130,8 @@ class Problem:
     @cached_property
     def _built(self) -> tuple[FlatModel, Tensor, Tensor]:
         module = build(self.factory, self.seed, "start").to(self.device, self.dtype)
-        apart = self.recipe.buffers != "average"
-        model = FlatModel(module, apart=apart, dropout=self.recipe.dropout)
+        apart, norms = self.recipe.buffers != "average", self.recipe.buffers == "fedbn"
+        model = FlatModel(module, apart=apart, norms=norms, dropout=self.recipe.dropout)
         start = model.flatten(module).to(self.device, self.dtype)
         return model, start, model.statistics(module).to(self.device, self.dtype)
 
@@ -203,7 +203,7 @@ class Problem:
 
     def _check_randomness(self) -> None:
         """Refuse a network that draws from torch's generator, which knows no client or round."""
-        whole = torch.cat([self.start[: self.model.parameters], self.statistics])
+        whole = self.model.joined(self.start[: self.model.parameters], self.statistics)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.get_rng_state()
             self.model(whole, self.blank(2), training=True, stream=random.bits(0))
