@@ -120,7 +120,7 @@ def test_no_folder_of_results_calls_anything(command, canary, tmp_path, call):
     rewritten(run / "config.json", model=table)
     compared = tmp_path / "compared"
     compared.mkdir()
-    (compared / "compare.json").write_text(json.dumps({**TINY, "model": table}))
+    (compared / "compare.json").write_text(json.dumps({"format": 1, **TINY, "model": table}))
     for folder in (run, compared):
         for code in ((), ("--code", "installed")):
             assert command("resume", folder, *code)[0] == 2
