@@ -30,11 +30,10 @@ NASTY = "\x1b]0;owned\x07\x1b[2J\u202eward\x9b31m\r\n7"
 
 @pytest.fixture(autouse=True)
 def work(tmp_path, monkeypatch):
-    """An empty folder to work in; what is imported and searched is as before afterwards."""
+    """An empty folder to work in; what is imported is as before afterwards."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     known = set(sys.modules)
     yield folder
     for name in set(sys.modules) - known:
