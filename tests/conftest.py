@@ -1,6 +1,7 @@
 """Tests use one thread each: two workers share two cores, and results do not depend on it."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,25 @@ torch.set_num_threads(1)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's cache."""
     monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test adds to ``sys.path`` is gone after it."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture
+def named_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Name the C++ compiler by ``CXX``, as a user does; ``""`` names none."""
+    from coterie.compiled.kernels import native
+
+    def name(command: str) -> None:
+        monkeypatch.setenv("CXX", command)
+        native.compiler.cache_clear()
+
+    yield name
+    native.compiler.cache_clear()
 
 
 @pytest.fixture(autouse=True)

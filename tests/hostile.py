@@ -20,15 +20,17 @@ class StopError(Exception):
     """What ends a run before its last round is over."""
 
 
-def unfinished(out: Path, method: str = "fedfomo", **options: Any) -> Path:
+def unfinished(
+    out: Path, method: str = "fedfomo", config: dict[str, Any] = TINY, **options: Any
+) -> Path:
     """A run that ended in its third round, with checkpoints after the first and the second."""
 
     def stop(step: Any) -> None:
-        if step.done == TINY["run"]["rounds"]:
+        if step.done == config["run"]["rounds"]:
             raise StopError
 
     try:
-        coterie.run(TINY, method=method, out=str(out), progress=stop, **options)
+        coterie.run(config, method=method, out=str(out), progress=stop, **options)
     except StopError:
         return out
     raise AssertionError("it should have ended early")

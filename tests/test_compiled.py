@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch.func import grad, vmap
 
 from coterie.compiled.executor import Allocator, Executor
-from coterie.compiled.kernels import convolve, max_pool, native
+from coterie.compiled.kernels import convolve, max_pool
 from coterie.compiled.trace.cpp_writer import Memory, assign_offsets
 from coterie.core.calls import COMPILED, REPLAYED, scan
 from support import assert_close, with_a_compiler
@@ -167,10 +167,9 @@ def test_images_of_bytes_are_scaled_as_torch_does():
 
 
 @pytest.mark.parametrize("why", ["unknown", "no compiler", "a compiler that fails"])
-def test_torch_plays_what_is_not_compiled(why, monkeypatch):
+def test_torch_plays_what_is_not_compiled(why, named_compiler):
     if why != "unknown":
-        command = None if why == "no compiler" else "false"
-        monkeypatch.setattr(native, "compiler", lambda: command)
+        named_compiler("" if why == "no compiler" else "false")
 
     def one(w):
         def step(number, kind, w):
@@ -183,8 +182,8 @@ def test_torch_plays_what_is_not_compiled(why, monkeypatch):
     assert {form.way for form in executor.forms} == {REPLAYED}
 
 
-def test_layers_need_no_compiler(monkeypatch):
-    monkeypatch.setattr(native, "compiler", lambda: None)
+def test_layers_need_no_compiler(named_compiler):
+    named_compiler("")
     x, w = numbers(0, 2, 2, 11, 13), numbers(1, 3, 2, 3, 3)
     assert_close(convolve(x, w, (1, 1), (1, 1)), F.conv2d(x, w, None, 1, 1))
     assert_close(max_pool(x, 2), F.max_pool2d(x, 2))

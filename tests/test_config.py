@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-import sys
 
 import pytest
 from hypothesis import given
@@ -207,8 +206,7 @@ class NotOne: pass
 """
 
 
-def test_own_classes_are_found_in_a_folder_that_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_own_classes_are_found_in_a_folder_that_is_named(tmp_path):
     write(tmp_path, OWN, "own_methods_of_test_config.py")
     name = "own_methods_of_test_config:Mine"
     path = write(tmp_path, f'[algorithm]\nname = "{name}"\nstrength = 2\n')

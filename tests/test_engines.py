@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import coterie
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
@@ -18,7 +17,6 @@ from coterie.engines import ENGINES, EngineSettings, Length, auto, process
 from coterie.engines.auto import PROBE_STEPS, Candidate, Tracing, forms
 from coterie.engines.base import Work
 from coterie.engines.codec import Message, decode, encode, vocabulary
-from coterie.engines.loop import LoopBackend
 from coterie.engines.settings import steps
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
@@ -42,14 +40,15 @@ def work(on):
     return Work(on.problem, on.shards)
 
 
-def test_auto_chooses_remembers_and_says_so(monkeypatch):
+def test_auto_chooses_remembers_and_says_so():
     on = task(Local())
     first = engine_of("auto", on)
     assert first.choice["engine"] in ("vmap", "loop")
     (kept,) = json.loads(auto.cache_file().read_text()).values()
     assert kept["name"] == first.choice["engine"]
-    monkeypatch.setattr(auto, "resolve", lambda *_: pytest.fail("measured again"))
+    written = auto.cache_file().stat().st_mtime_ns
     assert engine_of("auto", on).choice == first.choice
+    assert auto.cache_file().stat().st_mtime_ns == written  # not measured again
 
 
 @pytest.mark.compiled
@@ -185,25 +184,15 @@ def test_the_forms_of_a_run_are_foretold(sizes, chunk):
     assert len(trained) == forms(engine, work(on), Length(2))
 
 
-def test_auto_measures_anew_for_a_run_of_another_length():
-    on = task(Local())
-    for rounds in (5, 5, 5000):
-        engine_of("auto", on, rounds=rounds, trace=False)
-    assert len(json.loads(auto.cache_file().read_text())) == 2
+def flat() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
 
 
-def test_auto_goes_on_without_an_engine_that_fails(monkeypatch):
-    def fail(*_):
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(VmapBackend, "local", fail)
-    found = auto.resolve(EngineSettings(trace=False), work(task(Local())), Length(10**6))
-    assert found.chosen.name == "loop"
-
-
-def test_auto_measures_anew_for_another_model():
-    engine_of("auto", task(Local()))
-    engine_of("auto", task(Local(), lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 3))))
+@pytest.mark.parametrize("other", [{"rounds": 5000}, {"factory": flat}])
+def test_auto_measures_anew_for_a_run_of_another_length_and_for_another_model(other):
+    for given in ({}, {}, other):
+        on = task(Local(), given.get("factory", mlp))
+        engine_of("auto", on, rounds=given.get("rounds", 5), trace=False)
     assert len(json.loads(auto.cache_file().read_text())) == 2
 
 
@@ -226,7 +215,7 @@ class Unbatchable(nn.Module):
 
 
 def test_auto_falls_back_to_the_loop_where_vmap_cannot():
-    assert engine_of("auto", task(Local(), Unbatchable)).choice["engine"] == "loop"
+    assert engine_of("auto", task(Local(), Unbatchable), rounds=10**6).choice["engine"] == "loop"
 
 
 def test_chunks_fit_the_memory_budget():

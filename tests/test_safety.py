@@ -30,11 +30,10 @@ NASTY = "\x1b]0;owned\x07\x1b[2J\u202eward\x9b31m\r\n7"
 
 @pytest.fixture(autouse=True)
 def work(tmp_path, monkeypatch):
-    """An empty folder to work in; what is imported and searched is as before afterwards."""
+    """An empty folder to work in; what is imported is as before afterwards."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     known = set(sys.modules)
     yield folder
     for name in set(sys.modules) - known:
@@ -120,7 +119,7 @@ def test_no_folder_of_results_calls_anything(command, canary, tmp_path, call):
     rewritten(run / "config.json", model=table)
     compared = tmp_path / "compared"
     compared.mkdir()
-    (compared / "compare.json").write_text(json.dumps({**TINY, "model": table}))
+    (compared / "compare.json").write_text(json.dumps({"format": 1, **TINY, "model": table}))
     for folder in (run, compared):
         for code in ((), ("--code", "installed")):
             assert command("resume", folder, *code)[0] == 2

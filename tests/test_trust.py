@@ -26,6 +26,7 @@ from coterie.errors import EngineError, MismatchError, StoreError
 from coterie.runs.listeners import slowly
 from coterie.storage import cache
 from coterie.training.rounds import train
+from hostile import unfinished
 from support import METHODS, cnn, federation, mlp, normed, task, whole_round, with_a_compiler
 
 aten = torch.ops.aten
@@ -162,36 +163,16 @@ def without_momentum():
     return "LoopBody.__init__", init
 
 
-WRONG = [
-    identity,
-    one_layer_frozen,
-    wrong_sign_in_one_layer,
-    one_client_frozen,
-    without_the_last_batch,
-    without_momentum,
-]
+def without_the_descent():
+    """A pass over the graph that leaves a model which trains nothing."""
 
-
-@pytest.mark.parametrize("lr", RATES)
-@pytest.mark.parametrize("wrong", WRONG)
-def test_a_recording_that_does_not_train_as_the_call_does_is_refused(wrong, lr, monkeypatch):
-    where, broken = wrong()
-    monkeypatch.setattr(f"coterie.compiled.trace.replay.{where}", broken)
-    form = trained(lr)
-    assert form.way == WRITTEN
-    assert "gives something else" in form.why
-
-
-@pytest.mark.parametrize("lr", RATES)
-def test_a_pass_over_the_graph_that_trains_nothing_is_refused(lr, monkeypatch):
     def fuse_nothing(graph):
         for node in graph.nodes:
             if node.target is aten.addcmul.default:
                 node.replace_all_uses_with(node.args[0])
         rewrite.drop_unused(graph)
 
-    monkeypatch.setattr(rewrite, "fuse_descent", fuse_nothing)
-    assert trained(lr, momentum=0.0).way == WRITTEN
+    return "fuse_descent", fuse_nothing
 
 
 def in_the_source(old, new):
@@ -234,14 +215,34 @@ WRONG_CODE = {
 }
 
 
-@with_a_compiler
+# module, what is wrong in it, how it is trained, and what is done instead
+WRONG = [
+    *(
+        pytest.param("replay", wrong, {}, WRITTEN, id=wrong.__name__)
+        for wrong in (
+            *(identity, one_layer_frozen, wrong_sign_in_one_layer, one_client_frozen),
+            *(without_the_last_batch, without_momentum),
+        )
+    ),
+    pytest.param("rewrite", without_the_descent, {"momentum": 0.0}, WRITTEN, id="descent"),
+    *(
+        pytest.param(
+            "native_loop", wrong, {"compiled": True}, REPLAYED, id=name, marks=with_a_compiler
+        )
+        for name, wrong in WRONG_CODE.items()
+    ),
+]
+
+
 @pytest.mark.parametrize("lr", RATES)
-@pytest.mark.parametrize("wrong", WRONG_CODE)
-def test_compiled_steps_that_do_not_train_as_the_call_does_are_refused(wrong, lr, monkeypatch):
-    where, broken = WRONG_CODE[wrong]()
-    monkeypatch.setattr(f"coterie.compiled.trace.native_loop.{where}", broken)
-    form = trained(lr, compiled=True)
-    assert form.way == REPLAYED
+@pytest.mark.parametrize(("module", "wrong", "how", "instead"), WRONG)
+def test_what_does_not_train_as_the_call_does_is_refused(
+    module, wrong, how, instead, lr, monkeypatch
+):
+    where, broken = wrong()
+    monkeypatch.setattr(f"coterie.compiled.trace.{module}.{where}", broken)
+    form = trained(lr, **how)
+    assert form.way == instead
     assert "gives something else" in form.why
 
 
@@ -333,36 +334,26 @@ def test_compiled_steps_that_rounding_fails_once_are_compiled_and_tried_again():
 # ---- errors that are named, and others -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, IndexError])
-@pytest.mark.parametrize("where", ["TracedLoop.__init__", "Trace.__call__"])
-def test_a_bug_of_the_recorder_is_seen(where, error, monkeypatch):
+@pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, IndexError, RuntimeError])
+@pytest.mark.parametrize(
+    "where",
+    [
+        *("replay.TracedLoop.__init__", "replay.Trace.__call__"),
+        pytest.param("cpp_writer.Writer.body", marks=with_a_compiler),
+    ],
+)
+def test_a_bug_of_the_recorder_or_of_the_compiler_is_seen(where, error, monkeypatch):
+    """So is a failure of torch in what it made."""
+
     def broken(*args, **kwargs):
         raise error("a bug")
 
-    monkeypatch.setattr(f"coterie.compiled.trace.replay.{where}", broken)
-    with pytest.raises(error, match="a bug") as caught:
-        trained(0.1)
-    assert "engine.trace = false" in caught.value.__notes__[0]
-
-
-@with_a_compiler
-@pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, ValueError])
-def test_a_bug_of_the_compiler_is_seen(error, monkeypatch):
-    def broken(*args, **kwargs):
-        raise error("a bug")
-
-    monkeypatch.setattr("coterie.compiled.trace.cpp_writer.Writer.body", broken)
-    with pytest.raises(error, match="a bug"):
-        trained(0.1, compiled=True)
-
-
-def test_a_failure_of_torch_in_a_recording_is_a_bug_too(monkeypatch):
-    def broken(*args, **kwargs):
-        raise RuntimeError("sizes do not fit")
-
-    monkeypatch.setattr("coterie.compiled.trace.replay.Trace.__call__", broken)
-    with pytest.raises(AssertionError, match=r"sizes do not fit.*engine.trace = false"):
-        trained(0.1)
+    monkeypatch.setattr(f"coterie.compiled.trace.{where}", broken)
+    with pytest.raises(AssertionError if error is RuntimeError else error) as caught:
+        trained(0.1, compiled="cpp_writer" in where)
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "a bug" in told
+    assert "engine.trace = false" in told
 
 
 def test_an_error_of_the_call_itself_keeps_its_words():
@@ -433,27 +424,13 @@ RUN = {
 }
 
 
-def stopped(out, monkeypatch):
-    """A folder with a run that was stopped after its second round."""
-
-    def stop(point):
-        if point == "log.done" and len((out / "rounds.jsonl").read_text().splitlines()) == 3:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("coterie.storage.faults.at", stop)
-        with pytest.raises(KeyboardInterrupt):
-            coterie.run(RUN, out=str(out))
-    return out
-
-
 def called(summary):
     return {call["stage"]: (call["way"], call["why"]) for call in summary["ran"]["calls"]}
 
 
 @with_a_compiler
-def test_what_really_ran_is_told_and_kept_by_resume(tmp_path, monkeypatch):
-    out = stopped(tmp_path / "run", monkeypatch)
+def test_what_really_ran_is_told_and_kept_by_resume(tmp_path):
+    out = unfinished(tmp_path / "run", "fedavg", RUN)
     summary = coterie.resume(out).summary
     whole = coterie.run(RUN).summary
     assert summary["digest"] == whole["digest"]
@@ -464,10 +441,10 @@ def test_what_really_ran_is_told_and_kept_by_resume(tmp_path, monkeypatch):
 
 
 @with_a_compiler
-def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, monkeypatch):
-    out = stopped(tmp_path / "run", monkeypatch)
+def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, named_compiler):
+    out = unfinished(tmp_path / "run", "fedavg", RUN)
     before = (out / "rounds.jsonl").read_bytes()
-    monkeypatch.setattr(native, "compiler", lambda: None)
+    named_compiler("")
     with pytest.raises(StoreError, match=r"were compiled by c\+\+.*name it with CXX"):
         coterie.resume(out)
     assert (out / "rounds.jsonl").read_bytes() == before
@@ -475,14 +452,14 @@ def test_a_run_that_was_compiled_does_not_go_on_without_a_compiler(tmp_path, mon
 
 @pytest.mark.parametrize("ran", [[], {"1": 2}, {"1": {"stage": "x", "way": 3, "why": ""}}])
 def test_a_tampered_record_of_what_ran_is_refused(ran, tmp_path):
-    (tmp_path / "config.json").write_text('{"asked": {}, "resolved": {}, "hash": ""}')
+    (tmp_path / "config.json").write_text('{"format": 1, "asked": {}, "resolved": {}, "hash": ""}')
     (tmp_path / "environment.json").write_text(json.dumps({"ran": ran}))
     with pytest.raises(StoreError, match="is not as a run writes it"):
         coterie.resume(tmp_path)
 
 
-def test_without_a_compiler_nothing_is_said_to_be_compiled(monkeypatch):
-    monkeypatch.setattr(native, "compiler", lambda: None)
+def test_without_a_compiler_nothing_is_said_to_be_compiled(named_compiler):
+    named_compiler("")
     found = coterie.run(RUN)
     assert found.config["resolved"]["compiled"] is False
     assert found.summary["ran"]["compiler"] is None
@@ -642,13 +619,10 @@ def test_a_folder_of_somebody_else_is_not_used(how, library, compiled, tmp_path,
 
 
 @with_a_compiler
-@pytest.mark.parametrize("change", ["version", "machine"])
-def test_another_compiler_or_processor_has_other_code(change, library, compiled, monkeypatch):
+@pytest.mark.parametrize("fact", ["_said", "machine"])  # the compiler's version, the processor
+def test_another_compiler_or_processor_has_other_code(fact, library, compiled, monkeypatch):
     _, asked = library
-    if change == "version":
-        monkeypatch.setattr(native, "_said", lambda *_: "another compiler 99.1")
-    else:
-        monkeypatch.setattr(native, "machine", lambda command: "another processor")
+    monkeypatch.setattr(native, fact, lambda *_: "another 99.1")
     assert asked() == 41
     assert len(compiled) == 1
 

@@ -178,7 +178,7 @@ def read(path: str | Path) -> Run | Comparison:
     path = files.folder_of(path, "RUN")
     if not any((path / name).is_file() for name in (COMPARE, comparison_folder.COMPARISON)):
         return Run.read(path)
-    run_folder.refuse_newer(path / COMPARE)
+    run_folder.refuse_other_format(path / COMPARE)
     places = [path / name for name in comparison_folder.run_names(path)]
     return Comparison.of(map(Run.read, places), path, comparison_folder.read_gains(path))
 

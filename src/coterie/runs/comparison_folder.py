@@ -46,9 +46,9 @@ def write_asked(out: Path, tables: Mapping[str, Any]) -> None:
 
 
 def read_asked(out: Path) -> dict[str, Any]:
-    """Read the config of a comparison from its folder; a folder of a newer format is refused."""
+    """Read the config of a comparison from its folder; a folder of another format is refused."""
     refuse_links(out)
-    run_folder.refuse_newer(out / COMPARE)
+    run_folder.refuse_other_format(out / COMPARE)
     tables = files.read_json(out / COMPARE)
     if not isinstance(tables, dict):
         raise StoreError(
@@ -126,7 +126,7 @@ def seal(out: Path, runs: Iterable[Path]) -> None:
 def verify(out: Path) -> dict[str, list[str]]:
     """The faults of a comparison and of each of its runs; empty lists if all is as written."""
     refuse_links(out)
-    run_folder.refuse_newer(out / COMPARE)
+    run_folder.refuse_other_format(out / COMPARE)
     places = sorted(found for found in out.glob("*/seed-*") if found.is_dir())
     for found in places:
         _refuse_link(found.parent)

@@ -70,7 +70,7 @@ def unfinished_run(path: Path) -> UnfinishedRun | None:
     run_folder.refuse_links(path)
     if run_folder.is_finished(path) or not (path / run_folder.CONFIG).is_file():
         return None
-    run_folder.refuse_newer(path / run_folder.CONFIG)
+    run_folder.refuse_other_format(path / run_folder.CONFIG)
     config = files.read_json(path / run_folder.CONFIG)
     where = path / run_folder.ENVIRONMENT
     environment = files.read_json(where) if where.is_file() else {}

@@ -58,12 +58,12 @@ CUT_SHORT = re.compile(  # writes that a kill has cut short
     rf"\.({'|'.join(map(re.escape, NAMES))})\.\d+\.tmp|\.states-\w+\.tmp"
 )
 
-FORMAT = 1  # of the folders that this version writes; older folders have no number, which means 0
+FORMAT = 1  # of the folders that this version writes and reads
 FORMAT_KEY = "format"  # in config.json of a run and in compare.json of a comparison
 
 
-def refuse_newer(first: Path) -> None:
-    """Refuse a folder of a newer format; ``first`` is the file of the folder that has the format.
+def refuse_other_format(first: Path) -> None:
+    """Refuse a folder of another format; ``first`` is the file of the folder that has the format.
 
     A file that is missing or not a JSON table is accepted here; its reader refuses it.
     """
@@ -75,12 +75,17 @@ def refuse_newer(first: Path) -> None:
     if not kinds.KINDS["a count"](number):
         raise StoreError(
             f"{first}: '{FORMAT_KEY}' is {kinds.shown(number)}; expected the number of a format, "
-            f"from 0 to {FORMAT}; restore the file, or run the experiment again in another folder"
+            f"{FORMAT}; restore the file, or run the experiment again in another folder"
         )
-    if number > FORMAT:
+    if number != FORMAT:
+        age, cure = (
+            ("a newer", "install a newer version to read it")
+            if number > FORMAT
+            else ("an older", "run the experiment again in another folder")
+        )
         raise StoreError(
-            f"{first}: the folder has format {number}, which a newer version of coterie wrote; "
-            f"expected at most {FORMAT}; install a newer version to read it"
+            f"{first}: the folder has format {number}, which {age} version of coterie wrote; "
+            f"expected {FORMAT}; {cure}"
         )
 
 
@@ -138,7 +143,7 @@ def read(path: Path) -> Run:
             "'coterie run'; finish it with 'coterie resume' or run it again"
         )
     refuse_links(path)
-    refuse_newer(path / CONFIG)
+    refuse_other_format(path / CONFIG)
     try:
         return _read(path)
     except _FAULTS as error:
@@ -229,7 +234,7 @@ NOT_AS_WRITTEN = (
 def verify(path: Path) -> list[str]:
     """The faults of a finished run's folder, as sentences; empty if all is as written."""
     refuse_links(path)
-    refuse_newer(path / CONFIG)
+    refuse_other_format(path / CONFIG)
     return _files(path) or _contents(path)
 
 

@@ -150,7 +150,6 @@ class SummaryField(NamedTuple):
 
     kind: str  # a key of kinds.KINDS
     meaning: str
-    before: Any = ...  # the value for folders that were written before the field existed
 
 
 FIELDS: dict[str, SummaryField] = {
@@ -165,14 +164,13 @@ FIELDS: dict[str, SummaryField] = {
     "round_best_by_validation": SummaryField("a count or null", "that round, counted from 0"),
     "bmta": SummaryField("a number or null", "the same in the best round on test data: optimistic"),
     "best_of_rounds": SummaryField(
-        "a number or null", "mean over clients, each in its own best round on test data", None
+        "a number or null", "mean over clients, each in its own best round on test data"
     ),
     "round_best_on_test": SummaryField("a count or null", "the best round on test data, from 0"),
     "weighted_mean": SummaryField("a number or null", "mean weighted by test samples, last round"),
     "federated_accuracy": SummaryField(
         "a number or null",
         "accuracy of the global model on the federated test set, last round; null without either",
-        None,
     ),
     "worst_tenth": SummaryField(
         "a number or null", "mean of the worst tenth of clients, last round"
@@ -198,14 +196,14 @@ FIELDS: dict[str, SummaryField] = {
     "weight_recovery_auc": SummaryField(
         "a finite number or null", "how well weights tell clients of the same true group (AUC)"
     ),
-    "in_group_weight_of": SummaryField("a text", "the matrix these two are taken from", "A"),
+    "in_group_weight_of": SummaryField("a text", "the matrix these two are taken from"),
     "clients": SummaryField("a count", "clients of the federation"),
     "clients_scored": SummaryField("a count", "clients that have a score in the last round"),
     "clients_without_test": SummaryField("a count", "clients without a score"),
     "clients_without_validation": SummaryField(
-        "a list of texts", "clients without validation data", []
+        "a list of texts", "clients without validation data"
     ),
-    "merge_val": SummaryField("true or false", "whether validation data was trained on too", True),
+    "merge_val": SummaryField("true or false", "whether validation data was trained on too"),
     "weak_clients": SummaryField("a table of texts", "what a client lacks to be judged"),
     "bytes_up": SummaryField("a count", "bytes sent by all clients for training, whole run"),
     "bytes_down": SummaryField("a count", "bytes received by all clients for training, whole run"),
@@ -215,23 +213,20 @@ FIELDS: dict[str, SummaryField] = {
     "partition_fingerprint": SummaryField("a text", "which client holds which samples"),
     "alarms": SummaryField("a list of alarms", "what to know before these numbers are believed"),
     "rejected": SummaryField("a table of counts", "uploads that were left out, by reason"),
-    "ran": SummaryField("a table with calls", "the engine, and how each kind of call ran", {}),
+    "ran": SummaryField("a table with calls", "the engine, and how each kind of call ran"),
 }
 
 
 def checked(found: Any) -> dict[str, Any]:
     """Check a summary that was read; ValueError names the first field that is not as expected.
 
-    Fields that did not exist when the folder was written are added; unknown fields are kept.
+    Unknown fields are kept.
     """
     if not isinstance(found, dict):
         raise ValueError(f"found {kinds.shown(found)}; expected a table")
-    whole: dict[str, Any] = dict(found)
     for general, field in FIELDS.items():
         name = score_field(general, str(found.get("metric")))
-        if name not in whole and field.before is not ...:
-            whole[name] = field.before
-        if name not in whole:
+        if name not in found:
             raise ValueError(f"found no '{name}'; expected {field.kind}")
-        kinds.check(name, whole[name], field.kind)
-    return whole
+        kinds.check(name, found[name], field.kind)
+    return found
