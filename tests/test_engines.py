@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import coterie
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedfomo import FedFomo
 from coterie.algorithms.local import Local
@@ -17,6 +18,7 @@ from coterie.engines import ENGINES, EngineSettings, Length, auto, process
 from coterie.engines.auto import PROBE_STEPS, Candidate, Tracing, forms
 from coterie.engines.base import Work
 from coterie.engines.codec import Message, decode, encode, vocabulary
+from coterie.engines.loop import LoopBackend
 from coterie.engines.settings import steps
 from coterie.engines.simulator import Simulator
 from coterie.engines.vmap import VmapBackend
