@@ -5,89 +5,96 @@ A folder may come from a stranger: every value that is read from it is checked b
 
 import math
 import reprlib
-from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AllowInfNan,
+    BaseModel,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
 
 from ..core.metrics import METRICS
 
-Check = Callable[[Any], bool]
-
 LARGEST = 2**63  # larger integers are no counts, and may not convert to float
 
-
-def _integer(value: Any) -> bool:
-    """Whether the value is an integer of at most 64 bits; true and false are not."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
-
-
-def _count(value: Any) -> bool:
-    return _integer(value) and value >= 0
+Integer = Annotated[StrictInt, Field(gt=-LARGEST, lt=LARGEST)]
+Count = Annotated[StrictInt, Field(ge=0, lt=LARGEST)]
+Finite = Annotated[StrictInt | StrictFloat, AllowInfNan(False), Field(gt=-1e308, lt=1e308)]
+Number = Finite | Literal["inf", "-inf"] | None  # as runs write it: null is NaN
+Texts = dict[str, StrictStr]
 
 
-def _finite(value: Any) -> bool:
-    return _integer(value) or (isinstance(value, float) and math.isfinite(value))
+def _with(*names: str) -> AfterValidator:
+    """A check that a table has these names."""
+
+    def checked(table: Texts) -> Texts:
+        if not table.keys() >= {*names}:
+            raise ValueError(f"expected {', '.join(names)}")
+        return table
+
+    return AfterValidator(checked)
 
 
-def _number(value: Any) -> bool:
-    """Whether the value is a number as runs write it: null is NaN, infinities are texts."""
-    return value is None or _finite(value) or (_text(value) and value in ("inf", "-inf"))
+class Call(BaseModel):
+    """How the calls of one stage were executed."""
+
+    stage: StrictStr
+    way: StrictStr
+    why: StrictStr | None = None
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
+class Calls(BaseModel):
+    """A table with calls."""
+
+    calls: list[Call] = []
 
 
-def _list_of(inside: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(inside, value))
-
-
-def _table_of(inside: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(inside, value.values()))
-
-
-def _named_texts(*names: str) -> Check:
-    """A check that the value is a table of texts that has these names."""
-    texts = _table_of(_text)
-    return lambda value: texts(value) and value.keys() >= {*names}
-
-
-def _call(value: Any) -> bool:
-    """Whether the value says how calls of one stage were executed."""
-    named = isinstance(value, dict) and all(_text(value.get(name)) for name in ("stage", "way"))
-    return named and (value.get("why") is None or _text(value.get("why")))
-
-
-def _calls(value: Any) -> bool:
-    return isinstance(value, dict) and _list_of(_call)(value.get("calls", []))
-
-
-KINDS: dict[str, Check] = {
-    "a text": _text,
-    "a metric": lambda value: _text(value) and value in METRICS,
-    "an integer": _integer,
-    "a count": _count,
-    "a count or null": lambda value: value is None or _count(value),
-    "a number or null": _number,
-    "a finite number or null": lambda value: value is None or _finite(value),
-    "finite seconds": lambda value: _finite(value) and value >= 0,
-    "true or false": lambda value: isinstance(value, bool),
-    "zero, uniform or varied": lambda value: (
-        _text(value) and value in ("zero", "uniform", "varied")
-    ),
-    "two numbers": lambda value: _list_of(_number)(value) and len(value) == 2,
-    "a list of counts": _list_of(_count),
-    "a list of texts": _list_of(_text),
-    "a list of alarms": _list_of(_named_texts("code", "text")),
-    "a list of clients and reasons": _list_of(_named_texts("client", "reason")),
-    "a table of texts": _table_of(_text),
-    "a table of counts": _table_of(_count),
-    "a table with calls": _calls,
+KINDS: dict[str, TypeAdapter[Any]] = {
+    name: TypeAdapter(kind)
+    for name, kind in dict[str, Any](
+        {
+            "a text": StrictStr,
+            "a metric": Literal[tuple(METRICS)],
+            "an integer": Integer,
+            "a count": Count,
+            "a count or null": Count | None,
+            "a number or null": Number,
+            "a finite number or null": Finite | None,
+            "finite seconds": Annotated[Finite, Field(ge=0)],
+            "true or false": StrictBool,
+            "zero, uniform or varied": Literal["zero", "uniform", "varied"],
+            "two numbers": Annotated[list[Number], Field(min_length=2, max_length=2)],
+            "a list of counts": list[Count],
+            "a list of texts": list[StrictStr],
+            "a list of alarms": list[Annotated[Texts, _with("code", "text")]],
+            "a list of clients and reasons": list[Annotated[Texts, _with("client", "reason")]],
+            "a table of texts": Texts,
+            "a table of counts": dict[str, Count],
+            "a table with calls": Calls,
+        }
+    ).items()
 }
+
+
+def fits(value: Any, kind: str) -> bool:
+    """Whether a value is of this kind."""
+    try:
+        KINDS[kind].validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 def check(name: str, value: Any, kind: str) -> None:
     """Raise ValueError if the value of a field is not of the expected kind."""
-    if not KINDS[kind](value):
+    if not fits(value, kind):
         raise ValueError(f"'{name}' is {shown(value)}; expected {kind}")
 
 

@@ -80,7 +80,7 @@ def unfinished_run(path: Path) -> UnfinishedRun | None:
         not whole
         or not all(isinstance(config.get(key), kind) for key, kind in expected.items())
         or not isinstance(environment.get("resumed", []), list)
-        or not kinds.KINDS["a list of texts"](environment.get("argv", []))
+        or not kinds.fits(environment.get("argv", []), "a list of texts")
     ):
         raise _altered(path)
     if not _whole_ran(environment.get(RAN, {})):

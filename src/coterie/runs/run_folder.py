@@ -72,7 +72,7 @@ def refuse_other_format(first: Path) -> None:
     except StoreError:
         return
     number = found.get(FORMAT_KEY, 0) if isinstance(found, dict) else 0
-    if not kinds.KINDS["a count"](number):
+    if not kinds.fits(number, "a count"):
         raise StoreError(
             f"{first}: '{FORMAT_KEY}' is {kinds.shown(number)}; expected the number of a format, "
             f"{FORMAT}; restore the file, or run the experiment again in another folder"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import rankdata
 
 from ..core.metrics import Array, Floats, higher_is_better, mean_known
 
@@ -79,13 +80,6 @@ def count_worse(gained: Floats) -> int:
     return int((gained < 0).sum())
 
 
-def _ranks(values: Array) -> Floats:
-    """Ranks from 1; equal values share their mean rank."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean: Floats = counts.cumsum() - (counts - 1) / 2.0
-    return mean[place]
-
-
 class Paired(NamedTuple):
     """Result of a two-sided Wilcoxon signed-rank test: pairs that differ, smaller rank sum, p."""
 
@@ -98,14 +92,15 @@ def wilcoxon(differences: Floats) -> Paired:
     """Test whether paired differences lie around zero; zeros are dropped, ties share their rank.
 
     An infinite difference, of a client that diverged, has the highest rank. For up to 50 pairs the
-    distribution is enumerated exactly, ties included; for more, it is approximated by a normal one.
+    distribution is enumerated exactly, with ties, which scipy's exact test does not know; for more,
+    it is approximated by a normal one.
     """
     kept = np.round(differences[~np.isnan(differences)], 10)
     kept = kept[kept != 0]
     n = len(kept)
     if n == 0:
         return Paired(0, 0.0, 1.0)
-    ranks = _ranks(np.abs(kept))
+    ranks = rankdata(np.abs(kept))
     statistic = float(min(ranks[kept > 0].sum(), ranks[kept < 0].sum()))
     if n <= EXACT_UP_TO:
         return Paired(n, statistic, _exact_p(ranks, statistic))
