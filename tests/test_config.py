@@ -272,7 +272,7 @@ FAULTS = [
     ("[adapt]\nname = 'tf'", "adapt.name: there is no adapt 'tf'; (known: none, "),
     (
         "[engine]\nname = 'gpu'",
-        "engine.name: found 'gpu'; expected 'auto', 'vmap', 'loop', 'wire'",
+        "engine.name: found 'gpu'; expected 'auto', ",
     ),
     ("[engine]\ndevice = 'tpu'", "engine.device: found 'tpu'; expected cpu, cuda or cuda:N"),
     ("[run]\nmetric = 'acc'", "run.metric: found 'acc'; expected 'auto', 'accuracy',"),

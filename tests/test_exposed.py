@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 
-from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.algorithms.exposure import EXPOSURES
 from coterie.runs.run import Log
 from coterie.views.page import RAW, exposed, page, users_of
@@ -21,10 +20,6 @@ def history_of(matrices, method="fedfomo"):
 
 ONE = np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
 TWO = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.2, 0.3, 0.5]])
-
-
-def test_every_method_says_what_it_sends():
-    assert set(EXPOSURES) == {*ALGORITHMS, *ALIASES}
 
 
 def test_methods_that_hand_models_from_site_to_site_are_the_marked_ones():

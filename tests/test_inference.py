@@ -152,8 +152,9 @@ def test_a_training_that_is_tested_on_the_same_samples_is_no_new_evidence():
 
 # ---- other metrics -------------------------------------------------------------------------------
 
-NUMBERS, CHANCES = ("rmse", "mae", "r2"), ("auc", "auprc", "log_loss", "brier")
-OTHERS = (*NUMBERS, *CHANCES, "balanced_accuracy", "f1")
+NUMBERS = metrics.metrics_for("numbers")
+CHANCES = [name for name, row in metrics.METRICS.items() if row.probabilities]
+OTHERS = [n for n, row in metrics.METRICS.items() if n != "accuracy" and not row.by_share]
 
 
 def some_outcomes(metric, rng, n=80, better=0.0, classes=2):

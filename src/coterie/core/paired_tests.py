@@ -13,8 +13,9 @@ that it can be computed at the site that holds the data.
       (MAE, RMSE, R2)
     means (log loss, Brier)      Student's t of paired losses     as the p-value
     shares (class shares)        Student's t of weighted wins     as the p-value
-    strata (balanced accuracy,   draws that keep the classes,     as the p-value
-      F1, AUPRC, AUC of more)    Student's t
+    strata (balanced accuracy,   draws that keep the classes      as the p-value
+      F1, AUPRC, AUC of more;    (numbers: plain draws),
+      every other metric)        Student's t
 """
 
 import math
@@ -218,7 +219,7 @@ def _linearised(metric: str, pairs: Sequence[Pair], gain: float, samples: int) -
     sums = _unit_sums(units, np.concatenate([part.influence for part in parts]) / len(pairs))
     freedom = len(sums) - 1
     if test == "ranks":
-        freedom = min(_class_units(pairs)) - 1
+        freedom = int(_class_units(pairs).min()) - 1
     if freedom < (FEWEST_OF_A_CLASS - 1 if test == "ranks" else 1):
         return _unknown(gain, samples)
     variance = float(sums @ sums)
@@ -294,19 +295,23 @@ def _chances(answers: Answers) -> Floats:
     return np.nan_to_num(values).astype(np.float64)
 
 
-# ---- metrics of classes that are no means --------------------------------------------------------
+# ---- metrics that are no means -------------------------------------------------------------------
 
 
 def _resampled(metric: str, pairs: Sequence[Pair], gain: float, samples: int) -> Gain:
     """The gain with the variance of draws that keep every class, so that all mean the same.
 
     A stratum is the units with the same classes. Of a stratum of n units, n - 1 are drawn and
-    weighted by n / (n - 1), so that the variance has no bias (Rao and Wu 1988).
+    weighted by n / (n - 1), so that the variance has no bias (Rao and Wu 1988). Targets that are
+    numbers are one stratum.
     """
+    row = metrics.METRICS[metric]
     units = np.concatenate([a.units for a, _ in pairs])
     found, place = np.unique(units, return_inverse=True)
-    held = np.zeros((len(found), _classes(pairs[0][0])), dtype=bool)
-    held[place, np.concatenate([a.targets for a, _ in pairs]).astype(np.int64)] = True
+    targets = np.concatenate([a.targets for a, _ in pairs])
+    _, kind = np.unique(targets * (row.targets == "classes"), return_inverse=True)
+    held = np.zeros((len(found), kind.max() + 1), dtype=bool)
+    held[place, kind] = True
     _, stratum = np.unique(held, axis=0, return_inverse=True)
     sizes, freedom = np.bincount(stratum), int(held.sum(0)[held.any(0)].min()) - 1
     if freedom < 1:
@@ -318,7 +323,7 @@ def _resampled(metric: str, pairs: Sequence[Pair], gain: float, samples: int) ->
         ours, theirs = (metrics.scores(metric, x.values, x.targets, weights) for x in pair)
         rows.append(metrics.gains(ours, theirs, metric))
     variance = float(np.mean(rows, 0).var(ddof=1))
-    if not metrics.METRICS[metric].probabilities:
+    if row.targets == "classes" and not row.probabilities:
         variance = max(variance, _least_variance(pairs))
     return of_variance(gain, variance, freedom, samples)
 

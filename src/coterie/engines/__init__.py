@@ -1,4 +1,4 @@
-"""The engines that run the clients: ``vmap``, ``loop``, ``wire``, ``ray``, and ``auto``."""
+"""The engines that run the clients, each made from the settings that name it."""
 
 from collections.abc import Mapping
 from pathlib import Path
