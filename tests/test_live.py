@@ -195,3 +195,48 @@ def test_without_tensorboard_nothing_is_started(monkeypatch, tmp_path, capsys):
     assert ended.value.code == 2
     assert "pip install coterie[tensorboard]" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
+def test_a_tracker_gets_every_round_in_a_run_per_method_and_seed(tracker, monkeypatch, tmp_path):
+    """Both are called as their own documentation has it; every run is closed at the end."""
+    logged, closed = {}, []
+
+    class Client:  # of MLflow
+        def get_experiment_by_name(self, name):
+            return None
+
+        def create_experiment(self, name):
+            return name
+
+        def create_run(self, home, run_name):
+            return types.SimpleNamespace(info=types.SimpleNamespace(run_id=f"{home}/{run_name}"))
+
+        def log_metric(self, run, name, value, step):
+            logged.setdefault(run, []).append((name, step))
+
+        def set_terminated(self, run):
+            closed.append(run)
+
+    def init(project, name, group, reinit):  # of Weights & Biases
+        run, client = f"{project}/{name}", Client()
+
+        def log(values, step):
+            for key, value in values.items():
+                client.log_metric(run, key, value, step)
+
+        return types.SimpleNamespace(log=log, finish=lambda: client.set_terminated(run))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, tracker, types.SimpleNamespace(init=init, MlflowClient=Client))
+    options = f"compare --methods fedavg --rounds 2 --clients 3 --engine loop --{tracker} mine"
+    for _ in range(2):  # the second call finds finished runs and logs nothing
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*options.split(), "--out", "out"])
+        assert not ended.value.code
+        assert closed == ["mine/local-0", "mine/fedavg-0"]
+    expected = [(name, at) for at in (1, 2) for name in ("bytes", "score")]
+    assert all(found == expected for found in logged.values())
+    monkeypatch.setitem(sys.modules, tracker, None)
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--rounds", "1", f"--{tracker}", "mine"])

@@ -19,7 +19,7 @@ from .commands import (
     site_commands,
     start_commands,
 )
-from .commands.arguments import CODE, COLUMNS, JSON, TENSORBOARD, configured
+from .commands.arguments import CODE, COLUMNS, JSON, MLFLOW, TENSORBOARD, WANDB, configured
 from .errors import (
     CoterieError,
     CoterieWarning,
@@ -102,6 +102,8 @@ def compare(
     config: str | None,
     given: dict[str, Any],
     tensorboard: Annotated[str | None, TENSORBOARD] = None,
+    wandb: Annotated[str | None, WANDB] = None,
+    mlflow: Annotated[str | None, MLFLOW] = None,
     as_json: Annotated[bool, JSON] = False,
     columns: Annotated[str, COLUMNS] = "",
     contrast: Annotated[
@@ -123,7 +125,8 @@ def compare(
     further = checked_columns(name.strip() for name in columns.split(",") if name.strip())
     asked = default_out(api.configure(config, **given))
     pair = contrast and checked_contrast(contrast, [m.label for m in asked.methods()])
-    with watching(asked, len(asked.methods()) * len(asked.seeds), tensorboard) as watch:
+    trackers = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
+    with watching(asked, len(asked.methods()) * len(asked.seeds), **trackers) as watch:
         found = api.compare_config(asked, [watch])
     if as_json:
         show_json(comparison_value(found))
@@ -137,6 +140,8 @@ def run(
     config: str | None,
     given: dict[str, Any],
     tensorboard: Annotated[str | None, TENSORBOARD] = None,
+    wandb: Annotated[str | None, WANDB] = None,
+    mlflow: Annotated[str | None, MLFLOW] = None,
 ) -> None:
     """Run one method with one seed, and write its folder with a page (report.html)."""
     from . import api
@@ -144,7 +149,8 @@ def run(
     from .runs.config.loading import default_out
 
     asked = default_out(api.configure(config, **given))
-    with watching(asked, 1, tensorboard) as watch:
+    trackers = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow}
+    with watching(asked, 1, **trackers) as watch:
         found = api.run_config(asked, [watch])
     print(found)
 

@@ -31,6 +31,10 @@ TENSORBOARD = typer.Option(
     "--tensorboard", metavar="DIR", help="also write scores and bytes for TensorBoard"
 )
 
+WANDB = typer.Option("--wandb", metavar="PROJECT", help="also log them to Weights & Biases")
+
+MLFLOW = typer.Option("--mlflow", metavar="EXPERIMENT", help="also log them to MLflow")
+
 
 SPECIFIC = typer.Option(
     "--specificity", help="sensitivity is given at this specificity, for an outcome of classes"

@@ -6,6 +6,7 @@ for SILENCE seconds, so that a long round is no silence.
 """
 
 import contextlib
+import importlib
 import sys
 import threading
 import time
@@ -22,49 +23,94 @@ from ..runs.config.schema import Config
 from ..runs.listeners import Progress, Watch
 from ..views.words import size
 
-# ---- TensorBoard ---------------------------------------------------------------------------------
+# ---- ``--tensorboard``, ``--wandb``, ``--mlflow``: also log the scores and bytes of every round --
+
+Log = Callable[[dict[str, float], int], None]  # the values of a round, and its number
+Begin = Callable[[str, str, int], tuple[Log, Callable[[], None]]]  # place, method, seed
 
 
 @contextlib.contextmanager
-def also_to_tensorboard(folder: Path | None, watch: Watch) -> Iterator[Watch]:
-    """A watcher that also writes events below ``folder``, in one folder per method and seed.
+def also_logged(tracker: str, place: str | None, watch: Watch) -> Iterator[Watch]:
+    """A watcher that also logs into one run of a tracker per method and seed.
 
-    The tags are ``score`` (mean over clients) and ``bytes`` (of the round's training). Without a
-    folder, the watcher as it is.
+    The values are ``score`` (mean over clients) and ``bytes`` (of the round's training). Without a
+    place (a folder, project or experiment), the watcher as it is.
     """
-    if folder is None:
+    if not place:
         yield watch
         return
-    make, writers = _writer(), dict[Path, Any]()
+    begin, begun = _imported(tracker), dict[tuple[str, int], tuple[Log, Callable[[], None]]]()
 
     def both(step: Progress) -> None:
         watch(step)
-        if step.more > 1 or step.reused:  # rounds of an earlier call, which wrote them
+        if step.more > 1 or step.reused:  # rounds of an earlier call, which logged them
             return
-        place = folder / step.method / f"seed-{step.seed}"
-        if place not in writers:
-            writers[place] = make(log_dir=str(place))
-        writers[place].add_scalar("bytes", step.sent, step.done)
-        if step.score is not None:
-            writers[place].add_scalar("score", step.score, step.done)
+        run = step.method, step.seed
+        if run not in begun:
+            begun[run] = begin(place, *run)
+        score = {} if step.score is None else {"score": step.score}
+        begun[run][0]({"bytes": float(step.sent), **score}, step.done)
 
     try:
         yield both
     finally:
-        for writer in writers.values():
-            writer.close()
+        for _, close in begun.values():
+            close()
 
 
-def _writer() -> Any:
-    """The class of TensorBoard's writers."""
+def _tensorboard(folder: str, method: str, seed: int) -> tuple[Log, Callable[[], None]]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(log_dir=str(Path(folder) / method / f"seed-{seed}"))
+
+    def log(values: dict[str, float], at: int) -> None:
+        for tag, value in values.items():
+            writer.add_scalar(tag, value, at)
+
+    return log, writer.close
+
+
+def _wandb(project: str, method: str, seed: int) -> tuple[Log, Callable[[], None]]:
+    import wandb
+
+    name = f"{method}-{seed}"
+    run = wandb.init(project=project, name=name, group=method, reinit="create_new")
+    return lambda values, at: run.log(values, step=at), run.finish
+
+
+def _mlflow(experiment: str, method: str, seed: int) -> tuple[Log, Callable[[], None]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    found = client.get_experiment_by_name(experiment)
+    home = client.create_experiment(experiment) if found is None else found.experiment_id
+    run = client.create_run(home, run_name=f"{method}-{seed}").info.run_id
+
+    def log(values: dict[str, float], at: int) -> None:
+        for name, value in values.items():
+            client.log_metric(run, name, value, step=at)
+
+    return log, lambda: client.set_terminated(run)
+
+
+TRACKERS: dict[str, tuple[str, Begin]] = {
+    "tensorboard": ("torch.utils.tensorboard", _tensorboard),
+    "wandb": ("wandb", _wandb),
+    "mlflow": ("mlflow", _mlflow),
+}
+
+
+def _imported(tracker: str) -> Begin:
+    """What begins a run of a tracker; refused before training where it is not installed."""
+    module, begin = TRACKERS[tracker]
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            "--tensorboard: tensorboard is not installed; install it with "
-            "'pip install coterie[tensorboard]', or leave the option out"
+            f"--{tracker}: {tracker} is not installed; install it with "
+            f"'pip install coterie[{tracker}]', or leave the option out"
         ) from error
-    return SummaryWriter
+    return begin
 
 
 EVERY = 4.0  # seconds between two lines about rounds
@@ -73,14 +119,17 @@ MANY = 12  # at most so many sites are named in a line
 
 
 @contextlib.contextmanager
-def watching(config: Config, runs: int, tensorboard: str | None = None) -> Iterator[Watch]:
-    """Show the progress of the runs of a config, and write it for TensorBoard if asked to."""
-    federated, folder = config.run.federation is not None, tensorboard and Path(tensorboard)
-    with (
-        progress_on_stderr(runs, config.run.rounds, sites=federated) as watch,
-        also_to_tensorboard(folder or None, watch) as both,
-    ):
-        yield both
+def watching(config: Config, runs: int, **trackers: str | None) -> Iterator[Watch]:
+    """Show the progress of the runs of a config, and log it with the trackers that are asked for.
+
+    ``trackers`` are names of TRACKERS with a folder, project or experiment each, or None.
+    """
+    federated = config.run.federation is not None
+    with contextlib.ExitStack() as stack:
+        watch = stack.enter_context(progress_on_stderr(runs, config.run.rounds, sites=federated))
+        for tracker, place in trackers.items():
+            watch = stack.enter_context(also_logged(tracker, place, watch))
+        yield watch
 
 
 @contextlib.contextmanager

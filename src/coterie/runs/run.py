@@ -217,6 +217,12 @@ class Run:
 
         return run_html(self)
 
+    def to_pandas(self) -> Any:
+        """A DataFrame with one row per evaluated round and client."""
+        from ..views.frame import frame
+
+        return frame([self])
+
     @property
     def last(self) -> Floats:
         """The test score of every client in the last evaluated round ``[K]``."""

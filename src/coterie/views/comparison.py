@@ -179,6 +179,12 @@ class Comparison:
 
         return answers(self)
 
+    def to_pandas(self) -> Any:
+        """A DataFrame with one row per method, seed, evaluated round and client."""
+        from .frame import frame
+
+        return frame(self.runs)
+
     def to_dict(self) -> dict[str, Any]:
         """The contents of ``comparison.json``."""
         from .table import notes
