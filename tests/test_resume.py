@@ -87,7 +87,7 @@ def assert_same(folder, expected):
     assert not list(folder.glob(".*"))
 
 
-# ---- R1, R2: kills ---------------------------------------------------------------------------
+# ---- kills ---------------------------------------------------------------------------
 
 
 def killed_and_resumed(method, point, config, tmp_path, shelf):
@@ -207,7 +207,7 @@ def test_one_run_of_a_comparison_is_judged_beside_the_others(config, tmp_path, s
     assert found.summary["relative_to_local"] is not None
 
 
-# ---- R3: signals -----------------------------------------------------------------------------
+# ---- signals -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -254,7 +254,7 @@ def test_a_stopped_run_ends_the_same(config, tmp_path, shelf):
     assert_same(out, whole(shelf, "scaffold"))
 
 
-# ---- R4, R5: what is not as it was written ---------------------------------------------------
+# ---- what is not as it was written ---------------------------------------------------
 
 
 @pytest.fixture
@@ -375,7 +375,7 @@ def test_a_pickle_under_any_name_is_never_run(stopped, tmp_path):
     assert canary.exists()  # it would have gone off
 
 
-# ---- R6: a full disk -------------------------------------------------------------------------
+# ---- a full disk -------------------------------------------------------------------------
 
 
 def test_a_full_disk_is_named_and_what_was_written_is_intact(tmp_path, shelf):
