@@ -37,6 +37,16 @@ def named_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], 
     native.compiler.cache_clear()
 
 
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[float], None]], None]:
+    """Set what happens at each look at a cell that another process runs, instead of a pause."""
+
+    def does(look: Callable[[float], None]) -> None:
+        monkeypatch.setattr("coterie.runs.execute.time.sleep", look)
+
+    return does
+
+
 @pytest.fixture(autouse=True)
 def _closed_engines() -> Iterator[None]:
     """Engines of a test end with it: some have processes."""

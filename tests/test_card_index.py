@@ -257,7 +257,7 @@ def test_all_goes_on_where_a_dataset_is_missing_and_says_so(cards, capsys, monke
     assert "# P1-T9" in out
 
 
-def test_of_several_cards_all_free_runs_come_before_any_waiting(cards, capsys, monkeypatch):
+def test_of_several_cards_all_free_runs_come_before_any_waiting(cards, capsys, looking):
     one, other = reproduction("P1-T8", "small"), reproduction("P1-T9", "small")
     held, done = contextlib.ExitStack(), []
     held.enter_context(lock.held(taken(one, "fedavg", 0)))
@@ -266,7 +266,7 @@ def test_of_several_cards_all_free_runs_come_before_any_waiting(cards, capsys, m
         done.append(other.missing())
         held.close()
 
-    monkeypatch.setattr("coterie.runs.execute.time.sleep", sleep)
+    looking(sleep)
     code, printed, told = called(capsys, "P1-T8", "P1-T9", "--scale", "small")
     assert code == 0
     assert done == [0]  # nothing of the second card was left when the first was waited for

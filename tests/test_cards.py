@@ -143,7 +143,7 @@ def taken(one, label, seed):
     return place.with_name(f"{place.name}-taken")
 
 
-def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(cards, monkeypatch):
+def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(cards, looking):
     how = {"columns": ("few",), "seeds": 1}
     whole = reproduction("P1-T9", out="whole", **how).run()
     one, ran, release = reproduction("P1-T9", out="shared", **how), [], threading.Event()
@@ -168,7 +168,7 @@ def test_a_cell_that_another_process_runs_is_left_to_it_and_its_record_is_used(c
             release.set()
             process.join()
 
-    monkeypatch.setattr("coterie.runs.execute.time.sleep", sleep)
+    looking(sleep)
     found = one.run([lambda step: ran.append((step.method, step.waits))])
     assert {method for method, waits in ran if not waits} == {"local", "fedprox@mu"}
     assert [method for method, waits in ran if waits] == ["fedavg"]  # told once, not at every look
@@ -185,10 +185,10 @@ def test_a_process_that_need_not_wait_leaves_the_runs_of_others_to_them(cards):
     assert not any(step.waits for step in told)
 
 
-def test_a_cell_whose_process_ended_without_a_record_is_run(cards, monkeypatch):
+def test_a_cell_whose_process_ended_without_a_record_is_run(cards, looking):
     one, ended = reproduction("P1-T9", columns=("few",), seeds=1), contextlib.ExitStack()
     ended.enter_context(lock.held(taken(one, "fedavg", 0)))
-    monkeypatch.setattr("coterie.runs.execute.time.sleep", lambda _: ended.close())
+    looking(lambda _: ended.close())
     ran = []
     one.run([lambda step: ran.append(step.method)])
     assert ran[-1] == "fedavg"

@@ -19,9 +19,17 @@ from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.data.datasets import DATASETS
 from coterie.data.partition import PARTITIONS
 from coterie.networks.registry import MODELS
-from coterie.runs.run_folder import RunFolder
+from hostile import StopError, unfinished
 
 QUICK = ["--rounds", "2", "--engine", "vmap", "--clients", "4", "--methods", "fedavg,fedfomo"]
+
+
+SAME = {"rounds": 2, "engine": "vmap", "clients": 4, "methods": ["fedavg", "fedfomo"]}
+
+
+def stop_in_the_second_method(step):
+    if step.method == "fedavg" and step.done == 1:
+        raise StopError
 
 
 @pytest.fixture(autouse=True)
@@ -142,20 +150,10 @@ def test_the_same_comparison_again_reads_what_is_there(command):
     assert "holds a finished run" in err
 
 
-def test_an_interrupted_comparison_is_taken_up_again(command, work, monkeypatch):
+def test_an_interrupted_comparison_is_taken_up_again(command):
     whole = command("compare", *QUICK, "--out", "whole")[1]
-    append, calls = RunFolder.append, []
-
-    def stop(self, record):
-        calls.append(record)
-        if len(calls) == 4:  # the second round of the second method
-            raise KeyboardInterrupt
-        return append(self, record)
-
-    monkeypatch.setattr(RunFolder, "append", stop)
-    assert command("compare", *QUICK, "--out", "mine")[0] == 130
-    monkeypatch.undo()
-    monkeypatch.chdir(work)
+    with pytest.raises(StopError):
+        coterie.compare(**SAME, progress=stop_in_the_second_method, out="mine")
     code, out, err = command("compare", *QUICK, "--lr", "0.123", "--out", "mine")
     assert code == 2  # other runs may lie beside these, never in their place
     code, out, err = command("compare", *QUICK, "--out", "mine")
@@ -172,35 +170,23 @@ def test_seeds_have_the_same_clients_unless_each_divides_the_data(command, work,
     assert same == (deal == "fixed")
 
 
-def test_a_run_writes_its_page_and_lists_it(command, work, monkeypatch):
-    options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
-    code, out, _ = command("run", *options, "--out", "mine")
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_writes_its_page_and_lists_it(command, work, resumed):
+    if resumed:
+        unfinished(work / "mine", "fedamp")
+        code, out, _ = command("resume", "mine")
+    else:
+        options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
+        code, out, _ = command("run", *options, "--out", "mine")
     place = work / "mine" / "report.html"
     assert code == 0
-    assert out.endswith(f"page: {Path('mine') / 'report.html'}\n")
+    assert f"page: {Path('mine') / 'report.html'}\n" in out
     text = place.read_text()
-    assert "coterie run" in text
     assert "FedAMP" in text
     assert "report.html" in json.loads((work / "mine" / "MANIFEST.json").read_text())["files"]
     assert command("verify", "mine")[0] == 0
     place.write_text(text.replace("FedAMP", "FedArm"))
     assert "report.html has changed" in command("verify", "mine")[1]
-
-
-def test_a_resumed_run_writes_its_page_too(command, work, monkeypatch):
-    options = ["--rounds", "2", "--engine", "loop", "--method", "fedamp", "--clients", "4"]
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RunFolder, "append", stop)
-    assert command("run", *options, "--out", "mine")[0] == 130
-    monkeypatch.undo()
-    monkeypatch.chdir(work)
-    code, out, _ = command("resume", "mine")
-    assert code == 0
-    assert "page: " in out
-    assert (work / "mine" / "report.html").is_file()
 
 
 @pytest.mark.parametrize("name", ["run", "compare"])
@@ -248,7 +234,7 @@ def test_options_and_set_reach_the_config(command, work):
 
 
 def test_from_python_nothing_is_written_and_results_are_the_same(command, work):
-    result = coterie.compare(rounds=2, engine="vmap", clients=4, methods=["fedavg", "fedfomo"])
+    result = coterie.compare(**SAME)
     assert list(work.iterdir()) == []
     command("compare", *QUICK, "--out", "mine")
     for run in result.runs:
@@ -307,18 +293,9 @@ def test_show_partition_draws_it(command):
 
 
 def test_doctor_counts_and_warns_and_trains_nothing(command, work):
-    code, out, _ = command(
-        "doctor",
-        "--partition",
-        "pathological",
-        "--clients",
-        "10",
-        "--set",
-        "partition.groups=3",
-        "--set",
-        "partition.per_client=1",
-    )
-    assert code == 2  # pathological has no groups
+    named = ["--partition", "pathological", "--clients", "10"]
+    fields = ["--set", "partition.groups=3", "--set", "partition.per_client=1"]
+    assert command("doctor", *named, *fields)[0] == 2  # pathological has no groups
     text = '[partition]\nname = "pathological"\nclients = 10\nper_client = 1\n'
     (work / "x.toml").write_text(text)
     code, out, _ = command("doctor", "x.toml", "--methods", "fedavg")
@@ -333,34 +310,21 @@ def test_doctor_counts_and_warns_and_trains_nothing(command, work):
 
 REFUSED = [
     (["--clients", "0"], "partition.clients: found 0"),
-    (["--clients", "-3"], "partition.clients: found -3"),
     (["--clients", "5000"], "found 5000, but digits has only 1,797 samples"),
     (["--clients", "1000000000"], "found 1000000000, but digits has only"),
     (["--rounds", "0"], "run.rounds: found 0"),
-    (["--participation", "0"], "run.participation: found 0"),
-    (["--participation", "1.5"], "run.participation: found 1.5"),
     (["--participation", "nan"], "run.participation: found nan"),
     (["--lr", "-1"], "train.lr: found -1.0"),
-    (["--lr", "nan"], "train.lr: found nan; expected a finite number"),
-    (["--lr", "inf"], "train.lr: found inf"),
     (["--lr", "fast"], "Invalid value for '--lr'"),
-    (["--epochs", "0"], "train.epochs: found 0"),
-    (["--batch", "0"], "train.batch: found 0"),
-    (["--seed", "-1"], "run.seed: found -1"),
     (["--seeds", "x"], "run.seeds: found 'x'; expected a number, or 0,1,2"),
     (["--methods", "fedav"], "did you mean 'fedavg'?"),
-    (["--methods", ","], "run.methods: found an empty list"),
     (["--method", "fedfom"], "did you mean 'fedfomo'?"),
     (["--data", "digts"], "did you mean 'digits'?"),
     (["--data", "sites.csv"], "sites.csv"),
-    (["--partition", "idd"], "did you mean 'iid'?"),
-    (["--model", "lenet"], "did you mean 'lenet5'?"),
     (["--model", "fomo_code_cnn"], "needs images"),
     (["--model", "no.such:Net"], "cannot be imported"),
-    (["--engine", "gpu"], "engine.name: found 'gpu'"),
     (["--device", "tpu"], "expected cpu, cuda or cuda:N"),
     (["--device", "cuda:99"], "torch sees"),
-    (["--adapt", "tf"], "there is no adapt 'tf'"),
     (["--set", "algorithm.epsilon"], "expected FIELD=VALUE"),
     (["--set", "train.lr=[1"], "is no TOML value"),
     (["--set", "train.lrr=1"], "train.lrr: [train] has no such field; did you mean 'lr'?"),

@@ -299,10 +299,7 @@ def test_code_from_a_folder_is_found_by_workers(cluster, tmp_path):
         "        return upload, Kept(state.rounds + 1)\n"
     )
     options = {"method": "ours_in_a_folder:Ours", "code": str(tmp_path)}
-    try:
-        found = coterie.run(TINY, engine="ray", **options)
-    finally:
-        sys.path.remove(str(tmp_path))
+    found = coterie.run(TINY, engine="ray", **options)
     assert found.summary["digest"] == coterie.run(TINY, method="fedavg").summary["digest"]
 
 
@@ -320,12 +317,17 @@ def test_without_ray_the_extra_is_named(monkeypatch):
         coterie.compare(TINY, methods=["fedavg"], set={"run.spread": "ray"})
 
 
+def unconnected(monkeypatch, init):
+    """A package ray that is connected to no cluster, and connects so."""
+    stub = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", stub)
+
+
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
     def init(**_):
         raise ConnectionError("timed out")
 
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
+    unconnected(monkeypatch, init)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     with pytest.raises(EngineError, match=r"timed out.*RAY_ADDRESS is 10\.0\.0\.9:6379"):
         tasks.connected()
@@ -333,8 +335,7 @@ def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
 
 def test_connecting_leaves_signals_as_they_are(monkeypatch):
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
+    unconnected(monkeypatch, lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN))
     tasks.connected()
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -15,13 +15,17 @@ import torch
 
 import coterie
 from coterie.algorithms import ALGORITHMS
+from coterie.core import tree
+from coterie.engines import auto
 from coterie.errors import CoterieWarning, StoreError
 from coterie.runs import checkpoint, run_folder
+from coterie.runs.assemble import assemble
 from coterie.runs.checkpoint import SHARE, Keeper
+from coterie.runs.config.loading import config_hash
 from coterie.runs.environment import environment
 from coterie.storage import faults, files
 from killing import command, finished, started, until
-from support import METHODS
+from support import METHODS, last, task
 from synthetic import record
 
 FOUR = ("fedavg", "scaffold", "fedfomo", "fedamp")  # of different state
@@ -83,7 +87,7 @@ def assert_same(folder, expected):
     assert not list(folder.glob(".*"))
 
 
-# ---- R1, R2: kills ---------------------------------------------------------------------------
+# ---- kills ---------------------------------------------------------------------------
 
 
 def killed_and_resumed(method, point, config, tmp_path, shelf):
@@ -203,7 +207,7 @@ def test_one_run_of_a_comparison_is_judged_beside_the_others(config, tmp_path, s
     assert found.summary["relative_to_local"] is not None
 
 
-# ---- R3: signals -----------------------------------------------------------------------------
+# ---- signals -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -250,7 +254,7 @@ def test_a_stopped_run_ends_the_same(config, tmp_path, shelf):
     assert_same(out, whole(shelf, "scaffold"))
 
 
-# ---- R4, R5: what is not as it was written ---------------------------------------------------
+# ---- what is not as it was written ---------------------------------------------------
 
 
 @pytest.fixture
@@ -320,25 +324,28 @@ def test_a_harmed_manifest_is_not_taken_for_a_harmed_log(stopped, shelf):
     assert_same(stopped, whole(shelf, "fedfomo"))
 
 
-def test_what_is_in_the_logs_after_the_checkpoint_does_not_matter(stopped, shelf):
+def garbage_after_it(stopped):
     for name in ("rounds.jsonl", "clients.csv"):
         with (stopped / name).open("ab") as file:
             file.write(b"\xff{not a line\n,,\n")
-    coterie.resume(stopped)
-    assert_same(stopped, whole(shelf, "fedfomo"))
 
 
-def test_a_checkpoint_that_has_vanished_is_missed(stopped, shelf):
+def newest_vanished(stopped):
     shutil.rmtree(stopped / "checkpoint" / "round-00000002")
-    with pytest.warns(CoterieWarning, match="round-00000002"):
-        coterie.resume(stopped)
-    assert_same(stopped, whole(shelf, "fedfomo"))
 
 
-def test_without_any_checkpoint_it_begins_anew_and_says_so(stopped, shelf):
+def all_emptied(stopped):
     for path in (stopped / "checkpoint").glob("*/MANIFEST.json"):
         path.write_text("")
-    with pytest.warns(CoterieWarning, match="falling back"):
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [(garbage_after_it, None), (newest_vanished, "round-00000002"), (all_emptied, "falling back")],
+)
+def test_what_is_lost_is_said_and_the_run_ends_the_same(stopped, harm, says, shelf):
+    harm(stopped)
+    with contextlib.nullcontext() if says is None else pytest.warns(CoterieWarning, match=says):
         coterie.resume(stopped)
     assert_same(stopped, whole(shelf, "fedfomo"))
 
@@ -368,7 +375,7 @@ def test_a_pickle_under_any_name_is_never_run(stopped, tmp_path):
     assert canary.exists()  # it would have gone off
 
 
-# ---- R6: a full disk -------------------------------------------------------------------------
+# ---- a full disk -------------------------------------------------------------------------
 
 
 def test_a_full_disk_is_named_and_what_was_written_is_intact(tmp_path, shelf):
@@ -409,31 +416,24 @@ def test_another_config_is_refused(stopped):
     assert before == {path: path.read_bytes() for path in every_name(stopped)}
 
 
-def test_the_engine_that_was_chosen_is_chosen_again(stopped, monkeypatch):
-    """Had auto been asked again, it would have measured."""
+def test_the_engine_that_was_chosen_is_chosen_again(stopped):
+    """Had auto been asked again, it would have measured, and written down what it found."""
     written = json.loads((stopped / "config.json").read_text())
     asked = coterie.load({**TINY, "engine": {"name": "auto"}}, {"algorithm.name": "fedfomo"})
-    from coterie.engines import auto
-    from coterie.runs.config.loading import config_hash
-
-    hashed = config_hash(asked.single(asked.method(), 0))
-    monkeypatch.setattr(auto, "pick", None)
-    written |= {"asked": {"engine": asked.engine.model_dump(exclude_none=True)}}
-    lines = written | {
-        "hash": _settled_hash(asked),
-        "run": {**written["run"], "metric": "accuracy"},
-    }
+    settled = assemble(asked).config
+    hashed = config_hash(settled.single(settled.method(), 0))
     assert hashed != written["hash"]
-    files.write_json(stopped / "config.json", lines)
+    files.write_json(
+        stopped / "config.json",
+        {
+            **written,
+            "asked": {"engine": asked.engine.model_dump(exclude_none=True)},
+            "hash": hashed,
+            "run": {**written["run"], "metric": "accuracy"},
+        },
+    )
     assert coterie.resume(stopped).config["resolved"]["chunk"] == 3
-
-
-def _settled_hash(config):
-    from coterie.runs.assemble import assemble
-    from coterie.runs.config.loading import config_hash
-
-    settled = assemble(config).config
-    return config_hash(settled.single(settled.method(), 0))
+    assert not auto.cache_file().exists()
 
 
 def test_other_versions_are_named(stopped):
@@ -506,9 +506,6 @@ def test_checkpoints_take_a_small_share_of_the_time(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
 def test_a_checkpoint_gives_back_every_bit(name, tmp_path):
-    from coterie.core import tree
-    from support import last, task
-
     algorithm = METHODS[name]()
     on = task(algorithm)
     found = last(algorithm, on, rounds=2)

@@ -21,11 +21,6 @@ METRICS = {
 GUESSED = {"rmse": 1.0, "mae": 1.0, "r2": 0.0, "log_loss": 1.1, "brier": 0.34}  # without a model
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("COTERIE_CACHE", str(tmp_path / "cache"))
-
-
 def silos(folder, name):
     """The table as CSV with a site for every row, and the three lines that name it."""
     table = TABLES[name]()

@@ -54,7 +54,7 @@ def each_on(engine):
 
 
 @pytest.mark.parametrize(("name", "engine"), [*each_on("vmap"), *each_on("loop")])
-def test_a_run_with_weak_clients_finishes_as_the_spec_says(name, engine):
+def test_a_run_with_weak_clients_finishes(name, engine):
     algorithm = METHODS[name]()
     on = task(algorithm, federated=weak_federation(), merge=False)
     _, fresh = algorithm.init(on.problem)
@@ -114,7 +114,7 @@ def test_the_verdict_names_weak_clients(table, tmp_path):
     assert "not enough data to judge" in (tmp_path / "out" / "report.html").read_text()
 
 
-# ---- R12: harmed data at one site -------------------------------------------------------------
+# ---- harmed data at one site -------------------------------------------------------------
 
 HARMED = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-9] + b'"'),
@@ -176,7 +176,7 @@ def test_a_method_cannot_name_a_path(name, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-# ---- R16: long runs ---------------------------------------------------------------------------
+# ---- long runs ---------------------------------------------------------------------------
 
 
 def resident():
