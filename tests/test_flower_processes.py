@@ -182,6 +182,10 @@ def test_flowers_simulation_runs_every_method_with_the_digest_of_loop(tmp_path, 
         assert page.exists(), net.all_logs()
     finally:
         net.close()
-    for result in here.runs:
-        path = tmp_path / "out" / result.summary["method"] / "seed-0" / "summary.json"
-        assert files.read_json(path)["digest"] == result.summary["digest"], path
+    differ = set()
+    for run in here.runs:
+        name = run.summary["method"]
+        there = files.read_json(tmp_path / "out" / name / "seed-0" / "summary.json")
+        if there["digest"] != run.summary["digest"]:
+            differ.add(name)
+    assert differ == {"fedavg_data"}  # each site draws what it shares by itself
