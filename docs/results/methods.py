@@ -18,7 +18,9 @@ def main(path: str) -> None:
     """Print the methods of one comparison, best mean rank first."""
     found = json.loads(Path(path).read_text(encoding="utf-8"))
     rank = _ranks(Path(path).parent, found["runs"])
-    print("| method | mean rank | mean | worst tenth | over Local | worse off | in group |")
+    compared = found["methods"][0]["compared"]
+    heads = "| method | mean rank | mean | worst tenth | over Local"
+    print(f"{heads} | worse off, of {compared} | in group, % |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for row in sorted(found["methods"], key=lambda row: rank[row["method"]]):
         inside = row["in_group_weight"]["mean"]
@@ -29,8 +31,8 @@ def main(path: str) -> None:
             _spread(row["mean"]),
             _spread(row["worst_tenth"]),
             f"{row['relative_to_local']['mean']:+.1f}",
-            f"{row['worse']} of {row['compared']}",
-            f"{100 * inside:.0f} %" if known else "–",
+            str(row["worse"]),
+            f"{100 * inside:.0f}" if known else "–",
         ]
         print(f"| {' | '.join(cells)} |")
 

@@ -1,6 +1,6 @@
 """Are the four answers right? Simulated comparisons with a known truth, judged by coterie's code.
 
-    python docs/results/verdict.py                  # the tables of verdict.md, and verdict.csv
+    python docs/results/verdict.py                  # what verdict.md tells, and verdict.csv
     python docs/results/verdict.py --runs 100       # roughly
 
 A simulated comparison has K sites, Local and M methods. A method and Local differ in being right on
@@ -256,8 +256,7 @@ def grid(runs: int, seed: int, out: Path) -> str:
 
 def summary(rows: Sequence[tuple[tuple[float, ...], list[float]]]) -> str:
     """The worst error over methods, deviation and luck, and the power with 29 methods."""
-    heads = ["sites", "rows", *(f"{q}: false at most" for q in "ABCD")]
-    heads += [f"{q}: told" for q in "AABB"] + ["C: told", "D: told"]
+    heads = ["sites", "rows", "A, %: false at most", "B", "C", "D", "A, %: told", "B", "C", "D"]
     lines = ["| " + " | ".join(heads) + " |", "| ---: " * len(heads) + "|"]
     for K in SITES:
         for n in ROWS:
@@ -270,9 +269,9 @@ def summary(rows: Sequence[tuple[tuple[float, ...], list[float]]]) -> str:
             ]
             worst[0] = max(worst[0], *(f["A false, half idle"] for f in here.values()))
             plain, apart = here[29, 0.0, 0.0], here[29, 5.0, 0.0]
-            power = [plain["A told"], apart["A told"], plain["B told"], apart["B told"]]
-            cells = [f"{100 * x:.1f} %" for x in worst]
-            cells += [f"{100 * x:.0f} %" for x in (*power, plain["C told"], plain["D told"])]
+            cells = [f"{100 * x:.1f}" for x in worst]
+            cells += [f"{100 * plain[q]:.0f}, {100 * apart[q]:.0f}" for q in ("A told", "B told")]
+            cells += [f"{100 * plain[q]:.0f}" for q in ("C told", "D told")]
             lines.append(f"| {K} | {n} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
