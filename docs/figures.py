@@ -154,9 +154,7 @@ def last_round(comparison: Comparison, method: str) -> str:
 def section(comparison: Comparison, method: str) -> str:
     """The end of a method's page: the figure, what it shows and how it was made."""
     run, name = comparison.of_method(method)[0], words.label(method)
-    others = [other for other in ("local", "fedavg") if other != method]
-    scores = ", ".join(f"{words.label(o)} {last_round(comparison, o)}" for o in others)
-    told = f"{name} ends at {last_round(comparison, method)} ({scores})."
+    told = f"{name} ends at {last_round(comparison, method)}."
     alt = f"Mean test accuracy of {name} over rounds"
     A = run.weights
     if A is not None:
