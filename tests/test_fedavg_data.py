@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from coterie.data.shared import form_pool
 
 from coterie.adapt import Adapted, FineTune
 from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedavg_data import FedAvgData, Sent
 from coterie.core.algorithm import Sharing
+from coterie.data.simulation import form_pool
 from coterie.errors import ConfigError
 from coterie.training.rounds import train
 from support import assert_close, engine_of, federation, last, one_client, predictors, task

@@ -39,7 +39,7 @@ name = "loop"
 [run]
 methods = ["local", "fedavg", "fedfomo", "fedamp"]
 rounds = 10
-seeds = 2
+seeds = 3
 metric = "auc"
 """
 

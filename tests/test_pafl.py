@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from coterie.data.shared import hold_aux
 
 from coterie.adapt import Adapted, ElasticWeights
 from coterie.adapt.ewc import fisher
@@ -15,6 +14,7 @@ from coterie.algorithms.pafl_kd import PaFLKD
 from coterie.core.algorithm import round_of
 from coterie.core.client import of_server
 from coterie.core.optim import Recipe
+from coterie.data.partition import hold_aux
 from coterie.errors import ConfigError
 from coterie.training.guard import Guard
 from coterie.training.rounds import train

@@ -173,7 +173,7 @@ def test_installed_packages_are_for_those_who_ask(command, canary, tmp_path, mon
     """A config that the user wrote may name one; a folder of results only where it is allowed."""
     installed = tmp_path / "site-packages"
     name = module(installed, canary, text=NET)
-    monkeypatch.setattr(imports, "_site_folders", lambda: [str(installed)])
+    monkeypatch.setattr(imports.site, "getsitepackages", lambda: [str(installed)])
     sys.path.append(str(installed))
     run = unfinished(tmp_path / "run", "fedavg")
     rewritten(run / "config.json", model={"name": name})

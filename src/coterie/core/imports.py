@@ -12,12 +12,11 @@ where the user allows it: ``--code DIR``, or ``--code installed`` for an install
 
 import importlib
 import importlib.util
-import inspect
 import os
 import re
 import site
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -86,8 +85,11 @@ def imported_dataclass(name: str, kind: type[Any], where: str, code: Code) -> ty
 
 
 def imported(name: str, kind: type[Any], where: str, code: Code) -> type[Any]:
-    """Import the subclass of ``kind`` named ``package.module:Class``; anything else is refused."""
-    found = imported_object(name, where, code)
+    """Import the subclass of ``kind`` named ``package.module:Class``; anything else is refused.
+
+    Nothing else is ever called: a config could name any function of an allowed place.
+    """
+    found = _imported(name, where, code)
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise ConfigError(
             f"{where}: '{name}' is {found!r}; expected a class that extends "
@@ -96,18 +98,7 @@ def imported(name: str, kind: type[Any], where: str, code: Code) -> type[Any]:
     return found
 
 
-def imported_function(name: str, kind: type[Any], where: str, code: Code) -> Callable[..., Any]:
-    """Import the function, or the subclass of ``kind``, named ``package.module:name``."""
-    found = imported_object(name, where, code)
-    if inspect.isfunction(found) or (isinstance(found, type) and issubclass(found, kind)):
-        return found
-    raise ConfigError(
-        f"{where}: '{name}' is {found!r}; expected a function, or a class that extends "
-        f"{kind.__module__}.{kind.__qualname__}"
-    )
-
-
-def imported_object(name: str, where: str, code: Code) -> Any:
+def _imported(name: str, where: str, code: Code) -> Any:
     """Import what is named ``package.module:name`` from the allowed places."""
     module, _, attribute = name.partition(":")
     if module == GIVEN:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.fields import checked, fields
-from ..core.imports import INSTALLED_ONLY, Code, imported_function
+from ..core.imports import INSTALLED_ONLY, Code, imported
 from ..core.ranges import Interval
 from ..errors import ConfigError, did_you_mean
 
@@ -421,9 +421,9 @@ def in_bfloat16(make: Callable[[], nn.Module], device_type: str) -> Callable[[],
 def builder(name: str, code: Code = INSTALLED_ONLY) -> Builder:
     """The builder for a name in MODELS or for a user's ``nn.Module`` (``package.module:Class``).
 
-    A user's class, or function that returns a module, is called with the other keys of ``[model]``;
-    parameters that it calls ``shape`` and ``classes`` are filled in from the data. A module that
-    was given from Python is copied.
+    A user's class is called with the other keys of ``[model]``; parameters that it calls ``shape``
+    and ``classes`` are filled in from the data. From Python a function that returns a module may be
+    given too, or a module, which is copied.
     """
     if name in MODELS:
         return MODELS[name]
@@ -433,4 +433,4 @@ def builder(name: str, code: Code = INSTALLED_ONLY) -> Builder:
     if ":" not in name:
         known = did_you_mean(name, ["auto", *MODELS, "package.module:Class"])
         raise ConfigError(f"model.name: no model is called '{name}'; {known}")
-    return imported_function(name, nn.Module, "model.name", code)
+    return imported(name, nn.Module, "model.name", code)
