@@ -21,7 +21,7 @@ from coterie.core.fields import REQUIRED, fields, summary
 PAGES = Path(__file__).parent
 SECTIONS = {
     "The update": "TODO: the formulae of the module's docstring. Prediction: TODO.\n\n"
-    "Departures: the notes in [`NAME.py`](../../src/coterie/algorithms/NAME.py), "
+    "Departures: [`NAME.py`](../../src/coterie/algorithms/NAME.py), "
     "[readings](../readings.md).",
     "What travels and what it costs": "TODO: messages down and up, memory and compute.",
     "When to use it": "- TODO: where it helps.\n- Not TODO: where it does not.",
