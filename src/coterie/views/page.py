@@ -39,7 +39,13 @@ if TYPE_CHECKING:
 @cache
 def _templates() -> Environment:
     loader = PackageLoader(__package__, "templates")
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
