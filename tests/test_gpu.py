@@ -117,7 +117,7 @@ def test_an_honest_recording_is_captured_in_float32(lr, network):
 
 
 @pytest.mark.parametrize("lr", RATES)
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("wrong", [one.values[1] for one in WRONG if one.values[0] == "replay"])
 def test_a_recording_that_does_not_train_as_the_call_does_is_refused(wrong, lr, monkeypatch):
     where, broken = wrong()
     monkeypatch.setattr(f"coterie.compiled.trace.replay.{where}", broken)
