@@ -1,4 +1,4 @@
-"""What is public: the docs import nothing else, and module paths of before work for one release."""
+"""What is public: the docs import nothing else."""
 
 import ast
 import importlib
