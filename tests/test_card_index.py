@@ -1,4 +1,4 @@
-"""The list of all cards and the index of published ones; a wrong file does not hide the others."""
+"""The list of all cards and the pages of papers; a wrong file does not hide the others."""
 
 import contextlib
 import re
@@ -10,7 +10,7 @@ from coterie.cli import main
 from coterie.errors import ConfigError
 from coterie.storage import lock
 from coterie.studies import reproducing
-from coterie.studies.index_page import BEGIN, END, all_states, published_index
+from coterie.studies.paper_page import BEGIN, END, all_states, pages
 from coterie.studies.reproducing import card_of, reproduction
 from test_cards import CARD, taken
 
@@ -65,7 +65,7 @@ def test_the_list_shows_a_wrong_card_as_one_line_and_all_other_cards(
     code, out, err = called(capsys, "--list")
     assert code == 2
     assert "found 1 error in card files" in err
-    *listed, wrong = out.splitlines()
+    *listed, _, wrong = out.splitlines()
     assert says in wrong
     found = [line.split()[:2] for line in listed]
     assert found == [*(["P1-T8", scale] for scale in right), ["P1-T9", "paper"], ["P1-T9", "small"]]
@@ -82,11 +82,10 @@ def test_all_runs_the_right_cards_and_reports_the_wrong_one_at_the_end(
     code, out, err = called(capsys, "all", "--scale", "small", "--publish", "pub")
     assert code == 2
     assert "found 1 error in card files" in err
-    assert says in out.splitlines()[-2]
+    assert says in out.splitlines()[-1]
     assert (cards.parent / "runs" / "P1-T9-small" / "card.md").exists()
-    assert "P1-T9" in (cards.parent / "runs" / "cards.html").read_text()
-    # an index without the wrong card would say nothing of what was published of it
-    assert not (cards.parent / "pub" / "README.md").exists()
+    # a page without the wrong card would say nothing of what was published of it
+    assert not (cards.parent / "fedfomo.md").exists()
 
 
 def test_a_wrong_option_ends_the_command_before_anything_is_run(cards, capsys):
@@ -102,7 +101,7 @@ def test_a_card_is_listed_and_run_from_its_own_file_where_another_file_has_its_n
     assert code == 2
     assert "found 1 error in card files" in err
     assert (cards.parent / "runs" / "P1-T9-small" / "card.md").exists()
-    assert "P1-T9          small    holds" in out
+    assert "P1-T9          small    1 partial" in out
 
 
 def test_a_card_is_found_beside_a_wrong_one_and_a_missing_one_is_said_to_be_perhaps_that(cards):
@@ -113,88 +112,58 @@ def test_a_card_is_found_beside_a_wrong_one_and_a_missing_one_is_said_to_be_perh
         card_of("P1-T6")
 
 
-def rows(text):
-    """The cells of each card's line, by its id."""
-    found = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in text.splitlines()]
-    return {cells[0]: cells[1:] for cells in found if cells[0].startswith("P1-")}
+def rows(text, heading):
+    """The cells of each line of the table below a heading."""
+    lines = text.partition(heading)[2].partition("\n#")[0].splitlines()
+    found = [re.split(r" (?<!\\)\| ", line.strip("| ")) for line in lines if line[:1] == "|"]
+    return found[2:]
 
 
 PART = f"# Ours\n\nbefore\n\n{BEGIN}\nan older index\n{END}\n\nafter\n"
 
 
-def test_the_index_is_put_between_the_markers_beside_the_folder_and_its_links_lead_there(
-    cards, capsys
-):
+def test_the_index_is_put_between_the_markers_and_leads_to_pages_and_pictures(cards, capsys):
     home = cards.parent / "docs"
     home.mkdir()
     (home / "README.md").write_text(PART)
-    for name in ("P1-T8", "P1-T9"):
-        scale = "small" if name == "P1-T8" else "paper"
-        assert called(capsys, name, "--scale", scale, "--publish", "docs/cards")[0] == 0
-    assert called(capsys, "--list", "--publish", "docs/cards")[0] == 0
-    text = (home / "README.md").read_text()
-    assert text.startswith(f"# Ours\n\nbefore\n\n{BEGIN}\n")
-    assert text.endswith(f"{END}\n\nafter\n")
-    assert "an older index" not in text
-    links = re.findall(r"\]\(([^)]*)\)", text)
-    assert links == ["cards/P1-T8.small.md", "cards/P1-T9.paper.md"]
-    assert all((home / link).exists() for link in links)
-    assert not (home / "cards" / "README.md").exists()
-    once = text
-    assert called(capsys, "--list", "--publish", "docs/cards")[0] == 0
-    assert (home / "README.md").read_text() == once
+    assert called(capsys, "P1-T8", "--scale", "small", "--publish", "docs/cards")[0] == 0
+    for _ in range(2):
+        assert called(capsys, "--list", "--publish", "docs/cards")[0] == 0
+        text = (home / "README.md").read_text()
+        assert text.startswith(f"# Ours\n\nbefore\n\n{BEGIN}\n")
+        assert text.endswith(f"{END}\n\nafter\n")
+        assert "an older index" not in text
+        assert re.findall(r"\]\(([^)]*)\)", text) == ["fedfomo.md"]
+    page = (home / "fedfomo.md").read_text()
+    pictures = re.findall(r"!\[.*?\]\(([^)]*)\)", page)
+    assert pictures == ["pictures/p1-t8.svg"]
+    assert (home / pictures[0]).read_text().startswith("<svg")
+    assert called(capsys, "FedFomo", "--show", "--publish", "docs/cards") == (0, f"{page}\n", "")
 
 
-def test_without_markers_the_index_is_a_page_in_the_folder(cards, capsys):
-    (cards.parent / "README.md").write_text("ours")
-    called(capsys, "P1-T9", "--scale", "small", "--publish", "pub")
-    assert called(capsys, "--list", "--publish", "pub")[0] == 0
-    assert (cards.parent / "README.md").read_text() == "ours"
-    text = (cards.parent / "pub" / "README.md").read_text()
-    assert "](P1-T9.small.md)" in text
-    assert text.startswith("# Paper cards\n")
-
-
-@pytest.mark.parametrize("page", [BEGIN, END, f"{END}\n{BEGIN}"])
-def test_one_marker_alone_is_refused_and_the_page_is_kept(cards, capsys, page):
+@pytest.mark.parametrize("page", [BEGIN, END, f"{END}\n{BEGIN}", "ours"])
+def test_a_readme_without_both_markers_is_refused_and_kept(cards, capsys, page):
     path = cards.parent / "README.md"
     path.write_text(page)
     code, _, err = called(capsys, "--list", "--publish", "pub")
     assert code == 2
-    assert "README.md: found one of the markers" in err
+    assert "README.md: found" in err
     assert path.read_text() == page
-
-
-def test_a_line_says_what_was_run_at_paper_scale_and_at_other_scales(cards, capsys):
-    """Runs that are in this folder and not published do not count."""
-    called(capsys, "P1-T9", "--publish", "pub", "--columns", "few", "--methods", "local")
-    called(capsys, "P1-T8", "--scale", "small", "--publish", "pub")
-    called(capsys, "P1-T8", "--columns", "few")
-    called(capsys, "--list", "--publish", "pub")
-    found = rows((cards.parent / "pub" / "README.md").read_text())
-    assert found["P1-T8"][1:] == [
-        "0 of 8",
-        "holds at [small](P1-T8.small.md)",
-    ]
-    assert found["P1-T9"][1:] == ["2 of 8", "run at [paper](P1-T9.paper.md) (0 of 1 claims judged)"]
-    for path in (cards.parent / "pub").glob("*"):
-        path.unlink()
-    called(capsys, "--list", "--publish", "pub")
-    assert rows((cards.parent / "pub" / "README.md").read_text())["P1-T9"][1:] == [
-        "0 of 8",
-        "not run",
-    ]
 
 
 CLAIMS = """
 [[claims]]
 text = "Fails with a cause | a bar"
+place = "abstract"
+columns = ["few"]
 above = ["local", "fedavg"]
 by = 150.0
 cause = "nothing is 150 points better"
 [[claims]]
 text = "Holds at paper scale and fails at the scale small"
-at_least = ["local", 2.0]
+place = "conclusion"
+columns = ["few"]
+at_least = ["local", 1.5]
 number = "rounds"
 [[claims]]
 text = "Cannot be judged"
@@ -203,45 +172,54 @@ above = ["fedprox", "local"]
 """
 
 
-def test_the_claims_of_first_tier_cards_are_counted_at_paper_scale_and_where_they_were_run_first(
+def test_claims_are_counted_at_the_largest_scale_that_judges_them_and_scales_are_not_merged(
     cards, capsys
 ):
     path = cards / "p1" / "t9.toml"
-    path.write_text(path.read_text().replace("[data]\n", CLAIMS))
-    other = cards / "p1" / "t8.toml"
-    other.write_text(other.read_text().replace("tier = 1", "tier = 2"))
+    text = path.read_text().replace("[data]\n", CLAIMS)
+    text = re.sub(r"seeds = \d", "seeds = 3", text)
+    path.write_text(text)
+    (cards / "p1" / "t8.toml").unlink()
+    home = cards.parent
 
-    def counted():
+    def page():
         called(capsys, "--list", "--publish", "pub")
-        text = (cards.parent / "pub" / "README.md").read_text()
-        assert "2 cards, 1 of them of the first tier." in text
-        assert "hold | fail with a cause | fail without one | not run |" in text
-        found = re.findall(r"^\| at .*?\|(.*)\|$", text, re.MULTILINE)
-        return [[int(cell) for cell in line.split("|")] for line in found], rows(text)["P1-T9"]
+        (index,) = [line for line in (home / "README.md").read_text().splitlines() if "[" in line]
+        return index.split(" | ")[1:-1], (home / "fedfomo.md").read_text()
 
-    assert counted()[0] == [[0, 0, 0, 4], [0, 0, 0, 4]]
-    called(capsys, "P1-T8", "--scale", "small", "--publish", "pub")  # of the second tier: no page
-    assert [page.name for page in (cards.parent / "pub").glob("P1-*")] == ["P1-T8.small.json"]
+    main, all_of = "## Abstract and conclusion", "### "
+    assert page()[0] == ["2", "0", "0", "0", "0", "2"]
     called(capsys, "P1-T9", "--scale", "small", "--publish", "pub")
-    found, row = counted()
-    assert found == [[0, 0, 0, 4], [1, 1, 1, 1]]
-    assert row[-1] == (
-        "2 of 3 claims fail at [small](P1-T9.small.md) (3 of 4 claims judged): "
-        r"Fails with a cause \| a bar; "
-        "Holds at paper scale and fails at the scale small"
-    )
-    called(capsys, "P1-T9", "--publish", "pub", "--columns", "few")
-    assert counted()[0] == [[2, 1, 0, 1], [2, 1, 0, 1]]
+    counts, told = page()
+    states = {cells[0]: (cells[2], cells[6]) for cells in rows(told, main)}
+    assert states == {
+        r"Fails with a cause \| a bar": ("small", "fails"),
+        "Holds at paper scale and fails at the scale small": ("small", "fails"),
+    }
+    assert counts == ["2", "0", "2", "0", "0", "0"]
+    assert "P1-T9, Fails with a cause | a bar: nothing is 150 points better" in told
+    assert all(len(line) <= 200 for line in told.splitlines() if line.startswith("|"))
+    called(capsys, "P1-T9", "--publish", "pub", "--columns", "few", "--seeds", "2")
+    counts, told = page()  # partial at paper scale: the judgement at the scale small stands
+    assert counts == ["2", "0", "2", "0", "0", "0"]
+    assert {cells[6] for cells in rows(told, f"{all_of}paper")} >= {"partial +", "partial -"}
+    called(capsys, "P1-T9", "--publish", "pub")
+    counts, told = page()
+    assert counts == ["2", "1", "1", "0", "0", "0"]
+    assert {cells[2] for cells in rows(told, main)} == {"paper"}
+    assert {cells[2] for cells in rows(told, f"{all_of}small")} == {"small"}
 
 
-def test_the_index_in_the_documentation_is_that_of_its_records():
+def test_the_pages_in_the_documentation_are_those_of_their_records():
     published = ROOT / "docs" / "results" / "cards"
     found, wrong = all_states(published)
     assert wrong == []
-    path, text = published_index(found, published)
-    assert path == ROOT / "docs" / "results" / "README.md"
     say = "run 'coterie reproduce --list --publish docs/results/cards'"
-    assert path.read_text("utf-8") == text, say
+    for path, text in pages(found, published).items():
+        assert path.read_text("utf-8") == text, say
+        rows = [line for line in text.splitlines() if path.suffix == ".md" and line[:1] == "|"]
+        assert all(len(row) <= 200 for row in rows), path
+    assert all(path.stat().st_size <= 200_000 for path in published.iterdir())
 
 
 def test_all_goes_on_where_a_dataset_is_missing_and_says_so(cards, capsys, monkeypatch):

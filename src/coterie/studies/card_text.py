@@ -213,10 +213,11 @@ def claim_lines(outcome: StudyOutcome) -> list[str]:
 
 
 def _claim(one: Judged, numbers: str) -> str:
-    text = f"{MARKS.get(one.state, '·')} {one.state}: {one.claim.text}"
+    told = one.state if one.ours is None else f"{one.state} (ours: {one.ours.state})"
+    text = f"{MARKS.get(one.state, '·')} {told}: {one.claim.text}"
     if numbers:
         text += f" ({numbers})"
-    if one.state == FAILS and one.claim.cause:
+    if one.claim.cause and (one.state == FAILS or one.leans is False):
         text += f". Cause: {one.claim.cause}"
     return text
 

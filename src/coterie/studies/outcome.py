@@ -1,19 +1,20 @@
 """The table of a study: every method's number in every column, beside the paper's, and the claims.
 
 A number over seeds is a mean with its deviation. It is *inside* if it differs from the printed
-number by no more than the printed deviation or the study's tolerance. Claims are judged by
-the means over the seeds that all methods of a claim have.
+number by no more than the printed deviation or the study's tolerance.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from ..core.metrics import Floats
 from ..errors import printable_lines
 from ..runs import statistics
 from ..runs.run import LOCAL
@@ -21,70 +22,135 @@ from ..runs.statistics import OverSeeds, Paired
 from .records import CellRecord, record_for
 from .study import Claim, Printed, Study, StudyCell, StudyColumn, method_and_column
 
-if TYPE_CHECKING:
-    pass
-
-
 # ---- claims --------------------------------------------------------------------------------------
 
-# A seed counts for a method if its run has the number of the claim: old records lack newer numbers.
+HOLDS, FAILS, UNDECIDED, PARTIAL, NOT_RUN = "holds", "fails", "undecided", "partial", "not run"
+JUDGED = (HOLDS, FAILS, UNDECIDED)
+STATES = (*JUDGED, PARTIAL, NOT_RUN)
+ENOUGH = 3  # seeds; with fewer a claim is partial
 
-HOLDS, FAILS, NOT_RUN = "holds", "fails", "not run"
-
-Relation = Callable[[list[float], float], bool]
+# From the numbers of a claim's methods over seeds and its margin: by how much each of its
+# comparisons holds, seed by seed. Below zero it does not.
+Relation = Callable[[Sequence[Floats], float], list[Floats]]
 RELATIONS: dict[str, Relation] = {
-    "above": lambda means, margin: all(means[0] - other > margin for other in means[1:]),
-    "best": lambda means, margin: all(means[0] - other > margin for other in means[1:]),
-    "below": lambda means, margin: all(other - means[0] > margin for other in means[1:]),
-    "rises": lambda means, margin: all(b - a > margin for a, b in pairwise(means)),
-    "falls": lambda means, margin: all(a - b > margin for a, b in pairwise(means)),
-    "level": lambda means, margin: all(abs(means[0] - other) <= margin for other in means[1:]),
-    "at_least": lambda means, margin: means[0] >= margin,
-    "at_most": lambda means, margin: means[0] <= margin,
+    "above": lambda found, by: [found[0] - other - by for other in found[1:]],
+    "best": lambda found, by: [found[0] - other - by for other in found[1:]],
+    "below": lambda found, by: [other - found[0] - by for other in found[1:]],
+    "rises": lambda found, by: [b - a - by for a, b in pairwise(found)],
+    "falls": lambda found, by: [a - b - by for a, b in pairwise(found)],
+    "level": lambda found, by: [
+        by + sign * (found[0] - other) for other in found[1:] for sign in (1, -1)
+    ],
+    "at_least": lambda found, by: [found[0] - by],
+    "at_most": lambda found, by: [by - found[0]],
 }
-TRENDS = ("rises", "falls")
 FEWEST = {"at_least": 1, "at_most": 1}  # methods that a relation compares; 2 for all others
+
+
+class Interval(NamedTuple):
+    """A mean over seeds with its 95 % interval; without one if there are fewer than two seeds."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Floats) -> "Interval":
+        """The t interval of these numbers, one per seed."""
+        from scipy.stats import t  # takes long to import
+
+        mean, n = float(values.mean()), len(values)
+        wide = float(t.ppf(0.975, n - 1) * values.std(ddof=1) / n**0.5) if n > 1 else math.inf
+        return cls(mean, mean - wide, mean + wide)
+
+    @property
+    def state(self) -> str:
+        """Whether the numbers are above zero: a tie is a tie, for and against."""
+        return HOLDS if self.low > 0 else FAILS if self.high < 0 else UNDECIDED
 
 
 class Judged(NamedTuple):
     """A claim with its outcome."""
 
     claim: Claim
-    state: str  # holds, fails, not run
+    state: str  # one of STATES
+    columns: int  # that it needs
+    seeds: int  # the fewest of its columns
+    least: Interval | None  # of the comparison that holds by least
     evidence: tuple[str, ...]  # one sentence per column
+    ours: "Judged | None" = None  # the claim of our variant of the method
+
+    @property
+    def leans(self) -> bool | None:
+        """Whether the means agree with the claim, be it judged or not; None without any."""
+        return None if self.least is None else self.least.mean > 0
 
 
 def judge(outcome: "StudyOutcome", claim: Claim) -> Judged:
-    """A claim holds if it holds in every column in which its methods were run."""
+    """A claim is judged with all its columns, all its methods and enough seeds, else *partial*.
+
+    It holds if each of its comparisons does, by the interval over seeds, and fails if one fails.
+    """
     columns = outcome.study.columns
     named = [c for c in columns if not claim.columns or c.name in claim.columns]
     places = [None] if claim.between_columns else named
-    found = [one for place in places if (one := _holds(outcome, claim, place)) is not None]
+    found = [one for place in places if (one := _compare(outcome, claim, place)) is not None]
+    ours = None
+    if claim.ours is not None:
+        methods = (claim.ours, *claim.methods[1:])
+        ours = judge(outcome, claim._replace(methods=methods, ours=None))
+    wanted = len(claim.columns) or len(columns) + len(outcome.study.left_out)
+    wanted = 1 if claim.between_columns else wanted
     if not found:
-        return Judged(claim, NOT_RUN, ())
-    state = HOLDS if all(holds for holds, _ in found) else FAILS
-    return Judged(claim, state, tuple(text for _, text in found))
+        return Judged(claim, NOT_RUN, wanted, 0, None, (), ours)
+    enough = all(one.whole and one.seeds >= ENOUGH for one in found)
+    whole = enough and len(found) == wanted
+    states = [state for one in found for state in one.states]
+    state = FAILS if FAILS in states else UNDECIDED if UNDECIDED in states else HOLDS
+    return Judged(
+        claim,
+        state if whole else PARTIAL,
+        wanted,
+        min(one.seeds for one in found),
+        min((one.least for one in found), key=lambda least: least.mean),
+        tuple(one.text for one in found),
+        ours,
+    )
 
 
-def _holds(
-    outcome: "StudyOutcome", claim: Claim, column: StudyColumn | None
-) -> tuple[bool, str] | None:
-    """Whether a claim holds in a column, with the numbers; None if a run is missing."""
+class _InColumn(NamedTuple):
+    """A claim in one column."""
+
+    states: list[str]  # of its comparisons
+    seeds: int
+    whole: bool  # every method that it names has a run
+    least: Interval
+    text: str
+
+
+def _compare(outcome: "StudyOutcome", claim: Claim, column: StudyColumn | None) -> _InColumn | None:
+    """A claim in a column, by the seeds that all its methods have; None without any."""
     values = _compared(outcome, claim, column)
-    known = [
-        {s for s, value in found.items() if not math.isnan(value)} for found in values.values()
-    ]
-    shared = set.intersection(*known) if known else set()
-    if not shared or len(values) < FEWEST.get(claim.relation, 2):
+    ran = {m: known for m, found in values.items() if (known := _known(found))}
+    shared = sorted(set.intersection(*map(set, ran.values()))) if ran else []
+    first = claim.methods[0]
+    if not shared or first not in ran or len(ran) < FEWEST.get(claim.relation, 2):
         return None
-    means = {m: float(np.mean([found[s] for s in shared])) for m, found in values.items()}
-    holds = RELATIONS[claim.relation](list(means.values()), claim.margin)
-    shown = ", ".join(f"{_with_place(m)} {mean:.2f}" for m, mean in means.items())
-    where = "" if column is None else f"{column.name}: "
+    numbers = {m: np.array([found[s] for s in shared]) for m, found in ran.items()}
+    apart = [Interval.over(x) for x in RELATIONS[claim.relation]([*numbers.values()], claim.margin)]
+    states, least = [one.state for one in apart], min(apart, key=lambda one: one.mean)
+    shown = ", ".join(f"{_with_place(m)} {found.mean():.2f}" for m, found in numbers.items())
     if claim.p is not None and column is not None:
         largest = _largest_p(outcome, claim, column)
-        holds, shown = holds and largest < claim.p, f"{shown}; p at most {largest:.1g}"
-    return holds, f"{where}{shown} ({len(shared)} seed{'s' * (len(shared) > 1)})"
+        states.append(HOLDS if largest < claim.p else UNDECIDED)
+        shown += f"; p at most {largest:.1g}"
+    where = "" if column is None else f"{column.name}: "
+    text = f"{where}{shown} ({len(shared)} seed{'s' * (len(shared) > 1)})"
+    return _InColumn(states, len(shared), len(ran) == len(values), least, text)
+
+
+def _known(found: Mapping[int, float]) -> dict[int, float]:
+    return {seed: value for seed, value in found.items() if not math.isnan(value)}
 
 
 def _largest_p(outcome: "StudyOutcome", claim: Claim, column: StudyColumn) -> float:
@@ -100,27 +166,25 @@ def _compared(
     """The numbers by seed of every method that a claim compares in a column."""
     methods = claim.methods
     if claim.relation == "best" and column is not None:
-        methods = (*methods, *(m.label for m in column.config.methods()))
-    found = {m: _numbers(outcome, m, column, claim.number) for m in methods}
-    if claim.relation == "best":  # of the methods that were run
-        found = {m: known for m, known in found.items() if known or m == methods[0]}
-    elif claim.relation in TRENDS:  # over the values that this scale has
-        found = {m: known for m, known in found.items() if known is not None}
-    return {m: known or {} for m, known in found.items()}
+        own, _, _ = methods[0].partition("@")
+        labels = [m.label for m in column.config.methods()]
+        methods = (*methods, *(label for label in labels if label.partition("@")[0] != own))
+    return {m: _numbers(outcome, m, column, claim) for m in methods}
 
 
 def _numbers(
-    outcome: "StudyOutcome", method: str, column: StudyColumn | None, number: str | None
-) -> dict[int, float] | None:
-    """A method's number by seed, in its own column if it names one; None if there is no such.
-
-    The number is empty, not None, if the study has the method and it was not run yet.
-    """
+    outcome: "StudyOutcome", method: str, column: StudyColumn | None, claim: Claim
+) -> dict[int, float]:
+    """A method's number by seed, in its own column if it names one."""
     label, name = method_and_column(method)
     named = {one.name: one for one in outcome.study.columns}.get(name) if name else column
-    if named is None or label not in {one.label for one in named.config.methods()}:
-        return None
-    return outcome.values(named, label, number)
+    if named is None:
+        return {}
+    found = outcome.values(named, label, claim.number)
+    if claim.lead_over is None:
+        return found
+    behind = outcome.values(named, claim.lead_over, claim.number)
+    return {seed: value - behind[seed] for seed, value in found.items() if seed in behind}
 
 
 def _with_place(method: str) -> str:
@@ -196,21 +260,14 @@ class StudyOutcome:
         return sum(record_for(cell, self.records) is not None for cell in cells), len(cells)
 
     @property
-    def verdict(self) -> str:
-        """Whether the claims hold, in one word or a few; "run" if none of them can be judged."""
-        judged = [one for one in self.judged if one.state != NOT_RUN]
-        failed = sum(one.state == FAILS for one in judged)
-        if failed:
-            return f"{failed} of {len(judged)} claims {'fail' if failed > 1 else 'fails'}"
-        if judged:
-            return HOLDS
-        return "run" if self.counts[0] else NOT_RUN
-
-    @property
     def state(self) -> str:
-        """The verdict for a list of studies, with the number of runs if some are missing."""
+        """How many claims hold, fail and so on, and how many runs are there if some are missing."""
         done, wanted = self.counts
-        return self.verdict if done in (0, wanted) else f"{self.verdict} ({done} of {wanted} runs)"
+        if not done:
+            return NOT_RUN
+        found = Counter(one.state for one in self.judged)
+        told = [f"{found[state]} {state}" for state in STATES if found[state]] or ["run"]
+        return ", ".join(told) + (f" ({done} of {wanted} runs)" if done < wanted else "")
 
     def __repr__(self) -> str:
         from .card_text import markdown

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from ..core.metrics import Floats
 from ..errors import StoreError
 from ..runs import kinds, statistics, summary
 from ..runs.config.methods import TAG
+from ..runs.config.schema import Table
 from ..runs.run import Run, dense
 from ..storage import files
 from .study import BEST_SO_FAR, LOCAL_LEAD, RELATIVE, StudyCell, same_experiment
@@ -22,7 +23,9 @@ FORMAT = 1
 MATRICES = 4  # at most, of different rounds
 MATRIX_CLIENTS = 64  # beyond it no matrix is kept; above FEW only the last one
 FEW = 20
-DIGITS = 5
+DIGITS = 7  # significant ones of a score
+# long parts of a summary that no card shows
+LEFT_OUT: dict[str, Any] = {"weak_clients": {}, "clients_without_validation": [], "ran": {}}
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class CellRecord:
             config=cell.tables(),
             method=history.method,
             seed=history.seed,
-            summary=files.plain(data.summary),
+            summary=files.plain(data.summary) | LEFT_OUT,
             rounds=history.rounds.tolist(),
             curve=_numbers(metrics.mean_known(history.test)),
             last=_numbers(history.last),
@@ -166,7 +169,11 @@ def record_for(cell: StudyCell, known: Mapping[str, CellRecord]) -> CellRecord |
 
 
 def _numbers(values: Floats) -> list[float | None]:
-    return [round(float(v), DIGITS) if np.isfinite(v) else None for v in values]
+    return [_rounded(v) if np.isfinite(v) else None for v in values]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
 
 
 def _array(values: Sequence[float | None]) -> Floats:
@@ -194,7 +201,7 @@ def _validation(history: Run) -> dict[str, list[float | str | None]]:
         "best": history.val[-1 if best is None else best],
         "best_of_rounds": statistics.best_of_rounds(history.val, history.metric),
     }
-    return {name: files.plain(np.round(v, DIGITS).tolist()) for name, v in found.items()}
+    return {name: files.plain([_rounded(v) for v in values]) for name, values in found.items()}
 
 
 def _matrices(history: Run) -> dict[str, list[list[float]]]:
@@ -213,13 +220,56 @@ def _matrices(history: Run) -> dict[str, list[list[float]]]:
 # ---- as JSON -------------------------------------------------------------------------------------
 
 LATER = ("validation", "curves")  # tables that old records do not have
+# what records share: parts of their configs, and these
+WHOLE = ("environment", "rounds", "n_test", "groups")
 
 
-def records_text(records: Sequence[CellRecord]) -> str:
-    """Several records as one JSON text, one line per record."""
-    tables = [{"format": FORMAT, **asdict(record)} for record in records]
-    lines = [json.dumps(table, separators=(",", ":")) for table in tables]
-    return '{"records":[\n' + ",\n".join(lines) + "\n]}\n"
+def records_text(records: Sequence[CellRecord], *, matrices: bool) -> str:
+    """Several records as one JSON text, one line per record, with their matrices or without.
+
+    What records share is written once and named by its number. Validation scores stay at home.
+    """
+    shared: dict[str, int] = {}
+
+    def number(part: Any) -> int:
+        return shared.setdefault(_compact(part), len(shared))
+
+    lines = []
+    for record in records:
+        left: Table = {"validation": {}} if matrices else {"validation": {}, "matrices": {}}
+        table = {**asdict(record), **left}
+        config = {name: number(part) for name, part in record.config.items()}
+        whole = {name: number(table[name]) for name in WHOLE}
+        lines.append(_compact({"format": FORMAT, **table, "config": config, **whole}))
+    head = ",\n".join(shared)
+    return f'{{"shared":[\n{head}\n],"records":[\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def published_records(found: Any, where: object) -> Iterator[CellRecord]:
+    """The records of what :func:`records_text` wrote; anything else is refused."""
+    try:
+        shared = found["shared"]
+        for told in found["records"]:
+            config = {name: shared[at] for name, at in told["config"].items()}
+            whole = {name: shared[told[name]] for name in WHOLE}
+            yield record_of({**told, "config": config, **whole}, where)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{where}: holds no list of records ({error!r}); expected what 'reproduce' wrote"
+        ) from error
+
+
+def _compact(value: Any) -> str:
+    """JSON without spaces; its floats have six digits."""
+    return json.dumps(_short(value), separators=(",", ":"))
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _short(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def read_records(folder: Path) -> dict[str, CellRecord]:

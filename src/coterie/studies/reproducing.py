@@ -9,14 +9,14 @@ from typing import Any
 
 from ..api import listeners_of
 from ..core.imports import Code, Given
-from ..errors import ConfigError, StoreError, did_you_mean
+from ..errors import ConfigError, did_you_mean
 from ..runs import interrupt
 from ..runs.listeners import Watch
 from ..storage import files
 from .card_file import PAPER, Card, read_card
 from .card_text import markdown
 from .outcome import StudyOutcome
-from .records import CellRecord, read_records, record_for, record_of, records_text
+from .records import CellRecord, published_records, read_records, record_for, records_text
 from .study import Study, restricted
 from .study_page import study_page
 from .study_runs import RECORDS, missing, run_each
@@ -159,26 +159,21 @@ class Reproduction:
         return outcome
 
     def _publish(self) -> None:
-        """Add all records that the whole card uses to its file; a first-tier card gets a page, too.
+        """Add all records that the whole card uses to its file.
 
-        The index and ``--show`` tell of the others. Runs with other settings (``--set``) are not
-        the card's and are not published.
+        Runs with other settings (``--set``) are not the card's and are not published.
         """
         if self.published is None:
             raise AssertionError("there is no folder to publish to")
         self.published.mkdir(parents=True, exist_ok=True)
-        name = PUBLISHED.format(card=self.card.about.id, scale=self.scale)
-        path, known = self.published / name, self.known()
+        path = self.published / PUBLISHED.format(card=self.card.about.id, scale=self.scale)
+        known = self.known()
         before = _records_in(path, path.stat().st_mtime_ns) if path.exists() else {}
         found = [(cell.key, record_for(cell, known)) for cell in self.whole.cells()]
         kept = {**before, **{key: record for key, record in found if record is not None}}
-        if not kept:
-            return
-        files.write_text(path, records_text(list(kept.values())))
-        if self.card.about.tier > 1:
-            return
-        text = markdown(StudyOutcome(self.whole, known), self.command)
-        files.write_text(self.published / name.replace(".json", ".md"), text)
+        if kept:
+            drawn = self.whole.figure == "matrices"
+            files.write_text(path, records_text(list(kept.values()), matrices=drawn))
 
     def refuse_waiting(self) -> None:
         """Refuse a card that cannot be run yet."""
@@ -227,11 +222,21 @@ def reproduce(
     return one.run(listeners_of(progress))
 
 
+def default_published(given: str | Path | None = None) -> Path | None:
+    """The folder of published records: the given one, or that of a checkout; None if neither is."""
+    if given is not None:
+        return Path(given)
+    ours = cards_folder().parent / "docs" / "results" / "cards"
+    return ours if ours.is_dir() else None
+
+
 def read_published(folder: Path) -> dict[str, CellRecord]:
     """The published records of all cards, by key: cards may share runs."""
     found: dict[str, CellRecord] = {}
     for path in sorted(folder.glob("*.json")):
-        found |= _records_in(path, path.stat().st_mtime_ns)
+        for key, record in _records_in(path, path.stat().st_mtime_ns).items():
+            if key not in found or record.matrices:  # only cards that show matrices publish them
+                found[key] = record
     return found
 
 
@@ -239,8 +244,4 @@ def read_published(folder: Path) -> dict[str, CellRecord]:
 def _records_in(path: Path, _changed: int) -> dict[str, CellRecord]:
     """The records of one published file; read again when the file has changed."""
     found = files.read_json(path)
-    records = found.get("records") if isinstance(found, dict) else None
-    if not isinstance(records, list):
-        raise StoreError(f"{path}: holds no list of records; expected what 'reproduce' wrote")
-    made = (record_of(record, path) for record in records)
-    return {record.key: record for record in made}
+    return {record.key: record for record in published_records(found, path)}

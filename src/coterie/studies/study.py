@@ -66,6 +66,9 @@ class Claim(NamedTuple):
     number: str | None = None  # the column's own if None
     cause: str | None = None  # why it fails, where that was found out
     p: float | None = None  # signed-rank tests of the first method against the others are below it
+    place: str | None = None  # abstract or conclusion, if it is one of the paper's main claims
+    ours: str | None = None  # our variant of the first method, for which it is judged, too
+    lead_over: str | None = None  # numbers are differences to those of this method
 
     @property
     def between_columns(self) -> bool:
@@ -95,6 +98,7 @@ class Study:
     tolerance: float = 2.0
     notes: tuple[str, ...] = ()
     figure: str | None = None  # sweep, curves, matrices or scatter
+    left_out: tuple[str, ...] = ()  # columns of the paper's table that this scale leaves out
 
     @property
     def methods(self) -> tuple[Method, ...]:

@@ -20,7 +20,10 @@ ALL = "all"
 def reproduce(
     cards: Annotated[
         list[str] | None,
-        typer.Argument(help="ids of cards (P5-T3), files of cards, or 'all'", metavar="CARD..."),
+        typer.Argument(
+            help="ids of cards (P5-T3), files of cards, or 'all'; a paper (fedfomo) with --show",
+            metavar="CARD|PAPER...",
+        ),
     ] = None,
     scale: Annotated[
         str, typer.Option(help="paper, tuned, small, digits, or another scale of the card")
@@ -53,10 +56,16 @@ def reproduce(
     Finished runs are never repeated, and one that was killed is continued. The card says which
     numbers are inside the paper's deviation or two points, and which claims hold.
     """
-    from .reproducing import reproduction, runnable
+    from ..commands import console
+    from .paper_page import page_of
+    from .reproducing import default_published, reproduction, runnable
 
     if listed or not cards:
-        _list(None if publish is None else Path(publish), page=publish is not None)
+        _list(None if publish is None else Path(publish))
+        return
+    page = page_of(cards[0], default_published(publish)) if show else None
+    if page is not None:
+        console.show(page)
         return
     changes = settings(given or [])
     if device is not None:
@@ -82,7 +91,7 @@ def reproduce(
         _show(one, one.write())
     lacking = {} if show else _run_all(ones, keep=keep, go_on=every)
     if every:
-        _list(None if publish is None else Path(publish), page=True)
+        _list(None if publish is None else Path(publish))
     if lacking:
         reasons = "; ".join(f"{card}: {error}" for card, error in lacking.items())
         raise DataError(f"{len(lacking)} of {len(names)} cards were not run: {reasons}")
@@ -223,24 +232,28 @@ def _show(one: "Reproduction", outcome: "StudyOutcome") -> None:
     show(f"card: {one.out / 'card.md'}\npage: {one.out / 'card.html'}")
 
 
-def _list(published: Path | None, *, page: bool) -> None:
-    """Print every card with its state; with ``page``, write the page and the published index.
+def _list(published: Path | None) -> None:
+    """Print every card with its state, and every paper; with a folder, write the papers' pages.
 
     A wrong card file is one line below all cards, and an error at the end.
     """
     from ..commands.console import show
-    from .index_page import all_states, write_index
+    from .paper_page import all_states, papers_of, write_pages
+    from .reproducing import default_published
 
-    found, wrong = all_states(published)
+    found, wrong = all_states(default_published(published), published is None)
     for card, scale, outcome in found:
         about = card.about
         state = f"waits: {about.waits}" if about.waits else outcome.state
         show(f"{about.id:14} {scale:8} {state:40} {about.title}")
+    for paper in papers_of(found):
+        show(f"{paper.name}: {paper.sentence}")
     for error in wrong:
         show(f"wrong card: {printable(error)}")
-    if page:
-        show(f"page: {write_index(found, None if wrong else published)}")
+    if published is not None and not wrong:
+        write_pages(found, published)
+        show(f"pages: {published.resolve().parent}")
     if wrong:
         count = f"{len(wrong)} error{'s' * (len(wrong) > 1)}"
-        kept = "" if published is None else "; the index of published results was left as it is"
+        kept = "" if published is None else "; the published pages were left as they are"
         raise ConfigError(f"found {count} in card files, listed above; correct each file{kept}")
