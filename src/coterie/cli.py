@@ -12,6 +12,7 @@ import typer.core
 
 from . import __version__
 from .advising import advise_command
+from .attacking import attack_command
 from .commands import (
     deploy_commands,
     federation_commands,
@@ -53,6 +54,7 @@ app.command()(export_commands.export)
 app.command()(export_commands.predict)
 app.command()(onboard_command.onboard)
 app.command()(advise_command.advise)
+app.command()(attack_command.attack)
 app.command()(page_command.report)
 app.command()(study_commands.reproduce)
 app.command()(study_commands.sweep)

@@ -1,0 +1,1 @@
+"""Attacks on methods: who is hurt when some clients lie."""
