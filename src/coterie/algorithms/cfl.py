@@ -246,7 +246,7 @@ class CFL(Algorithm[Clusters, Tensor, Update, tuple[()]]):
             node = torch.where(node >= 0, server.parent[node.clamp(min=0)], -1)
             path.append(node)
         slot = torch.stack(path, 1)
-        return Bank(server.models, slot, slot)
+        return Bank(server.models, slot, torch.full_like(slot, -1))  # averages are nobody's own
 
     def predictor(self, client: Client, served: Bank, state: tuple[()]) -> Mixture:
         """The cluster's model, or the best among it and its ancestors."""

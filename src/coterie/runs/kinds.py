@@ -74,6 +74,7 @@ KINDS: dict[str, TypeAdapter[Any]] = {
             "a list of counts": list[Count],
             "a list of texts": list[StrictStr],
             "a list of alarms": list[Annotated[Texts, _with("code", "text")]],
+            "a list of clients and owners": list[tuple[Count, list[Count]]],
             "a list of clients and reasons": list[Annotated[Texts, _with("client", "reason")]],
             "a table of texts": Texts,
             "a table of counts": dict[str, Count],

@@ -60,6 +60,7 @@ RAN = "ran"  # key in the environment: how each form of a call was executed
 LOCAL = "local"  # the method of training alone
 SCORES = ("test", "val", "test_loss", "val_loss")
 FEDERATED = "federated"  # the global model's accuracy on the federated test set, in a line
+RAW = "raw"  # in a line: whose own models or samples each client was sent
 SPARSE_FROM = 500  # clients; from this number on a matrix is kept as a sparse one
 
 
@@ -314,6 +315,8 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
             {"client": _name(roster, r.client), "reason": r.reason} for r in record.rejected
         ],
     }
+    if record.raw:
+        line[RAW] = [[client, list(of)] for client, of in record.raw]
     line.update(record.observed)
     if record.evaluation is not None:
         for name in SCORES:

@@ -19,7 +19,7 @@ from ..errors import StoreError
 from ..storage import archives, files
 from ..storage.archives import read_npz
 from . import kinds
-from .run import FEDERATED, SCORES, JudgedRows, Line, Packed, Roster, Scores, dense
+from .run import FEDERATED, RAW, SCORES, JudgedRows, Line, Packed, Roster, Scores, dense
 
 ROWS = "rows_"  # begins the names of the arrays of JudgedRows
 DENSE_UP_TO = 50_000_000  # entries of all matrices of a run together
@@ -189,6 +189,7 @@ LINE_MAY = {  # the fields that some lines have
     "distillation": "two numbers",
     "objective": "a number or null",
     "train_loss": "a number or null",
+    RAW: "a list of clients and owners",
 }
 
 

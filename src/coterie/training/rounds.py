@@ -21,7 +21,7 @@ from ..core.messages import Rejection
 from ..core.metrics import mean_known
 from ..core.policies import governed
 from ..core.problem import Problem
-from ..core.tree import Tree
+from ..core.tree import Bank, Tree
 from ..engines.base import Engine, Evaluation, Predicted
 from ..engines.evaluation import hits, outputs
 from ..storage import faults
@@ -31,6 +31,9 @@ DEFAULT_GUARD = Guard()
 # With more clients than this, the collaboration matrix is computed in evaluated rounds only: with
 # ten thousand clients it has a hundred million entries.
 MATRIX_EVERY_ROUND = 500
+
+
+Owners = dict[int, set[int]]  # by client, the others whose own models or samples it was sent
 
 
 class Traffic(NamedTuple):
@@ -62,6 +65,7 @@ class Record(NamedTuple):
     outcomes: Outcomes | None = None  # the answer to every test sample, in the last round
     digests: tuple[str, ...] | None = None  # of every predictor, where models stay at the clients
     federated: float | None = None  # the global model's accuracy on the federated test set
+    raw: tuple[tuple[int, tuple[int, ...]], ...] = ()  # whose own models each client was sent
 
     @property
     def states(self) -> Tree:
@@ -106,7 +110,7 @@ def train(
         began = time.perf_counter()
         clients = participants(algorithm, problem, index, participation)
         round = round_of(problem, index, rounds, clients)
-        server, accepted, traffic, rejected = _exchange(
+        server, accepted, traffic, rejected, raw = _exchange(
             algorithm, engine, server, accepted, round, problem.sizes, guard
         )
         last = index == rounds - 1
@@ -118,7 +122,10 @@ def train(
             collaboration = _matrix(checked_matrix(algorithm, weights))
         if evaluated:
             found, served = _evaluate(algorithm, engine, server, round, metric, keep=last)
-            traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
+            everybody = torch.arange(problem.population, device=clients.device)
+            raw = owners(raw, served, everybody)
+            traffic = traffic._replace(serve=tree.count_bytes(served))
+            rejected = (*rejected, *found.lost)
         yield Record(
             index=index,
             clients=tuple(clients.tolist()),
@@ -135,7 +142,24 @@ def train(
             outcomes=None if found is None else found.outcomes,
             digests=None if found is None else found.digests,
             federated=federated_accuracy(algorithm, problem, server) if evaluated else None,
+            raw=tuple((client, tuple(sorted(of))) for client, of in sorted(raw.items())),
         )
+
+
+def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:
+    """Whose own models or samples each client has, with those of one more message.
+
+    A :class:`Bank` says whose each of its rows is; what was averaged before has no owner.
+    """
+    found = {client: set(of) for client, of in known.items()}
+    for _, leaf in tree.flatten(message, (Bank,)):
+        if isinstance(leaf, Bank):
+            there = torch.where(leaf.slot >= 0, leaf.owner, -1).flatten(1).tolist()
+            for client, of in zip(receivers.tolist(), there, strict=True):
+                others = {owner for owner in of if owner >= 0 and owner != client}
+                if others:
+                    found.setdefault(client, set()).update(others)
+    return found
 
 
 def _start(algorithm: AnyAlgorithm, problem: Problem) -> Begin:
@@ -163,13 +187,14 @@ def _exchange(
     round: Round,
     sizes: Tensor,
     guard: Guard,
-) -> tuple[Tree, Tensor, Traffic, tuple[Rejection, ...]]:
+) -> tuple[Tree, Tensor, Traffic, tuple[Rejection, ...], Owners]:
     """Compute one round for its clients: download, local work, guard, aggregation.
 
     A rejected client keeps its state; if no client is left, nothing changes.
     """
     received = algorithm.download(server, round)
     check_rows(algorithm, "download", received, len(round.clients))
+    raw = owners({}, received, round.clients)
     replies = engine.exchange(algorithm, received, round)
     uploads, rejected = replies.uploads, replies.rejected
     traffic = Traffic(tree.count_bytes(received), tree.count_bytes(uploads), 0)
@@ -194,19 +219,19 @@ def _exchange(
         accepted = remember(accepted, uploads, round.clients)
         rejected = (*rejected, *spoilers)
     engine.commit(round.clients)
-    return server, accepted, traffic, rejected
+    return server, accepted, traffic, rejected, raw
 
 
 def _evaluate(
     algorithm: AnyAlgorithm, engine: Engine, server: Tree, round: Round, metric: str, *, keep: bool
-) -> tuple[Predicted, int]:
-    """Evaluate all clients' predictors after the round; also returns the bytes sent for it."""
+) -> tuple[Predicted, Tree]:
+    """Evaluate all clients' predictors after the round; also returns what was sent for it."""
     everybody = torch.arange(round.population, device=round.clients.device)
     after = round._replace(index=round.index + 1, clients=everybody)
     served = algorithm.serve(server, after)
     check_rows(algorithm, "serve", served, round.population)
     found = engine.evaluate(algorithm, served, after, metric, keep=keep)
-    return found, tree.count_bytes(served)
+    return found, served
 
 
 def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) -> float | None:

@@ -187,9 +187,15 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The contents of ``comparison.json``."""
+        from .reliance import seen_by
         from .table import notes
 
         found = self.judgements or {}
+        seen: dict[str, dict[str, int]] = {}
+        for method in found:
+            runs = self.of_method(method)
+            most = np.max([seen_by(run) for run in runs], axis=0).tolist()
+            seen[method] = dict(zip(runs[0].roster.clients, most, strict=True))
         return {
             "verdict": self.verdict,
             "notes": notes(self),
@@ -202,6 +208,7 @@ class Comparison:
                 {
                     **{"client": one.client, "method": one.method},
                     **{**one.gain._asdict(), "shown": one.claim, "with_others": one.with_others},
+                    "own_model_seen_by": seen[judged.method][one.client],
                 }
                 for judged in found.values()
                 for one in judged.clients

@@ -24,7 +24,7 @@ from ..core.metrics import Floats
 from ..core.paired_tests import LEVEL
 from ..runs import collaboration
 from ..runs.collaboration import ZERO_WITHIN
-from ..runs.run import Line, Packed, Roster, Run, dense
+from ..runs.run import RAW, Line, Packed, Roster, Run, dense
 from ..storage.files import STRICT
 
 MOST_CLIENTS = 1000  # averages of more clients would take minutes and gigabytes
@@ -228,6 +228,29 @@ def senders(run: Run) -> NDArray[np.bool_]:
         if line["bytes_up"] > 0:
             found |= took_part(line, run.roster)
     return found
+
+
+# ---- who had whose own model ---------------------------------------------------------------------
+
+
+def raw_rounds(run: Run) -> NDArray[np.int64]:
+    """In how many rounds each client (row) was sent the own model or samples of each other one.
+
+    What the server mixes before it sends it is nobody's own, and does not count.
+    """
+    K = len(run.roster)
+    found = np.zeros((K, K), dtype=np.int64)
+    for line in run.lines:
+        for client, of in line.get(RAW, ()):
+            if client < K:
+                found[client, [owner for owner in of if owner < K]] += 1
+    return found
+
+
+def seen_by(run: Run) -> NDArray[np.int64]:
+    """How many others ever had each client's own model or samples ``[K]``."""
+    seen: NDArray[np.int64] = (raw_rounds(run) > 0).sum(0)
+    return seen
 
 
 def _positive(packed: Packed) -> Any:

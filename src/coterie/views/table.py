@@ -335,12 +335,21 @@ def run_facts(result: "Run") -> list[tuple[str, str]]:
         ("best on test", text(found["bmta"])),
         ("each client's best round", text(found["best_of_rounds"])),
         ("bytes per client", words.size(traffic)),
+        ("own models", _seen(result)),
         ("weight in group", words.NONE if inside is None else f"{100 * inside:.0f} %"),
         ("seconds", f"{found['seconds']:.1f}"),
         ("digest", str(found["digest"])[:16]),
         ("folder", str(result.path or words.NONE)),
         *(("alarm", alarm["text"]) for alarm in found["alarms"]),
     ]
+
+
+def _seen(result: "Run") -> str:
+    """How many others had a client's own model."""
+    from .reliance import seen_by
+
+    most = int(seen_by(result).max(initial=0))
+    return f"each seen by up to {most} other clients" if most else "seen by no other client"
 
 
 def _run_title(result: "Run") -> str:
