@@ -19,7 +19,7 @@ from coterie.attacking.attacks import (
     with_door,
 )
 from coterie.attacking.references import MultiKrum, TrimmedMean
-from coterie.attacking.robustness import ROWS, Case, _Rows, _rows, attack, attackers
+from coterie.attacking.robustness import ROWS, Threat, _Rows, _rows, attack, attackers
 from coterie.errors import ConfigError, StoreError
 from coterie.runs.assemble import assemble
 
@@ -122,7 +122,7 @@ def test_a_backdoor_shows_its_trigger_in_a_share_of_the_attackers_samples(federa
 def test_without_attackers_a_run_is_that_of_compare(federation):
     inner, _ = federation
     done = _Rows(inner.config)
-    rows = {row.method: row for row in _rows(inner, Case("A0", 0.0, False), done, ())}
+    rows = {row.method: row for row in _rows(inner, Threat("A0", 0.0, False), done, ())}
     found = compare(None, **SMALL)
     for label in ("local", "fedavg"):
         (run,) = [run for run in found.runs if run.method == label]
@@ -133,9 +133,9 @@ def test_what_is_not_finite_is_refused_and_nobody_else_is(federation):
     inner, _ = federation
     config = inner.config
     done = _Rows(config)
-    list(_rows(inner, Case("A0", 0.0, False), done, ()))
+    list(_rows(inner, Threat("A0", 0.0, False), done, ()))
     (row,) = [
-        row for row in _rows(inner, Case("A9", 0.34, False), done, ()) if row.method == "fedavg"
+        row for row in _rows(inner, Threat("A9", 0.34, False), done, ()) if row.method == "fedavg"
     ]
     bad = attackers(6, 0.34, 0)
     assert len(bad) == 2

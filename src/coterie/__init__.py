@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ("run", "compare", "read", "resume", "verify"),
     "advising.advice": ("Advised", "advise"),
+    "attacking.robustness": ("Robustness", "attack"),
     "diagnosis.doctor": ("doctor",),
     "exporting.writing": ("export",),
     "exporting.exported_model": ("ExportedModel", "Predictions", "load_export"),
@@ -50,6 +51,7 @@ __all__ = [
     "OwnModel",
     "Predictions",
     "Problem",
+    "Robustness",
     "Round",
     "Run",
     "StoreError",
@@ -57,6 +59,7 @@ __all__ = [
     "Traits",
     "Tuned",
     "advise",
+    "attack",
     "compare",
     "doctor",
     "export",
@@ -75,6 +78,7 @@ __all__ = [
 if TYPE_CHECKING:
     from .advising.advice import Advised, advise
     from .api import compare, read, resume, run, verify
+    from .attacking.robustness import Robustness, attack
     from .core.algorithm import Algorithm, GlobalModel, Mixture, OwnModel, Round, Traits
     from .core.client import Client
     from .core.problem import Problem

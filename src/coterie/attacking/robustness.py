@@ -5,12 +5,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple, Unpack, final
 
 import numpy as np
 import torch
 
-from ..api import Source, configure, listeners_of
+from ..api import Options, Source, configure, listeners_of
 from ..core import random
 from ..core.metrics import Floats, gains, higher_is_better, mean_known
 from ..core.shards import Shards
@@ -177,9 +177,13 @@ def attack(
     shares: Sequence[float] = (0.2,),
     *,
     progress: Watch | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Robustness:
-    """Attack every method of a config, as configured and with a guard of norm 3."""
+    """Attack every method of a config, as configured and with a guard of norm 3.
+
+    ``attacks`` are names, A1 to A10, and ``shares`` the shares of clients that attack. With ``out``
+    attacks that were interrupted are continued.
+    """
     return attack_config(configure(source, **options), attacks, shares, listeners_of(progress))
 
 
@@ -200,7 +204,7 @@ def attack_config(
         return Robustness(tuple(done.rows.values()), inner.config.run.metric, clients)
 
 
-class Case(NamedTuple):
+class Threat(NamedTuple):
     """An attack, by a share of the clients, on guarded or unguarded methods."""
 
     attack: str
@@ -208,12 +212,12 @@ class Case(NamedTuple):
     guarded: bool
 
 
-def cases(config: Config, attacks: Sequence[str], shares: Sequence[float]) -> Iterator[Case]:
+def cases(config: Config, attacks: Sequence[str], shares: Sequence[float]) -> Iterator[Threat]:
     """Every case once, without attackers first."""
     for guarded in (False, True):
-        yield Case("A0", 0.0, guarded)
+        yield Threat("A0", 0.0, guarded)
         for share in shares:
-            yield from (Case(name, share, guarded) for name in attacks if name != "A0")
+            yield from (Threat(name, share, guarded) for name in attacks if name != "A0")
 
 
 class _Rows:
@@ -248,7 +252,7 @@ class _Rows:
                 files.write_json(self.path, {"rows": kept, "alone": told})
 
 
-def _rows(inner: Assembly, case: Case, done: _Rows, listeners: Sequence[Watch]) -> Iterator[Row]:
+def _rows(inner: Assembly, case: Threat, done: _Rows, listeners: Sequence[Watch]) -> Iterator[Row]:
     config = inner.config
     if case.guarded:
         guard = config.guard.model_copy(update={"norm": GUARD})
@@ -270,7 +274,7 @@ def _rows(inner: Assembly, case: Case, done: _Rows, listeners: Sequence[Watch]) 
             yield _row(inner, cell, run, case, bad, done.alone[seed])
 
 
-def _makes_sense(method: str, case: Case) -> bool:
+def _makes_sense(method: str, case: Threat) -> bool:
     """Local listens to nobody, and the references guard themselves."""
     if method == LOCAL:
         return case.attack == "A0" and not case.guarded
@@ -283,7 +287,7 @@ def methods_of(config: Config) -> tuple[Method, ...]:
 
 
 def _row(
-    inner: Assembly, cell: Cell, run: Run, case: Case, bad: frozenset[int], alone: Floats
+    inner: Assembly, cell: Cell, run: Run, case: Threat, bad: frozenset[int], alone: Floats
 ) -> Row:
     honest = np.array([i not in bad for i in range(len(run.roster))])
     scores = run.last[honest]

@@ -316,7 +316,7 @@ def _line(record: "Record", roster: Roster, swaps: bool) -> Line:
         ],
     }
     if record.raw:
-        line[RAW] = [[client, list(of)] for client, of in record.raw]
+        line[RAW] = [[client, sorted(of)] for client, of in sorted(record.raw.items())]
     line.update(record.observed)
     if record.evaluation is not None:
         for name in SCORES:

@@ -33,7 +33,7 @@ DEFAULT_GUARD = Guard()
 MATRIX_EVERY_ROUND = 500
 
 
-Owners = dict[int, set[int]]  # by client, the others whose own models or samples it was sent
+Owners = dict[int, frozenset[int]]  # by client, the others whose own models it was sent
 
 
 class Traffic(NamedTuple):
@@ -65,7 +65,7 @@ class Record(NamedTuple):
     outcomes: Outcomes | None = None  # the answer to every test sample, in the last round
     digests: tuple[str, ...] | None = None  # of every predictor, where models stay at the clients
     federated: float | None = None  # the global model's accuracy on the federated test set
-    raw: tuple[tuple[int, tuple[int, ...]], ...] = ()  # whose own models each client was sent
+    raw: Owners = {}  # noqa: RUF012  # whose own models or samples each client was sent
 
     @property
     def states(self) -> Tree:
@@ -103,8 +103,7 @@ def train(
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
     done, server, states, accepted = begin or _start(algorithm, problem)
-    if accepted is None:
-        accepted = torch.zeros(problem.population, dtype=torch.float64)
+    accepted = _nothing_yet(problem) if accepted is None else accepted
     engine.begin(problem, algorithm, states)
     for index in range(done, rounds):
         began = time.perf_counter()
@@ -121,11 +120,8 @@ def train(
             weights = algorithm.collaboration(server, shown, round)
             collaboration = _matrix(checked_matrix(algorithm, weights))
         if evaluated:
-            found, served = _evaluate(algorithm, engine, server, round, metric, keep=last)
-            everybody = torch.arange(problem.population, device=clients.device)
-            raw = owners(raw, served, everybody)
-            traffic = traffic._replace(serve=tree.count_bytes(served))
-            rejected = (*rejected, *found.lost)
+            found, served, raw = _evaluate(algorithm, engine, server, round, metric, raw, last)
+            traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
         yield Record(
             index=index,
             clients=tuple(clients.tolist()),
@@ -142,8 +138,12 @@ def train(
             outcomes=None if found is None else found.outcomes,
             digests=None if found is None else found.digests,
             federated=federated_accuracy(algorithm, problem, server) if evaluated else None,
-            raw=tuple((client, tuple(sorted(of))) for client, of in sorted(raw.items())),
+            raw=raw,
         )
+
+
+def _nothing_yet(problem: Problem) -> Tensor:
+    return torch.zeros(problem.population, dtype=torch.float64)
 
 
 def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:
@@ -151,14 +151,14 @@ def owners(known: Owners, message: Tree, receivers: Tensor) -> Owners:
 
     A :class:`Bank` says whose each of its rows is; what was averaged before has no owner.
     """
-    found = {client: set(of) for client, of in known.items()}
+    found = dict(known)
     for _, leaf in tree.flatten(message, (Bank,)):
         if isinstance(leaf, Bank):
             there = torch.where(leaf.slot >= 0, leaf.owner, -1).flatten(1).tolist()
             for client, of in zip(receivers.tolist(), there, strict=True):
-                others = {owner for owner in of if owner >= 0 and owner != client}
+                others = frozenset(owner for owner in of if owner >= 0 and owner != client)
                 if others:
-                    found.setdefault(client, set()).update(others)
+                    found[client] = others | found.get(client, frozenset())
     return found
 
 
@@ -223,15 +223,21 @@ def _exchange(
 
 
 def _evaluate(
-    algorithm: AnyAlgorithm, engine: Engine, server: Tree, round: Round, metric: str, *, keep: bool
-) -> tuple[Predicted, Tree]:
-    """Evaluate all clients' predictors after the round; also returns what was sent for it."""
+    algorithm: AnyAlgorithm,
+    engine: Engine,
+    server: Tree,
+    round: Round,
+    metric: str,
+    raw: Owners,
+    keep: bool,
+) -> tuple[Predicted, int, Owners]:
+    """Evaluate all clients' predictors after the round; also the bytes and models sent for it."""
     everybody = torch.arange(round.population, device=round.clients.device)
     after = round._replace(index=round.index + 1, clients=everybody)
     served = algorithm.serve(server, after)
     check_rows(algorithm, "serve", served, round.population)
     found = engine.evaluate(algorithm, served, after, metric, keep=keep)
-    return found, served
+    return found, tree.count_bytes(served), owners(raw, served, everybody)
 
 
 def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) -> float | None:
