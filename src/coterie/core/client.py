@@ -109,24 +109,29 @@ class Client:
             tuned._batches.prepare()
         return tuned
 
-    def half(self) -> "Client":
-        """A copy of the client with only every second training sample.
+    def halves(self) -> tuple["Client", "Client"]:
+        """Two copies of the client with disjoint halves of its training samples.
 
-        It takes as many steps, each on half as many samples (one step fewer per epoch where the
+        Each takes as many steps, each on half as many samples (one step fewer per epoch where the
         last batch is short), and leaves batch-norm statistics that are kept apart and optimiser
-        states unchanged.
-        How far its model ends from the client's shows how uncertain the client's data leave it.
+        states unchanged. The second is the smaller one if the number of samples is odd.
+        How far their models end from each other shows how uncertain the client's data leave it.
         """
+        return self._half(0, "other half"), self._half(1, "half")
+
+    def _half(self, first: int, name: str) -> "Client":
+        """A copy with every second training sample from ``first`` on."""
         least, recipe, split = self._problem.least, self.recipe, self._view.train
         if recipe.batch >= 2 * least:
             recipe = replace(recipe, batch=recipe.batch // 2)
         else:
             recipe = replace(recipe, epochs=2 * recipe.epochs)
-        kept = split.samples[..., 1::2] if self._batches.width > 1 else split.samples
+        kept = split.samples[..., first::2] if self._batches.width > 1 else split.samples
         view = self._view._replace(
-            stream=random.bits(self._view.stream, "half"), train=Split(kept, split.size // 2)
+            stream=random.bits(self._view.stream, name),
+            train=Split(kept, (split.size + 1 - first) // 2),
         )
-        smallest = self._shape.smallest // 2
+        smallest = (self._shape.smallest + 1 - first) // 2
         even = {**self._shape.even, "train": self._shape.even["train"] and smallest > 0}
         shape = self._shape._replace(smallest=smallest, even=even)
         fixed = Statistics(self._statistics.buffers, fixed=True)
@@ -239,6 +244,13 @@ class Client:
             weight = torch.ones_like(found) if block.mask is None else block.mask
             total, count = total + (found * weight).sum(), count + weight.sum()
         return total / count.clamp(min=1)
+
+    def each_loss(self, w: Tensor, on: SplitName) -> tuple[Tensor, Tensor]:
+        """The loss of every sample of a split ``[n]``, and 1 for a sample or 0 for padding."""
+        blocks = list(self.blocks(on))
+        found = torch.cat([self.losses(w, block) for block in blocks])
+        masks = [block.mask for block in blocks if block.mask is not None]
+        return found, torch.cat(masks) if masks else torch.ones_like(found)
 
     def error(self, w: Tensor, on: SplitName) -> Tensor:
         """The error rate of the model on a split; for a regression, the mean loss.
