@@ -63,6 +63,15 @@ def responsibilities(pi: Tensor, losses: Tensor) -> Tensor:
     return (pi.clamp(min=tiny).log()[:, None] - losses).softmax(0)
 
 
+def fitted_shares(losses: Tensor, mask: Tensor, lead: Tensor, steps: int = 20) -> Tensor:
+    """The shares ``[M]`` of models by EM, from losses ``[M, n]`` and samples in advance ``[M]``."""
+    pi = torch.full_like(lead, 1 / len(lead))
+    for _ in range(steps):
+        pi = (responsibilities(pi, losses) * mask).sum(1) + lead
+        pi = pi / pi.sum().clamp(min=torch.finfo(pi.dtype).tiny)
+    return pi
+
+
 @dataclass(frozen=True)
 class FedEM(Algorithm[Tensor, Tensor, Components, Own]):
     """Federated expectation-maximisation.

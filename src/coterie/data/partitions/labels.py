@@ -102,7 +102,7 @@ class ConceptShift(Partition):
     def check_together(self) -> None:
         """Every group needs a client."""
         needed = self.groups + self.strangers if self.shared else 1
-        one_client_each(self.clients, needed, "groups and strangers" if self.strangers else "groups")
+        one_client_each(self.clients, needed, "groups and strangers")
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Quota an equal share for each client, and its class labels."""
