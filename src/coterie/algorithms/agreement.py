@@ -2,8 +2,9 @@
 
 A client's move D_i has the noise v_i: the part of ‖D_i‖² that its samples explain. Moves are
 rescaled to unit signal, ℓ_i² = max(‖D_i‖² − v_i, ‖D_i‖²/4), x_i = D_i/ℓ_i with the noise
-min(v_i, ‖D_i‖²)/ℓ_i², so that a false v_i attracts nobody and a long move counts no more than a
-short one. Clusters S, T of s, t members with means M and noise V merge, from single clients on:
+min(v_i, ‖D_i‖²)/ℓ_i²: a false v_i counts no more than a move that is all noise, and a long move no
+more than a short one. Clusters S, T of s, t members with means M and noise V merge, from single
+clients on:
 
     δ² = max(0, ‖M_S − M_T‖² − V_S − V_T);   V = (s² V_S + t² V_T)/(s + t)²
     gain = s V_S + t V_T − (s + t) V − st/(s + t) δ²         noise that is saved, less bias

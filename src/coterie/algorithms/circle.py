@@ -19,6 +19,8 @@ Notes:
     This method is ours. Moves are compared at the common point g, so that a wrong circle cannot
     feed on itself. Until there is evidence of a client, it gets g.
     An absent client stands in the means with its last model, whose weight halves in every round.
+    The D_i of clients that took part in n of T rounds differ by the choice of the rounds, too: v_i
+    has 1 − n/T of the variance that its single moves show.
     With ``every`` above 1, g and the halves come in every so many rounds alone; the other rounds
     cost as much as FedAvg's.
     A client whose model or move is not finite, or ``OUTSIZED`` times longer than the median, counts
@@ -52,7 +54,8 @@ class Server(NamedTuple):
 
     w: Rows  # [K, P]
     moves: Rows  # [K, P] D, without buffers
-    noise: Tensor  # [K] v; -1 before the first evidence
+    noise: Tensor  # [K, 2] v, and the variance of D by the choice of rounds
+    rounds: Tensor  # [K] with evidence
     size: Tensor  # [K] training samples
     last: Tensor  # [K] the round of the last upload, -1 before the first
     circle: Tensor  # [K, K] who is in each client's circle; everybody until there is evidence
@@ -73,7 +76,7 @@ class Up(NamedTuple):
     w: Tensor  # [P]
     size: Tensor  # []
     move: Tree = ()  # [P] D, without buffers; () in a round without evidence
-    noise: Tree = ()  # [] v
+    noise: Tree = ()  # [2] v, and the variance of D by the choice of rounds
 
 
 class Own(NamedTuple):
@@ -82,6 +85,7 @@ class Own(NamedTuple):
     w: Tensor  # [P]
     move: Tensor  # [P] D
     halves: Tensor  # [P] the mean of a − b
+    square: Tensor  # [] the mean of ‖(a + b)/2 − g‖²
     rounds: Tensor  # [] with evidence
     shares: Tensor  # [2] of u and w, by the halves
 
@@ -119,9 +123,11 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         none = torch.full((K,), -1, device=problem.device)
         w, zero = rows(start, K), rows(torch.zeros_like(start[: problem.model.parameters]), K)
         first = torch.stack([start.new_ones(()), start.new_zeros(())])
-        rest = none, none[:, None] < none.new_zeros(K), start, nobody_yet(start, K)
-        server = Server(w, zero, none.to(torch.float64), problem.sizes, *rest)
-        return server, Own(w, zero, zero, start.new_zeros(K), rows(first, K))
+        noise, circle = rows(torch.zeros(2).to(first), K), none[:, None] < none.new_zeros(K)
+        rest = problem.sizes, none, circle, start, nobody_yet(start, K)
+        zeros = start.new_zeros(K)
+        server = Server(w, zero, noise, torch.zeros_like(none), *rest)
+        return server, Own(w, zero, zero, zeros, zeros, rows(first, K))
 
     def _weights(self, server: Server, circle: Tensor) -> Tensor:
         """The weights ``[m, K]`` of the clients' last models in the means of some circles."""
@@ -153,14 +159,20 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         a, b = one.train(g), two.train(g)
         whole = client.train(g) if self.without == "halves" else (a + b) / 2
         n = state.rounds + 1 if self.without != "means" else torch.ones_like(state.rounds)
-        move = state.move + (client.trainable(whole - g) - state.move) / n
+        once = client.trainable(whole - g)
+        move = state.move + (once - state.move) / n
         halves = state.halves + (client.trainable(2 * (whole - b)) - state.halves) / n
-        v = (halves.to(torch.float64) ** 2).sum().to(w.dtype) / 4
+        square = state.square + ((once**2).sum() - state.square) / n
+        signal = (move**2).sum()
+        by_rounds = torch.where(
+            n > 1, (square - signal).clamp(min=0) / (n - 1).clamp(min=1), signal
+        )
+        noise = torch.stack([(halves**2).sum() / 4, by_rounds])
         first, here = one.map(lambda m: one.each_loss(m, "train"), torch.stack([u, b]))
         second, there = two.map(lambda m: two.each_loss(m, "train"), torch.stack([u, a]))
         losses, mask = torch.cat([first, second], 1), torch.cat([here[0], there[0]])
         shares = fitted_shares(losses, mask, self._lead(w))
-        return Up(w, client.size, move, v), Own(w, move, halves, n, shares)
+        return Up(w, client.size, move, noise), Own(w, move, halves, square, n, shares)
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
         """Store what is sound and, where there is evidence, form the circles anew."""
@@ -172,16 +184,24 @@ class Circle(Algorithm[Server, Down, Up, Own]):
             last=server.last.index_fill(0, at, round.index),
         )
         if isinstance(up.noise, Tensor):
-            noise = server.noise.index_copy(0, at, up.noise.to(torch.float64))
-            new = new._replace(noise=noise, moves=updated(server.moves, at, up.move))
-            ids = ((noise >= 0) & (new.size > 0)).nonzero().flatten()
-            found = circles(gram(new.moves[ids]), noise[ids], pairwise=self.without == "clusters")
-            circle = torch.zeros_like(server.circle)
-            circle[noise < 0] = True
-            circle[ids[:, None], ids] = found
-            new = new._replace(circle=circle)
+            new = new._replace(
+                noise=server.noise.index_copy(0, at, up.noise),
+                moves=updated(server.moves, at, up.move),
+                rounds=server.rounds.index_add(0, at, torch.ones_like(at)),
+            )
+            new = new._replace(circle=self._circles(new, round.index // self.every + 1))
         weights = self._weights(new, new.circle[at]).to(server.start.dtype)
         return new._replace(applied=updated(server.applied, at, weights))
+
+    def _circles(self, server: Server, rounds: int) -> Tensor:
+        """Who is in each client's circle ``[K, K]``, after so many rounds with evidence."""
+        ids = ((server.rounds > 0) & (server.size > 0)).nonzero().flatten()
+        v, by_rounds = server.noise[ids].to(torch.float64).T
+        v = v + (1 - server.rounds[ids] / rounds) * by_rounds
+        found = circles(gram(server.moves[ids]), v, pairwise=self.without == "clusters")
+        circle = (server.rounds == 0)[:, None].expand_as(server.circle).clone()
+        circle[ids[:, None], ids] = found
+        return circle
 
     def serve(self, server: Server, round: Round) -> Tensor:
         """The newest mean of each client's circle."""
@@ -207,4 +227,4 @@ def _sound(uploads: Up, start: Tensor) -> Tensor:
             length = torch.linalg.vector_norm(vectors, dim=1)
             usual = length[length.isfinite() & (length > 0)]
             sound &= length <= OUTSIZED * (usual.median() if len(usual) else 0.0)
-    return sound & uploads.noise.isfinite() if isinstance(uploads.noise, Tensor) else sound
+    return sound & uploads.noise.isfinite().all(1) if isinstance(uploads.noise, Tensor) else sound
