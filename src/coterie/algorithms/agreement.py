@@ -16,6 +16,7 @@ positive gain the one of the highest cosine is merged, until none is left.
 import torch
 from torch import Tensor
 
+OUTSIZED = 100.0
 TINY = 1e-300
 
 
@@ -59,3 +60,11 @@ def circles(products: Tensor, noise: Tensor, *, pairwise: bool = False) -> Tenso
         C[j] = C[:, j] = -torch.inf
         C[i] = C[:, i] = agreement(B, V, s, everyone[i : i + 1])[0].float()
     return group == group[:, None]
+
+
+def plausible(vectors: Tensor) -> Tensor:
+    """Whether vectors are finite and at most ``OUTSIZED`` times as long as the median ``[m]``."""
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=1)
+    moved = length[length.isfinite() & (length > 0)]
+    most = OUTSIZED * moved.median() if len(moved) else length.new_zeros(())
+    return length <= most

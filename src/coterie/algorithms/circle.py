@@ -6,30 +6,24 @@ A client's round, from its circle's mean u_i and everybody's mean g:
     D_i ← mean over its rounds of (a + b)/2 − g;   v_i ← ‖mean over its rounds of a − b‖² / 4
 
 v_i estimates the part of ‖D_i‖² that sampling explains. From both the server forms the circles
-(module ``agreement``). u_i is the mean of w over the circle, weighted by samples; a client outside
-of it has weight zero.
+(module ``agreement``). u_i is the circle's mean of w, weighted by samples, and nobody else's.
 
 Prediction: u_i and w_i, in the shares in which they explain samples that did not train w_i: those
 for validation where they are kept apart from training, else each half's under the other half's
 model, which costs no data. EM fits the shares, with ``prior`` samples more for u_i.
 
-Travels: u_i and g down; w_i, D_i, v_i and the sample count up.
+Travels: u_i and g down; w_i, D_i, v_i, another number and the sample count up.
 
 Notes:
-    This method is ours. Moves are compared at the common point g, so that a wrong circle cannot
-    feed on itself. Until there is evidence of a client, it gets g.
-    An absent client stands in the means with its last model, whose weight halves in every round.
-    The D_i of clients that took part in n of T rounds differ by the choice of the rounds, too: v_i
-    has 1 − n/T of the variance that its single moves show.
-    With ``every`` above 1, g and the halves come in every so many rounds alone; the other rounds
-    cost as much as FedAvg's.
-    A client whose model or move is not finite, or ``OUTSIZED`` times longer than the median, counts
-    as absent.
-    ``without`` leaves out one ingredient, for the ablation in docs/results/arena.md.
+    Moves are compared at the common point g, so that a wrong circle cannot feed on itself. A client
+    without evidence gets g. The weight of an absent client's last model halves in every round. The
+    D_i of clients that took part in n of T rounds differ by the choice of the rounds, too: v_i has
+    1 − n/T of the variance of D_i that the single moves show. An implausible upload counts as
+    absent. With ``every`` above 1 the other rounds have no evidence and cost what FedAvg's do.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,11 +36,8 @@ from ..core.problem import Problem
 from ..core.ranges import Count, NotNegative
 from ..core.rows import Rows, dense, updated
 from ..core.tree import Tree
-from .agreement import circles
+from .agreement import TINY, circles, plausible
 from .fedem import fitted_shares
-
-OUTSIZED = 100.0
-TINY = 1e-300
 
 
 class Server(NamedTuple):
@@ -97,8 +88,8 @@ class Circle(Algorithm[Server, Down, Up, Own]):
     Fields:
         every: rounds from one comparison of the clients to the next.
         prior: samples by which u leads when a client weighs it against its own model.
-        without: an ingredient to leave out: ``clusters`` (each client averages all with whom it
-            alone has a gain), ``halves`` (noise by one half), ``common`` (compare at u) or
+        without: an ingredient to leave out, for its ablation: ``clusters`` (average with all with
+            whom there is a gain), ``halves`` (noise by one half), ``common`` (compare at u) or
             ``means`` (compare single rounds).
     """
 
@@ -106,28 +97,21 @@ class Circle(Algorithm[Server, Down, Up, Own]):
     prior: NotNegative = 10.0
     without: Literal["nothing", "clusters", "halves", "common", "means"] = "nothing"
 
-    def optimizers(self, problem: Problem) -> int:
-        """One of w; the halves begin with it, too."""
-        return 2 if self.without == "halves" else 1
+    paper: ClassVar[str] = "coterie's own; no paper"
 
     def trace_key(self, index: int, horizon: int) -> bool:
         """Whether the round has evidence."""
         return index % self.every == 0
 
-    def _lead(self, like: Tensor) -> Tensor:
-        return torch.tensor([self.prior, 0.0], dtype=like.dtype, device=like.device)
-
     def init(self, problem: Problem) -> tuple[Server, Own]:
         """The common start."""
         start, K = problem.start, problem.population
-        none = torch.full((K,), -1, device=problem.device)
         w, zero = rows(start, K), rows(torch.zeros_like(start[: problem.model.parameters]), K)
-        first = torch.stack([start.new_ones(()), start.new_zeros(())])
-        noise, circle = rows(torch.zeros(2).to(first), K), none[:, None] < none.new_zeros(K)
-        rest = problem.sizes, none, circle, start, nobody_yet(start, K)
-        zeros = start.new_zeros(K)
-        server = Server(w, zero, noise, torch.zeros_like(none), *rest)
-        return server, Own(w, zero, zero, zeros, zeros, rows(first, K))
+        count, noise = torch.zeros_like(problem.sizes), start.new_zeros(K, 2)
+        everybody = torch.ones(K, K, dtype=torch.bool, device=problem.device)
+        rest = problem.sizes, count - 1, everybody, start, nobody_yet(start, K)
+        own = Own(w, zero, zero, noise[:, 0], noise[:, 0], rows(torch.eye(2).to(start)[0], K))
+        return Server(w, zero, noise, count, *rest), own
 
     def _weights(self, server: Server, circle: Tensor) -> Tensor:
         """The weights ``[m, K]`` of the clients' last models in the means of some circles."""
@@ -159,24 +143,23 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         a, b = one.train(g), two.train(g)
         whole = client.train(g) if self.without == "halves" else (a + b) / 2
         n = state.rounds + 1 if self.without != "means" else torch.ones_like(state.rounds)
-        once = client.trainable(whole - g)
+        once, apart = client.trainable(whole - g), client.trainable(2 * (whole - b))
         move = state.move + (once - state.move) / n
-        halves = state.halves + (client.trainable(2 * (whole - b)) - state.halves) / n
+        halves = state.halves + (apart - state.halves) / n
         square = state.square + ((once**2).sum() - state.square) / n
-        signal = (move**2).sum()
-        by_rounds = torch.where(
-            n > 1, (square - signal).clamp(min=0) / (n - 1).clamp(min=1), signal
-        )
-        noise = torch.stack([(halves**2).sum() / 4, by_rounds])
+        spread = (square - (move**2).sum()).clamp(min=0) / (n - 1).clamp(min=1)
+        noise = torch.stack([(halves**2).sum() / 4, torch.where(n > 1, spread, square)])
         first, here = one.map(lambda m: one.each_loss(m, "train"), torch.stack([u, b]))
         second, there = two.map(lambda m: two.each_loss(m, "train"), torch.stack([u, a]))
         losses, mask = torch.cat([first, second], 1), torch.cat([here[0], there[0]])
-        shares = fitted_shares(losses, mask, self._lead(w))
+        shares = fitted_shares(losses, mask, self.prior)
         return Up(w, client.size, move, noise), Own(w, move, halves, square, n, shares)
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
         """Store what is sound and, where there is evidence, form the circles anew."""
-        sound = _sound(uploads, server.start)
+        sound = plausible(uploads.w - server.start)
+        if isinstance(uploads.noise, Tensor):
+            sound &= plausible(uploads.move) & uploads.noise.isfinite().all(1)
         at, up = round.clients[sound], tree.take(uploads, sound.nonzero().flatten())
         new = server._replace(
             w=updated(server.w, at, up.w),
@@ -199,7 +182,8 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         v, by_rounds = server.noise[ids].to(torch.float64).T
         v = v + (1 - server.rounds[ids] / rounds) * by_rounds
         found = circles(gram(server.moves[ids]), v, pairwise=self.without == "clusters")
-        circle = (server.rounds == 0)[:, None].expand_as(server.circle).clone()
+        circle = torch.ones_like(server.circle)
+        circle[ids] = False
         circle[ids[:, None], ids] = found
         return circle
 
@@ -211,20 +195,9 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         """u and w, in the shares in which they explain unseen samples."""
         models = torch.stack([served, state.w])
         losses, masks = client.map(lambda w: client.each_loss(w, "val"), models)
-        judged = fitted_shares(losses, masks[0], self._lead(served))
+        judged = fitted_shares(losses, masks[0], self.prior)
         return Mixture(torch.where(client.validated, judged, state.shares), models)
 
     def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor:
         """The weights of the clients' last models in each client's u after its last round."""
         return last_applied(server.applied)
-
-
-def _sound(uploads: Up, start: Tensor) -> Tensor:
-    """Whether each upload is finite and not outsized ``[m]``."""
-    sound = torch.ones_like(uploads.size, dtype=torch.bool)
-    for vectors in (uploads.w - start, uploads.move):
-        if isinstance(vectors, Tensor):
-            length = torch.linalg.vector_norm(vectors, dim=1)
-            usual = length[length.isfinite() & (length > 0)]
-            sound &= length <= OUTSIZED * (usual.median() if len(usual) else 0.0)
-    return sound & uploads.noise.isfinite().all(1) if isinstance(uploads.noise, Tensor) else sound
