@@ -96,7 +96,6 @@ class Circle(Algorithm[Server, Down, Up, Own]):
     every: Count = 1
     prior: NotNegative = 10.0
     without: Literal["nothing", "clusters", "halves", "common", "means"] = "nothing"
-
     paper: ClassVar[str] = "coterie's own; no paper"
 
     def trace_key(self, index: int, horizon: int) -> bool:
@@ -127,11 +126,9 @@ class Circle(Algorithm[Server, Down, Up, Own]):
 
     def download(self, server: Server, round: Round) -> Down:
         """The circle's mean and, in a round with evidence, everybody's."""
-        mine = server.circle[round.clients]
-        u = self._means(server, mine)
-        if not self.trace_key(round.index, 0):
-            return Down(u, ())
-        return Down(u, u if self.without == "common" else self._means(server, mine | True))
+        u, everybody = self.serve(server, round), torch.ones_like(server.circle[round.clients])
+        g = u if self.without == "common" else self._means(server, everybody)
+        return Down(u, g if self.trace_key(round.index, 0) else ())
 
     def local(self, client: Client, received: Down, state: Own) -> tuple[Up, Own]:
         """Train the circle's model, and the common one on both halves of the data."""
@@ -151,8 +148,8 @@ class Circle(Algorithm[Server, Down, Up, Own]):
         noise = torch.stack([(halves**2).sum() / 4, torch.where(n > 1, spread, square)])
         first, here = one.map(lambda m: one.each_loss(m, "train"), torch.stack([u, b]))
         second, there = two.map(lambda m: two.each_loss(m, "train"), torch.stack([u, a]))
-        losses, mask = torch.cat([first, second], 1), torch.cat([here[0], there[0]])
-        shares = fitted_shares(losses, mask, self.prior)
+        mask = torch.cat([here[0], there[0]])
+        shares = fitted_shares(torch.cat([first, second], 1), mask, self.prior)
         return Up(w, client.size, move, noise), Own(w, move, halves, square, n, shares)
 
     def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
@@ -167,13 +164,13 @@ class Circle(Algorithm[Server, Down, Up, Own]):
             last=server.last.index_fill(0, at, round.index),
         )
         if isinstance(up.noise, Tensor):
+            noise = server.noise.index_copy(0, at, up.noise)
+            counted = server.rounds.index_add(0, at, torch.ones_like(at))
             new = new._replace(
-                noise=server.noise.index_copy(0, at, up.noise),
-                moves=updated(server.moves, at, up.move),
-                rounds=server.rounds.index_add(0, at, torch.ones_like(at)),
+                noise=noise, rounds=counted, moves=updated(server.moves, at, up.move)
             )
             new = new._replace(circle=self._circles(new, round.index // self.every + 1))
-        weights = self._weights(new, new.circle[at]).to(server.start.dtype)
+        weights = self._weights(new, new.circle[at]).to(up.w.dtype)
         return new._replace(applied=updated(server.applied, at, weights))
 
     def _circles(self, server: Server, rounds: int) -> Tensor:
