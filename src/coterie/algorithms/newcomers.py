@@ -222,7 +222,8 @@ RULES: dict[type, Rule] = {
     FedEM: _components,
 }
 WITH_RULE = (
-    "fedavg, fedfomo, federico, fedamp, heurfedamp, ifca, cfl, circle, fedem or a method of one model"
+    "fedavg, fedfomo, federico, fedamp, heurfedamp, ifca, cfl, circle, fedem or a method of one "
+    "model"
 )
 
 _PERSONAL = (
