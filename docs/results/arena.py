@@ -17,7 +17,10 @@ from coterie.studies.records import record_for, record_of
 from coterie.studies.reproducing import reproduction
 from coterie.views.words import label
 
-LOOKED = [
+LOOKED = (
+    *("digits", "half participation", "practical", "IID", "Dirichlet", "CIFAR 2", "table", "two"),
+    "MNIST A",
+)
     "digits",
     "half participation",
     "practical",
