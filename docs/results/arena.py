@@ -21,16 +21,6 @@ LOOKED = (
     *("digits", "half participation", "practical", "IID", "Dirichlet", "CIFAR 2", "table", "two"),
     "MNIST A",
 )
-    "digits",
-    "half participation",
-    "practical",
-    "IID",
-    "Dirichlet",
-    "CIFAR 2",
-    "table",
-    "two",
-    "MNIST A",
-]
 CIRCLE, LOCAL, CLOSE = "circle", "local", 0.5
 Scores = dict[str, dict[str, float]]  # by column and method, the mean over seeds
 
