@@ -571,6 +571,9 @@ def test_concept_shift_is_shared_inside_a_group():
         for j in range(12):
             same = torch.equal(made.relabel[i], made.relabel[j])
             assert same == bool(made.groups[i] == made.groups[j])
+    some = federate(load("digits"), PARTITIONS["concept_shift"](clients=6, groups=2, strangers=2))
+    assert some.groups.tolist() == [0, 0, 1, 1, 2, 3]
+    assert len(some.relabel.unique(dim=0)) == 4
     alone = federate(load("digits"), PARTITIONS["concept_shift"](shared=False))
     assert alone.groups is None
     assert len({tuple(row) for row in alone.relabel.tolist()}) == 12
@@ -664,7 +667,7 @@ def test_the_manifest_is_complete_and_json():
     made = federate(load("digits"), PARTITIONS["concept_shift"]())
     found = json.loads(json.dumps(manifest(made)))
     assert found["fingerprint"] == made.fingerprint
-    assert found["partition"] == "ConceptShift(clients=12, groups=3, shared=True)"
+    assert found["partition"] == "ConceptShift(clients=12, groups=3, shared=True, strangers=0)"
     first = found["clients"][0]
     assert indices_in(first["indices"]["train"]) == made.train[0].tolist()
     assert first["permutation"] == made.relabel[0].tolist()
