@@ -23,7 +23,7 @@ from .partitions.labels import (
     PracticalGroups,
 )
 from .partitions.latent import Latent
-from .standard import standardised
+from .standard import standardised, with_unknown
 
 # A *block* is never split: the rows of one unit (a patient), or a single row without units.
 
@@ -220,7 +220,8 @@ def federate(
     the share of all test samples, or of the federated test set, that the server is given instead
     (P3's Fisher data). ``first`` keeps so many clients at most, ``above`` those with more samples
     than that. With a ``fold`` every client's test data is that part of its samples. The missing
-    numbers of a table are filled in and its numbers standardised here, by the training data alone.
+    numbers of a table are filled in and its numbers standardised here, by the training data alone,
+    and some categories of training rows are hidden (:func:`coterie.data.standard.with_unknown`).
     """
     _check_shares(dataset, val, test, federated, aux)
     parts = _selected(partition.split(dataset, seed), first, above)
@@ -241,7 +242,7 @@ def federate(
     if common_test:
         helds = (_common_test(dataset),) * len(parts.clients)
     made = Federation(
-        dataset=standardised(dataset, trains),
+        dataset=standardised(with_unknown(dataset, parts.clients, trains), trains),
         partition=repr(partition),
         clients=parts.clients,
         train=trains,

@@ -2,9 +2,9 @@
 
 Nothing in the folder is trusted: links, files that are not as the manifest lists them, values of
 another kind, numbers that are not finite and tensors that do not fit the network are refused. No
-file is a pickle, and no code comes from the folder. New samples are checked as strictly: whatever
-the schema of the training data does not describe is refused, with what was found, what was
-expected and what to do.
+file is a pickle, and no code comes from the folder. New samples are read by the schema of the
+training data: a category that it does not have is unknown, columns that it does not have are
+ignored, and cells that cannot be read are refused.
 """
 
 import csv
@@ -23,12 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from ..core.algorithm import Mixture, client_digest
+from ..core.answers import Answers
 from ..core.batches import EVALUATION_BLOCK
 from ..core.flat import FlatModel, build
 from ..core.imports import Code, Given
-from ..core.metrics import Floats
+from ..core.metrics import BESIDE, METRICS, Floats
 from ..data.arrays import Array, samples
 from ..data.data_schema import Schema
+from ..data.sources import sheets
 from ..data.sources.sheets import (
     NUMBER,
     SUFFIXES,
@@ -40,8 +42,9 @@ from ..data.sources.sheets import (
     read_rows,
     refuse_infinite,
     sheet_of,
+    some,
 )
-from ..data.sources.tables import encode
+from ..data.sources.tables import encode, encode_target
 from ..data.standard import Preprocessing
 from ..engines.evaluation import outputs
 from ..errors import ConfigError, CoterieError, CoterieWarning, DataError, StoreError
@@ -49,6 +52,8 @@ from ..networks import registry
 from ..storage import files
 from ..storage.archives import read_npz
 from ..storage.files import MOST_BYTES, parsed
+from ..views.clinical import Estimate, estimated_score
+from ..views.clinical_page import score_text
 from .model_card import (
     CONFIG,
     FORMAT,
@@ -65,106 +70,124 @@ from .model_card import (
 
 # ---- new samples, in their order -----------------------------------------------------------------
 
-MOST_SHOWN = 8  # names that a message lists
-KEEP_OR_DROP = "copy a column to the answers with --keep '{0}', or ignore it with --drop '{0}'"
 Source = Any  # a path, an array or tensor, or whatever pyarrow makes a table of
 
 
 class NewSamples(NamedTuple):
-    """Encoded samples, and the columns of the source that are copied to the answers."""
+    """Encoded samples, what the source says of their targets, and columns that are copied."""
 
     x: Tensor  # [n, ...]
     kept: dict[str, list[str]]
+    truth: Array | None = None  # [n] class numbers, -1 unknown; or numbers; None without a column
+    ignored: tuple[str, ...] = ()  # columns
 
 
-class Others(NamedTuple):
-    """Columns of a new table that are no inputs."""
+class Reading(NamedTuple):
+    """How a new table is read."""
 
-    keep: Sequence[str] = ()  # copied to the answers
-    drop: Sequence[str] = ()  # ignored
+    keep: Sequence[str] = ()  # columns that are copied to the answers
+    codes: str | Path | None = None  # a file that says what a site's own codes mean
+    strict: bool = False  # refuse unknown categories and missing columns
     delimiter: str | None = None
     encoding: str = "utf-8"
 
 
-def read_new(source: Source, schema: Schema, others: Others) -> NewSamples:
+def read_new(source: Source, schema: Schema, how: Reading) -> NewSamples:
     """Samples of a file, of an array, or of a table in memory, in their order.
 
     A table is a CSV, TSV or parquet file, or anything that ``pyarrow.table`` takes, as a dict of
     columns. Other samples are an array, or an npz file with one (or one called ``x``).
     """
     if schema.kind == "table":
-        return _read_table(source, schema, others)
-    if others.keep or others.drop:
-        raise DataError(f"--keep, --drop: this model takes {schema.kind}, which have no columns")
+        return _read_table(source, schema, how)
+    if how.keep or how.codes is not None:
+        raise DataError(f"--keep, --codes: this model takes {schema.kind}, which have no columns")
     if isinstance(source, str | Path):
         source = _array_of(Path(source), schema)
     array = source.numpy() if isinstance(source, Tensor) else np.asarray(source)
     return NewSamples(array_samples(array, schema), {})
 
 
-def _read_table(source: Source, schema: Schema, others: Others) -> NewSamples:
+def _read_table(source: Source, schema: Schema, how: Reading) -> NewSamples:
+    path, table = table_of(source, schema, how)
+    found, target = table.column_names, schema.target
+    for name in how.keep:
+        if name not in found:
+            raise DataError(f"--keep: {path} has no column '{name}'; it has {some(found)}")
+    inputs = {column.name for column in schema.columns}
+    ignored = [name for name in found if name not in (*inputs, *how.keep, target.name)]
+    sheet, truth = input_sheet(table, path, schema, how), None
+    if target.name in found and target.name not in how.keep:
+        try:
+            truth = encode_target(sheet_of(table, [target.name], path), target)
+        except pa.ArrowInvalid:  # texts where the model gives numbers: nothing to compare
+            ignored.append(target.name)
+    kept = {name: _as_text(table.column(name)) for name in how.keep}
+    return NewSamples(encode(sheet, schema.columns), kept, truth, tuple(ignored))
+
+
+def table_of(source: Source, schema: Schema, how: Reading) -> tuple[Path, pa.Table]:
+    """The cells of a file, or of what ``pyarrow.table`` makes a table of, and its name."""
+    names = [column.name for column in schema.columns]
     if isinstance(source, str | Path):
         path = Path(source)
         if path.suffix not in SUFFIXES or not path.is_file():
             raise DataError(
                 f"{path}: is no file that can be read as a table; expected one of "
-                f"{', '.join(SUFFIXES)} with the columns {_some([c.name for c in schema.columns])}"
+                f"{', '.join(SUFFIXES)} with the columns {some(names)}"
             )
-        table = read_rows(path, others.delimiter, others.encoding, min(2, len(schema.columns)))
-    else:
-        table, path = in_memory(source, schema), Path("table")
-    check_names(path, table.column_names, schema, others, KEEP_OR_DROP)
-    sheet = sheet_of(table, [column.name for column in schema.columns], path)
-    for column in schema.columns:
-        check_cells(sheet, column)
-    x = encode(sheet, schema.columns)
-    return NewSamples(x, {name: _as_text(table.column(name)) for name in others.keep})
-
-
-def in_memory(source: Source, schema: Schema) -> pa.Table:
-    """The table that ``pyarrow.table`` makes of the source."""
+        return path, read_rows(path, how.delimiter, how.encoding, min(2, len(names)))
     try:
-        return source if isinstance(source, pa.Table) else pa.table(source)
+        return Path("table"), source if isinstance(source, pa.Table) else pa.table(source)
     except (TypeError, ValueError, pa.ArrowException) as error:
         raise DataError(
             f"found {type(source).__name__}, which is no table ({error}); expected columns by "
-            f"name: {_some([column.name for column in schema.columns])}"
+            f"name: {some(names)}"
         ) from error
 
 
-def check_names(path: Path, found: list[str], schema: Schema, others: Others, advice: str) -> None:
-    """Refuse a table that lacks columns, or has columns that are not said to be kept or dropped.
-
-    ``advice`` says what to do with a column ``{0}`` that the model does not know.
-    """
-    wanted = [column.name for column in schema.columns]
-    for option, names in (("keep", others.keep), ("drop", others.drop)):
-        for name in names:
-            if name not in found:
-                raise DataError(f"--{option}: {path} has no column '{name}'; it has {_some(found)}")
-            if name in wanted and option == "drop":
-                raise DataError(f"--drop: the model needs column '{name}'; leave it in")
-    extra = [name for name in found if name not in (*wanted, *others.keep, *others.drop)]
-    missing = [name for name in wanted if name not in found]
+def input_sheet(table: pa.Table, path: Path, schema: Schema, how: Reading) -> Sheet:
+    """The model's columns of a table: own codes replaced, missing columns empty, cells checked."""
+    there = [column for column in schema.columns if column.name in table.column_names]
+    missing = [column for column in schema.columns if column not in there]
     if missing:
-        also = f", and has others: {_some(extra)}" if extra else ""
-        raise DataError(
-            f"{path}: lacks {len(missing)} of the model's {len(wanted)} columns: {_some(missing)}"
-            f"{also}; expected {_some(wanted)}; add or rename them (cells of numbers may be empty)"
-        )
-    if extra:
-        target = schema.target.name
-        told = f" ('{target}' is what the model predicts)" if target in extra else ""
-        raise DataError(
-            f"{path}: has columns that the model does not know: {_some(extra)}{told}; expected "
-            f"{_some(wanted)}; {advice.format(extra[0])}"
-        )
+        _tell_missing(path, [column.name for column in missing], table, schema, how.strict)
+    sheet = sheet_of(table, [column.name for column in there], path)
+    if how.codes is not None:
+        sheet = sheets.with_codes(sheet, Path(how.codes))
+    for column in there:
+        check_cells(sheet, column, strict=how.strict)
+    cells = sheet.table
+    for column in missing:
+        cells = cells.append_column(column.name, pa.nulls(len(table), pa.string()))
+    return sheet._replace(table=cells)
 
 
-def check_cells(sheet: Sheet, column: InputColumn) -> None:
-    """Refuse cells that the column's description does not allow; warn of new gaps."""
+def _tell_missing(
+    path: Path, missing: list[str], table: pa.Table, schema: Schema, strict: bool
+) -> None:
+    """Warn of columns that are not there; refuse a table that lacks more than half of them."""
+    wanted = [column.name for column in schema.columns]
+    extra = [name for name in table.column_names if name not in (*wanted, schema.target.name)]
+    also = f", and has others: {some(extra)}" if extra else ""
+    told = f"{path}: lacks {len(missing)} of the model's {len(wanted)} columns: {some(missing)}"
+    if strict or 2 * len(missing) > len(wanted):
+        raise DataError(
+            f"{told}{also}; expected {some(wanted)}; add or rename them (cells may be empty)"
+        )
+    warnings.warn(
+        CoterieWarning(
+            f"{told}{also}. EVERY ANSWER IS MADE WITHOUT THEM: numbers are taken as the mean of "
+            "the training data, categories as unknown; rename a column if only its name differs"
+        ),
+        stacklevel=5,
+    )
+
+
+def check_cells(sheet: Sheet, column: InputColumn, *, strict: bool = False) -> None:
+    """Refuse cells that the column's description does not allow; warn of what is new."""
     if column.kind == "levels":
-        _refuse_unknown(sheet, column)
+        _tell_unknown(sheet, column, strict)
         return
     cells = sheet.table.column(column.name)
     if pa.types.is_string(cells.type):
@@ -186,25 +209,24 @@ def check_cells(sheet: Sheet, column: InputColumn) -> None:
         )
 
 
-def _refuse_unknown(sheet: Sheet, column: InputColumn) -> None:
+def _tell_unknown(sheet: Sheet, column: InputColumn, strict: bool) -> None:
     cells = categories(sheet, column.name)
     known = pc.is_in(cells, value_set=pa.array(column.levels)).to_numpy()
-    for row in np.flatnonzero(~known):
+    unknown, count = cells.filter(pa.array(~known)).unique().to_pylist(), int((~known).sum())
+    if not unknown:
+        return
+    rows = f" in {count} of {len(known)} rows"
+    if strict:
         raise DataError(
-            f"{sheet.where(int(row))}: found '{cells[int(row)].as_py()}' in column "
-            f"'{column.name}', as in {int((~known).sum())} of {len(known)} rows; expected one of "
-            f"{_some(column.levels)}, the categories of the training data; spell it as there, or "
-            "leave the row out: the model knows nothing of it"
+            f"{sheet.where(int(np.flatnonzero(~known)[0]))}: found {some(unknown)} in column "
+            f"'{column.name}',{rows}; expected one of {some(column.levels)}, the categories of the "
+            "training data; spell it as there, or leave --strict out: it then counts as unknown"
         )
+    sheets.warn_unknown(sheet.files[0].name, column, unknown, rows)
 
 
 def _as_text(column: pa.ChunkedArray) -> list[str]:
     return ["" if cell is None else str(cell) for cell in column.to_pylist()]
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
-    return ", ".join(f"'{name}'" for name in names[:MOST_SHOWN]) + more
 
 
 def _array_of(path: Path, schema: Schema) -> Array:
@@ -213,7 +235,7 @@ def _array_of(path: Path, schema: Schema) -> Array:
             raise ValueError(f"its name ends in '{path.suffix}'")
         arrays = read_npz(path)
         if "x" not in arrays and len(arrays) != 1:
-            raise ValueError(f"it holds {_some(sorted(arrays))}")
+            raise ValueError(f"it holds {some(sorted(arrays))}")
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path}: cannot be read as {schema.kind} ({error}); expected an npz file with one "
@@ -256,6 +278,48 @@ class Predictions:
     target: TargetColumn
     values: Floats  # [n, classes] probabilities, or [n] in the unit of the target
     kept: dict[str, list[str]]  # columns that were copied from the table
+    ignored: tuple[str, ...] = ()  # columns of the table that the model does not use
+    truth: Array | None = None  # [n] what the target column says: classes (-1: none) or numbers
+    metric: str = "accuracy"  # by which the model was judged
+
+    @property
+    def judged(self) -> Array:
+        """Which rows have a known target ``[n]``."""
+        if self.truth is None:
+            return np.zeros(len(self), bool)
+        return np.isfinite(self.truth) if self.values.ndim == 1 else self.truth >= 0
+
+    @property
+    def scores(self) -> dict[str, Estimate]:
+        """Scores of the rows whose target the table says, with 95 % intervals; often none.
+
+        Rows count as independent of one another.
+        """
+        if self.truth is None:
+            return {}
+        rows, binary = self.judged, self.values.shape[1:] == (2,)
+        answers = Answers(self.values[rows], self.truth[rows], np.arange(rows.sum()))
+        names = dict.fromkeys([self.metric, *(BESIDE if binary else ())])
+        found = {name: estimated_score(name, answers) for name in names}
+        return {name: one for name, one in found.items() if one is not None}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was ignored, and how good the answers are where the table says the target."""
+        found = []
+        if self.ignored:
+            found.append(f"columns that the model does not use are ignored: {some(self.ignored)}")
+        if self.truth is not None:
+            scores = (
+                f"{METRICS[name].title} {score_text(one, name)}"
+                for name, one in self.scores.items()
+            )
+            told = ", ".join(scores) or "too few for scores"
+            found.append(
+                f"column '{self.target.name}' was not used to predict; on the {self.judged.sum()} "
+                f"of {len(self)} rows where it is known: {told}"
+            )
+        return tuple(found)
 
     @property
     def labels(self) -> list[str]:
@@ -316,21 +380,27 @@ class ExportedModel:
         source: Source,
         *,
         keep: Sequence[str] = (),
-        drop: Sequence[str] = (),
+        codes: str | Path | None = None,
+        strict: bool = False,
         delimiter: str | None = None,
         encoding: str = "utf-8",
     ) -> Predictions:
         """Predict new samples: a file, a table in memory, or an array; rows keep their order.
 
-        Columns ``keep`` of a table are copied to the answers, columns ``drop`` are ignored; any
-        other column that the model does not know is refused.
+        Columns ``keep`` of a table are copied to the answers; others that the model does not use
+        are ignored. A category that training did not know counts as unknown, after the file
+        ``codes`` (columns ``column``, ``code``, ``means``) has replaced a site's own codes. With
+        ``strict`` unknown categories and missing columns are refused.
         """
         schema = self.preprocessing.schema
-        new = read_new(source, schema, Others(keep, drop, delimiter, encoding))
+        new = read_new(source, schema, Reading(keep, codes, strict, delimiter, encoding))
         values = self._outputs(self.inputs(new.x))
         if schema.regression:
             values = self.preprocessing.in_units(values)
-        return Predictions(schema.target, values.double().numpy(), new.kept)
+        return Predictions(
+            *(schema.target, values.double().numpy(), new.kept, new.ignored, new.truth),
+            metric=self.config.model.metric,
+        )
 
     def inputs(self, x: Tensor) -> Tensor:
         """The network's inputs for encoded samples."""

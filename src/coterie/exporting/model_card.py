@@ -398,7 +398,7 @@ def _with_coterie(schema: Schema) -> str:
     new = "new.csv" if schema.kind == "table" else "new.npz"
     return f"```\ncoterie predict . {new} --out answers.csv\n```\n\n" + (
         "The file needs the columns below; their order does not matter. Other columns, such as an "
-        "id, are copied to the answers with `--keep` or ignored with `--drop`."
+        "id, are ignored, or copied to the answers with `--keep`."
         if schema.kind == "table"
         else "The file holds one array of samples, as below."
     )

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from ..commands.arguments import CODE, JSON
+from ..commands.arguments import CODE, CODES, JSON, STRICT
 from ..errors import ConfigError
 
 
@@ -15,7 +15,8 @@ def onboard(
     ],
     name: Annotated[str | None, typer.Option(help="the newcomer's name; else the file's")] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="new folder for the personal model")
+        str | None,
+        typer.Option(metavar="DIR", help="new folder for the better model"),
     ] = None,
     samples: Annotated[
         str | None,
@@ -28,9 +29,8 @@ def onboard(
             help="passes of local training after joining; else one round's, if it helps", min=0
         ),
     ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="ignore this column")
-    ] = None,
+    codes: Annotated[str | None, CODES] = None,
+    strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, JSON] = False,
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
@@ -49,7 +49,8 @@ def onboard(
             sizes=SIZES if samples is None else _numbers(samples),
             draws=DRAWS if draws is None else draws,
             epochs=epochs,
-            drop=drop or (),
+            codes=codes,
+            strict=strict,
             out=out,
             code=code,
         )

@@ -316,18 +316,18 @@ def clinical(
         calibrated,
         sensitive,
         tuple(
-            Subgroup(names[i], int(inside.sum()), _score(metric, answers, inside))
+            Subgroup(names[i], int(inside.sum()), estimated_score(metric, answers.where(inside)))
             for i, inside in groups
             if inside.any()
         ),
     )
 
 
-def _score(metric: str, answers: Answers, inside: Truths) -> Estimate | None:
-    """The score of a subgroup with its interval; None if it has too few rows or no score."""
-    if inside.sum() < FEWEST:
+def estimated_score(metric: str, answers: Answers) -> Estimate | None:
+    """The score of answers with its interval; None if they are too few or have no score."""
+    values, targets, units = answers[:3]
+    if len(targets) < FEWEST:
         return None
-    values, targets, units = (part[inside] for part in answers[:3])
     value = metrics.score(metric, values, targets)
     if not math.isfinite(value):
         return None
