@@ -16,6 +16,7 @@ from ..core import tree
 from ..core.algorithm import round_of
 from ..core.inference import smallest_gain
 from ..core.policies import governed
+from ..data.federation import Federation
 from ..data.simulation import Simulation
 from ..engines import auto, cluster, process
 from ..engines.auto import PROBE_STEPS, Candidate
@@ -118,8 +119,23 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         *repeated_warnings(made, repeated),
         *slow,
     )
-    told = (ANY_METHOD, *map(_leaving, methods))
+    told = (ANY_METHOD, *_vocabulary(made), *map(_leaving, methods))
     return Diagnosis(facts, warnings, sites, told, estimate)
+
+
+def _vocabulary(federation: Federation) -> list[tuple[str, str]]:
+    """The names of categories, which leave a site as part of the common schema."""
+    columns = [column for column in federation.dataset.columns if column.levels]
+    if not columns:
+        return []
+    names = [f"{column.name} ({', '.join(column.levels[:FEW])}, …)" for column in columns]
+    return [
+        (
+            "categories",
+            f"every site, and every exported card, sees the names in {findings.some(names)}; "
+            "[levels] in site.toml hashes a column's names or keeps those of a list",
+        )
+    ]
 
 
 def _leaving(method: Method) -> tuple[str, str]:

@@ -283,7 +283,7 @@ def card(
         f"# Model of {_plain(facts.client)}, trained by {_plain(facts.method)}",
         _what(config, preprocessing, count),
         "## How good it is",
-        _quality(config),
+        _quality(config, clinical),
         *(() if clinical is None else (trust, clinical_text(clinical, _plain))),
         "## Intended use, and limits",
         _limits(config, preprocessing.schema),
@@ -359,11 +359,18 @@ def _percent(part: float | None) -> str:
     return words.NONE if part is None else "< 1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
 
 
-def _quality(config: ExportConfig) -> str:
+def _quality(config: ExportConfig, clinical: SiteClinical | None) -> str:
     facts = config.model
     metric, unit = METRICS[facts.metric], words.unit(facts.metric)
     if facts.score is None:
-        score = "It has no test score: the client had no test data, or its model failed on it."
+        positives = None if clinical is None else clinical.numbers.positives
+        why = "the client had no test data"
+        if facts.test:
+            why = f"its model failed on the client's {facts.test} test samples"
+        if facts.test and positives in (0, facts.test):
+            lacks = "no positives" if positives == 0 else "nothing but positives"
+            why = f"there are {lacks} among the client's {facts.test} test samples"
+        score = f"It has no test score: {why}."
     else:
         number = words.number(facts.score, facts.metric)
         score = (

@@ -11,6 +11,7 @@ is encoded by a description in :mod:`coterie.data.sources.tables`.
 
 import csv
 import io
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -320,10 +321,38 @@ def describe(sheet: Sheet, name: str, category: bool) -> InputColumn:
     if len(levels) > MOST_LEVELS:
         raise DataError(
             f"column '{name}' holds {len(levels)} different texts ('{levels[0]}', '{levels[1]}', …)"
-            f"; more than {MOST_LEVELS} is no category: leave it out with data.drop = ['{name}']"
+            f"; more than {MOST_LEVELS} is no category: {_unit_or_drop(name)}"
             + _decimal_commas(levels)
         )
     return InputColumn(name, "levels", levels=tuple(levels.tolist()))
+
+
+ID = re.compile(r"(?:^|_|\b)(?:id|nr|mrn|patient|person|subject|case|admission)(?:$|_|\b)", re.I)
+FEWEST_OF_ID = 20  # different values
+
+
+def warn_of_id(sheet: Sheet, name: str) -> None:
+    """Warn of an input that looks like an id: whole numbers or texts, and called so."""
+    cells = sheet.table.column(name)
+    values, rows = pc.unique(cells.drop_null()), len(cells) - cells.null_count
+    if not ID.search(name) or len(values) < max(FEWEST_OF_ID, rows / 10):
+        return
+    told = "a different one in each row"
+    if len(values) < rows:
+        told = (
+            f"{len(values)} values in {rows} rows; rows of one of them may train and test a model"
+        )
+    warnings.warn(
+        CoterieWarning(f"column '{name}' looks like an id ({told}); {_unit_or_drop(name)}"),
+        stacklevel=3,
+    )
+
+
+def _unit_or_drop(name: str) -> str:
+    return (
+        f"if it names patients (or other units), say data.unit = '{name}', which keeps their rows "
+        f"in one split; else leave it out with data.drop = ['{name}']"
+    )
 
 
 def filled(column: InputColumn) -> InputColumn:

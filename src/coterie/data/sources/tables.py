@@ -293,7 +293,9 @@ def describe_inputs(table: OpenTable) -> Iterator[InputColumn]:
     """Describe the input columns one after another, in the order of the first file."""
     for name in table.sheet.table.column_names:
         if name not in (*table.options.roles.values(), *table.options.drop):
-            yield sheets.describe(table.sheet, name, name in table.options.categories)
+            column = sheets.describe(table.sheet, name, name in table.options.categories)
+            sheets.warn_of_id(table.sheet, name)
+            yield column
 
 
 def encode_table(
