@@ -143,6 +143,8 @@ class Traits:
             shares any unless every site consents.
         models_change_hands: a model ends with the client that uses it most, not with the one that
             began it. ``A Aᵀ`` (clients that use the same models) then shows groups, ``A`` does not.
+        weighs_again: a client weighs the others' models once more before it predicts, which no
+            collaboration matrix records.
         several_models: a client trains several models side by side in one round.
         alone: clients neither send nor receive anything.
         discloses: what a client sends of its data beside models, by the name under which a site
@@ -153,6 +155,7 @@ class Traits:
     everybody: bool = False
     sharing: Sharing | None = None
     models_change_hands: bool = False
+    weighs_again: bool = False
     several_models: bool = False
     alone: bool = False
     discloses: Disclosure | Literal[""] = ""

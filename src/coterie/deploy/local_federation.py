@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,9 @@ def _of_sites(config: Config) -> dict[str, Any]:
 
 def _site_names(clients: Sequence[str]) -> list[str]:
     """The names of clients as sites may be called."""
-    names = [re.sub(r"[^A-Za-z0-9_-]", "-", client)[:40] for client in clients]
+    plain = (unicodedata.normalize("NFKD", client) for client in clients)  # ô is o and an accent
+    plain = (re.sub(r"[\u0300-\u036f]", "", client) for client in plain)
+    names = [re.sub(r"[^A-Za-z0-9_-]", "-", client)[:40] for client in plain]
     if len({name.casefold() for name in names}) < len(names):
         raise ConfigError(
             f"data.client: the clients {', '.join(clients)[:200]} would have the same names as "

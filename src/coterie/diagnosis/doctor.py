@@ -111,7 +111,7 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
     repeated = duplicates(made)
     inside, across = sum(repeated.across_splits.values()), repeated.across_clients
     counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
-    facts = (*_data_facts(assembly, on, roster), *_commonest(sites), counts, *costs)
+    facts = (*_data_facts(assembly, on, roster), *_vocabulary(made), *_commonest(sites), counts)
     warnings = (
         *weak_warnings(roster, config.run.participation),
         *score_warnings(sites, metric),
@@ -119,8 +119,8 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
         *repeated_warnings(made, repeated),
         *slow,
     )
-    told = (ANY_METHOD, *_vocabulary(made), *map(_leaving, methods))
-    return Diagnosis(facts, warnings, sites, told, estimate)
+    told = (ANY_METHOD, *map(_leaving, methods))
+    return Diagnosis((*facts, *costs), warnings, sites, told, estimate)
 
 
 def _vocabulary(federation: Federation) -> list[tuple[str, str]]:

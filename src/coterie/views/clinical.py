@@ -1,7 +1,8 @@
 """How far predicted probabilities can be trusted: calibration, sensitivity, intervals.
 
 Intervals cover 95 %: they come from a bootstrap over units (patients), and the interval of a
-proportion is at least as wide as Wilson's, which does not vanish where a model makes no mistake.
+proportion is at least as wide as the exact one, which does not vanish where a model makes no
+mistake.
 """
 
 import math
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit, ndtri
+from scipy.special import betaincinv, expit, logit
 
 from ..core import metrics
 from ..core.answers import Answers
@@ -24,6 +25,7 @@ ENOUGH = 200  # samples for the larger number of bins
 BLOCK = 2_000_000  # bootstrap weights in memory at a time
 DRAWS, FEW_DRAWS = 400, 100  # of a bootstrap; few for many samples
 MANY = 20_000  # samples
+FEWEST = 10  # test rows: a smaller subgroup or site has no numbers, and no smaller bin is drawn
 
 Truths = NDArray[np.bool_]
 
@@ -39,8 +41,8 @@ class Bin(NamedTuple):
 class Calibration(NamedTuple):
     """How well predicted probabilities agree with observed shares."""
 
-    bins: tuple[Bin, ...]  # those with samples
-    error: float  # the expected calibration error: mean distance of a bin, weighted by its rows
+    bins: tuple[Bin, ...]  # small ones are merged with the next
+    error: float  # expected calibration error: mean distance of a bin before merging, by rows
     brier: float  # the mean squared difference of probability and outcome
     slope: float  # of the outcome on the probabilities' logits; below 1, these are too extreme
 
@@ -70,12 +72,23 @@ def calibration(p: Floats, truth: Truths) -> Calibration:
     at = np.minimum((p * count).astype(np.int64), count - 1)
     rows, hits = np.bincount(at, minlength=count), np.bincount(at, truth, count)
     total = np.bincount(at, p, count)
-    bins = tuple(
-        Bin(float(total[i] / rows[i]), float(hits[i] / rows[i]), int(rows[i]))
-        for i in np.flatnonzero(rows)
-    )
-    apart = sum(part.rows * abs(part.predicted - part.observed) for part in bins) / len(p)
+    apart = float(np.abs(total - hits).sum() / len(p))
+    bins = tuple(Bin(float(t / n), float(h / n), int(n)) for n, t, h in _merged(rows, total, hits))
     return Calibration(bins, apart, float(((p - truth) ** 2).mean()), slope(p, truth))
+
+
+def _merged(*counts: Array) -> list[Array]:
+    """The columns of counts, added up until each has ``FEWEST`` rows, which are the first count."""
+    found: list[Array] = []
+    for column in np.stack(counts, 1):
+        if found and found[-1][0] < FEWEST:
+            found[-1] = found[-1] + column
+        else:
+            found.append(column)
+    if len(found) > 1 and found[-1][0] < FEWEST:
+        last = found.pop()
+        found[-1] = found[-1] + last
+    return found
 
 
 def slope(p: Floats, truth: Truths) -> float:
@@ -154,17 +167,16 @@ def estimate(value: float, again: Floats, proportion_of: int | None) -> Estimate
     if len(known):
         low, high = np.quantile(known, [LEVEL / 2, 1 - LEVEL / 2]).tolist()
     if proportion_of is not None:
-        least, most = wilson(value, proportion_of)
+        least, most = exact(value, proportion_of)
         low, high = min(low, least), max(high, most)
     return Estimate(value, min(low, value), max(high, value))
 
 
-def wilson(share: float, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's score interval for a proportion that was found among ``n`` samples."""
-    z = float(ndtri(1 - level / 2))
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+def exact(share: float, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Clopper and Pearson's exact interval for a proportion that was found among ``n`` samples."""
+    hits = share * n
+    low = float(betaincinv(hits, n - hits + 1, level / 2)) if hits > 0 else 0.0
+    return low, float(betaincinv(hits + 1, n - hits, 1 - level / 2)) if hits < n else 1.0
 
 
 # ---- numbers for a clinical outcome: calibration, sensitivity at a chosen specificity, subgroups
@@ -174,7 +186,6 @@ def wilson(share: float, n: int, level: float = LEVEL) -> tuple[float, float]:
 
 SPECIFICITY = 0.9  # unless another one is chosen
 MOST_SITES = 1000  # of more sites, only all together have numbers
-FEWEST = 10  # test rows: a smaller subgroup or site has no numbers
 
 
 class ClinicalChoice(NamedTuple):
@@ -335,7 +346,7 @@ def estimated_score(metric: str, answers: Answers) -> Estimate | None:
     if alike is None and METRICS[metric].targets == "classes" and value in (0.0, 100.0):
         # No draw differs from a perfect ranking; it rests on the units of the rarer class.
         alike = min(len(np.unique(units[targets == one])) for one in np.unique(targets))
-    weights = drawn(units) if alike != len(units) else ()  # a proportion has Wilson's interval
+    weights = drawn(units) if alike != len(units) else ()  # a proportion has the exact interval
     again = [metrics.scores(metric, values, targets, some) for some in weights]
     scale = 100.0 if METRICS[metric].percent else 1.0
     found = estimate(value / scale, np.concatenate([[], *again]) / scale, proportion_of=alike)
