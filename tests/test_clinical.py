@@ -18,6 +18,7 @@ from coterie.core.answers import Answers
 from coterie.data.datasets import load
 from coterie.engines.evaluation import FEW_CLASSES
 from coterie.errors import ConfigError, DataError, StoreError
+from coterie.exporting.calibration import cooled, recalibrated
 from coterie.runs.run import JudgedRows, Run
 from coterie.runs.run_folder import PREDICTIONS
 from coterie.views import clinical as clinical_module
@@ -94,6 +95,36 @@ def test_sensitivity_is_the_best_point_of_the_roc_curve(seed, specificity):
     alarm = p >= found.threshold
     assert alarm[truth].mean() == pytest.approx(found.found.value)
     assert 1 - alarm[~truth].mean() >= specificity - 1e-12
+
+
+def test_a_threshold_of_validation_samples_is_judged_on_test_samples():
+    p, truth = predicted(5, 200)
+    own, has = predicted(6, 80)
+    found = formulas.sensitivity(p, truth, np.arange(200), 0.8, (own, has))
+    there = formulas.sensitivity(own, has, np.arange(80), 0.8)
+    assert found.threshold == there.threshold
+    assert found.found.value == pytest.approx((p[truth] >= found.threshold).mean())
+    assert found.specificity.value == pytest.approx((p[~truth] < found.threshold).mean())
+    assert found.specificity.low < found.specificity.value < found.specificity.high
+    again = formulas.sensitivity(p, truth, np.arange(200), 0.8, (own, np.zeros(80, bool)))
+    assert again == formulas.sensitivity(p, truth, np.arange(200), 0.8)  # of one kind: no choice
+
+
+def test_a_temperature_is_found_and_changes_no_class():
+    """Squared odds are twice too sure: the temperature is 2, and the log loss falls."""
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet((1.0, 1.0, 1.0), 4000)
+    y = (rng.random(4000)[:, None] > p.cumsum(1)).sum(1)
+    sure = p**2 / (p**2).sum(1, keepdims=True)
+    parts = [Answers(sure[at], y[at], np.arange(2000)) for at in (slice(2000), slice(2000, None))]
+    found = recalibrated(*parts)
+    assert found.temperature == pytest.approx(2.0, rel=0.1)
+    assert found.after < found.before
+    cool = cooled(parts[1], found.temperature).values
+    assert (cool.argmax(1) == parts[1].values.argmax(1)).all()
+    np.testing.assert_allclose(cool.sum(1), 1)
+    with pytest.raises(ConfigError, match="found 9 usable validation samples"):
+        recalibrated(parts[0].where(slice(9)), None)
 
 
 def test_a_weight_counts_a_sample_so_often():
@@ -372,8 +403,7 @@ def test_the_card_has_the_numbers_of_its_client(compared, tmp_path):
     numbers = clinical_run(compared.of_seed(0)["fedavg"], ClinicalChoice(0.75)).sites[0]
     assert "## How far to trust its probabilities" in card
     assert f"Brier score {numbers.calibration.brier:.3f}" in card
-    value = 100 * numbers.sensitivity.found.value
-    assert re.search(rf"specificity of 75 % it finds {value:.0f} % \(", card)
+    assert re.search(r"chosen on the client's validation samples, for a specificity of 75 %", card)
     assert "By sex:" in card
     for group in numbers.subgroups:
         told = "fewer than 10 | too few rows" if group.rows < FEWEST else f"{group.rows} | "

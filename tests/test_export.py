@@ -381,6 +381,30 @@ def test_the_cards_lines_load_the_model_without_coterie(tmp_path):
         np.testing.assert_allclose(found, values, atol=1e-6, rtol=0, err_msg=name)
 
 
+def test_a_recalibrated_model_answers_so_and_its_card_shows_both(exported, tmp_path):
+    """The threshold is chosen on validation data; plain PyTorch gives the same probabilities."""
+    place = coterie.export(exported[1].path, "cedar", tmp_path / "cedar", recalibrate=True)
+    once, again = coterie.load_export(exported[2]), coterie.load_export(place)
+    t = again.config.temperature
+    rows = new_rows(exported, tmp_path / "new.csv")
+    p, found = once.predict(rows).values, again.predict(rows).values
+    expected = p ** (1 / t) / (p ** (1 / t)).sum(1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    card = (place / "README.md").read_text()
+    assert "| log loss |" in card
+    assert "was chosen on the client's validation samples" in card
+    assert "were not calibrated" not in card
+    lines = card.partition("```python")[2].partition("```")[0]
+    space: dict = {}
+    with contextlib.chdir(place):
+        exec(lines, space)
+    x = again.inputs(torch.zeros(2, len(again.preprocessing.moments.mean)))
+    wanted = space["predict"](x) ** (1 / t)
+    np.testing.assert_allclose(
+        space["calibrated"](x).detach(), (wanted / wanted.sum(-1, keepdim=True)).detach(), rtol=1e-5
+    )
+
+
 def test_the_cards_lines_give_the_values_of_a_regression(number_run, monkeypatch):
     model = coterie.load_export(number_run[2])
     monkeypatch.chdir(number_run[2])

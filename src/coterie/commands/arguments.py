@@ -52,6 +52,10 @@ POSITIVE = typer.Option(
     help="the class that is the outcome; default: the second of two classes",
 )
 
+RECALIBRATE = typer.Option(
+    "--recalibrate", help="set the temperature of probabilities by the client's validation data"
+)
+
 
 def configured(command: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command so that it takes a config file and the options that override it.

@@ -168,7 +168,7 @@ class Holdings:
 
     def facts(self, schema: Schema, scale: Scale, *, classes: bool) -> SiteFacts:
         """Counts and keyed hashes of the site's data; samples per class only with ``classes``."""
-        held = self._federation(schema, scale)
+        held = self.federation(schema, scale)
         (train,), (val,), (test,) = held.train, held.val, held.test
         shares: tuple[int, ...] = ()
         if classes and not held.dataset.regression:
@@ -181,7 +181,7 @@ class Holdings:
 
     def sums(self, schema: Schema, scale: Scale, asked: Approval) -> SentSums | None:
         """The site's part of the means and deviations; None if nothing is standardised."""
-        held = self._federation(schema, scale)
+        held = self.federation(schema, scale)
         data, train, rule = held.dataset, held.train[0], self._folder.statistics
         if data.numeric is None:
             return None
@@ -233,7 +233,7 @@ class Holdings:
         """The site's samples as one client of the experiment."""
         agreement, config, problem = experiment.agreement, experiment.config, experiment.problem
         made = simulate(
-            self._federation(agreement.schema, config.data.scale, agreement.moments),
+            self.federation(agreement.schema, config.data.scale, agreement.moments),
             problem.factory,
             problem.recipe,
             seed=problem.seed,
@@ -253,13 +253,13 @@ class Holdings:
         if "subgroup" not in self._options:
             return None
         scale = experiment.config.data.scale
-        return JudgedRows.of(self._federation(experiment.agreement.schema, scale))
+        return JudgedRows.of(self.federation(experiment.agreement.schema, scale))
 
     def shared(
         self, schema: Schema, scale: Scale, share: float, seed: int
     ) -> tuple[Tensor, Tensor]:
         """The samples and targets that the site gives to a pool of all sites, as they were read."""
-        held = self._federation(schema, scale)
+        held = self.federation(schema, scale)
         (mask,) = from_each(held, share, seed)
         given = held.train[0][mask].sort().values
         return held.dataset.x[given], held.dataset.y[given]
@@ -286,9 +286,10 @@ class Holdings:
             pacsv.write_csv(table.append_column(PART, pa.array(names[parts])), temporary)
         return path
 
-    def _federation(
+    def federation(
         self, schema: Schema, scale: Scale, moments: Moments | None = None
     ) -> Federation:
+        """The site's samples and their parts, as a federation of one client."""
         data = self._dataset(schema, scale)
         name = self._folder.name
         return site_federation(data, schema, name, val=0.0, test=0.0, seed=0, moments=moments)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..commands.arguments import CODE, CODES, POSITIVE, SPECIFIC, STRICT
+from ..commands.arguments import CODE, CODES, POSITIVE, RECALIBRATE, SPECIFIC, STRICT
 from ..errors import printable
 
 Out = Annotated[str, typer.Option(metavar="DIR", help="new folder for the model")]
@@ -18,12 +18,21 @@ def export(
     out: Out,
     specificity: Annotated[float, SPECIFIC] = 0.9,
     positive: Annotated[str | None, POSITIVE] = None,
+    recalibrate: Annotated[bool, RECALIBRATE] = False,
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
     """Write one client's model as a folder: parameters, preprocessing, a model card."""
     from .writing import export as write
 
-    show_export(write(run, client, out, specificity=specificity, positive=positive, code=code))
+    show_export(
+        write(
+            *(run, client, out),
+            specificity=specificity,
+            positive=positive,
+            recalibrate=recalibrate,
+            code=code,
+        )
+    )
 
 
 def predict(

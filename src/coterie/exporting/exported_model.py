@@ -54,6 +54,7 @@ from ..storage.archives import read_npz
 from ..storage.files import MOST_BYTES, parsed
 from ..views.clinical import Estimate, estimated_score
 from ..views.clinical_page import score_text
+from .calibration import HIGHEST, tempered
 from .model_card import (
     CONFIG,
     FORMAT,
@@ -317,7 +318,7 @@ class Predictions:
             told = ", ".join(scores) or "too few for scores"
             found.append(
                 f"column '{self.target.name}' was not used to predict; on the {self.judged.sum()} "
-                f"of {len(self)} rows where it is known: {told}"
+                f"of {len(self)} rows where it is known (95 % intervals): {told}"
             )
         return tuple(found)
 
@@ -413,7 +414,8 @@ class ExportedModel:
                 outputs(self.network, self.predictor, block, regression)
                 for block in x.split(EVALUATION_BLOCK)
             )
-            return torch.cat(list(parts))
+            found = torch.cat(list(parts))
+        return found if regression else tempered(found, self.config.temperature)
 
     def __repr__(self) -> str:
         told = self.config.model
@@ -446,6 +448,8 @@ def _loaded(path: Path, code: Code) -> ExportedModel:
     said = config.network.shape, config.network.classes
     if said != (tuple(example.x.shape[1:]), example.classes):
         raise StoreError(f"{CONFIG} and {PREPROCESSING} are of different models; export it again")
+    if not 0.5 / HIGHEST <= config.temperature <= 2 * HIGHEST:
+        raise StoreError(f"{CONFIG}: found the temperature {config.temperature}; export it again")
     states, weights = _states(path / MODEL)
     networks = [_filled(config.network, preprocessing.schema, code, one) for one in states]
     model = FlatModel(networks[0])

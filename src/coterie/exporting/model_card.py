@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..core.imports import INSTALLED_ONLY, Code
-from ..core.metrics import METRICS
+from ..core.metrics import LEAST_CHANCE, METRICS
 from ..data.data_schema import Schema
 from ..data.standard import Preprocessing
 from ..errors import printable
@@ -23,8 +23,9 @@ from ..storage import files
 from ..storage.files import STRICT
 from ..views import words
 from ..views.clinical import FEWEST, Calibration, Sensitivity, SiteClinical
-from ..views.clinical_page import TOO_FEW, rows_text, sensitivity_text, subgroup_text
+from ..views.clinical_page import TOO_FEW, rows_text, sensitivity_text, share_text, subgroup_text
 from ..views.reliance import Collaborator
+from .calibration import Recalibration
 
 # ---- the files of an export ----------------------------------------------------------------------
 
@@ -86,6 +87,7 @@ class ExportConfig:
     model: ModelFacts
     digest: str  # of the weights and parameters
     coterie: str  # the version that wrote it
+    temperature: float = 1.0  # by which the logarithms of probabilities are divided
     format: int = field(default=FORMAT, kw_only=True)
 
     def to_json(self) -> str:
@@ -219,6 +221,28 @@ def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
     return "\n\n".join(parts)
 
 
+def clinical_section(
+    found: SiteClinical | None, before: SiteClinical | None, again: Recalibration | None
+) -> str:
+    """The part of the card on an outcome and on recalibration; empty without either."""
+    parts = [] if found is None else [clinical_text(found, _plain)]
+    if again is not None:
+        rows = [("log loss", f"{again.before:.3f}", f"{again.after:.3f}")]
+        old, new = (one and one.numbers.calibration for one in (before, found))
+        if old and new:
+            rows += [
+                ("expected calibration error", f"{old.error:.3f}", f"{new.error:.3f}"),
+                ("Brier score", f"{old.brier:.3f}", f"{new.brier:.3f}"),
+                ("calibration slope", f"{old.slope:.2f}", f"{new.slope:.2f}"),
+            ]
+        parts.append(
+            f"Recalibrated with a temperature of {again.temperature:.3g}, chosen on the client's "
+            f"{again.samples} validation samples. On its test samples:\n\n"
+            + _markdown_table(("", "before", "after"), rows)
+        )
+    return "\n\n".join(parts)
+
+
 def _calibration(found: Calibration) -> str:
     rows = [
         (
@@ -241,6 +265,13 @@ def _calibration(found: Calibration) -> str:
 def _sensitivity(found: SiteClinical, sensitivity: Sensitivity | None) -> list[str]:
     if sensitivity is None:
         return ["All test samples are of one kind, so that there is no sensitivity."]
+    if sensitivity.specificity is not None:
+        return [
+            f"The threshold {sensitivity.threshold:.3g} was chosen on the client's validation "
+            f"samples, for a specificity of {100 * found.specificity:g} %. On the test samples it "
+            f"finds {sensitivity_text(sensitivity)} of those with the outcome, and "
+            f"{share_text(sensitivity.specificity)} of the others give no alarm."
+        ]
     return [
         f"With a specificity of {100 * found.specificity:g} % it finds "
         f"{sensitivity_text(sensitivity)} of the samples with the outcome: those with a "
@@ -266,6 +297,9 @@ for i, model in enumerate(models):
     model.eval().load_state_dict(state, assign=True)
 predict = lambda x: sum(w * m(x){last} for w, m in zip(tensors["weights"], models))
 """
+CALIBRATED = """\
+calibrated = lambda x: (predict(x).clamp(min={least}).log() / {temperature!r}).softmax(-1)
+"""
 
 
 def card(
@@ -273,8 +307,12 @@ def card(
     preprocessing: Preprocessing,
     count: int,
     clinical: SiteClinical | None = None,
+    told: str = "",
 ) -> str:
-    """The text of ``README.md``; ``count`` is the number of models in the mixture."""
+    """The text of ``README.md``; ``count`` is the number of models in the mixture.
+
+    ``told`` is the :func:`clinical_section`.
+    """
     facts = config.model
     trust = (
         "## How far to trust its probabilities" if clinical and clinical.outcome else "## Subgroups"
@@ -284,13 +322,13 @@ def card(
         _what(config, preprocessing, count),
         "## How good it is",
         _quality(config, clinical),
-        *(() if clinical is None else (trust, clinical_text(clinical, _plain))),
+        *((trust, told) if told else ()),
         "## Intended use, and limits",
         _limits(config, preprocessing.schema),
         "## Use it with coterie",
         _with_coterie(preprocessing.schema),
         "## Load it with plain PyTorch",
-        _plain_torch(config.network, preprocessing.schema, count),
+        _plain_torch(config.network, preprocessing.schema, count, config.temperature),
         "## Inputs",
         _inputs(preprocessing),
         "## Where it comes from",
@@ -392,7 +430,7 @@ def _limits(config: ExportConfig, schema: Schema) -> str:
         "or after a change of equipment, coding or patients, it may be wrong without any sign of "
         "it: judge it again on labelled samples first.\n\n"
         + (
-            "Its probabilities were not calibrated. "
+            ("Its probabilities were not calibrated. " if config.temperature == 1.0 else "")
             if not schema.regression
             else "It gives no interval around a value. "
         )
@@ -411,13 +449,16 @@ def _with_coterie(schema: Schema) -> str:
     )
 
 
-def _plain_torch(network: NetworkFacts, schema: Schema, count: int) -> str:
+def _plain_torch(network: NetworkFacts, schema: Schema, count: int, temperature: float) -> str:
     last = ".softmax(-1)" if not schema.regression else ".squeeze(-1)"
     given = "probabilities of the classes" if not schema.regression else "values to scale back"
     half = network.precision == "bf16"
+    lines = LOADING.format(count=count, last=last)
+    if temperature != 1.0:
+        lines += CALIBRATED.format(temperature=temperature, least=LEAST_CHANCE)
     return (
         "In this folder, with torch and safetensors alone:\n\n```python\n"
-        f"{_network_code(network, schema)}\n\n\n{LOADING.format(count=count, last=last)}```\n\n"
+        f"{_network_code(network, schema)}\n\n\n{lines}```\n\n"
         f"`predict(x)` takes inputs of shape [n, {', '.join(map(str, network.shape))}], prepared "
         f"as below, and gives the {given}."
         + (" The run computed in bfloat16; these lines compute in float32." if half else "")

@@ -6,7 +6,6 @@ labelled only so many. Each draw gives a model by the method's own rule
 start on the same samples. Nobody else trains.
 """
 
-import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -40,7 +39,8 @@ from ..data.standard import Preprocessing
 from ..engines import EngineSettings, make_engine
 from ..engines.evaluation import outputs
 from ..engines.loop import LoopBackend
-from ..errors import ConfigError, CoterieError, CoterieWarning, DataError, StoreError
+from ..errors import ConfigError, CoterieWarning, DataError, StoreError
+from ..exporting.calibration import federation_of
 from ..exporting.exported_model import (
     Reading,
     Source,
@@ -53,7 +53,6 @@ from ..exporting.model_card import NetworkFacts, network_factory
 from ..exporting.writing import Trained, facts_of_run, network_facts, verified_run, without
 from ..networks import registry
 from ..runs import run_folder
-from ..runs.assemble import assemble
 from ..runs.comparison_folder import COMPARE
 from ..runs.config.loading import load
 from ..runs.config.schema import Config
@@ -493,10 +492,8 @@ def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Tr
 
 def warn_of_copies(host: JoinableRun, dataset: Dataset) -> None:
     """Warn of samples that clients of the run hold, if the run's data is still at its place."""
-    try:
-        with contextlib.closing(assemble(host.config)) as assembly:
-            made = assembly.federations[host.run.seed]
-    except (CoterieError, KeyError):
+    made = federation_of(host.config, host.run.seed, host.run.roster.fingerprint)
+    if made is None:
         return
     data, own = made.source or made.dataset, sample_hashes(dataset.x, dataset.y)
     for client, *parts in zip(made.clients, made.train, made.own_val, made.own_test, strict=True):

@@ -1,10 +1,11 @@
 """``coterie onboard``: a client that was not in the federation joins a finished run."""
 
-from typing import Annotated
+import contextlib
+from typing import Annotated, Any
 
 import typer
 
-from ..commands.arguments import CODE, CODES, JSON, STRICT
+from ..commands.arguments import CODE, CODES, JSON, STRICT, configured
 from ..errors import ConfigError
 
 
@@ -68,3 +69,26 @@ def _numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"--samples: found '{text[:60]}'; expected numbers, as in 5,20") from None
+
+
+@configured
+def leave_out(
+    config: str | None,
+    given: dict[str, Any],
+    site: Annotated[
+        str | None, typer.Option(metavar="NAME", help="leave this site out; default: each in turn")
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Leave each site out: how good is a model of the others there, against training alone?"""
+    from ..api import configure
+    from ..commands.console import show, show_json
+    from ..runs.assemble import assemble
+    from .left_out import leave_out as left_out
+
+    with contextlib.closing(assemble(configure(config, **given))) as assembly:
+        found = left_out(assembly, site)
+    if as_json:
+        show_json(found.to_dict())
+        return
+    show(found)

@@ -60,6 +60,7 @@ class Sensitivity(NamedTuple):
 
     found: Estimate
     threshold: float  # a probability of at least this much is an alarm; infinite: none is
+    specificity: Estimate | None = None  # that it has; None if it was chosen on the same samples
 
 
 def calibration(p: Floats, truth: Truths) -> Calibration:
@@ -110,14 +111,28 @@ def slope(p: Floats, truth: Truths) -> float:
     return math.nan
 
 
-def sensitivity(p: Floats, truth: Truths, units: Array, specificity: float) -> Sensitivity | None:
+def sensitivity(
+    p: Floats,
+    truth: Truths,
+    units: Array,
+    specificity: float,
+    validation: tuple[Floats, Truths] | None = None,
+) -> Sensitivity | None:
     """The largest sensitivity of a threshold whose specificity is at least the chosen one.
 
-    The threshold is chosen on the same samples, in every bootstrap draw again. None if there are no
-    samples with the outcome, or none without it.
+    The threshold is chosen on validation samples of both kinds if there are any, else on the same
+    samples, in every bootstrap draw again. None if there are no samples with the outcome, or none
+    without it.
     """
     if truth.all() or not truth.any():
         return None
+    if validation is not None and validation[1].any() and not validation[1].all():
+        edge = _threshold(*validation, specificity)
+        return Sensitivity(
+            _share((p >= edge)[truth], units[truth]),
+            edge,
+            _share((p < edge)[~truth], units[~truth]),
+        )
     values, at = _sensitivities(p, truth, np.ones((1, len(p))), specificity)
     again = np.concatenate(
         [_sensitivities(p, truth, weights, specificity)[0] for weights in drawn(units)]
@@ -126,6 +141,18 @@ def sensitivity(p: Floats, truth: Truths, units: Array, specificity: float) -> S
     found = estimate(float(values[0]), again, proportion_of=alike)
     edges = np.unique(p)[::-1]
     return Sensitivity(found, float(edges[at[0] - 1]) if at[0] else math.inf)
+
+
+def _threshold(p: Floats, truth: Truths, specificity: float) -> float:
+    """The lowest probability that is an alarm at this specificity; infinite if there is none."""
+    allowed = int(_sensitivities(p, truth, np.ones((1, len(p))), specificity)[1][0])
+    return float(np.unique(p)[::-1][allowed - 1]) if allowed else math.inf
+
+
+def _share(hits: Truths, units: Array) -> Estimate:
+    """The share of hits among samples, and its interval over units."""
+    again = [weights @ hits / weights.sum(1) for weights in drawn(units)]
+    return estimate(float(hits.mean()), np.concatenate(again), len(np.unique(units)))
 
 
 def _sensitivities(
@@ -267,16 +294,24 @@ def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun 
 
 
 def site_clinical(
-    metric: str, answers: Answers, rows: JudgedRows, choice: ClinicalChoice | None = None
+    metric: str,
+    answers: Answers,
+    rows: JudgedRows,
+    choice: ClinicalChoice | None = None,
+    validation: Answers | None = None,
 ) -> SiteClinical | None:
-    """The numbers of one client's answers; None without an outcome and subgroups."""
+    """The numbers of one client's answers; None without an outcome and subgroups.
+
+    The threshold is chosen on the answers to validation samples, where there are any.
+    """
     choice = choice or ClinicalChoice()
     outcome = outcome_class(rows.classes, choice.positive)
     if answers.chances is None:  # probabilities were not kept
         outcome = None
     if outcome is None and rows.codes is None:
         return None
-    found = clinical(metric, answers, outcome, choice.specificity, rows.names, rows.codes)
+    groups = rows.names, rows.codes
+    found = clinical(metric, answers, outcome, choice.specificity, *groups, validation)
     named = None if outcome is None else rows.classes[outcome]
     title = f"{rows.target}: {named}" if named is not None and rows.target else named
     return SiteClinical(title, choice.specificity, rows.column, metric, found)
@@ -307,6 +342,7 @@ def clinical(
     specificity: float,
     names: Sequence[str],
     codes: Array | None,
+    validation: Answers | None = None,
 ) -> Clinical:
     """The numbers of one client's test samples; ``names`` and ``codes`` are of the subgroups."""
     count, positives, calibrated, sensitive = len(answers.targets), None, None, None
@@ -318,7 +354,10 @@ def clinical(
             both = np.stack([1 - p, p], 1)
             beside = tuple(metrics.score(name, both, truth.astype(int)) for name in BESIDE)
             calibrated = calibration(p, truth)
-            sensitive = sensitivity(p, truth, answers.units, specificity)
+            held = None
+            if validation is not None and validation.chances is not None:
+                held = validation.chances[:, outcome], validation.targets == outcome
+            sensitive = sensitivity(p, truth, answers.units, specificity, held)
     groups = [] if codes is None else [(i, codes == i) for i in range(len(names))]
     return Clinical(
         count,

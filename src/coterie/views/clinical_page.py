@@ -160,7 +160,12 @@ def sensitivity_text(found: Sensitivity | None) -> str:
     """
     if found is None:
         return words.NONE
-    value, low, high = (f"{100 * part:.0f}" for part in found.found)
+    return share_text(found.found)
+
+
+def share_text(found: Estimate) -> str:
+    """A share with its interval, in percent."""
+    value, low, high = (f"{100 * part:.0f}" for part in found)
     return f"{value} % ({low} to {high})"
 
 
