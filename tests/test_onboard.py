@@ -1,9 +1,11 @@
 """``coterie onboard``: a client that was not there joins a finished run with its own samples."""
 
+import contextlib
 import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +16,13 @@ import coterie
 from coterie import cli
 from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.newcomers import Joined
+from coterie.api import configure
 from coterie.core.algorithm import single
 from coterie.core.answers import Answers
 from coterie.core.optim import Recipe
 from coterie.data.datasets import load
 from coterie.errors import ConfigError, CoterieWarning, DataError, StoreError
+from coterie.onboarding.left_out import leave_out
 from coterie.onboarding.newcomer import (
     FEWEST,
     JoinOutcome,
@@ -29,6 +33,7 @@ from coterie.onboarding.newcomer import (
 )
 from coterie.onboarding.onboarded import curve_point
 from coterie.runs import run_folder
+from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import merge
 from sites import FAST, write_tables
 from support import federation, task
@@ -320,3 +325,27 @@ def test_the_command_prints_the_table_or_documented_json(home, capsys, tmp_path)
     code, printed = call()
     assert (code, printed.out) == (2, "")
     assert "--samples" in printed.err
+
+
+# ---- leave one site out --------------------------------------------------------------------------
+
+
+def test_a_site_that_is_left_out_trains_nothing_of_the_model_it_is_told(tmp_path):
+    """Other training rows at cedar change the others' models elsewhere, and not cedar's."""
+    data = write_tables(tmp_path / "data", rows=(40, 40, 40))
+    asked = merge(FAST, {"data.target": "label", "run.rounds": 3, "run.metric": "log_loss"})
+    with contextlib.closing(assemble(configure(asked, data=str(data)))) as assembly:
+        before, (seed,) = leave_out(assembly), assembly.config.seeds
+        made = assembly.federations[seed]
+        x = made.source.x.clone()
+        x[made.train[made.clients.index("cedar")]] += 5.0
+        assembly.federations[seed] = replace(made, source=replace(made.source, x=x))
+        after = leave_out(assembly)
+    for one, other in zip(before.sites, after.sites, strict=True):
+        assert (one.score == other.score) == (one.client == "cedar")
+        assert one.alone == other.alone
+    scores, weights = [one.score for one in before.sites], [one.test for one in before.sites]
+    assert before.means()[0] == pytest.approx(np.mean(scores))
+    assert before.means(weights)[0] == pytest.approx(np.average(scores, weights=weights))
+    section = PAGE.partition("## coterie leave-out --json")[2].partition("\n## ")[0]
+    assert {*before.to_dict()} == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))

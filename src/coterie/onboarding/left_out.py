@@ -147,12 +147,11 @@ def _of_others(assembly: Assembly, whole: Federation, i: int) -> Answers:
 
 def _some(whole: Federation, kept: Sequence[int]) -> Federation:
     """The federation of some of the clients."""
-    lists = {
+    lists: dict[str, Any] = {
         name: tuple(getattr(whole, name)[j] for j in kept)
         for name in ("clients", "train", "val", "test")
     }
-    none: dict[str, Any] = {"groups": None, "aux": None, "federated": None}
-    return replace(whole, **lists, **none)
+    return replace(whole, **lists, groups=None, aux=None, federated=None)
 
 
 def _simulation(assembly: Assembly, federation: Federation) -> Simulation:
