@@ -16,7 +16,8 @@ from coterie.data.datasets import load
 from coterie.data.partition import PARTITIONS, federate
 from coterie.diagnosis import findings
 from coterie.diagnosis.doctor import SiteRow
-from coterie.diagnosis.findings import data_warnings, one_sided, score_warnings
+from coterie.diagnosis.findings import data_warnings, score_warnings
+from coterie.diagnosis.leakage import leakage_warnings, one_sided
 from coterie.errors import CoterieWarning, DataError
 from coterie.runs.estimate import _extrapolated
 
@@ -64,7 +65,8 @@ def only_at(site, **cells):
 
 
 def test_alike_sites_give_no_warning(tmp_path):
-    assert data_warnings(federation(tmp_path)) == []
+    made = federation(tmp_path)
+    assert data_warnings(made) == leakage_warnings(made) == []
 
 
 def test_columns_that_alone_tell_the_outcome_are_asked_about(tmp_path):
@@ -76,7 +78,7 @@ def test_columns_that_alone_tell_the_outcome_are_asked_about(tmp_path):
         told = home["no" if next(luck) else row["ill"]]
         return {**row, "discharge_to": told, "drink": told, "code": home[row["ill"]]}
 
-    asked = [line for line in data_warnings(federation(tmp_path, late)) if "alone tells" in line]
+    asked = leakage_warnings(federation(tmp_path, late))
     assert ["'discharge_to'" in asked[0], "'code'" in asked[1], len(asked)] == [True, True, 2]
 
 
@@ -91,7 +93,7 @@ def test_an_id_is_to_be_a_unit_or_left_out(tmp_path):
 def test_a_split_without_positives_is_named(tmp_path):
     made = federation(tmp_path, only_at("b", ill=lambda cell: "no"))
     assert one_sided(made) == {"b": ["no 'yes' in train", "no 'yes' in val", "no 'yes' in test"]}
-    assert any("b (no 'yes' in train, no 'yes' in val" in line for line in data_warnings(made))
+    assert any("b (no 'yes' in train, no 'yes' in val" in line for line in leakage_warnings(made))
 
 
 @pytest.mark.parametrize(

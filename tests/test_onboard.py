@@ -22,13 +22,13 @@ from coterie.core.answers import Answers
 from coterie.core.optim import Recipe
 from coterie.data.datasets import load
 from coterie.errors import ConfigError, CoterieWarning, DataError, StoreError
+from coterie.onboarding.labelled import read_labelled
 from coterie.onboarding.left_out import leave_out
 from coterie.onboarding.newcomer import (
     FEWEST,
     JoinOutcome,
     client_of,
     draws_of,
-    read_labelled,
     training_helps,
 )
 from coterie.onboarding.onboarded import curve_point

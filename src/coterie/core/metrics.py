@@ -173,6 +173,11 @@ def sample_losses(metric: str, outputs: Array, targets: Array) -> Floats:
     return np.where(np.isfinite(losses), losses, math.inf)
 
 
+def log_losses(probabilities: Array, targets: Array) -> Floats:
+    """The log loss of each sample ``[n]``."""
+    return sample_losses("log_loss", probabilities, targets)
+
+
 def _mean_loss(metric: str) -> Scorer:
     def scorer(outputs: Array, targets: Array, weights: Floats) -> Floats:
         losses = sample_losses(metric, outputs, targets)

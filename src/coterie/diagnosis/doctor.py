@@ -37,6 +37,7 @@ from .findings import (
     score_warnings,
     weak_warnings,
 )
+from .leakage import leakage_warnings
 
 MOST = 30  # sites that are printed; JSON has all of them
 FEW = 4  # classes whose shares are printed
@@ -115,6 +116,7 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
     warnings = (
         *weak_warnings(roster, config.run.participation),
         *score_warnings(sites, metric),
+        *leakage_warnings(made),
         *data_warnings(made),
         *repeated_warnings(made, repeated),
         *slow,

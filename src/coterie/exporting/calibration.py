@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.algorithm import Mixture
 from ..core.answers import Answers
 from ..core.flat import FlatModel
-from ..core.metrics import LEAST_CHANCE, Floats, score
+from ..core.metrics import LEAST_CHANCE, log_losses
 from ..data.federation import Federation
 from ..data.standard import Preprocessing
 from ..engines.evaluation import outputs
@@ -108,6 +108,6 @@ def recalibrated(validation: Answers | None, test: Answers | None) -> Recalibrat
 
 
 def _log_loss(answers: Answers) -> float:
-    p: Floats | None = answers.chances
+    p = answers.chances
     assert p is not None
-    return score("log_loss", p, answers.targets)
+    return float(log_losses(p, answers.targets).mean())

@@ -3,9 +3,7 @@
 import contextlib
 import inspect
 import json
-import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -16,16 +14,14 @@ from ..core.imports import INSTALLED_ONLY, Code
 from ..core.metrics import LEAST_CHANCE, METRICS
 from ..data.data_schema import Schema
 from ..data.standard import Preprocessing
-from ..errors import printable
 from ..networks import registry
 from ..networks.registry import Recurrent, Residual, head, norm_layer
 from ..storage import files
 from ..storage.files import STRICT
 from ..views import words
-from ..views.clinical import FEWEST, Calibration, Sensitivity, SiteClinical
-from ..views.clinical_page import TOO_FEW, rows_text, sensitivity_text, share_text, subgroup_text
+from ..views.clinical import SiteClinical
 from ..views.reliance import Collaborator
-from .calibration import Recalibration
+from .clinical_card import markdown_table, plain
 
 # ---- the files of an export ----------------------------------------------------------------------
 
@@ -189,106 +185,9 @@ def _expression(module: nn.Module, depth: int) -> str | None:
     return f"nn.Sequential(OrderedDict({line}))" if named else f"nn.Sequential({line})"
 
 
-# ---- the part of a model card on a clinical outcome: calibration, sensitivity, subgroups --------
-
-# Bins and subgroups with few rows are given without numbers: a card may be passed on.
-
-
-def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
-    """The text in Markdown; ``plain`` escapes what comes from data."""
-    numbers, parts = found.numbers, []
-    if found.outcome is not None:
-        parts.append(
-            f"The outcome is {plain(found.outcome)}: {numbers.positives} of the client's "
-            f"{numbers.rows} test samples."
-        )
-        if numbers.calibration is None:
-            parts.append(f"The test samples are too few (fewer than {FEWEST}) for more numbers.")
-        else:
-            parts += [_calibration(numbers.calibration), *_sensitivity(found, numbers.sensitivity)]
-    if numbers.subgroups:
-        title = METRICS[found.metric].title + words.unit(found.metric)
-        rows = [
-            (
-                plain(group.name),
-                plain(rows_text(group.rows)),
-                subgroup_text(group, group.score, found.metric),
-            )
-            for group in numbers.subgroups
-        ]
-        head = (plain(found.column), "test samples", f"{title} (95 % interval)")
-        parts.append(f"By {plain(found.column)}:\n\n{_markdown_table(head, rows)}")
-    return "\n\n".join(parts)
-
-
-def clinical_section(
-    found: SiteClinical | None, before: SiteClinical | None, again: Recalibration | None
-) -> str:
-    """The part of the card on an outcome and on recalibration; empty without either."""
-    parts = [] if found is None else [clinical_text(found, _plain)]
-    if again is not None:
-        rows = [("log loss", f"{again.before:.3f}", f"{again.after:.3f}")]
-        old, new = (one and one.numbers.calibration for one in (before, found))
-        if old and new:
-            rows += [
-                ("expected calibration error", f"{old.error:.3f}", f"{new.error:.3f}"),
-                ("Brier score", f"{old.brier:.3f}", f"{new.brier:.3f}"),
-                ("calibration slope", f"{old.slope:.2f}", f"{new.slope:.2f}"),
-            ]
-        parts.append(
-            f"Recalibrated with a temperature of {again.temperature:.3g}, chosen on the client's "
-            f"{again.samples} validation samples. On its test samples:\n\n"
-            + _markdown_table(("", "before", "after"), rows)
-        )
-    return "\n\n".join(parts)
-
-
-def _calibration(found: Calibration) -> str:
-    rows = [
-        (
-            f"{part.predicted:.2f}",
-            rows_text(part.rows),
-            TOO_FEW if part.rows < FEWEST else f"{part.observed:.2f}",
-        )
-        for part in found.bins
-    ]
-    table = _markdown_table(
-        ("mean predicted probability", "test samples", "share with the outcome"), rows
-    )
-    slope = "" if math.isnan(found.slope) else f", calibration slope {found.slope:.2f} (ideally 1)"
-    return (
-        f"Expected calibration error {found.error:.3f}, Brier score {found.brier:.3f} (less is "
-        f"better){slope}. A well calibrated model has the same number in both columns:\n\n{table}"
-    )
-
-
-def _sensitivity(found: SiteClinical, sensitivity: Sensitivity | None) -> list[str]:
-    if sensitivity is None:
-        return ["All test samples are of one kind, so that there is no sensitivity."]
-    if sensitivity.specificity is not None:
-        return [
-            f"The threshold {sensitivity.threshold:.3g} was chosen on the client's validation "
-            f"samples, for a specificity of {100 * found.specificity:g} %. On the test samples it "
-            f"finds {sensitivity_text(sensitivity)} of those with the outcome, and "
-            f"{share_text(sensitivity.specificity)} of the others give no alarm."
-        ]
-    return [
-        f"With a specificity of {100 * found.specificity:g} % it finds "
-        f"{sensitivity_text(sensitivity)} of the samples with the outcome: those with a "
-        f"probability of at least {sensitivity.threshold:.3g}. The threshold was chosen on the "
-        "same samples."
-    ]
-
-
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 # ---- the model card of an export: what the model is, for what it may be used, and how to load it
 
 MOST_ROWS = 100  # columns of a table that the card lists
-_MARKS = re.compile(r"([\\`*_{}\[\]<>#|&~])")
 
 LOADING = """\
 tensors, models = load_file("model.safetensors"), [network() for _ in range({count})]
@@ -318,7 +217,7 @@ def card(
         "## How far to trust its probabilities" if clinical and clinical.outcome else "## Subgroups"
     )
     parts = (
-        f"# Model of {_plain(facts.client)}, trained by {_plain(facts.method)}",
+        f"# Model of {plain(facts.client)}, trained by {plain(facts.method)}",
         _what(config, preprocessing, count),
         "## How good it is",
         _quality(config, clinical),
@@ -337,13 +236,8 @@ def card(
     return "\n\n".join(parts) + "\n"
 
 
-def _plain(text: object) -> str:
-    """A text from data or a config, as plain text in Markdown."""
-    return _MARKS.sub(r"\\\1", printable(text))
-
-
 def _listed(names: Iterable[object]) -> str:
-    return ", ".join(map(_plain, names))
+    return ", ".join(map(plain, names))
 
 
 def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str:
@@ -363,8 +257,8 @@ def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str
         )
     several = f" It is a mixture of {count} such networks." if count > 1 else ""
     return (
-        f"It predicts {_plain(target.name) or 'the target'}: {asked}. It is a network of the kind "
-        f"`{config.network.name}`, made for the client {_plain(facts.client)}{way}.{several}\n\n"
+        f"It predicts {plain(target.name) or 'the target'}: {asked}. It is a network of the kind "
+        f"`{config.network.name}`, made for the client {plain(facts.client)}{way}.{several}\n\n"
         f"{_partners(facts)}"
     )
 
@@ -380,14 +274,14 @@ def _partners(facts: ModelFacts) -> str:
         how = "made from the models of" if facts.onboarded else "trained together with"
         return f"It was {how} {names}: the parts of each are not recorded."
     rows = [
-        (_plain(one.name), *map(_percent, (one.average, one.last, one.entered))) for one in known
+        (plain(one.name), *map(_percent, (one.average, one.last, one.entered))) for one in known
     ]
     head = "collaborator", "weight on average", "weight in the last round", "part of this model"
     when = "when it joined" if facts.onboarded else "over the rounds in which it took part"
     maybe = f"\n\nMay have entered it too, in a weighing that is not recorded: {names}."
     return (
         "The models of these clients entered it, directly or through others:\n\n"
-        f"{_markdown_table(head, rows)}\n\nWeights are parts of the client's weight on others, "
+        f"{markdown_table(head, rows)}\n\nWeights are parts of the client's weight on others, "
         f"{when}; a part of this model is what is left of another's after all rounds of mixing."
         f"{maybe if others else ''}"
     )
@@ -416,12 +310,12 @@ def _quality(config: ExportConfig, clinical: SiteClinical | None) -> str:
             f"**{metric.title} {number}{unit}**" + (f" ({metric.unit})." if metric.unit else ".")
         )
     counts = f"The client trained on {facts.train} samples and validated on {facts.val}."
-    return "\n\n".join([score, counts, *map(_plain, facts.notes)])
+    return "\n\n".join([score, counts, *map(plain, facts.notes)])
 
 
 def _limits(config: ExportConfig, schema: Schema) -> str:
     facts = config.model
-    name = _plain(facts.client)
+    name = plain(facts.client)
     small = f" With {facts.test} test samples the score is itself uncertain." * (facts.test < 1000)
     return (
         f"It is meant for new samples that come about as those of {name} did: the same columns, "
@@ -516,10 +410,10 @@ def _column_table(schema: Schema) -> str:
         else:
             extra = ", and 1 if it is missing, else 0" if column.missing else ""
             what = "number", f"the standardised number{extra}"
-        rows.append((_plain(column.name), *what))
+        rows.append((plain(column.name), *what))
     more = len(schema.columns) - MOST_ROWS
     rest = f"\n\n{more} more columns are in `preprocessing.json`." if more > 0 else ""
-    return f"\n\n{_markdown_table(('column', 'kind', 'becomes'), rows)}{rest}"
+    return f"\n\n{markdown_table(('column', 'kind', 'becomes'), rows)}{rest}"
 
 
 def _origin(config: ExportConfig) -> str:
@@ -534,7 +428,7 @@ def _origin(config: ExportConfig) -> str:
         "network": f"{config.network.name} {json.dumps(config.network.options)}",
         "coterie": config.coterie,
     }
-    told = _markdown_table(("", ""), [(name, _plain(value)) for name, value in rows.items()])
+    told = markdown_table(("", ""), [(name, plain(value)) for name, value in rows.items()])
     return (
         f"{told}\n\n`config.json` has the same for programs; "
         "`MANIFEST.json` has the size and the sha256 of every file."

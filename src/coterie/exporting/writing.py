@@ -40,6 +40,7 @@ from .calibration import (
     recalibrated,
     validation_answers,
 )
+from .clinical_card import clinical_section
 from .model_card import (
     CARD,
     CONFIG,
@@ -50,7 +51,6 @@ from .model_card import (
     ModelFacts,
     NetworkFacts,
     card,
-    clinical_section,
     network_factory,
     shapes_of,
 )

@@ -65,7 +65,7 @@ class LeftOut:
         rows = [site.test for site in self.sites]
         return {
             "metric": self.metric,
-            "sites": [
+            "left_out": [
                 {
                     **{"client": one.client, "test_samples": one.test, "score": one.score},
                     "interval": one.interval and list(one.interval[1:]),

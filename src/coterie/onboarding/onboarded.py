@@ -21,12 +21,13 @@ from ..core.imports import Code, Given
 from ..core.metrics import METRICS
 from ..core.paired_tests import LEVEL, Pair, client_gain
 from ..errors import ConfigError, printable_lines
-from ..exporting.exported_model import Source
+from ..exporting.new_samples import Source
 from ..exporting.writing import refuse_filled, write_export
 from ..runs.statistics import OverSeeds, over_seeds
 from ..storage import files
 from ..views import words
 from ..views.table import Heading, Line, Table, to_html, to_text
+from .labelled import read_labelled
 from .newcomer import (
     DRAWS,
     SIZES,
@@ -39,7 +40,6 @@ from .newcomer import (
     newcomer,
     open_joinable,
     personal_model,
-    read_labelled,
     warn_of_copies,
 )
 
@@ -232,7 +232,7 @@ class Onboarded:
             "method": self.method,
             "metric": self.metric,
             "answer": self.words,
-            "recommended": self.recommended,
+            "better": self.recommended,
             "collaborators": self.collaborators,
             "test_samples": self.test,
             "average": self.average,
