@@ -31,6 +31,7 @@ from ..storage.files import STRICT
 MOST_CLIENTS = 1000  # averages of more clients would take minutes and gigabytes
 LARGEST_WEIGHT = 1e6  # larger entries, which a diverged run has, count as zero
 FEWEST_ROUNDS = 3  # rounds that a test over rounds needs
+OFTEN = 0.25  # share of its rounds in which a client with clear helpers relied on others
 ABOVE = 1.5  # a clear share is at least so many times the uniform share
 
 
@@ -57,7 +58,7 @@ def reliance(runs: Sequence[Run]) -> Reliance | None:
     may give a client other data. A share is clear if it is ``ABOVE`` times the uniform share, and
     the weight exceeds the mean weight on others by a t-test over rounds, corrected for the number
     of other clients. Rounds are not independent, so the test is a filter and no proof. Nothing is
-    clear of a client that relied on others in less than half of the rounds in which it took part.
+    clear of a client that relied on others in fewer than ``OFTEN`` of the rounds it took part in.
     """
     first = runs[0].roster
     drawn = [run for run in runs if run.matrices and _same_groups(run.roster, first)]
@@ -73,7 +74,7 @@ def reliance(runs: Sequence[Run]) -> Reliance | None:
             count, total = count + (weight.sum(1) > 0), total + weight
             excess, squares = excess + over, squares + over**2
     share = parts_of(total)
-    clear = _clear(share, excess, squares, count) & (2 * count >= took)[:, None]
+    clear = _clear(share, excess, squares, count) & (count >= OFTEN * took)[:, None]
     return Reliance(share, clear, count)
 
 
