@@ -153,6 +153,7 @@ def test_folds_test_every_row_once_and_count_as_one_run():
     assert "the models of 2 folds, on the mean, joining gains" in two.verdict
     assert "your 200 rows alone" in repr(two.client("site-0"))
     assert "mean of the models of 2 folds" in repr(two)
+    assert "The model for use is that of fedfomo/seed-0: its validation score is" in repr(two)
     assert b.trained_again is None
 
 

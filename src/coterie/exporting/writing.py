@@ -248,6 +248,8 @@ def _notes(path: Path, run: Run, at: int) -> tuple[str, ...]:
             stored.get("judged_on")
         ),
         "Validation data was trained on as well.": run.merge_val,
+        "One of several models of folds: the rows that test here trained the others, and an answer "
+        "of their comparison is about the mean of all.": run.config["run"].get("folds"),
         f"The client lacks data to be judged: {lacks}.": lacks,
     }
     return tuple(note for note, holds in found.items() if holds)
