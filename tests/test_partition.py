@@ -859,6 +859,12 @@ def test_a_fold_of_samples_with_times_is_a_stretch_of_time():
         assert ((outside < inside.min()) | (outside > inside.max())).all()
 
 
+def test_the_option_folds_takes_the_place_of_a_configs_seeds():
+    assert configure({"run": {"seed": 2, "seeds": [0, 1]}}, folds=3).seeds == (2, 3, 4)
+    with pytest.raises(ConfigError, match="beside run.seeds"):
+        configure(None, folds=3, seeds=2)
+
+
 def test_a_comparison_of_folds_trains_each_with_a_seed_of_its_own():
     config = configure(None, seed=3, folds=4)
     assert config.seeds == (3, 4, 5, 6)

@@ -13,6 +13,7 @@ Arrays hold one gain per site in their last axis. ``docs/results/verdict.md`` ha
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -201,10 +202,17 @@ def p_of_two(gain: Array | float, known: float, drawn: Array | float, freedom: f
     the true deviations that such an estimate leaves open (Behrens and Fisher): it is Student's if
     nothing is known, and the normal one if nothing is drawn.
     """
-    halves, weights = roots_genlaguerre(NODES, min(freedom, 300.0) / 2 - 1)  # of a χ² variable
+    halves, weights = _half_chi_squared(min(freedom, 300.0))
     variances = np.square(drawn)[..., None] * freedom / (2 * halves) + known**2
-    p: Floats = 2 * ndtr(-np.abs(gain)[..., None] / np.sqrt(variances)) @ (weights / weights.sum())
+    p: Floats = 2 * ndtr(-np.abs(gain)[..., None] / np.sqrt(variances)) @ weights
     return p
+
+
+@cache
+def _half_chi_squared(freedom: float) -> tuple[Floats, Floats]:
+    """Values and weights that integrate over half of a χ² variable."""
+    values, weights = roots_genlaguerre(NODES, freedom / 2 - 1)
+    return values, weights / weights.sum()
 
 
 def these_sites(gains: Sequence[Gain]) -> MeanGain | None:
