@@ -198,15 +198,16 @@ def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):
     assert not any(coterie.verify(there.path).values())
 
 
-def test_folds_are_judged_at_the_sites(joined, tmp_path):
-    """Each row tests once; the sites answer about all of them, and send sums once."""
+def test_folds_are_judged_at_the_sites(tables, tmp_path, monkeypatch):
+    """Each row tests once; the sites answer about all of them, and send sums and classes once."""
+    joined = Joined(tmp_path, tables, monkeypatch, ("shown", "counts"))
     asked = merge(FAST, {"run.methods": ["fedamp"], "run.folds": 3})
     found = coterie.compare(asked, federation=joined.fed, out=tmp_path / "out")
     tested = {one.client: one.gain.samples for one in found.judgements["fedamp"].clients}
     assert tested == {"ash": 60, "birch": 47, "cedar": 80}
     assert "the models of 3 folds" in found.verdict
     lines = (joined.folders["ash"].path / "sent.jsonl").read_text()
-    assert lines.count("sums") == 1
+    assert lines.count("sums") == lines.count("samples of each class") == 1
     assert "of each of 3 trainings and of all" in lines
     assert coterie.read(found.path).judgements == found.judgements
 

@@ -861,7 +861,7 @@ def test_a_fold_of_samples_with_times_is_a_stretch_of_time():
 
 def test_the_option_folds_takes_the_place_of_a_configs_seeds():
     assert configure({"run": {"seed": 2, "seeds": [0, 1]}}, folds=3).seeds == (2, 3, 4)
-    with pytest.raises(ConfigError, match="beside run.seeds"):
+    with pytest.raises(ConfigError, match=r"beside run\.seeds"):
         configure(None, folds=3, seeds=2)
 
 

@@ -107,9 +107,8 @@ def sites(drawn: Drawn, rows: int, ends: bool = False) -> Sites:
     for at in (slice(i, i + BLOCK) for i in range(0, len(gains), BLOCK)):
         found = inference.pool(gains[at], pooled(drawn.wins[at], drawn.losses[at], rows))
         above[at] = found.above()
-        if ends:
-            low, high = found.interval()
-            inside[at] = (low <= drawn.truth[at]) & (drawn.truth[at] <= high)
+        if ends:  # the interval ends where the probability of a larger gain is 2.5 and 97.5 %
+            inside[at] = np.abs(found.above(drawn.truth[at]) - 0.5) <= (1 - LEVEL) / 2
     p = mid_p(drawn.wins, drawn.losses)
     return Sites(drawn.truth, gains, p, above, float(inside.mean()))
 

@@ -175,11 +175,10 @@ class SiteHandler:
     def _divide(self, data: bytes) -> bytes:
         asked = payload_of(data, DivisionRequest)
         approval, schema = self._asked_schema(asked)
-        told = self._folder.consent.counts
+        whole = asked.fold is None  # differences of two folds would be about a few rows
+        told = whole and self._folder.consent.counts
         facts = self._holdings.facts(schema, asked.scale, asked.fold, classes=told)
-        sums = None
-        if asked.fold is None:
-            sums = self._holdings.sums(schema, asked.scale, approval)
+        sums = self._holdings.sums(schema, asked.scale, approval) if whole else None
         counts = facts.counts
         self._told = (
             f"rows: {counts.train} train, {counts.val} val, {counts.test} test",

@@ -102,7 +102,7 @@ class DivisionRequest:
     request: str  # the id of the request
     schema: str  # JSON of the common Schema
     scale: Scale
-    fold: Fold | None = None  # by which it tests; no sums are sent of a fold
+    fold: Fold | None = None  # which tests; no sums and no classes are told of it
 
 
 @dataclass(frozen=True)
