@@ -9,7 +9,7 @@ from ..core.algorithm import Mixture
 from ..data.standard import Preprocessing
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
-from ..exporting.model_card import ModelFacts, NetworkFacts, network_factory
+from ..exporting.model_card import ModelFacts, NetworkFacts, network_factory, notes_on_training
 from ..exporting.writing import Trained, without, write_export
 from ..runs.run import JudgedRows
 from ..runs.stored import read_outcomes
@@ -117,7 +117,7 @@ def _facts(site: SiteFolder, folder: Path, made: Experiment) -> ModelFacts:
         metric=config.run.metric,
         score=_score(folder / ANSWERS),
         collaborators=() if made.algorithm.traits.alone else unknown_parts(others),
-        notes=("Validation data was trained on as well.",) if made.merged else (),
+        notes=notes_on_training(made.merged, config.run.folds),
     )
 
 

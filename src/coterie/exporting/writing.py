@@ -42,6 +42,7 @@ from .model_card import (
     NetworkFacts,
     card,
     network_factory,
+    notes_on_training,
     shapes_of,
 )
 
@@ -247,9 +248,7 @@ def _notes(path: Path, run: Run, at: int) -> tuple[str, ...]:
         "The test score is on another client's data, as the run asked for (foreign targets).": (
             stored.get("judged_on")
         ),
-        "Validation data was trained on as well.": run.merge_val,
-        "One of several models of folds: the rows that test here trained the others, and an answer "
-        "of their comparison is about the mean of all.": run.config["run"].get("folds"),
         f"The client lacks data to be judged: {lacks}.": lacks,
     }
-    return tuple(note for note, holds in found.items() if holds)
+    trained = notes_on_training(run.merge_val, run.config["run"].get("folds"))
+    return (*(note for note, holds in found.items() if holds), *trained)
