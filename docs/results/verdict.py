@@ -356,7 +356,7 @@ def models(metric: str, n: int, share: float, several: str, rng: Rng) -> tuple[A
 def main() -> None:
     """Print all tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--runs", type=int, default=2000, help="comparisons in each setting")
+    parser.add_argument("--runs", type=int, default=1000, help="comparisons in each setting")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     rng, out = np.random.default_rng([asked.seed, 1]), Path(__file__).with_suffix(".csv")
