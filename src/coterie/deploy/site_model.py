@@ -9,8 +9,8 @@ from ..core.algorithm import Mixture
 from ..data.standard import Preprocessing
 from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, StoreError
-from ..exporting.model_card import ModelFacts, NetworkFacts, network_factory, notes_on_training
-from ..exporting.writing import Trained, without, write_export
+from ..exporting.model_card import ModelFacts, NetworkFacts, network_factory
+from ..exporting.writing import Trained, notes_on_training, without, write_export
 from ..runs.run import JudgedRows
 from ..runs.stored import read_outcomes
 from ..storage import files

@@ -58,16 +58,6 @@ class ModelFacts:
     onboarded: bool = False  # the client was not in the run: it joined the finished one
 
 
-def notes_on_training(merged: bool, folds: int | None) -> tuple[str, ...]:
-    """What a reader has to know of how a model was trained."""
-    found = {
-        "Validation data was trained on as well.": merged,
-        f"This is one of the models of {folds} folds: the rows that test here trained the others, "
-        "and an answer of their comparison is about the mean of all.": folds,
-    }
-    return tuple(note for note, holds in found.items() if holds)
-
-
 @dataclass(frozen=True)
 class NetworkFacts:
     """The network of a model."""

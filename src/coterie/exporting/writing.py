@@ -42,7 +42,6 @@ from .model_card import (
     NetworkFacts,
     card,
     network_factory,
-    notes_on_training,
     shapes_of,
 )
 
@@ -252,3 +251,13 @@ def _notes(path: Path, run: Run, at: int) -> tuple[str, ...]:
     }
     trained = notes_on_training(run.merge_val, run.config["run"].get("folds"))
     return (*(note for note, holds in found.items() if holds), *trained)
+
+
+def notes_on_training(merged: bool, folds: int | None) -> tuple[str, ...]:
+    """What a reader has to know of how a model was trained."""
+    found = {
+        "Validation data was trained on as well.": merged,
+        f"This is one of the models of {folds} folds: the rows that test here trained the others, "
+        "and an answer of their comparison is about the mean of all.": folds,
+    }
+    return tuple(note for note, holds in found.items() if holds)
