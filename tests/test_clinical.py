@@ -11,7 +11,7 @@ import scipy.special
 import scipy.stats
 from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import brier_score_loss, roc_curve
+from sklearn.metrics import average_precision_score, brier_score_loss, roc_curve
 
 import coterie
 from coterie.core.answers import Answers
@@ -23,7 +23,13 @@ from coterie.runs.run import JudgedRows, Run
 from coterie.runs.run_folder import PREDICTIONS
 from coterie.views import clinical as clinical_module
 from coterie.views import clinical as formulas
-from coterie.views.clinical import FEWEST, ClinicalChoice, clinical_run, site_clinical
+from coterie.views.clinical import (
+    FEWEST,
+    ClinicalChoice,
+    clinical_run,
+    companions,
+    site_clinical,
+)
 from coterie.views.clinical_page import clinical_view
 from coterie.views.page import page, run_page
 from coterie.views.site_page import site_page
@@ -422,3 +428,22 @@ def test_a_perfect_score_of_few_rows_has_an_interval():
     found = formulas.estimated_score("auc", answers)
     assert found.value == found.high == 100
     assert 29 < found.low < 30  # three of three
+
+
+# ---- beside the AUC ------------------------------------------------------------------------------
+
+
+def test_an_auc_never_stands_alone(compared, table):
+    """The other scores stand under the table and in a run; accuracy has none."""
+    assert companions(compared.of_method("fedavg")) == ""
+    rare = coterie.compare(CONFIG, data=str(table), set={"run.metric": "auc"})
+    said, (run,) = companions(rare.of_method("fedavg")), rare.of_method("fedavg")
+    own = list(run.outcomes.clients())
+    chances = np.concatenate([part.chances[:, 1] for part in own]).astype(float)
+    truth = run.outcomes.targets == 1
+    assert f"AUPRC {100 * average_precision_score(truth, chances):.1f} %" in said
+    assert f"Brier score {((chances - truth) ** 2).mean():.3f}" in said
+    for name in ("balanced accuracy", "sensitivity", "calibration slope"):
+        assert name in said
+    assert f"FedAvg, all test rows: {said}." in repr(rare)
+    assert said in repr(run)

@@ -68,6 +68,13 @@ def copied(exported, tmp_path):
     return Path(shutil.copytree(exported[2], tmp_path / "copy"))
 
 
+def test_the_card_of_a_fold_says_whose_mean_was_judged(table_run, tmp_path):
+    asked = merge(FAST, {"data.target": "label", "run.folds": 2, "run.fold": 1})
+    run = coterie.run(asked, data=str(table_run[0]), method="fedavg", out=tmp_path / "run")
+    said = (coterie.export(run.path, "ash", tmp_path / "out") / "README.md").read_text()
+    assert "one of the models of 2 folds" in " ".join(said.split())
+
+
 def rows_of(path):
     """The cells of a CSV file, line by line."""
     return [*csv.reader(io.StringIO(path.read_text()))]

@@ -18,7 +18,7 @@ from coterie.api import configure
 from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, listed, ranges
-from coterie.data.partition import Fold, take_fold, take_share
+from coterie.data.partition import Fold, folds_of, take_share
 from coterie.data.partitions import latent
 from coterie.data.partitions.base import even, largest_remainder, shard_classes
 from coterie.data.partitions.labels import (
@@ -843,7 +843,7 @@ def test_a_fold_keeps_units_together():
     data = load("digits")
     data = replace(data, units=torch.arange(len(data.x)) // 7)
     mine = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))[:400]
-    masks = [take_fold(data, mine, Fold(part, 5), 0, "fold") for part in range(5)]
+    masks = [folds_of(data, mine, 5, 0, "fold") == part for part in range(5)]
     assert (torch.stack(masks).sum(0) == 1).all()
     units = [set(data.units[mine[mask]].tolist()) for mask in masks]
     assert sum(map(len, units)) == len(set.union(*units))
@@ -857,6 +857,12 @@ def test_a_fold_of_samples_with_times_is_a_stretch_of_time():
         made = federate(data, PARTITIONS["iid"](clients=1), val=0.0, fold=Fold(part, 4))
         inside, outside = (data.times[rows[0]] for rows in (made.test, made.train))
         assert ((outside < inside.min()) | (outside > inside.max())).all()
+
+
+def test_the_option_folds_takes_the_place_of_a_configs_seeds():
+    assert configure({"run": {"seed": 2, "seeds": [0, 1]}}, folds=3).seeds == (2, 3, 4)
+    with pytest.raises(ConfigError, match=r"beside run\.seeds"):
+        configure(None, folds=3, seeds=2)
 
 
 def test_a_comparison_of_folds_trains_each_with_a_seed_of_its_own():

@@ -138,6 +138,8 @@ def requests(folder: Folder, data: Data = None, target: Target = None) -> None:
         print(printable(f"{request.id[:12]}: {methods}; {request.rounds} rounds of at most"))
         print(printable(f"  {request.epochs} epochs, with {others} other sites:"))
         print(printable(f"  {', '.join(request.clients)}"))
+        if request.folds is not None:
+            print(f"  in {request.folds} folds: every row tests in one and trains in the others")
     if not waiting:
         print("no request waits")
         return

@@ -80,8 +80,8 @@ class Fold(NamedTuple):
     of: int  # how many folds there are
 
 
-def take_fold(dataset: Dataset, mine: Tensor, fold: Fold, *words: int | str) -> Tensor:
-    """The blocks of ``mine`` that a fold tests; return a mask over ``mine``.
+def folds_of(dataset: Dataset, mine: Tensor, of: int, *words: int | str) -> Tensor:
+    """The fold of each sample of ``mine``, of so many folds.
 
     Blocks are dealt to the folds class by class, so that folds have the same classes. If samples
     have times, a fold is a stretch of time; blocks of the same time stay together.
@@ -90,12 +90,12 @@ def take_fold(dataset: Dataset, mine: Tensor, fold: Fold, *words: int | str) -> 
     if dataset.times is not None:
         first = np.full(count, np.inf)
         np.minimum.at(first, block, dataset.times[mine].numpy())
-        place = np.searchsorted(np.sort(first), first) * fold.of // max(1, count)
+        place = np.searchsorted(np.sort(first), first) * of // max(1, count)
     else:
         luck = random.uniform(*words, torch.arange(count)).numpy()
         place = np.empty(count, np.int64)
-        place[np.lexsort((luck, _kinds(dataset, mine, block, count)))] = np.arange(count) % fold.of
-    return torch.from_numpy((place == fold.part)[block])
+        place[np.lexsort((luck, _kinds(dataset, mine, block, count)))] = np.arange(count) % of
+    return torch.from_numpy(place[block])
 
 
 def _blocks(dataset: Dataset, mine: Tensor) -> tuple[Ints, int]:
@@ -162,7 +162,7 @@ def three_ways(
                 f"run.folds: {dataset.name} comes with test data of its own; expected data that "
                 "folds can divide; leave --folds out"
             )
-        taken = take_fold(dataset, pool, fold, seed, "fold", random.name_key(name))
+        taken = folds_of(dataset, pool, fold.of, seed, "fold", random.name_key(name)) == fold.part
         pool, test = pool[~taken], pool[taken]
     if test is None:
         pool, test = take(dataset, name, pool, shares[1], seed, "test")

@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..data.partition import Fold
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..storage import files
 from ..storage.files import STRICT, parsed
@@ -55,6 +56,11 @@ class Approval:
             raise ForbiddenError(
                 "ended", f"the approval of this request ended on {self.until[:10]}"
             )
+
+    def refuse_fold(self, fold: Fold | None) -> None:
+        """Refuse to test by a fold that is none of the request's."""
+        if fold is not None and (fold.of != self.request.folds or not 0 <= fold.part < fold.of):
+            raise ForbiddenError("not_approved", "the fold is none of the approved request")
 
     def refuse_texts(self, found: Texts) -> None:
         """Refuse to name a text that the owner has not seen."""
@@ -129,6 +135,7 @@ class Approvals:
     def agree(self, approval: Approval, experiment: Experiment, size: int) -> None:
         """Refuse an agreement that is not within the request, or one too many."""
         agreement, config, request = experiment.agreement, experiment.config, approval.request
+        approval.refuse_fold(config.fold(config.run.seed))
         own = agreement.counts[agreement.clients.index(self._folder.name)].train
         train, found = (
             config.train,

@@ -12,7 +12,7 @@ from ..engines.site import ANSWERS, MODEL
 from ..errors import ConfigError, CoterieError, StoreError
 from ..exporting.calibration import validation_answers
 from ..exporting.model_card import ModelFacts, NetworkFacts, network_factory
-from ..exporting.writing import Trained, judged_client, without, write_export
+from ..exporting.writing import Trained, judged_client, notes_on_training, without, write_export
 from ..runs.run import JudgedRows
 from ..runs.stored import read_outcomes
 from ..storage import files
@@ -126,7 +126,7 @@ def _facts(site: SiteFolder, folder: Path, made: Experiment) -> ModelFacts:
         metric=config.run.metric,
         score=_score(folder / ANSWERS),
         collaborators=() if made.algorithm.traits.alone else unknown_parts(others),
-        notes=("Validation data was trained on as well.",) if made.merged else (),
+        notes=notes_on_training(made.merged, config.run.folds),
     )
 
 

@@ -34,7 +34,7 @@ from ..storage.files import STRICT, parsed
 MOST_SITES = 10_000
 NONCE = re.compile(r"[0-9a-f]{32}")
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
-SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric")
+SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric", "folds", "fold")
 SHARED_DATA = ("scale",)  # fields of [data] that all sites have to share
 
 
@@ -60,6 +60,7 @@ class Request:
     methods: tuple[str, ...]
     rounds: int  # of one experiment
     epochs: int  # of one round, by the method that trains most
+    folds: int | None = None  # in which every row tests once and trains in the others
 
     def to_json(self) -> str:
         """The request as JSON: the same text for the same request."""
@@ -90,6 +91,7 @@ def request_of(config: Config, federation: str, clients: tuple[str, ...]) -> Req
         tuple(sorted({*named} | {LOCAL})),
         config.run.rounds,
         max(train.epochs for train in trained),
+        config.run.folds,
     )
 
 

@@ -306,7 +306,17 @@ def _notes(path: Path, run: Run, at: int) -> tuple[str, ...]:
         "The test score is on another client's data, as the run asked for (foreign targets).": (
             stored.get("judged_on")
         ),
-        "Validation data was trained on as well.": run.merge_val,
         f"The client lacks data to be judged: {lacks}.": lacks,
+    }
+    trained = notes_on_training(run.merge_val, run.config["run"].get("folds"))
+    return (*(note for note, holds in found.items() if holds), *trained)
+
+
+def notes_on_training(merged: bool, folds: int | None) -> tuple[str, ...]:
+    """What a reader has to know of how a model was trained."""
+    found = {
+        "Validation data was trained on as well.": merged,
+        f"This is one of the models of {folds} folds: the rows that test here trained the others, "
+        "and an answer of their comparison is about the mean of all.": folds,
     }
     return tuple(note for note, holds in found.items() if holds)

@@ -15,7 +15,7 @@ from scipy.special import betaincinv, expit, logit
 
 from ..core import metrics
 from ..core.answers import Answers
-from ..core.metrics import BESIDE, METRICS, Array, Floats
+from ..core.metrics import BESIDE, METRICS, Array, Floats, mean_known
 from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import JudgedRows, Run
@@ -280,17 +280,52 @@ def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun 
                 "samples with names of classes; expected a simulation by this version"
             )
         return None
+    together = _together(run, choice)
+    if together is None:
+        return None
     sites, sizes = list(run.outcomes.clients()), run.outcomes.sizes
     sites = sites if len(sites) <= MOST_SITES else []
     own = [
         site_clinical(run.metric, x, rows_of(rows, sizes, i), choice) for i, x in enumerate(sites)
     ]
-    (whole,) = run.outcomes._replace(sizes=sizes.sum(keepdims=True)).clients()
-    together = site_clinical(run.metric, whole, rows, choice)
-    if together is None:
-        return None
     parts = tuple(site.numbers for site in own if site is not None)
     return ClinicalRun(*together[:3], parts, together.numbers)
+
+
+def _together(run: Run, choice: ClinicalChoice) -> SiteClinical | None:
+    """The numbers of all clients together."""
+    if run.outcomes is None or run.roster.rows is None:
+        return None
+    sizes = run.outcomes.sizes.sum(keepdims=True)
+    (whole,) = run.outcomes._replace(sizes=sizes).clients()
+    return site_clinical(run.metric, whole, run.roster.rows, choice)
+
+
+def companions(runs: Sequence[Run]) -> str:
+    """What belongs beside a score such as the AUC of two classes: the other scores, in words.
+
+    They are of all test samples together, and the mean over the runs of one method. Empty for a
+    metric of another kind, and where the answers are not known.
+    """
+    found = [_together(run, ClinicalChoice()) for run in runs if run.metric in BESIDE]
+    known = [one.numbers for one in found if one is not None and one.numbers.calibration]
+    if not known:
+        return ""
+    scores = np.array([one.beside for one in known]).T
+    parts = [
+        f"{METRICS[name].title} {mean_known(row):.1f} %"
+        for name, row in zip(BESIDE, scores, strict=True)
+        if name != runs[0].metric
+    ]
+    caught = [one.sensitivity.found.value for one in known if one.sensitivity is not None]
+    brier, slopes = np.array([one.calibration[2:] for one in known if one.calibration]).T
+    if caught:
+        level = f"{100 * SPECIFICITY:.0f} % specificity"
+        parts.append(f"sensitivity {100 * np.mean(caught):.0f} % at {level}")
+    slope = mean_known(slopes)
+    parts += [f"Brier score {brier.mean():.3f}"]
+    parts += [] if np.isnan(slope) else [f"calibration slope {slope:.2f}"]
+    return ", ".join(parts)
 
 
 def site_clinical(
