@@ -98,7 +98,8 @@ def trained_site(
         rows = holdings.judged(made)
         if target.classes and not made.merged:
             with contextlib.suppress(CoterieError):  # the data may have changed since
-                own = holdings.federation(agreement.schema, config.data.scale)
+                fold = config.fold(config.run.seed)
+                own = holdings.federation(agreement.schema, config.data.scale, fold=fold)
                 held = validation_answers(*found, ready, own, 0)
     if rows is None or rows.codes is None or len(rows.codes) != len(answers.targets):
         rows = JudgedRows(target.classes, target.name)
