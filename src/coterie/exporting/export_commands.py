@@ -17,12 +17,14 @@ def export(
     out: Out,
     specificity: Annotated[float, SPECIFIC] = 0.9,
     positive: Annotated[str | None, POSITIVE] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="also write model.onnx")] = False,
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
     """Write one client's model as a folder: parameters, preprocessing, a model card."""
     from .writing import export as write
 
-    show_export(write(run, client, out, specificity=specificity, positive=positive, code=code))
+    given = Path(run), client, Path(out)
+    show_export(write(*given, specificity=specificity, positive=positive, onnx=onnx, code=code))
 
 
 def predict(
