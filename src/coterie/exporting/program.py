@@ -20,7 +20,7 @@ from .exported_model import ExportedModel
 MISSING = "an ONNX file needs the packages of an extra ({}): pip install 'coterie[onnx]'"
 
 
-class Answering(nn.Module):
+class Program(nn.Module):
     """The whole of a model, from encoded samples to answers."""
 
     scale: Tensor | None
@@ -64,7 +64,7 @@ def program(model: ExportedModel) -> torch.export.ExportedProgram:
     """The model as ``torch.export`` gives it, for any number of samples."""
     sample = model.preprocessing.schema.example().x.repeat_interleave(2, 0)
     free = ({0: torch.export.Dim("samples")},)
-    return torch.export.export(Answering(model), (sample,), dynamic_shapes=free)
+    return torch.export.export(Program(model), (sample,), dynamic_shapes=free)
 
 
 def write_onnx(model: ExportedModel, path: str | Path) -> Path:

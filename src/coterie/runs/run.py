@@ -194,6 +194,12 @@ class Run:
         """The predictor of one client: ``weights [r]``, ``models [r, P]``."""
         from .stored import read_predictor
 
+        method = self.config.get("algorithm", {}).get(self.method, {})
+        if "knn" in (method.get("adapt", {}).get("name"), self.config.get("adapt", {}).get("name")):
+            raise StoreError(
+                "this run's clients answer with their own samples beside the model (adapt = 'knn'),"
+                " which no run keeps; expected another adaptation where models are taken home"
+            )
         if self.held is not None:
             return Mixture(*(part[client] for part in self.held))
         return read_predictor(self._models(), client)
