@@ -14,6 +14,7 @@ from ..core.problem import Counts, Problem, SharedPool
 from ..core.shards import Ragged, Scaling, Shards
 from .federation import Federation, Indices
 from .manifest import class_counts
+from .streamed import refuse_streamed
 
 
 class Pool(NamedTuple):
@@ -53,6 +54,8 @@ def simulate(
     own training and validation data, for metrics that weigh samples by them.
     """
     device = torch.device(device)
+    if sharing is not None or federation.relabel is not None:
+        refuse_streamed(federation.dataset, "a method that shares samples, or a relabelling,")
     pool = None if sharing is None else form_pool(federation, sharing, seed)
     train = federation.train if pool is None else pool.train
     if merge_val:

@@ -26,6 +26,7 @@ from ..data.manifest import Identity, manifest
 from ..data.partition import federate, partition_class
 from ..data.simulation import Simulation, simulate
 from ..data.standard import Preprocessing, preprocessing_of
+from ..data.streamed import is_streamed, refuse_streamed
 from ..engines import Engine, Length, make_engine
 from ..engines.wire import gains_of
 from ..errors import ConfigError
@@ -232,7 +233,12 @@ def settled(config: Config, dataset: Dataset) -> Config:
     data = config.data
     if data.scale == AUTO and dataset.x.dtype == torch.uint8:  # images
         data = data.model_copy(update={"scale": AUTO_SCALE})
-    update = {"data": data, "partition": partition, "model": model, "run": run}
+    engine = config.engine
+    if engine.name == AUTO and is_streamed(dataset):
+        engine = engine.model_copy(update={"name": "loop"})
+    if engine.name != "loop":
+        refuse_streamed(dataset, f"engine.name = '{engine.name}'")
+    update = {"data": data, "partition": partition, "model": model, "run": run, "engine": engine}
     return config.model_copy(update=update)
 
 

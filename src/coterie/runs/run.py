@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..core import metrics
 from ..core.algorithm import Mixture
 from ..core.answers import Outcomes
+from ..core.batches import EVALUATION_BLOCK
 from ..core.calls import Form
 from ..core.metrics import Floats
 from ..errors import StoreError, printable_lines
@@ -142,7 +143,8 @@ def lack(federation: "Federation", i: int) -> str | None:
             return f"no {name} data"
     if not data.regression and bool((data.y[own] == data.y[own[0]]).all()):
         return "one class only"
-    if bool((data.x[own] == data.x[own[0]]).all()):
+    first, blocks = data.x[own[0]], own.split(EVALUATION_BLOCK)
+    if all(bool((data.x[block] == first).all()) for block in blocks):
         return "constant features"
     return None
 
