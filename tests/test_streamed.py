@@ -63,7 +63,6 @@ def test_a_mapped_folder_is_read_as_the_file_of_the_same_arrays(tmp_path):
     ("asked", "error"),
     [
         ({"engine": "vmap"}, "engine.name = 'vmap' needs all samples"),
-        ({"method": "fedavg_data"}, "shares samples.* needs all samples"),
         ({"partition": "latent", "clients": 6}, "latent needs all samples"),
     ],
 )

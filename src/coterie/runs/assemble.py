@@ -32,7 +32,7 @@ from ..engines.wire import gains_of
 from ..errors import ConfigError
 from ..networks import registry
 from ..networks.changes import unused_adapter
-from .config.checks import model_options, partition_options
+from .config.checks import model_options, own_loss, partition_options
 from .config.schema import Config
 from .plan import Cell
 from .resume import UnfinishedRun
@@ -93,7 +93,7 @@ class Assembly(Setting):
         """
         train, seed, sharing = asked.train, asked.run.seed, algorithm.traits.sharing
         recipe, merge = train.recipe(), train.merge_val and not algorithm.traits.uses_validation
-        key = seed, merge, sharing, train.precision
+        key = seed, merge, sharing, train.precision, train.loss
         if key not in self._made:
             for other in [made for made in self._made if made[0] != seed]:
                 del self._made[other]
@@ -107,6 +107,7 @@ class Assembly(Setting):
                 merge_val=merge,
                 sharing=sharing,
                 shares=METRICS[self.config.run.metric].by_share,
+                loss=own_loss(train, self.config.code),
             )
         on = self._made[key]
         if on.problem.recipe == recipe:

@@ -11,8 +11,7 @@
     predictions.npz       the predictions for every test sample: the verdict is computed from them
     summary.json          the numbers of the table
     report.html           the run on one page
-    MANIFEST.json         sha256 and size of each file; written last, so a run without it is
-                          unfinished
+    MANIFEST.json         sha256 and size of each file; written last: an unfinished run has none
 
 During a run, its matrices are in ``collaboration.parts/``, one file per round, and ``checkpoint/``
 holds the state from which a killed run can be continued (:meth:`RunFolder.reopen`).
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.calls import Form
-from ..core.metrics import METRICS
+from ..core.metrics import METRICS, read_facts
 from ..data.manifest import Identity, changes
 from ..data.standard import Preprocessing
 from ..errors import StoreError
@@ -171,11 +170,12 @@ def _read(path: Path) -> Run:
         raise StoreError(
             f"{path / SUMMARY}: {error}; check the folder with 'coterie verify'"
         ) from error
-    log = _log(path, summary)
-    _check_clients(log)
     config, where = files.read_json(path / CONFIG), files.read_json(path / ENVIRONMENT)
     if not all(isinstance(part, dict) for part in (config, where, config.get("run", {}))):
         raise TypeError(f"expected tables in {CONFIG} and {ENVIRONMENT}")
+    read_facts(summary["metric"], config.get("metric", {}))
+    log = _log(path, summary)
+    _check_clients(log)
     kinds.check("argv", where.get("argv", []), "a list of texts")
     return log.run(config=config, environment=where, summary=summary, path=path)
 
