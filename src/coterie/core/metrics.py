@@ -7,7 +7,7 @@ better, whatever the metric.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -408,6 +408,16 @@ def mean_known(scores: Floats) -> Floats:
     count = known.sum(-1)
     means: Floats = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     return means
+
+
+def stalled(means: Sequence[float], metric: str) -> int:
+    """How many evaluations ago the best mean was reached for the first time.
+
+    >>> stalled([50.0, 70.0, 70.0, 60.0], "accuracy")
+    2
+    """
+    signed = np.array(means) * (1.0 if higher_is_better(metric) else -1.0)
+    return len(means) - 1 - int(np.nan_to_num(signed, nan=-math.inf).argmax())
 
 
 def gains(scores: Floats, reference: Floats, metric: str) -> Floats:

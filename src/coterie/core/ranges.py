@@ -53,16 +53,14 @@ class OneOf:
         if not self.own:
             return named
         brought = core_schema.str_schema(pattern=":", strict=True)
+        message = f"Input should be {self.words(', ')}"
         return core_schema.union_schema(
-            [named, brought],
-            custom_error_type="name",
-            custom_error_message=f"Input should be {', '.join(map(repr, self.names))} or package.module:Class",
+            [named, brought], custom_error_type="name", custom_error_message=message
         )
 
-    @property
-    def words(self) -> str:
+    def words(self, between: str = " or ") -> str:
         """The names as words."""
-        return " or ".join([*map(repr, self.names), *(["package.module:Class"] * self.own)])
+        return between.join([*map(repr, self.names), *(["package.module:Class"] * self.own)])
 
 
 def fitted(value: Any, kind: Any) -> Any:
@@ -124,7 +122,7 @@ def in_words(kind: Any) -> str:
         base, *limits = arguments
         for limit in limits:
             if isinstance(limit, OneOf):
-                return limit.words
+                return limit.words()
         return in_words(base) + "".join(_limit(limit) for limit in limits)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind, include_extras=True)

@@ -32,6 +32,7 @@ from ..errors import StoreError
 from ..storage import faults, files, lock
 from . import checkpoint, kinds, stored
 from .run import MODELS, RAN, REPORT, Line, Log, Run, ran
+from .statistics import promised_rounds
 from .summary import Predictors, checked, finished
 
 if TYPE_CHECKING:
@@ -273,8 +274,7 @@ def _contents(path: Path) -> list[str]:
         CLIENTS: [(int(index), None) for index in run.rounds],
         MATRICES: [(index, None) for index in run.matrix_rounds],
     }
-    asked = run.config.get("run", {}).get("rounds", len(run.lines))
-    wrong = _gaps(run.lines, kept, asked)
+    wrong = _gaps(run.lines, kept, promised_rounds(run))
     models = path / MODELS
     if models.exists() and stored.stored_digest(models) != run.summary.get("digest"):
         wrong.append(f"{MODELS} does not give the digest in {SUMMARY}")

@@ -63,6 +63,7 @@ def _unknown(path: list[str]) -> ConfigError:
 def with_names(config: Config) -> Config:
     """The config with data, partition and model looked up, their fields checked and filled in."""
     _check_own(config)
+    _check_patience(config)
     found = {
         "data": _data_options(config),
         "partition": partition_options(config.partition, config.code),
@@ -85,6 +86,15 @@ def own_loss(train: TrainTable, code: Code) -> Callable[..., Any] | None:
     found = imported(train.loss, OwnLoss, "train.loss", code) if given is None else given
     made: Callable[..., Any] = found() if isinstance(found, type) else found
     return made
+
+
+def _check_patience(config: Config) -> None:
+    """Refuse to stop by validation where the server knows no validation scores."""
+    if config.run.patience and (config.train.merge_val or config.run.federation):
+        raise ConfigError(
+            "run.patience: stops by scores on validation data, which a federation leaves at the "
+            "sites and train.merge_val trains on; expected neither, or no patience"
+        )
 
 
 def _check_own(config: Config) -> None:

@@ -153,6 +153,7 @@ class RunTable(_Table, frozen=True):
     evaluate_every: Count = 1  # rounds
     training_loss: bool | None = None  # log the mean loss on training data
     metric: Annotated[str, OneOf(("auto", *METRICS), own=True)] = "auto"  # or package.module:Class
+    patience: Count | None = None  # evaluations without a better validation mean, then it stops
     checkpoint_every: Count | None = None  # rounds
     spread: Literal["ray"] | None = None  # execute the runs of a comparison at the same time
     out: str | None = None  # folder of the results
