@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import coterie
 from coterie.adapt import (
     ADAPTATIONS,
     Adapted,
@@ -33,7 +34,7 @@ from coterie.core.flat import FlatModel
 from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation
 from coterie.data.partition import PARTITIONS, federate, hold_aux
-from coterie.errors import ConfigError
+from coterie.errors import ConfigError, StoreError
 from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import load
 from support import (
@@ -583,3 +584,13 @@ def test_neighbours_answer_as_the_formula_says():
             near = sorted((float((point - keys[i]).norm()), int(y[i])) for i in range(5))[:k]
             expected = [sum(math.exp(-d) for d, c in near if c == which) for which in range(3)]
             assert_close(row, torch.tensor(expected, dtype=torch.float64) / sum(expected), 1e-9)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"adapt": "knn"}, {"set": {"algorithm.fedavg.adapt.name": "knn"}}]
+)
+def test_a_model_without_its_neighbours_is_not_handed_out(asked):
+    config = {"partition": {"name": "iid", "clients": 2}, "model": {"name": "linear"}}
+    run = coterie.run(config, method="fedavg", rounds=1, engine="loop", **asked)
+    with pytest.raises(StoreError, match="their own samples beside the model"):
+        run.predictor(0)

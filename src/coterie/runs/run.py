@@ -196,8 +196,9 @@ class Run:
         """The predictor of one client: ``weights [r]``, ``models [r, P]``."""
         from .stored import read_predictor
 
-        method = self.config.get("algorithm", {}).get(self.method, {})
-        if "knn" in (method.get("adapt", {}).get("name"), self.config.get("adapt", {}).get("name")):
+        algorithm = self.config.get("algorithm", {})  # its name, and a table for it
+        tables = [self.config, *(t for t in algorithm.values() if isinstance(t, dict))]
+        if any(table.get("adapt", {}).get("name") == "knn" for table in tables):
             raise StoreError(
                 "this run's clients answer with their own samples beside the model (adapt = 'knn'),"
                 " which no run keeps; expected another adaptation where models are taken home"
