@@ -105,7 +105,7 @@ def train(
     With ``patience`` the round is the last one in which the mean validation score has not exceeded
     its best for so many evaluations; ``validated`` are the means of those before ``begin``.
     """
-    until = Until(rounds, patience, list(validated))
+    until = Until(problem, rounds, patience, list(validated))
     algorithm = governed(algorithm, problem)
     check_run(algorithm, problem, rounds)
     done, server, states, accepted = begin or _start(algorithm, problem)
@@ -118,15 +118,12 @@ def train(
         server, accepted, traffic, rejected, raw = _exchange(
             algorithm, engine, server, accepted, round, problem.sizes, guard
         )
-        last = index == rounds - 1
-        found, collaboration = None, None
-        evaluated = last or (index + 1) % evaluate_every == 0
+        found, collaboration, last = None, None, False
+        evaluated = index == rounds - 1 or (index + 1) % evaluate_every == 0
         if evaluated or problem.population <= MATRIX_EVERY_ROUND:
             collaboration = _weights(algorithm, engine, server, round)
         if evaluated:
-            found, served, raw, last = _judged(
-                algorithm, engine, server, round, metric, raw, until, problem
-            )
+            found, served, raw, last = _judged(algorithm, engine, server, round, metric, raw, until)
             traffic, rejected = traffic._replace(serve=served), (*rejected, *found.lost)
         yield Record(
             index=index,
@@ -233,6 +230,7 @@ def _exchange(
 class Until(NamedTuple):
     """When a run ends."""
 
+    problem: Problem
     rounds: int
     patience: int | None  # evaluations without a better mean validation score
     means: list[float]  # of all evaluations so far
@@ -246,12 +244,11 @@ def _judged(
     metric: str,
     raw: Owners,
     until: Until,
-    problem: Problem,
 ) -> tuple[Predicted, int, Owners, bool]:
     """Evaluate a round, as :func:`_evaluate` does, and tell whether it is the last one."""
     last = round.index == until.rounds - 1
     made = _evaluate(algorithm, engine, server, round, metric, raw, last)
-    evaluation = _validated(made[0].evaluation, problem)
+    evaluation = _validated(made[0].evaluation, until.problem)
     until.means.append(float(mean_known(evaluation.val)))
     if not last and until.patience and stalled(until.means, metric) >= until.patience:
         last, made = True, _evaluate(algorithm, engine, server, round, metric, raw, keep=True)

@@ -203,11 +203,7 @@ class Comparison:
             "metric": self.metric,
             "seeds": list(self.seeds),
             "methods": [{**row._asdict(), **_answers(found.get(row.method))} for row in self.rows],
-            "coalitions": {
-                method: formed
-                for method in self.methods
-                if (formed := coalitions(self.of_method(method)[0]))
-            },
+            "coalitions": {m: c for m in self.methods if (c := coalitions(self.of_method(m)[0]))},
             "sites": [answer.to_dict() for answer in self.answers],
             "clients": [
                 {
