@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError, EngineError
 from . import random
 from .flat import FlatModel, build
+from .losses import Losses
 from .optim import Recipe
 from .shards import Shards
 
@@ -54,6 +55,8 @@ class Problem:
         aux: the server's own samples, as the shard of one client; None where it has none.
         federated: samples that no client holds, on which a global model is scored; or None.
         pool: samples that the server sends to clients; None where clients share none.
+        loss: the loss of each sample ``[B]`` from a model's outputs and the targets; None is
+            cross-entropy, or half the squared error.
         secret: a site's own bytes, which its noise is derived from; None in a simulation.
     """
 
@@ -71,6 +74,7 @@ class Problem:
     aux: Shards | None = None
     federated: Shards | None = None
     pool: SharedPool | None = None
+    loss: Losses | None = None
     secret: bytes | None = None
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from .federation import Dataset, Federation
 from .manifest import ClientRow, describe, emd, manifest, remarks
 from .partition import PARTITIONS, federate
 from .partitions.base import Partition, Quota
+from .streamed import Streamed
 
 __all__ = [
     "DATASETS",
@@ -16,6 +17,7 @@ __all__ = [
     "Federation",
     "Partition",
     "Quota",
+    "Streamed",
     "describe",
     "emd",
     "federate",

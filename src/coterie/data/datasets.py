@@ -268,7 +268,7 @@ class Format(NamedTuple):
 
 FORMATS: dict[str, Format] = {
     "table": Format(read_table, "CSV, TSV or parquet with a client column, or a file a client"),
-    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …), optionally client"),
+    "npz": Format(read_npz, "numpy arrays x, y (or x_train, …) in a file, or npy in a folder"),
     "leaf": Format(read_leaf, "LEAF's json files"),
     "images": Format(images.read_images, "images in CLIENT/CLASS/"),
     "text": Format(read_text, "a folder with a .txt file a client"),
@@ -307,6 +307,7 @@ def _by_contents(path: Path) -> str | None:
     endings = {Path(name).suffix.lower() for name in names}
     for format_name, suffixes in (
         ("table", sheets.SUFFIXES),
+        ("npz", (".npy",)),
         ("images", images.SUFFIXES),
         ("leaf", (".json",)),
         ("text", (".txt",)),

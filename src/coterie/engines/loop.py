@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Predictor, Round
 from ..core.answers import Answers
 from ..core.batches import shape_of, views
 from ..core.calls import Form
@@ -100,7 +100,7 @@ class LoopBackend:
         return Predicted(evaluation, tree.stack(mixtures), said_by, train_loss=loss)
 
     def judged(
-        self, mixture: Mixture, client: int, metric: str, said: dict[int, Answers] | None
+        self, mixture: Predictor, client: int, metric: str, said: dict[int, Answers] | None
     ) -> list[float]:
         """Scores and losses of one predictor; its answers are added to ``said`` if given."""
         shards, model, row = self.shards, self.problem.model, []

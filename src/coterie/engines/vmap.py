@@ -26,7 +26,7 @@ from torch.func import vmap
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..core import tree
-from ..core.algorithm import AnyAlgorithm, Mixture, Round
+from ..core.algorithm import AnyAlgorithm, Predictor, Round
 from ..core.answers import Answers
 from ..core.batches import View, shape_of, views
 from ..core.calls import WRITTEN, Destination, Form
@@ -201,15 +201,15 @@ class VmapBackend:
         model, shards, regression = self.problem.model, self.shards, self.problem.regression
         said: dict[int, Answers] = {}
 
-        def predicted(mixture: Mixture, ids: list[int], name: str) -> Tensor:
-            def answer(mixture: Mixture, index: Tensor) -> Tensor:
+        def predicted(mixture: Predictor, ids: list[int], name: str) -> Tensor:
+            def answer(mixture: Predictor, index: Tensor) -> Tensor:
                 return outputs(model, mixture, shards.inputs(index), regression)
 
             blocks = blocks_of(shards.splits[name].rows(ids))
             call = vmap(answer)
             return torch.cat([self._executor("answer", call, (mixture, b)) for b in blocks], 1)
 
-        def finish(mixture: Mixture, ids: list[int]) -> Tree:
+        def finish(mixture: Predictor, ids: list[int]) -> Tree:
             columns: list[Scores] = []
             for name in self.problem.judged:
                 found = predicted(mixture, ids, name)

@@ -26,12 +26,13 @@ from ..data.manifest import Identity, manifest
 from ..data.partition import federate, partition_class
 from ..data.simulation import Simulation, simulate
 from ..data.standard import Preprocessing, preprocessing_of
+from ..data.streamed import is_streamed, refuse_streamed
 from ..engines import Engine, Length, make_engine
 from ..engines.wire import gains_of
 from ..errors import ConfigError
 from ..networks import registry
 from ..networks.changes import unused_adapter
-from .config.checks import model_options, partition_options
+from .config.checks import model_options, own_loss, partition_options
 from .config.schema import Config
 from .plan import Cell
 from .resume import UnfinishedRun
@@ -92,7 +93,7 @@ class Assembly(Setting):
         """
         train, seed, sharing = asked.train, asked.run.seed, algorithm.traits.sharing
         recipe, merge = train.recipe(), train.merge_val and not algorithm.traits.uses_validation
-        key = seed, merge, sharing, train.precision
+        key = seed, merge, sharing, train.precision, train.loss
         if key not in self._made:
             for other in [made for made in self._made if made[0] != seed]:
                 del self._made[other]
@@ -106,6 +107,7 @@ class Assembly(Setting):
                 merge_val=merge,
                 sharing=sharing,
                 shares=METRICS[self.config.run.metric].by_share,
+                loss=own_loss(train, self.config.code),
             )
         on = self._made[key]
         if on.problem.recipe == recipe:
@@ -232,7 +234,12 @@ def settled(config: Config, dataset: Dataset) -> Config:
     data = config.data
     if data.scale == AUTO and dataset.x.dtype == torch.uint8:  # images
         data = data.model_copy(update={"scale": AUTO_SCALE})
-    update = {"data": data, "partition": partition, "model": model, "run": run}
+    engine = config.engine
+    if engine.name == AUTO and is_streamed(dataset):
+        engine = engine.model_copy(update={"name": "loop"})
+    if engine.name != "loop":
+        refuse_streamed(dataset, f"engine.name = '{engine.name}'")
+    update = {"data": data, "partition": partition, "model": model, "run": run, "engine": engine}
     return config.model_copy(update=update)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from .. import __version__
 from ..core.algorithm import AnyAlgorithm, check_run
 from ..core.locations import check_square, located
+from ..core.metrics import facts, mean_known
 from ..core.policies import governed
 from ..core.problem import Problem
 from ..engines import process
@@ -286,6 +287,8 @@ def _rounds(
             evaluate_every=run.evaluate_every,
             metric=run.metric,
             guard=Guard(**asked.guard.model_dump()),
+            patience=run.patience,
+            validated=[float(mean_known(scores["val"])) for _, scores in live.log.evaluated],
             begin=begin,
         ):
             if record.collaboration is not None:
@@ -303,4 +306,6 @@ def written(config: Config, choice: Mapping[str, Any]) -> dict[str, Any]:
     asked = {"engine": dict(tables["engine"])}
     found = {key: choice[key] for key in ("chunk", "threads", "trace", "compiled") if key in choice}
     tables["engine"] |= {"name": choice["engine"], **found}
+    if ":" in config.run.metric:
+        tables["metric"] = facts(config.run.metric)
     return {**tables, "resolved": dict(choice), "asked": asked, "hash": config_hash(config)}

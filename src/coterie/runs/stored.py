@@ -190,6 +190,7 @@ LINE_MAY = {  # the fields that some lines have
     "objective": "a number or null",
     "train_loss": "a number or null",
     RAW: "a list of clients and owners",
+    "coalition": "a list of counts",
 }
 
 
