@@ -69,11 +69,7 @@ def test_a_run_leaves_the_process_as_it_was():
 
 
 def test_threads_and_precision_are_set_in_one_place():
-    allowed = {
-        "engines/process.py",
-        "compiled/trust.py",
-        "engines/worker.py",
-    }  # scoped, or its own process
+    allowed = {"engines/process.py", "compiled/trust.py"}  # scoped
     found = set()
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -35,9 +35,8 @@ def make_engine(
     """Make the engine that the settings ask for; ``auto`` measures which is the fastest.
 
     ``before`` maps each form of a call (``Form.id``) to the way it was executed before the run was
-    stopped. ``folder`` is for files: the clients of ``wire``, and states on disk; without it they
-    are in the system's folder for temporary files. No setting of the process is changed:
-    ``process.settings`` does that around a run.
+    stopped. ``folder`` is for states on disk, by default the system's folder for temporary files.
+    No setting of the process is changed: ``process.settings`` does that around a run.
     """
     if settings.name == "remote":
         raise ConfigError(
@@ -47,7 +46,7 @@ def make_engine(
     if settings.name == "wire":
         from .wire import WireEngine
 
-        return WireEngine(shards, threads=settings.threads, home=folder)
+        return WireEngine(shards, threads=settings.threads)
     backend = make_backend(settings, Work(problem, shards), length, before=before)
     return Simulator(backend, state=settings.state, scratch=folder)
 

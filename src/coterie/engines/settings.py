@@ -12,7 +12,7 @@ ENGINES = {
     "auto": "measures the others on the real model and takes the fastest for the run",
     "vmap": "many clients at once, on one CPU or GPU",
     "loop": "one client at a time: the reference",
-    "wire": "each client in another process, with its own shard file and state file",
+    "wire": "one client at a time, by messages of bytes, as in a federation",
     "remote": "the sites of a federation (--federation FOLDER), each with its own data",
     "ray": "as loop, on the CPUs of a Ray cluster; needs coterie[ray]",
 }

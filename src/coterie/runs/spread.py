@@ -16,7 +16,7 @@ from typing import Any
 
 from ..engines import EngineSettings, process
 from ..engines.cluster import Told, connected, failure
-from ..errors import ConfigError, EngineError, StoppedError
+from ..errors import EngineError, StoppedError
 from ..storage import faults
 from . import interrupt
 from .comparison_folder import COMPARE
@@ -35,11 +35,6 @@ def spread(
     setting: Setting, cells: Sequence[Cell], listeners: Sequence[Watch]
 ) -> Iterator[tuple[Cell, Run]]:
     """Execute the cells of one config; all of them have run when the first is given."""
-    if cells[0].out is None and setting.config.engine.name == "wire":
-        raise ConfigError(
-            "run.spread: the engine 'wire' keeps its clients' files in the folder of a run; name "
-            "one with --out, or use another engine"
-        )
     ray = connected()
     board = ray.remote(num_cpus=0, max_restarts=-1)(board_class()).remote()
     told = ray.put(Told.of(setting))

@@ -255,9 +255,6 @@ def _finite(case: Case, told: str, mixture: object) -> Iterator[str]:
 # ---- clients that send what they should not ------------------------------------------------------
 
 
-# Classes, not closures: they may be sent to a process of the wire engine.
-
-
 @dataclass(frozen=True)
 class WithValue:
     """One number of every floating array replaced."""
