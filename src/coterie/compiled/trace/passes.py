@@ -24,27 +24,6 @@ _SAME_SHAPE = {  # operations that change nothing if the shape stays the same
 }
 _LARGEST_CONSTANT = 2**20
 _SAME = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
-_SHORT: dict[Any, Any] = {  # the same operations with less overhead than torch.ops
-    aten.add.Tensor: torch.add,
-    aten.addcmul.default: torch.addcmul,
-    aten.addcmul_.default: Tensor.addcmul_,
-    aten.baddbmm.default: torch.baddbmm,
-    aten.baddbmm_.default: Tensor.baddbmm_,
-    aten.bmm.default: torch.bmm,
-    aten.div.Tensor: torch.div,
-    aten.expand.default: Tensor.expand,
-    aten.gather.default: torch.gather,
-    aten.mul.Tensor: torch.mul,
-    aten.neg.default: torch.neg,
-    aten.relu.default: torch.relu,
-    aten.reshape.default: torch.reshape,
-    aten.sub.Tensor: torch.sub,
-    aten.transpose.int: torch.transpose,
-    aten.unsqueeze.default: torch.unsqueeze,
-    aten.view.default: Tensor.view,
-    aten._unsafe_view.default: Tensor.view,
-    aten.where.self: torch.where,
-}
 
 
 def simplify(graph: fx.Graph) -> dict[str, Tensor]:
@@ -61,12 +40,6 @@ def simplify(graph: fx.Graph) -> dict[str, Tensor]:
         return {}
     _merge(graph)
     return _fold(graph)
-
-
-def shorten_calls(graph: fx.Graph) -> None:
-    """Replace ``torch.ops`` by functions with less overhead; other passes must run before."""
-    for node in graph.nodes:
-        node.target = _SHORT.get(node.target, node.target)
 
 
 def _unchanged(node: fx.Node) -> fx.Node | None:
