@@ -1,7 +1,6 @@
 """Small federations and runs that many tests share."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,12 +108,10 @@ def task(
     )
 
 
-def engine_of(
-    name: str, on: Simulation, *, rounds: int = 1, folder: Path | None = None, **options: Any
-) -> Any:
+def engine_of(name: str, on: Simulation, *, rounds: int = 1, **options: Any) -> Any:
     """An engine for a simulation; it is closed when the test ends."""
     settings = EngineSettings(name, **options)
-    made: Any = make_engine(settings, on.problem, on.shards, Length(rounds), folder=folder)
+    made: Any = make_engine(settings, on.problem, on.shards, Length(rounds))
     OPEN.append(made)
     return made
 

@@ -185,7 +185,7 @@ def test_a_task_has_the_threads_of_the_choice(threads, cluster):
     method = Threads()
     on = task(method)
     made = engine_of("ray", on, threads=threads)
-    assert made.choice == {"engine": "ray", "threads": threads or 1, "state": "device"}
+    assert made.choice == {"engine": "ray", "threads": threads or 1}
     made.begin(on.problem, method)
     round = whole_round(on)
     replies = made.exchange(method, method.download(method.init(on.problem)[0], round), round)
@@ -196,7 +196,7 @@ def test_a_folder_says_enough_to_repeat_the_run(cluster, tmp_path):
     asked = {**TINY, "engine": {"name": "ray"}}
     found = coterie.run(asked, method="fedfomo", out=str(tmp_path / "run"))
     written = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert written["resolved"] == {"engine": "ray", "threads": 1, "state": "device"}
+    assert written["resolved"] == {"engine": "ray", "threads": 1}
     assert written["engine"]["threads"] == 1
     again = coterie.run(TINY, method="fedfomo")  # loop, one thread
     assert again.summary["digest"] == found.summary["digest"]

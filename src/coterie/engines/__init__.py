@@ -1,7 +1,6 @@
 """The engines that run the clients, each made from the settings that name it."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
@@ -30,13 +29,11 @@ def make_engine(
     length: Length = ONE_ROUND,
     *,
     before: Mapping[str, str] | None = None,
-    folder: Path | None = None,
 ) -> Engine:
     """Make the engine that the settings ask for; ``auto`` measures which is the fastest.
 
     ``before`` maps each form of a call (``Form.id``) to the way it was executed before the run was
-    stopped. ``folder`` is for states on disk, by default the system's folder for temporary files.
-    No setting of the process is changed: ``process.settings`` does that around a run.
+    stopped. No setting of the process is changed: ``process.settings`` does that around a run.
     """
     if settings.name == "remote":
         raise ConfigError(
@@ -48,7 +45,7 @@ def make_engine(
 
         return WireEngine(shards, threads=settings.threads)
     backend = make_backend(settings, Work(problem, shards), length, before=before)
-    return Simulator(backend, state=settings.state, scratch=folder)
+    return Simulator(backend)
 
 
 def make_backend(
@@ -76,7 +73,6 @@ def make_backend(
         return VmapBackend(
             *on,
             chunk=fitting(settings, on),
-            state=settings.state,
             threads=settings.threads or torch.get_num_threads(),
             trace=bool(settings.trace),
             compiled=bool(settings.compiled),

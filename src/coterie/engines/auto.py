@@ -27,13 +27,13 @@ from .. import __version__
 from ..algorithms.local import Local
 from ..core.algorithm import round_of
 from ..core.batches import shape_of, views
-from ..core.ranges import LARGEST, fitted
+from ..core.ranges import fitted
 from ..errors import CoterieError, StoreError
 from ..storage import files
 from ..storage.cache import folder
 from .base import Backend, Work
 from .loop import LoopBackend
-from .process import fitting, settings
+from .process import at_most, settings
 from .settings import EngineSettings, Length
 from .vmap import VmapBackend, can_trace, compiler, kernels_cached, tracing
 
@@ -69,14 +69,14 @@ def repaid(asked: EngineSettings, on: Work, rounds: int) -> EngineSettings:
 
 def pick(asked: EngineSettings, on: Work, length: Length) -> EngineSettings:
     """The settings of the engine that is expected to finish this run first, cached or measured."""
-    fixed = asked.chunk, asked.memory_mib, asked.threads, asked.trace, asked.compiled
+    fixed = asked.chunk, asked.threads, asked.trace, asked.compiled
     key = _key(on, length.bucket(on), fixed)
     found = _recalled(key, max(_sizes(asked, on)))
     if found is None:
         found = resolve(asked, on, length).chosen
         _remember(key, found)
     chosen = {name: getattr(found, name) for name in _CHOSEN}
-    return replace(asked, **chosen, memory_mib=LARGEST)  # the chunk is known to fit
+    return replace(asked, **chosen)
 
 
 def resolve(asked: EngineSettings, on: Work, length: Length) -> "Candidate":
@@ -228,7 +228,7 @@ def _batched(asked: EngineSettings, probe: Work, rounds: int) -> Generator["Cand
     population, on_gpu = probe.problem.population, probe.problem.device.type == "cuda"
     with settings(keep_memory=trace and not on_gpu):
         for size in _sizes(asked, probe):
-            most = fitting(replace(traced, chunk=min(size, population)), probe)
+            most = at_most(min(size, population), probe)
             try:
                 engine = _vmapped(probe, most, many, traced)
             except CoterieError:  # vmap cannot compute this model

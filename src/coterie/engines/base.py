@@ -8,7 +8,6 @@ for many clients of one process; the simulator engine uses one.
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -170,8 +169,3 @@ class Backend(Protocol):
         keep: bool = True,
     ) -> Predicted:
         """The scores of the predictors of the round's clients, and the predictors (on the CPU)."""
-
-
-def state_device(state: str, device: torch.device) -> torch.device:
-    """The device of the clients' states between rounds: the CPU unless ``state`` is "device"."""
-    return device if state == "device" else torch.device("cpu")

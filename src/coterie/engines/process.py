@@ -100,10 +100,13 @@ _DEFAULT_CPU_MIB, _GPU_SHARE = 4096, 0.5
 
 
 def fitting(asked: EngineSettings, on: Work) -> int:
-    """How many clients are computed at once: as many as wanted and as fit into the memory."""
-    wanted = asked.chunk or DEFAULT_CHUNK[on.problem.device.type]
-    memory_mib = asked.memory_mib or _budget(on.problem.device)
-    return max(1, min(wanted, int(memory_mib * 2**20 / footprint(on))))
+    """How many clients are computed at once: as many as are asked for, or as fit the memory."""
+    return asked.chunk or at_most(DEFAULT_CHUNK[on.problem.device.type], on)
+
+
+def at_most(wanted: int, on: Work) -> int:
+    """As many clients as wanted, or as fit into the memory."""
+    return max(1, min(wanted, int(_budget(on.problem.device) * 2**20 / footprint(on))))
 
 
 def _budget(device: torch.device) -> int:
@@ -143,7 +146,7 @@ def full_memory_told() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         said = str(error).partition(". ")[0]
         raise EngineError(
-            f"the GPU's memory is full ({said}); compute fewer clients at once (engine.chunk, or "
-            "engine.memory_mib), or end other programs that use this GPU; a run that was written "
-            "to a folder can be resumed"
+            f"the GPU's memory is full ({said}); compute fewer clients at once "
+            "(engine.chunk), or end other programs that use this GPU; a run that was written to a "
+            "folder can be resumed"
         ) from error

@@ -1,7 +1,7 @@
 """What is asked of an engine: its settings, and the length of the run that it is chosen for."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -26,9 +26,7 @@ class EngineSettings:
 
     name: Annotated[str, OneOf(tuple(ENGINES))] = "auto"  # what computes the clients
     device: Annotated[str, Field(pattern=DEVICE)] = "cpu"  # cpu, cuda or cuda:N
-    chunk: Count | None = None  # clients computed at a time
-    memory_mib: Count | None = None  # memory that they may take
-    state: Literal["device", "host", "disk"] = "device"  # where clients' states are kept
+    chunk: Count | None = None  # clients computed at a time; None: as many as fit into the memory
     threads: Annotated[int, Field(ge=1, le=MOST_THREADS)] | None = None  # of the CPU
     trace: bool | None = None  # trace rounds and replay them
     compiled: bool | None = None  # compile traces to C++

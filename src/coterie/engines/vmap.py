@@ -36,7 +36,7 @@ from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import Computed, Predicted, Scores, columns_of, state_device
+from .base import Computed, Predicted, Scores, columns_of
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 from .process import settings
 
@@ -96,7 +96,7 @@ def compiler_version() -> str | None:
 
 
 class VmapBackend:
-    """Computes many clients at once on one CPU or GPU; new states are moved as ``state`` says."""
+    """Computes many clients at once on one CPU or GPU."""
 
     def __init__(
         self,
@@ -104,7 +104,6 @@ class VmapBackend:
         shards: Shards,
         *,
         chunk: int = 20,
-        state: str = "device",
         threads: int = 1,
         trace: bool = True,
         compiled: bool = False,
@@ -112,7 +111,6 @@ class VmapBackend:
     ) -> None:
         _refuse_recurrent(problem)
         self.problem, self.shards, self.chunk = problem, shards, chunk
-        self._state_device = state_device(state, problem.device)
         self._able, on_gpu = int((problem.sizes > 0).sum()), problem.device.type == "cuda"
         self._overhead = overhead_of(problem)
         package = tracing() if trace else None
@@ -171,13 +169,10 @@ class VmapBackend:
         self, algorithm: AnyAlgorithm, received: Tree, states: Tree, round: Round
     ) -> tuple[Tree, Tree]:
         """Uploads and new states of the round's clients, one row per client."""
-
-        def finish(result: Tree, ids: list[int]) -> Tree:
-            uploads, new = result
-            return uploads, tree.move(new, self._state_device)
-
         key = algorithm.trace_key(round.index, round.horizon)
-        stage = _Stage(algorithm.local, key, finish, in_place=self.problem.device.type == "cpu")
+        stage = _Stage(
+            algorithm.local, key, lambda made, _: made, in_place=self.problem.device.type == "cpu"
+        )
         uploads, new = self._each(stage, received, states, round)
         return uploads, new
 

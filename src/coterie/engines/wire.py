@@ -35,7 +35,7 @@ class WireEngine:
     def __init__(self, shards: Shards, *, threads: int | None = None) -> None:
         self._shards, self._sites = shards, _Sites()
         self.home = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
-        label = {"engine": "wire", "state": "disk", "threads": threads or torch.get_num_threads()}
+        label = {"engine": "wire", "threads": threads or torch.get_num_threads()}
         self._remote = RemoteEngine(self._sites, label=label, experiment="", collect=True)
         # between the first states and the last, this is the engine of a federation
         self.exchange, self.commit = self._remote.exchange, self._remote.commit

@@ -109,7 +109,6 @@ class Assembly(Setting):
             on.shards,
             Length(asked.run.rounds, asked.run.participation, runs),
             before=None if left is None else left.ways,
-            folder=cell.out,
         )
 
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
