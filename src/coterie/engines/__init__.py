@@ -80,8 +80,4 @@ def make_backend(
         )
     if name == "loop":
         return LoopBackend(*on, threads=settings.threads)
-    if name == "ray":
-        from .cluster import RayBackend
-
-        return RayBackend(*on, threads=settings.threads)
     raise ConfigError(f"engine '{name}' is unknown; {did_you_mean(name, ENGINES)}")

@@ -14,7 +14,6 @@ ENGINES = {
     "loop": "one client at a time: the reference",
     "wire": "one client at a time, by messages of bytes, as in a federation",
     "remote": "the sites of a federation (--federation FOLDER), each with its own data",
-    "ray": "as loop, on the CPUs of a Ray cluster; needs coterie[ray]",
 }
 DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
 MOST_THREADS = 1024  # OpenMP aborts the process if it cannot start as many threads as requested
