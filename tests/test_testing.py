@@ -485,7 +485,7 @@ BROKEN: list[tuple[type[Algorithm[Any, Any, Any, Any]], str, str]] = [
     (HidesARound, "trace_key", r"local\(\).* acts on client\.round .*rounds 0 and 1 of 5"),
     (HidesARoundOfThePredictor, "trace_key", r"predictor\(\).* acts on client\.round"),
     (SendsSamples, "sharing", r"uploads raw training samples of client 0 in upload\.x"),
-    (ReadsUnsentModels, "traffic", r"reads models of a Bank that were not sent to it"),
+    (ReadsUnsentModels, "engines", "wire engine, .* travels as bytes, gives other numbers"),
     (SmallMatrix, "matrix", r"a matrix \[\d, 2\]; expected finite numbers \[5, 5\]"),
     (MadeUpMatrix, "matrix", "client 1 draws on client 0 with weight 0.2, but"),
     (FreshMatrix, "matrix", "shows another row for client . after round 1, in which it was absent"),
