@@ -394,14 +394,6 @@ def named(tree: Tree, path: str) -> Iterator[tuple[str, Tensor]]:
             yield _name(path, steps), dense(leaf)
 
 
-def misfit(tree: Tree, path: str) -> str | None:
-    """What part of a tree is neither a tensor nor a tuple; None where all of it is."""
-    for steps, leaf in flatten(tree):
-        if not isinstance(leaf, ARRAYS):
-            return f"{_name(path, steps)} is a {type(leaf).__name__}"
-    return None
-
-
 def _name(path: str, steps: str) -> str:
     """Fields after a dot, numbers in brackets."""
     return path + re.sub(r"\.(\d+)", r"[\1]", steps)
