@@ -267,17 +267,15 @@ def _known_before(place: fx.Node, value: Any, known: set[fx.Node]) -> bool:
 def _together(graph: fx.Graph, spread: fx.Node, reader: fx.Node, view: fx.Node) -> fx.Node:
     """A convolution's gradient, computed from the inputs of the pool's gradient."""
     lead = list(view.meta["shape"][:-3])
-    made_of = [_led(graph, value, lead) for value in spread.args[:4]]
-    args = *made_of, *spread.args[4:], *reader.args[1:]
+    made_of = [_led(graph, value, lead) for value in spread.args[:3]]
+    args = *made_of, *spread.args[3:], *reader.args[1:]
     return graph.call_function(_TOGETHER[reader.target], args)
 
 
 def _led(graph: fx.Graph, value: Any, lead: list[int]) -> fx.Node:
     """Reshape a value so that the dimensions ``lead`` come before its last three."""
     shape = value.meta["shape"]
-    new = (
-        [*lead, *shape[-3:]] if shape[-1] else [*lead, 0]
-    )  # an empty tensor: the positions of the largest entries are not stored
+    new = [*lead, *shape[-3:]]
     found: fx.Node = value
     return found if new == list(shape) else graph.call_function(aten.reshape.default, (value, new))
 
