@@ -101,8 +101,7 @@ def measured(work: Workload, device: torch.device, repeats: int) -> tuple[Bill, 
             field[name] = contestant(name, start)
         except FAILURES as error:
             failed[name] = Lap(failed=reason(error))
-    with settings(keep_memory=device.type == "cpu"):
-        laps = race(field, device, repeats, lambda line: tell(f"{work.name}: {line}"))
+    laps = race(field, device, repeats, lambda line: tell(f"{work.name}: {line}"))
     return cost, {**laps, **failed}
 
 

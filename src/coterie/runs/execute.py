@@ -215,7 +215,7 @@ def train_cell(
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
         engine = setting.engine(cell, on, left)
         scope.callback(engine.close)
-        scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
+        scope.enter_context(process.settings(threads=process.threads_of(engine.choice)))
         swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
         log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
         config, where = written(asked, engine.choice), environment(on.problem.device)
