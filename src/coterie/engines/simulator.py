@@ -114,12 +114,10 @@ def joined(parts: list[Predicted], mixture: Mixture) -> Predicted:
         return np.where(judged, np.concatenate(list(found)), np.nan)
 
     said = [part.outcomes for part in parts if part.outcomes is not None]
-    losses = [part.train_loss for part in parts if part.train_loss is not None]
     return Predicted(
         Evaluation(*map(column, zip(*(part.evaluation for part in parts), strict=True))),
         mixture,
         join(said) if said else None,
-        train_loss=column(losses) if losses else None,
     )
 
 

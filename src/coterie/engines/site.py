@@ -159,8 +159,7 @@ class Site:
         head, last = message.head, bool(message.head["last"])
         served, metric = _one_row(message.body), str(head["metric"])
         found = backend.predict(self.algorithm, served, _one_row(state), round, metric, keep=last)
-        told_loss = () if found.train_loss is None else (found.train_loss,)
-        columns = [float(column[0]) for column in (*found.evaluation, *told_loss)]
+        columns = [float(column[0]) for column in found.evaluation]
         scores = torch.tensor(columns, dtype=torch.float64)
         predictor: Mixture = tree.row(found.mixture, 0)
         told: dict[str, Any] = {"round": round.index, "client": self.client}

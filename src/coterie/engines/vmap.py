@@ -36,7 +36,7 @@ from ..core.problem import Problem
 from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
-from .base import Computed, Predicted, Scores, columns_of
+from .base import JUDGED, Computed, Evaluation, Predicted, Scores
 from .evaluation import answers, blocks_of, judge, kept, outcomes, outputs
 from .process import settings
 
@@ -206,7 +206,7 @@ class VmapBackend:
 
         def finish(mixture: Mixture, ids: list[int]) -> Tree:
             columns: list[Scores] = []
-            for name in self.problem.judged:
+            for name in JUDGED:
                 found = predicted(mixture, ids, name)
                 columns += judge(shards, metric, ids, name, found)
                 if name == "test" and keep:
@@ -216,8 +216,7 @@ class VmapBackend:
         key = algorithm.trace_key(round.index, round.horizon)
         stage = _Stage(algorithm.predictor, key, finish, in_place=False)
         table, mixture = self._each(stage, served, states, round)
-        evaluation, loss = columns_of(table.numpy())
-        return Predicted(evaluation, mixture, outcomes(said, round), train_loss=loss)
+        return Predicted(Evaluation.of(table.numpy()), mixture, outcomes(said, round))
 
     def _each(self, stage: "_Stage", message: Tree, states: Tree, round: Round) -> Tree:
         """Map one client's code over all clients, chunk by chunk; rows are in the round's order."""

@@ -31,7 +31,7 @@ from .listeners import InFolder, InMemory, Listener, Live, Progress, Reporter, W
 from .plan import FIRST, Cell, Plan, columns
 from .resume import UnfinishedRun, unfinished_run
 from .run import Log, Run
-from .setting import Setting, with_training_loss
+from .setting import Setting
 from .summary import Predictors
 
 POLL = 1.0  # seconds between two looks at the runs of other processes
@@ -206,8 +206,6 @@ def train_cell(
         run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
     on = setting.prepare(algorithm, asked)
     algorithm = governed(algorithm, on.problem)
-    if asked.run.training_loss:
-        on = with_training_loss(on)
     with located(algorithm):
         check_run(algorithm, on.problem, asked.run.rounds)
     with ExitStack() as scope:

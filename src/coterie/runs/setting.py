@@ -7,7 +7,6 @@ them.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..core.algorithm import AnyAlgorithm, check_run
@@ -19,7 +18,6 @@ from ..core.tree import Tree
 from ..data.manifest import Identity
 from ..data.standard import Preprocessing
 from ..engines import Engine
-from ..errors import ConfigError
 from .config.methods import Method
 from .config.schema import Config
 from .plan import Cell
@@ -35,16 +33,6 @@ class Prepared(NamedTuple):
     problem: Problem
     roster: Roster
     shards: Shards | None  # None where the data is elsewhere
-
-
-def with_training_loss(on: Prepared) -> Prepared:
-    """The same clients, whose evaluations measure the loss on training data too."""
-    if on.shards is None:
-        raise ConfigError(
-            "run.training_loss: found true, but the data is at sites, which report only the scores "
-            "of validation and test data; leave it out, or run a simulation"
-        )
-    return on._replace(problem=replace(on.problem, training_loss=True))
 
 
 class Setting(ABC):
