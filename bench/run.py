@@ -125,7 +125,7 @@ def _round_of(backend: Backend, start: Steady) -> Callable[[], None]:
 
 def words(choice: dict[str, object]) -> str:
     """What an engine or the plain loop chose."""
-    told = (f"{key} {value}" for key, value in choice.items() if key not in ("compiler", "kernels"))
+    told = (f"{key} {value}" for key, value in choice.items() if key != "compiler")
     return ", ".join(told)
 
 

@@ -119,7 +119,6 @@ class VmapBackend:
         self.threads = threads if package is not None and not on_gpu else 1
         self.compiled = compiled and package is not None and not on_gpu and bool(compiler())
         self.compiler = compiler_version() if self.compiled else None
-        self.kernels: str | None = None if package is None else package.native.sources()
         self._batched = on_gpu or chunk > 1  # chunks of one mean a large model: map each client
         layers = [slot.shape.numel() for slot in problem.model.slots]
         self._executor: Executor | _AsWritten = _AsWritten(MISSING if trace else "")
@@ -138,7 +137,6 @@ class VmapBackend:
             "trace": self.trace,
             "compiled": self.compiled,
             "compiler": self.compiler,
-            "kernels": self.kernels,
             "threads": self.threads,
         }
 
