@@ -267,7 +267,8 @@ def _product(writer: Writer, target: Any, args: Any, kwargs: Any) -> Value:
     name = f"Product<{', '.join(map(str, sizes))}, {'true' if onto else 'false'}>::apply"
     moved = [f"{v.pointer} + i * {f.stride(0)}" for v, f in zip((a, b, out), forms, strict=True)]
     scale = literal(kwargs.get("alpha", 1), writer.real)
-    writer.add(f"for (int i = 0; i < {many}; i++) {name}({', '.join(moved)}, {scale});", a, b, out)
+    call = f"{name}({', '.join(moved)}, {scale});"
+    writer.steps.append(f"for (int i = 0; i < {many}; i++) {call}")
     return out
 
 
@@ -288,8 +289,7 @@ def _each(writer: Writer, call: str, values: Sequence[Value | None], clients: in
     parts = [
         "nullptr" if v is None else f"{v.pointer} + i * {v.form.numel() // clients}" for v in values
     ]
-    used = [v for v in values if v is not None]
-    writer.add(f"for (int i = 0; i < {clients}; i++) {call.format(*parts)};", *used)
+    writer.steps.append(f"for (int i = 0; i < {clients}; i++) {call.format(*parts)};")
 
 
 def _checked(writer: Writer, *values: Any) -> list[Any]:
