@@ -321,7 +321,7 @@ REFUSED = [
     (["--method", "fedfom"], "did you mean 'fedfomo'?"),
     (["--data", "digts"], "did you mean 'digits'?"),
     (["--data", "sites.csv"], "sites.csv"),
-    (["--model", "fomo_code_cnn"], "needs images"),
+    (["--data", "sine", "--model", "lenet5"], "needs images"),
     (["--model", "no.such:Net"], "cannot be imported"),
     (["--device", "tpu"], "expected cpu, cuda or cuda:N"),
     (["--device", "cuda:99"], "torch sees"),

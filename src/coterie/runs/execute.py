@@ -32,7 +32,7 @@ from .listeners import InFolder, InMemory, Listener, Live, Progress, Reporter, W
 from .plan import FIRST, Cell, Plan, columns
 from .resume import UnfinishedRun, unfinished_run
 from .run import Log, Run
-from .setting import Setting, with_training_loss
+from .setting import Setting
 from .summary import Predictors
 
 POLL = 1.0  # seconds between two looks at the runs of other processes
@@ -207,8 +207,6 @@ def train_cell(
         run_folder.refuse_other_data(left.path, setting.identity(cell.seed))
     on = setting.prepare(algorithm, asked)
     algorithm = governed(algorithm, on.problem)
-    if asked.run.training_loss:
-        on = with_training_loss(on)
     with located(algorithm):
         check_run(algorithm, on.problem, asked.run.rounds)
     with ExitStack() as scope:
@@ -216,7 +214,7 @@ def train_cell(
         scope.enter_context(process.settings(tf32=asked.train.precision == "tf32"))
         engine = setting.engine(cell, on, left)
         scope.callback(engine.close)
-        scope.enter_context(process.settings(**process.of_engine(engine.choice, on.problem.device)))
+        scope.enter_context(process.settings(threads=process.threads_of(engine.choice)))
         swaps, merged = algorithm.traits.models_change_hands, asked.train.merge_val
         log = Log(cell.method.label, cell.seed, asked.run.metric, on.roster, swaps, merged)
         config, where = written(asked, engine.choice), environment(on.problem.device)

@@ -55,7 +55,7 @@ LISTED = (CONFIG, ENVIRONMENT, ROUNDS, CLIENTS, SUMMARY)  # every manifest lists
 AT_SITES = "sites"  # resolved.models of a config whose run left the final models at the sites
 PART = re.compile(r"\d{8}\.npz")
 CUT_SHORT = re.compile(  # writes that a kill has cut short
-    rf"\.({'|'.join(map(re.escape, NAMES))})\.\d+\.tmp|\.states-\w+\.tmp"
+    rf"\.({'|'.join(map(re.escape, NAMES))})\.\d+\.tmp"
 )
 
 FORMAT = 1  # of the folders that this version writes and reads

@@ -137,7 +137,7 @@ def train(
             server=server,
             accepted=accepted,
             snapshot=engine.snapshot,
-            observed=_observed(algorithm, server, found),
+            observed=algorithm.observed(server),
             outcomes=None if found is None else found.outcomes,
             digests=None if found is None else found.digests,
             federated=federated_accuracy(algorithm, problem, server) if evaluated else None,
@@ -289,13 +289,6 @@ def federated_accuracy(algorithm: AnyAlgorithm, problem: Problem, server: Tree) 
         predicted = outputs(problem.model, mixture, held.inputs(block), regression=False)
         right = right + hits(predicted, held.y[block]).sum()
     return 100.0 * int(right) / held.y.numel()
-
-
-def _observed(algorithm: AnyAlgorithm, server: Tree, found: Predicted | None) -> dict[str, Any]:
-    """What the method adds to the round's line, and the mean loss on training data if measured."""
-    if found is None or found.train_loss is None:
-        return algorithm.observed(server)
-    return {**algorithm.observed(server), "train_loss": float(mean_known(found.train_loss))}
 
 
 def _validated(found: Evaluation, problem: Problem) -> Evaluation:

@@ -137,7 +137,6 @@ class RunTable(_Table, frozen=True):
     tests; ``data.test`` has no effect.
     The metric "auto" is accuracy; AUC where one of two classes has less than a third of the
     samples; and RMSE of numbers.
-    With ``training_loss`` an evaluated round logs the mean loss on training data (``train_loss``).
     With ``spread = "ray"`` the runs of a comparison are executed at the same time, in the tasks of
     a Ray cluster; otherwise one after the other in this process.
     """
@@ -151,7 +150,6 @@ class RunTable(_Table, frozen=True):
     deal: Literal["fixed", "anew"] | CountOrZero = "fixed"  # the seed that divides the data
     methods: tuple[str, ...] | None = None  # of a comparison; "all": every method
     evaluate_every: Count = 1  # rounds
-    training_loss: bool | None = None  # log the mean loss on training data
     metric: Annotated[str, OneOf(("auto", *METRICS), own=True)] = "auto"  # or package.module:Class
     patience: Count | None = None  # evaluations without a better validation mean, then it stops
     checkpoint_every: Count | None = None  # rounds
