@@ -16,7 +16,7 @@ from . import calls, random, tree
 from .batches import EVALUATION_BLOCK, Batch, Batches, Loss, Shape, SplitName, View, drawn
 from .optim import OptimizerStates, Recipe, Statistics, shortened
 from .problem import Problem
-from .shards import Shards
+from .shards import Shards, Split
 
 Carry = TypeVar("Carry")
 
@@ -109,7 +109,6 @@ class Client:
             tuned._batches.prepare()
         return tuned
 
-<<<<<<< HEAD
     def halves(self) -> tuple["Client", "Client"]:
         """Two copies of the client with disjoint halves of its training samples.
 
@@ -139,8 +138,6 @@ class Client:
         again = None if self._optimizers is None else self._optimizers.again()
         return self._changed(view, shape, recipe, fixed, again)
 
-=======
->>>>>>> 01fc024 (Paper names mean the paper's rule: what we changed has names of its own)
     def holding(self, statistics: Statistics) -> "Client":
         """A copy of the client with these batch-norm statistics, kept apart from its models."""
         return self._changed(self._view, self._shape, self.recipe, statistics, self._optimizers)

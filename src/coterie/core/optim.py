@@ -249,6 +249,10 @@ class OptimizerStates:
     def _count(self) -> int:
         return len(next(tree.leaves(self._before)))
 
+    def again(self) -> "OptimizerStates":
+        """A copy that begins with the same states; what it is given does not change this one."""
+        return OptimizerStates(self._before)
+
     def begin(self) -> Tree:
         """The state that the next training of the round begins with."""
         if self._begun == self._count:
