@@ -149,7 +149,6 @@ LAWS = {
         FedAMP(sigma=2.0, alpha=0.3, alpha_gamma=0.5, alpha_every=1),
         a_mix_of_what_was_there,
     ),
-    "fedamp, median": (FedAMP(sigma="median", mass=0.8), a_mix_of_what_was_there),
     "heurfedamp": (HeurFedAMP(), a_mix_of_what_was_there),
     "heurfedamp, printed": (HeurFedAMP(sigma=50.0), a_mix_of_what_was_there),
     "fedfomo": (METHODS["fedfomo"](), fomo_mix),
@@ -163,6 +162,7 @@ LAWS = {
     "fedcollab": (METHODS["fedcollab"](), coalition_average),
     "cobo": (METHODS["cobo"](), pull_of_others),
     "waffle": (METHODS["waffle"](), requesters_average),
+    "waffle_stable": (METHODS["waffle_stable"](), requesters_average),
     "erosion": (METHODS["erosion"](), requesters_average),
 }
 

@@ -128,8 +128,8 @@ def test_attentive_message_passing(method, prox, weigh):
         w = []
         for i in range(K):
 
-            def objective(v, i=i):
-                return sites.loss(i, v) + prox / 2 * ((v - u[i]) ** 2).sum()
+            def objective(v, i=i, near=u[i]):
+                return sites.loss(i, v) + prox / 2 * ((v - near) ** 2).sum()
 
             w.append(sites.descended(i, u[i], objective)[0])
         xi = weigh(w)
