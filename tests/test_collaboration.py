@@ -155,6 +155,7 @@ LAWS = {
     "fedfomo_ma": (METHODS["fedfomo_ma"](), average_mix),
     "federico": (METHODS["federico"](), peers_weights),
     "cfl": (METHODS["cfl"](), cluster_average),
+    "cfl_mean": (METHODS["cfl_mean"](), cluster_average),
     "ifca": (IFCA(), choice_average),
     "ifca, redraw": (IFCA(start="redraw", k=2, min_share=0.0), choice_average),
     "pfedgraph": (METHODS["pfedgraph"](), graph_mixture),
