@@ -32,7 +32,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..adapt.ewc import Kind, Source, consolidate, fisher, require_aux, strength
+from ..adapt.ewc import Kind, Source, Step, consolidate, fisher, require_aux, strength
 from ..adapt.kd import DistillStep, Form, Terms, descent, distillation, losses
 from ..core.algorithm import GlobalModel, Round, Traits, check_pull, rows
 from ..core.batches import Batch
@@ -94,6 +94,7 @@ class Options(NamedTuple):
     lam: float | Auto = 0.0
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "client_train"
+    ewc_step: Step = "explicit"
     kd_step: DistillStep = "full"
 
 
@@ -112,7 +113,7 @@ def personal_training(
     if personal == "ewc":  # μ CE + (1 − μ)(CE + R) = CE + (1 − μ) R
         M = given if isinstance(given, Tensor) else fisher(client, G, options.fisher_kind)
         lam = (1 - mu) * strength(client, M, options.lam)
-        return consolidate(client, G, G, M, lam, "explicit")
+        return consolidate(client, G, G, M, lam, options.ewc_step)
 
     def distance(w: Tensor, batch: Batch) -> Tensor:
         if personal == "kd":

@@ -19,12 +19,13 @@ Notes:
     the parameter with the largest M_k is pulled back by its whole distance in every step.
     The step, λM_k(C_k − G_k) added to the gradient, overshoots wherever ηλM_k > 2, as it does at
     λ = 5000 for M_k > 0.004 at η = 0.1 (P3-5); with ``auto`` it never does.
+    ``ewc_step = "implicit"`` is ours: stable for any λ, and the same to first order in η.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..adapt.ewc import Kind, Source
+from ..adapt.ewc import Kind, Source, Step
 from ..adapt.kd import Terms
 from ..core.ranges import Auto, NotNegative, Positive
 from .fedavg import Weighting
@@ -41,6 +42,8 @@ class PaFLEWC(Personalising):
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
+        ewc_step: ``explicit``, as in the paper; ``implicit``, which is stable for any λ and ours, or
+            ``auto``: explicit wherever that is stable.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: the server's step η_g.
         checkpoint: predict with the ``last`` model or the ``best_federated_validation`` one.
@@ -49,6 +52,7 @@ class PaFLEWC(Personalising):
     lam: NotNegative | Auto = "auto"
     fisher_kind: Kind = "empirical"
     fisher_data: Source = "auto"
+    ewc_step: Step = "explicit"
     weighting: Weighting = "samples"
     server_lr: Positive = 1.0
     checkpoint: Checkpoint = "last"
@@ -65,4 +69,4 @@ class PaFLEWC(Personalising):
     def options(self) -> Options:
         """The constants of the consolidation."""
         terms = Terms(1.0, 0.0, "hinton")
-        return Options(terms, self.lam, self.fisher_kind, self.fisher_data)
+        return Options(terms, self.lam, self.fisher_kind, self.fisher_data, self.ewc_step)
