@@ -214,10 +214,9 @@ def test_federicos_clients_keep_the_mean_of_their_models_states():
     (record, on), *_ = rounds_of(method, rounds=1)
     server, begun = governed(method, on.problem).init(on.problem)
     for i in range(5):
-        mine = OptimizerStates(tree.row(begun.optimizers, i))
         ends = []
         for w in server.models:
-            copy = mine.again()
+            copy = OptimizerStates(tree.row(begun.optimizers, i))
             one_client(on, i).continuing(copy).train(w)
             ends.append(copy.after())
         p = record.states.method.weights[i]
