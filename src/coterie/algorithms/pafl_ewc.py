@@ -42,7 +42,7 @@ class PaFLEWC(Personalising):
         fisher_kind: ``empirical``, ``true`` (labels drawn from the model) or ``batch_mean``.
         fisher_data: where the Fisher diagonal comes from: ``server_aux`` (samples that the server
             holds), ``client_train``, ``aggregate`` (the participants' average) or ``auto``.
-        ewc_step: ``explicit``, as in the paper; ``implicit``, which is stable for any λ and ours, or
+        ewc_step: ``explicit``, as in the paper; ours are ``implicit``, stable for any λ, and
             ``auto``: explicit wherever that is stable.
         weighting: ``samples`` or ``uniform``, as in FedAvg.
         server_lr: the server's step η_g.
