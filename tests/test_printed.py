@@ -198,10 +198,10 @@ def best_cut(members, change):
 
 @pytest.mark.parametrize("mode", ["relative", "absolute"])
 def test_clustered_learning(mode):
-    eps1, eps2, first, rounds = 0.8, 0.3, 2, 6
+    eps1, eps2, first, rounds = 0.2, 0.2, 2, 8
     method = CFL(eps_mode=mode, eps1=eps1, eps2=eps2, t_min=first)
     sites = Sites(method)
-    clusters = [(list(range(K)), sites.start)]
+    clusters, waited = [(list(range(K)), sites.start)], 0
     for t in range(rounds):
         new = []
         for members, model in clusters:
@@ -217,11 +217,13 @@ def test_clustered_learning(mode):
 
             rests = apart(mean(members), 0 * model) ** 0.5 < eps1 * unit
             parts = [members]
+            waited += t >= first and len(members) > 2 and not rests
             if t >= first and len(members) > 2 and rests and max(lengths) > eps2 * unit:
                 parts = best_cut(members, change)
             new += [(list(part), model + mean(part)) for part in parts]
         clusters = new
     assert len(clusters) > 1
+    assert waited
     assert any(len(members) > 1 for members, _ in clusters)
     expected = [next(model for members, model in clusters if i in members) for i in range(K)]
     sites.equals(method, rounds, expected)
