@@ -118,7 +118,7 @@ def scale_free_heuristic(w):
         (HeurFedAMP(), 1e-4, scale_free_heuristic),
         (HeurFedAMP(sigma=30.0, self_weight=0.3, prox=0.4), 0.4, lambda w: heuristic(w, 30, 0.3)),
     ],
-    ids=str,
+    ids=["fedamp", "fedamp given", "heurfedamp", "heurfedamp given"],
 )
 def test_attentive_message_passing(method, prox, weigh):
     """Algorithm 1: u_i = Σ_j ξ_ij w_j, then w_i = argmin F_i(w) + λ/(2α_k) ‖w − u_i‖²."""
