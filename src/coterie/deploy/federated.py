@@ -156,16 +156,15 @@ class Federated(Setting):
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
         """An engine behind the transport, after every site has agreed to the experiment."""
-        key = cell.method.label, cell.seed
-        self._nonces[key] = _nonce(None if left is None else left.config) or secrets.token_hex(16)
-        experiment, consents = self.agreed(cell)
+        before = _nonce(None if left is None else left.config)
+        experiment, nonce, consents = self.agreed(cell, before)
         collect = bool(self.config.run.collect)
         label = {
             "engine": "remote",
             "transport": self.transport_name,
             "models": "collected" if collect else AT_SITES,
             "threads": torch.get_num_threads(),
-            "nonce": self._nonces[key],
+            "nonce": nonce,
         }
         starts = [consents[name].state for name in self.clients]
         return RemoteEngine(
@@ -176,8 +175,9 @@ class Federated(Setting):
             collect=collect,
         )
 
-    def agreed(self, cell: Cell) -> tuple[str, dict[str, Consent]]:
-        """Have every site agree to an experiment; its hash, and what the sites answered."""
+    def agreed(self, cell: Cell, nonce: str | None = None) -> tuple[str, str, dict[str, Consent]]:
+        """Have every site agree to an experiment; its hash, its nonce, what the sites answered."""
+        self._nonces[cell.name] = nonce or secrets.token_hex(16)
         agreement = self._agreement(cell)
         pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
         arrays = () if pool is None else (as_array(packed(pool)),)
@@ -186,7 +186,7 @@ class Federated(Setting):
         for name, consent in consents.items():
             if consent.experiment != agreement.hash:
                 raise EngineError(f"site '{name}' agreed to another experiment; run it again")
-        return agreement.hash, consents
+        return agreement.hash, agreement.nonce, consents
 
     def start(self, algorithm: AnyAlgorithm, problem: Problem) -> tuple[Tree, Tree]:
         """The server, and the hashes of states as a checkpoint stores them."""
@@ -196,7 +196,7 @@ class Federated(Setting):
 
     def gains(self, cells: Sequence[Cell]) -> Gains:
         """Each site's own gains by each method; nothing is known of a site that is lost."""
-        names = {(cell.method.label, cell.seed): self._agreement(cell).hash for cell in cells}
+        names = {cell.name: self._agreement(cell).hash for cell in cells}
         methods = dict.fromkeys(label for label, _ in names if label != LOCAL)
         seeds = list(dict.fromkeys(seed for _, seed in names))
         found: dict[str, list[SiteGain]] = {}
@@ -277,19 +277,19 @@ class Federated(Setting):
     def _agreement(self, cell: Cell) -> Agreement:
         config, found = self.config.single(cell.method, cell.seed), self._division()
         pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
-        key = cell.method.label, cell.seed
-        if key not in self._nonces:  # a run that finished before
+        if cell.name not in self._nonces:  # a run that finished before
             stored = None if cell.out is None else files.read_json(cell.out / CONFIG)
-            self._nonces[key] = _nonce(stored) or secrets.token_hex(16)
+            self._nonces[cell.name] = _nonce(stored) or secrets.token_hex(16)
         return Agreement(
             request=self.request.id,
-            nonce=self._nonces[key],
+            nonce=self._nonces[cell.name],
             config=shared_config(config),
             clients=self.clients,
             counts=tuple(report.counts for report in found.reports),
             schema=self.schema,
             moments=found.moments,
             kept=2 * (config.run.checkpoint_every or 1) + KEPT,
+            sealed=self.request.sealed,
             pool="" if pool is None else digest(packed(pool)),
         )
 
@@ -312,7 +312,9 @@ def _described(answer: bytes) -> tuple[Schema, dict[str, str]]:
     return Schema.from_json(found.schema), found.versions
 
 
-def federation_of(config: Config, transport: Transport | None = None) -> Federated:
+def federation_of(
+    config: Config, transport: Transport | None = None, *, sealed: bool = False
+) -> Federated:
     """The sites of the federation that a config names, by a transport or by its coordinator."""
     folder = FederationFolder.open(Path(str(config.run.federation)))
     if transport is None and folder.transport != "direct":
@@ -326,14 +328,19 @@ def federation_of(config: Config, transport: Transport | None = None) -> Federat
         transport = DirectTransport(folder)
     try:
         signed = Signed(transport, folder.operator_key(), folder.name)
-        return federated(config, signed, folder.transport, folder.name)
+        return federated(config, signed, folder.transport, folder.name, sealed=sealed)
     except BaseException:
         transport.close()
         raise
 
 
 def federated(
-    config: Config, transport: Transport, transport_name: str, federation: str
+    config: Config,
+    transport: Transport,
+    transport_name: str,
+    federation: str,
+    *,
+    sealed: bool = False,
 ) -> Federated:
     """Ask the sites of a federation to take part, and resolve the config with what they say."""
     _refuse_data(config)
@@ -344,7 +351,7 @@ def federated(
     for name, said in ask_all(transport, clients, setup_message("who", Nothing()), who).items():
         if said.name != name:
             raise EngineError(f"site '{name}' calls itself '{said.name}'; mend its site.toml")
-    request = request_of(config, federation, clients)
+    request = request_of(config, federation, clients, sealed=sealed)
     ask_all(
         transport,
         clients,

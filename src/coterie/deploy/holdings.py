@@ -24,7 +24,7 @@ from ..data.site_data import SiteSource, read_with, site_federation, site_source
 from ..data.sources.sheets import Sheet, numbers
 from ..data.sources.tables import encode_table
 from ..data.standard import Moments
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..runs.run import JudgedRows, lack
 from ..storage import files
 from . import keys
@@ -198,7 +198,11 @@ class Holdings:
         numbers = found.numbers
         if rule.masked:
             clients, context = asked.request.clients, asked.request.id
-            shared = self._shared(clients)
+            shared = self.shared_secrets(clients)
+            if len(shared) < 2:
+                raise DataError(
+                    f"site.toml: [statistics] masked needs two other sites; found {len(shared)}"
+                )
             self.division.mask(context, clients, release.number, by_hand=asked.by_hand)
             numbers = tuple(masked(found, self._folder.name, shared, context.encode()))
         told = [f"{n}: {k} values" for n, k in zip(names, found.known, strict=True) if k]
@@ -215,14 +219,14 @@ class Holdings:
             )
         return [self._folder.ranges[name] for name in names]
 
-    def _shared(self, clients: tuple[str, ...]) -> dict[str, bytes]:
+    def shared_secrets(self, clients: tuple[str, ...]) -> dict[str, bytes]:
         """The secrets with all other sites; their keys come from this site's owner alone."""
         others = [name for name in clients if name != self._folder.name]
         missing = [name for name in others if name not in self._folder.partners]
-        if missing or len(others) < 2:
-            raise DataError(
-                f"site.toml: [statistics] masked needs two other sites and the box key of each in "
-                f"[partners]; found {len(others)} others, and no key of {', '.join(missing)}"
+        if missing:
+            raise ConfigError(
+                f"site.toml: masks and seals need the box key of each other site in [partners]; "
+                f"found none of {', '.join(missing)}"
             )
         own = self._folder.box_key()
         return {name: keys.shared_secret(own, self._folder.partners[name]) for name in others}

@@ -8,9 +8,9 @@
     samples   -> raw training samples, for a method that shares them, with the site's consent
     judge     -> its gains over training alone, computed from answers that stay with it
 
-The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`). The operator
-signs every message for one site, which reads nothing else. Whatever is wrong with a message or an
-answer is an EngineError.
+The messages of a round are ``local`` and ``predict`` (:mod:`coterie.engines.site`), or ``peer``
+(:mod:`coterie.deploy.peer_site`). The operator signs every message for one site, which reads
+nothing else. Whatever is wrong with a message or an answer is an EngineError.
 """
 
 import json
@@ -170,7 +170,7 @@ def setup_message(kind: str, payload: Any, *arrays: Tensor) -> bytes:
 
 def as_array(data: bytes) -> Tensor:
     """Bytes as an array."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data) or bytearray(1), dtype=torch.uint8)[: len(data)]
 
 
 def payload_of(data: bytes, kind: type[Payload]) -> Payload:

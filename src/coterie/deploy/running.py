@@ -1,7 +1,6 @@
-"""What a site does: answers the coordinator or peers, shows its data, withdraws."""
+"""What a site does: answers the coordinator, shows its data, withdraws."""
 
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -13,20 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.site import ANSWERS, REPLY, STATES
-from ..errors import ConfigError, CoterieError, printable
-from ..runs.config.schema import Config
+from ..errors import ConfigError, CoterieError
 from ..storage import files
 from . import site_socket
 from .handler import AGREEMENT, WITHDRAWN, SiteHandler
 from .holdings import Holdings
-from .peers.joining import JoinedResult, JoiningSite
-from .peers.sealing import PeerIdentity
-from .peers.talk import PEERS, PREPARED, STATE, HttpLink
-from .sent_log import logs_of
 from .service import Measure, monitored, stopping
 from .site_folder import SiteFolder
 
-UPDATES = ("local", "model", "change")  # kinds of messages that hold what a site has learnt
+UPDATES = ("local", "peer")  # kinds of messages that hold what a site has learnt
 
 
 def holdings_of(folder: SiteFolder, data: str | None = None, target: str | None = None) -> Holdings:
@@ -74,28 +68,6 @@ def site_facts(folder: SiteFolder, holdings: Holdings) -> list[tuple[str, str]]:
     elif counts.test < 30:
         facts.append(("warning", f"{counts.test} test samples can hardly tell a gain"))
     return facts
-
-
-def join_peers(
-    folder: SiteFolder, holdings: Holdings, identity: PeerIdentity, config: Config | None
-) -> JoinedResult:
-    """Take part in an experiment among peers, until its end or until a signal ends it."""
-    if folder.transport != "direct":
-        raise ConfigError(
-            f"{folder.path / 'site.toml'}: found the transport '{folder.transport}'; expected "
-            "'direct': its coordinator has the relay of the peers"
-        )
-
-    said = ""
-
-    def note(line: str) -> None:
-        nonlocal said
-        if line != said:  # a relay that is away is told once
-            logging.getLogger(__name__).info("%s", printable(line))
-        said = line
-
-    with stopping() as stop, contextlib.closing(HttpLink.dial(folder, note, stop)) as link:
-        return JoiningSite(folder, holdings, identity, link, note).run(config)
 
 
 def run_site(
@@ -185,15 +157,15 @@ def _forget(folder: Path) -> None:
     """Delete the states of an experiment, and what would be needed to go on with it."""
     for path in (folder / STATES).glob("*.bin"):
         path.unlink(missing_ok=True)
-    for name in (REPLY, ANSWERS, f"{PEERS}/{STATE}", f"{PEERS}/{PREPARED}"):
+    for name in (REPLY, ANSWERS):
         (folder / name).unlink(missing_ok=True)
 
 
 def _rounds_sent(folder: SiteFolder) -> dict[str, int]:
     """The number of rounds of each experiment in which the site sent an update."""
     found: dict[str, set[Any]] = {}
-    logs = (path.read_text(encoding="utf-8") for path in logs_of(folder))
-    for text in itertools.chain.from_iterable(map(str.splitlines, logs)):
+    lines = folder.sent.read_text(encoding="utf-8") if folder.sent.exists() else ""
+    for text in lines.splitlines():
         with contextlib.suppress(ValueError, AttributeError):
             line = json.loads(text)
             if line.get("kind") in UPDATES:

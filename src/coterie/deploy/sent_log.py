@@ -7,15 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines.codec import digest
-from .peers.talk import PEERS, SENT
 from .protocol import refused_by
-from .site_folder import SiteFolder
-
-
-def logs_of(site: SiteFolder) -> list[Path]:
-    """The logs of a site: of its answers, and of its messages to peers in each experiment."""
-    found = [site.sent, *sorted(site.experiments.glob(f"*/{PEERS}/{SENT}"))]
-    return [path for path in found if path.exists()]
 
 
 def write_down(

@@ -9,7 +9,6 @@ from ..errors import CoterieError, printable
 from ..storage import files
 from . import keys
 from .admission import spoken
-from .sent_log import logs_of
 from .site_folder import SiteFolder
 from .small_files import read_plain
 
@@ -40,6 +39,7 @@ def described(site: SiteFolder) -> str:
         f"  {spoken(keys.fingerprint(own))}",
         "fingerprint of the coordinator's CA, to compare with what the coordinator reads out:",
         f"  {spoken(keys.fingerprint(ca))}",
+        f"box key of this site, for [partners] of the other sites: {site.public_part().box}",
         *_titled("agreed with the coordinator:", agreements(site.experiments)),
         *_titled("left this site:", _left_lines(site)),
     ]
@@ -95,8 +95,7 @@ def _table(said: Any, name: str) -> dict[str, Any]:
 
 
 def _left_lines(site: SiteFolder) -> Iterator[str]:
-    logs = [left(log) for log in logs_of(site)]
-    for (experiment, kind), found in (item for log in logs for item in log.items()):
+    for (experiment, kind), found in left(site.sent).items():
         last = f", last in round {found.last}" if found.last >= 0 else ""
         when = experiment[:12] or "before an experiment"
         yield f"{when}: {kind}: {found.answers} answers, {found.size:,} bytes{last}"

@@ -60,6 +60,7 @@ class Request:
     methods: tuple[str, ...]
     rounds: int  # of one experiment
     epochs: int  # of one round, by the method that trains most
+    sealed: bool = False  # whether sites seal models for each other, see coterie.deploy.peers
 
     def to_json(self) -> str:
         """The request as JSON: the same text for the same request."""
@@ -79,7 +80,9 @@ class Request:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
 
-def request_of(config: Config, federation: str, clients: tuple[str, ...]) -> Request:
+def request_of(
+    config: Config, federation: str, clients: tuple[str, ...], *, sealed: bool
+) -> Request:
     """The request for all runs of a config."""
     methods = config.methods() if config.run.methods else ()
     named = {method.name: method for method in (config.method(), *methods)}
@@ -87,9 +90,10 @@ def request_of(config: Config, federation: str, clients: tuple[str, ...]) -> Req
     return Request(
         federation,
         clients,
-        tuple(sorted({*named} | {LOCAL})),
+        tuple(sorted({*named} | (set() if sealed else {LOCAL}))),
         config.run.rounds,
         max(train.epochs for train in trained),
+        sealed,
     )
 
 
@@ -107,6 +111,7 @@ class Agreement:
     schema: Schema
     moments: Moments | None
     kept: int  # states that a site keeps, so that the coordinator can resume from a checkpoint
+    sealed: bool = False
     pool: str = ""  # sha256 of the samples that all sites share; "" for a method that shares none
 
     def to_json(self) -> str:
