@@ -11,6 +11,7 @@ import functools
 import json
 import logging
 import shutil
+import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,7 @@ CODE = "code"  # in a site's folder: copies of the files that its owner allows a
 WITHDRAWN = "withdrawn.json"  # in a site's folder, once it has left the federation
 MOST_OPEN = 4  # experiments that are kept in memory
 MOST_PAIRS = 1000  # seeds of a comparison
+MOST_SAID = 500  # characters of a sentence in the log
 
 WHAT = {  # what an answer of a round holds
     "local": "what the method sends",
@@ -112,9 +114,12 @@ class SiteHandler:
         except ChangedError as error:
             _LOG.warning("refused: %s", printable(str(error)))
             reply = refusal("policy", "too few of the site's rows have changed; its log says more")
-        except Exception as error:
-            trace = None if isinstance(error, CoterieError) else error
-            _LOG.error("failed: %s", printable(str(error)), exc_info=trace)
+        except Exception as error:  # whatever a message brings about
+            *_, last = traceback.extract_tb(error.__traceback__)
+            where = "" if isinstance(error, CoterieError) else f" ({last.filename}:{last.lineno})"
+            said = printable(str(error))[:MOST_SAID]
+            _LOG.error("failed: %s: %s%s", type(error).__name__, said, where)
+            _LOG.debug("failed", exc_info=error)
             reply = refusal("refused", f"failed ({type(error).__name__}); the site's log says why")
         write_down(folder.sent, head, reply, self._agreed(head), self._told)
         return reply
@@ -136,7 +141,7 @@ class SiteHandler:
             "peer": partial(self._peer, head),
         }
         if not isinstance(kind, str) or kind not in answers:
-            raise ForbiddenError("unreadable", f"a site knows no message '{str(kind)[:40]}'")
+            raise ForbiddenError("unreadable", "a site knows no message of this kind")
         return answers[kind](data)
 
     # ---- before an experiment ------------------------------------------------------------------
@@ -264,14 +269,7 @@ class SiteHandler:
         again = site.repeated(data) if peer is None else None  # a step is computed anew
         if again is not None:
             return again
-        try:
-            reply = answer(data)
-        except CoterieError:
-            raise
-        except Exception as error:  # the arrays of a message may be of another problem
-            _LOG.debug("a message does not fit", exc_info=error)
-            said = f"the message does not fit the method ({type(error).__name__}: {error})"
-            raise EngineError(said) from error
+        reply = answer(data)
         if refused_by(reply) is None:
             gate.note(asked, sha, len(reply))
             if peer is None:

@@ -1,6 +1,7 @@
 """A site's own data: read once, as its owner lets it be told, divided by the site itself."""
 
 import hmac
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -204,20 +205,22 @@ class Holdings:
                     f"site.toml: [statistics] masked needs two other sites; found {len(shared)}"
                 )
             self.division.mask(context, clients, release.number, by_hand=asked.by_hand)
-            numbers = tuple(masked(found, self._folder.name, shared, context.encode()))
+            # other columns, or another order, have masks of their own: equal ones would cancel
+            every = json.dumps([context, names]).encode()
+            numbers = tuple(masked(found, self._folder.name, shared, every))
         told = [f"{n}: {k} values" for n, k in zip(names, found.known, strict=True) if k]
         left_out = [n for n, k in zip(names, found.known, strict=True) if not k]
         if left_out:
             told.append(f"left out, too few values: {', '.join(left_out)}")
         return SentSums(to_hex(numbers), rule.masked, tuple(told))
 
-    def _bounds(self, names: list[str]) -> list[tuple[float, float]]:
+    def _bounds(self, names: list[str]) -> dict[str, tuple[float, float]]:
         missing = [name for name in names if name not in self._folder.ranges]
         if missing:
             raise DataError(
                 f"site.toml: [statistics] noise needs bounds in [ranges] for {', '.join(missing)}"
             )
-        return [self._folder.ranges[name] for name in names]
+        return {name: self._folder.ranges[name] for name in names}
 
     def shared_secrets(self, clients: tuple[str, ...]) -> dict[str, bytes]:
         """The secrets with all other sites; their keys come from this site's owner alone."""

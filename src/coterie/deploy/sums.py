@@ -65,19 +65,22 @@ def _column(values: npt.NDArray[np.float64]) -> tuple[int, int, int]:
 
 def noisy(
     sums: ExactSums,
-    ranges: list[tuple[float, float]],
+    ranges: Mapping[str, tuple[float, float]],
     noise: float,
     secret: bytes,
     release: int,
 ) -> ExactSums:
-    """The sums with normal noise: ``noise`` times the most that one row can change each of them."""
-    draws = secret_normal(secret, 2 * len(ranges), "sums", release).tolist()
+    """The sums with normal noise: ``noise`` times the most that one row can change each of them.
+
+    A column has the same noise wherever a schema names it: another order is no other draw.
+    """
     total, squares = list(sums.total), list(sums.squares)
-    for at, (low, high) in enumerate(ranges):
+    for at, (name, (low, high)) in enumerate(ranges.items()):
         if sums.known[at]:
+            first, second = secret_normal(secret, 2, "sums", release, name).tolist()
             largest = max(abs(low), abs(high))
-            total[at] += _scaled(noise * (high - low) * draws[2 * at], FINEST)
-            squares[at] += _scaled(noise * largest**2 * draws[2 * at + 1], 2 * FINEST)
+            total[at] += _scaled(noise * (high - low) * first, FINEST)
+            squares[at] += _scaled(noise * largest**2 * second, 2 * FINEST)
     return sums._replace(total=tuple(total), squares=tuple(squares))
 
 
