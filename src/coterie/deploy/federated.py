@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import __version__
 from ..core.algorithm import AnyAlgorithm, Sharing
@@ -182,7 +182,7 @@ class Federated(Setting):
         pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
         arrays = () if pool is None else (as_array(packed(pool)),)
         asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
-        consents = ask_all(self.transport, self.clients, asked, _consent)
+        consents = ask_all(self.transport, self.clients, asked, partial(payload_of, kind=Consent))
         for name, consent in consents.items():
             if consent.experiment != agreement.hash:
                 raise EngineError(f"site '{name}' agreed to another experiment; run it again")
@@ -223,14 +223,27 @@ class Federated(Setting):
     def _asked_to_divide(self) -> Divided:
         """Ask all sites for counts and sums, and compute the common moments."""
         asked = setup_message("divide", self._request())
-        read = partial(payload_of, kind=DivisionReport)
-        reports = ask_all(self.transport, self.clients, asked, read)
+        reports = ask_all(self.transport, self.clients, asked, self._report)
         moments = self._moments(reports)
         seals = tuple(Seal(reports[n].data, reports[n].partition) for n in self.clients)
         scaled = scaled_example(self.schema, moments, self.config.data.scale)
         fingerprint = combined_fingerprint(self.clients, seals, scaled)
         identity = SitesIdentity(self.clients, seals, fingerprint)
         return Divided(identity, tuple(reports[name] for name in self.clients), moments)
+
+    def _report(self, answer: bytes) -> DivisionReport:
+        """A site's answer to ``divide``; what cannot be is an error of that site alone."""
+        found, numeric = payload_of(answer, DivisionReport), self.schema.numeric
+        if len(found.classes) not in (0, len(self.schema.target.classes)):
+            raise EngineError(f"found samples of {len(found.classes)} classes")
+        if numeric is not None and found.sums is None:
+            raise EngineError("found no sums of its columns")
+        if numeric is not None and found.sums is not None and not found.masked:
+            total_of([found.sums], self._columns(numeric), found.counts.train)
+        return found
+
+    def _columns(self, numeric: Tensor) -> int:
+        return int(numeric.sum()) + self.schema.regression
 
     def _request(self) -> DivisionRequest:
         return DivisionRequest(self.request.id, self.schema.to_json(), self.config.data.scale)
@@ -241,19 +254,15 @@ class Federated(Setting):
         if numeric is None:
             return None
         if len({one.masked for one in reports.values()}) > 1:
-            unmasked = [name for name, one in reports.items() if not one.masked]
+            masked = [name for name, one in reports.items() if one.masked]
             raise EngineError(
-                f"some sites send masked sums, and {', '.join(unmasked)} not; expected all or "
+                f"{', '.join(masked)} send masked sums, and other sites not; expected all or "
                 "none; have [statistics] masked set alike at all sites"
             )
-        sent = []
-        for name, report in reports.items():
-            if report.sums is None or report.counts.train < 0:
-                raise EngineError(f"site '{name}' sent no sums of its columns")
-            sent.append(report.sums)
-        columns = int(numeric.sum()) + self.schema.regression
+        sent = [report.sums or () for report in reports.values()]
         rows = sum(report.counts.train for report in reports.values())
-        return moments_of(total_of(sent, columns, rows), numeric, self.schema.regression)
+        total = total_of(sent, self._columns(numeric), rows)
+        return moments_of(total, numeric, self.schema.regression)
 
     # ---- the agreement ---------------------------------------------------------------------------
 
@@ -298,13 +307,6 @@ def _nonce(config: Mapping[str, Any] | None) -> str:
     """The nonce of a run that has begun; "" if it has none."""
     resolved = {} if config is None else config.get("resolved", {})
     return str(resolved.get("nonce", ""))
-
-
-def _consent(answer: bytes) -> Consent:
-    found = payload_of(answer, Consent)
-    if len(found.state) != 64 or len(bytes.fromhex(found.state)) != 32:
-        raise EngineError("its state has no sha256")
-    return found
 
 
 def _described(answer: bytes) -> tuple[Schema, dict[str, str]]:

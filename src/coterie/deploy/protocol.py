@@ -16,9 +16,10 @@ nothing else. Whatever is wrong with a message or an answer is an EngineError.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from ..core.messages import REASONS
@@ -30,11 +31,13 @@ from ..engines.remote import SETUP, SiteState, Transport
 from ..errors import EngineError
 from ..storage.files import MOST_BYTES, STRICT, parsed
 from . import keys
-from .terms import SiteCounts
+from .terms import Count, Sha256, SiteCounts
 
 MOST_WHY = 500  # characters of the sentence with which a site refuses
 MAGIC, SIGNATURE = b"coterie1", 64  # how a signed message begins; bytes of a signature
 Payload = TypeVar("Payload")
+Plain = Annotated[str, Field(pattern=r"^[ -~]{1,100}$")]  # what may be shown and stored
+Number = Annotated[str, Field(pattern=r"^[0-9a-f]{1,176}$")]
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Description:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     schema: str  # JSON of a Schema
-    versions: dict[str, str]
+    versions: dict[str, Plain]
 
 
 @dataclass(frozen=True)
@@ -121,11 +124,11 @@ class DivisionReport:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     counts: SiteCounts
-    data: str  # keyed hash of its samples
-    partition: str  # keyed hash of how they are divided
-    weak: str | None
-    classes: tuple[int, ...]
-    sums: tuple[str, ...] | None  # see coterie.deploy.sums
+    data: Sha256  # keyed hash of its samples
+    partition: Sha256  # keyed hash of how they are divided
+    weak: Plain | None
+    classes: tuple[Count, ...]
+    sums: tuple[Number, ...] | None  # see coterie.deploy.sums
     masked: bool
 
 
@@ -144,8 +147,8 @@ class Consent:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    experiment: str
-    state: str  # sha256 of the site's state before round 0
+    experiment: Sha256
+    state: Sha256  # of the site's state before round 0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from ..errors import EngineError
 FINEST = 172  # bits behind the point: every float32 is a whole number of 2**-172
 MODULUS = 1 << 704  # above every sum of squares
 CHUNK = 1 << 14  # squares of 24 bits, of which so many fit into 63 bits
-DIGITS = 176  # hexadecimal digits of a number below MODULUS
 
 
 class ExactSums(NamedTuple):
@@ -119,7 +118,7 @@ def total_of(sent: Iterable[tuple[str, ...]], columns: int, rows: int) -> ExactS
     """The total of what all sites sent; refuses what no ``rows`` rows add up to."""
     total = [0] * (3 * columns)
     for numbers in sent:
-        if len(numbers) != 3 * columns or any(len(text) > DIGITS for text in numbers):
+        if len(numbers) != 3 * columns:
             raise EngineError(f"found sums of {len(numbers)} numbers; expected {3 * columns}")
         total = [(a + int(b, 16)) % MODULUS for a, b in zip(total, numbers, strict=True)]
     signed = [number - MODULUS if 2 * number > MODULUS else number for number in total]

@@ -9,12 +9,12 @@ sides then make the same problem and the same method from it.
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from ..core.algorithm import AnyAlgorithm, check_run
@@ -31,11 +31,14 @@ from ..runs.config.schema import Config
 from ..runs.run import LOCAL
 from ..storage.files import STRICT, parsed
 
-MOST_SITES = 10_000
-NONCE = re.compile(r"[0-9a-f]{32}")
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
 SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric")
 SHARED_DATA = ("scale",)  # fields of [data] that all sites have to share
+
+
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Sites = Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)]
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ class SiteCounts:
 
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-    train: int
-    val: int
-    test: int
+    train: Count
+    val: Count
+    test: Count
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ class Request:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     federation: str
-    clients: tuple[str, ...]
-    methods: tuple[str, ...]
+    clients: Sites
+    methods: Sites
     rounds: int  # of one experiment
     epochs: int  # of one round, by the method that trains most
     sealed: bool = False  # whether sites seal models for each other, see coterie.deploy.peers
@@ -69,10 +72,7 @@ class Request:
     @classmethod
     def from_json(cls, text: str) -> "Request":
         """Read a request that another machine sent; refuses whatever is none."""
-        found = parsed(text, cls, "request")
-        if not 1 <= len(found.clients) <= MOST_SITES or not 1 <= len(found.methods) <= MOST_SITES:
-            raise EngineError("request: found no or too many clients or methods")
-        return found
+        return parsed(text, cls, "request")
 
     @property
     def id(self) -> str:
@@ -104,13 +104,15 @@ class Agreement:
     __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     request: str  # the id of the request that it is a part of
-    nonce: str
+    nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     config: str  # the tables of one run, as JSON
-    clients: tuple[str, ...]
+    clients: Sites
     counts: tuple[SiteCounts, ...]  # one entry per client
     schema: Schema
     moments: Moments | None
-    kept: int  # states that a site keeps, so that the coordinator can resume from a checkpoint
+    kept: Annotated[
+        int, Field(ge=2, le=10_000)
+    ]  # states that a site keeps, so that the coordinator can resume from a checkpoint
     sealed: bool = False
     pool: str = ""  # sha256 of the samples that all sites share; "" for a method that shares none
 
@@ -122,17 +124,8 @@ class Agreement:
     def from_json(cls, text: str) -> "Agreement":
         """Read an agreement that another machine sent; refuses whatever is none."""
         found = parsed(text, cls, "agreement")
-        if not 1 <= len(found.clients) <= MOST_SITES or len(found.counts) != len(found.clients):
-            raise EngineError(
-                f"agreement.clients: found {len(found.clients)} names and {len(found.counts)} "
-                f"counts; expected a count for each of 1 to {MOST_SITES:,} names"
-            )
-        if len({*found.clients}) < len(found.clients) or not 2 <= found.kept <= 10_000:
-            raise EngineError("agreement: found a name twice, or a number of states below 2")
-        if not NONCE.fullmatch(found.nonce):
-            raise EngineError("agreement.nonce: found no 32 hexadecimal digits")
-        if any(min(asdict(one).values()) < 0 for one in found.counts):
-            raise EngineError("agreement.counts: found a number below 0")
+        if not len({*found.clients}) == len(found.clients) == len(found.counts):
+            raise EngineError("agreement: found a name twice, or not a count for each name")
         if found.moments is not None:
             checked_moments(found.moments)
         return found
