@@ -451,6 +451,30 @@ def test_a_run_in_rounds_answers_only_so_many_other_forms_of_a_round(folders):
     assert answered[-1] == "wrong_round"
 
 
+def test_an_old_message_that_comes_again_takes_no_state_away(folders):
+    """Whoever carries messages, without the operator's key, sends round 0 once more in round 2."""
+
+    class StopError(Exception):
+        pass
+
+    def stop(name, round, answer):
+        if round == 2:
+            raise StopError
+        return answer
+
+    transport = Recorded({name: handler_of(folder) for name, folder in folders.items()})
+    transport.spoil = stop
+    with pytest.raises(StopError):
+        executed(setting_of(ASKED, transport))
+    attacker, last = Attacker(folders), transport.kept[-1]
+    before = attacker.handler.answer(last)
+    assert refused_by(before) is None
+    for message in transport.kept:
+        assert refused_by(attacker.handler.answer(message)) is None
+    after = attacker.handler.answer(last)
+    assert read_head(after)["state"] == read_head(before)["state"]
+
+
 @pytest.mark.parametrize(
     ("changes", "what"),
     [

@@ -233,6 +233,10 @@ class RoundGate:
             for line in self._path.read_text(encoding="utf-8").splitlines():
                 self._note(*json.loads(line))
 
+    def seen(self, asked: Asked, sha: str) -> bool:
+        """Whether this message was answered before."""
+        return sha in self._seen.get((_kind(asked), asked.round), ())
+
     def check(self, asked: Asked, sha: str) -> None:
         """Refuse a message of no round of the agreement, out of order, or after the end."""
         kind, round, last = _kind(asked), asked.round, _last(asked)
@@ -243,7 +247,7 @@ class RoundGate:
             raise ForbiddenError(
                 "wrong_round", f"found round {round:,}; the agreement has {self._rounds}"
             )
-        if sha in self._seen.get((kind, round), ()):
+        if self.seen(asked, sha):
             return
         if self._ended:
             raise ForbiddenError("ended", "the experiment has ended at this site")

@@ -257,19 +257,17 @@ class SiteHandler:
             raise ForbiddenError("not_approved", "agreed was an experiment without peers")
         return self._once(opened, asked, data, partial(opened.peer.answer, asked=asked))
 
-    def _once(
-        self, opened: Open, asked: Asked, data: bytes, answer: Callable[[bytes], bytes]
-    ) -> bytes:
+    def _once(self, opened: Open, asked: Asked, data: bytes, answer: Callable[..., bytes]) -> bytes:
         """The answer to a message of a round; one that comes again is answered as before."""
         experiment, site, gate, peer = opened
         self._approvals.approved(experiment.agreement.request)
         sha = digest(data)
         gate.check(asked, sha)
         self._told = (WHAT[asked.kind],)
-        again = site.repeated(data) if peer is None else None  # a step is computed anew
-        if again is not None:
-            return again
-        reply = answer(data)
+        before = site.repeated(data) if peer is None else None  # a step is computed anew
+        if before is not None:
+            return before
+        reply = answer(data, again=gate.seen(asked, sha))
         if refused_by(reply) is None:
             gate.note(asked, sha, len(reply))
             if peer is None:

@@ -350,6 +350,7 @@ class Peer:
         self._me = self._names[site.client]
         self._types = vocabulary(site.algorithm)
         self._work: _Work | None = None
+        self._base: str | None = None
 
     @cached_property
     def _part(self) -> OwnPart:
@@ -360,7 +361,7 @@ class Peer:
         """Store the site's state before round 0, and return its sha256."""
         return self._site.states.write(self._encoded(self._part.begin()), 0)
 
-    def answer(self, data: bytes, asked: PeerStep) -> bytes:
+    def answer(self, data: bytes, asked: PeerStep, *, again: bool) -> bytes:
         """The reply to one step: a sealed message for every other site of the round."""
         body = decode(data, {}).body
         others = [name for name in asked.names if name != self._me]
@@ -376,6 +377,7 @@ class Peer:
         )
         if asked.step not in steps:
             raise EngineError(f"a round has no step '{asked.step[:20]}'")
+        self._base = None if again else asked.base  # a state is removed by a new message alone
         key = asked.round, asked.names, asked.base
         if asked.step == "want":
             stored = self._site.states.read(asked.base)
@@ -441,7 +443,7 @@ class Peer:
         kept = tracked if part.sound(reply, round) else None
         after, rejected = part.after(work.mine, reply, kept, changes, round)
         self._tell(asked, rejected)
-        sha = self._site.states.write(self._encoded(after), asked.round + 1, base=asked.base)
+        sha = self._site.states.write(self._encoded(after), asked.round + 1, base=self._base)
         return encode(Message({"state": sha}))
 
     def _predict(self, asked: PeerStep, arrived: Mapping[str, bytes]) -> bytes:

@@ -130,8 +130,8 @@ class Site:
         row = tree.row(tree.take(rows, torch.tensor([self.client])), 0)
         return self.states.write(encode(Message({}, row)), 0)
 
-    def answer(self, data: bytes) -> bytes:
-        """The reply to a message of the server."""
+    def answer(self, data: bytes, *, again: bool = False) -> bytes:
+        """The reply to a message of the server; one that comes ``again`` removes no old state."""
         types = vocabulary(self.algorithm)
         message = decode(data, types)
         head = parsed(json.dumps(dict(message.head)), RoundHead, "message")
@@ -142,7 +142,8 @@ class Site:
             return refused("stale_state")
         answer = self._local if head.kind == "local" else self._predict
         with located(self.algorithm, self.problem.model.module):
-            return answer(head, message.body, *self._at(head), decode(stored, types).body)
+            base = None if again else head.base
+            return answer(head, message.body, *self._at(head), decode(stored, types).body, base)
 
     def repeated(self, data: bytes) -> bytes | None:
         """The reply to the same message as last time, if it is stored; None otherwise."""
@@ -156,14 +157,20 @@ class Site:
             temporary.write_bytes(digest(data).encode() + reply)
 
     def _local(
-        self, asked: RoundHead, body: Tree, backend: LoopBackend, round: Round, state: Tree
+        self,
+        asked: RoundHead,
+        body: Tree,
+        backend: LoopBackend,
+        round: Round,
+        state: Tree,
+        base: str | None,
     ) -> bytes:
         """Compute one round: the new state stays here, the upload is sent."""
         began = time.perf_counter()
         received = _one_row(body)
         upload, new = backend.local(self.algorithm, received, _one_row(state), round)
         row = tree.row(new, 0)
-        after, base = encode(Message({}, row)), asked.base
+        after = encode(Message({}, row))
         head = {
             "round": round.index,
             "client": self.client,
@@ -174,7 +181,13 @@ class Site:
         return encode(Message(head, (tree.row(upload, 0), shown)))
 
     def _predict(
-        self, asked: RoundHead, body: Tree, backend: LoopBackend, round: Round, state: Tree
+        self,
+        asked: RoundHead,
+        body: Tree,
+        backend: LoopBackend,
+        round: Round,
+        state: Tree,
+        _base: str | None,
     ) -> bytes:
         """Evaluate the client's predictor; in the last round the predictor is kept here."""
         served, metric, last = _one_row(body), asked.metric, asked.last
