@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from coterie import cli
 from coterie.core.algorithm import Mixture, client_digest
 from coterie.deploy import peer_site, peers
 from coterie.deploy.peer_site import Peer
@@ -258,3 +259,16 @@ def test_a_partner_without_a_key_and_another_method_are_refused(folders, tmp_pat
     for method in ({"name": "fedavg"}, {"name": "federico", "form": "centralised"}):
         with pytest.raises(ConfigError, match="only federico"):
             run(Wire(folders), tmp_path / "out", merge(FAST, {"algorithm": method}))
+
+
+def test_the_operators_command(folders, tmp_path, monkeypatch, capsys):
+    open_folder = peers.federation_of
+    wired = lambda config, _, **more: open_folder(config, Wire(folders), **more)  # noqa: E731
+    monkeypatch.setattr(peers, "federation_of", wired)
+    config, fed = tmp_path / "asked.toml", folders["ash"].path.parent / "fed"
+    config.write_text('[algorithm]\nname = "federico"\n[run]\nrounds = 1\n')
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["deploy", "peers", str(fed), str(config), "--out", str(tmp_path / "run")])
+    assert ended.value.code in (0, None)
+    assert "1 rounds are over" in capsys.readouterr().out
+    assert len(predictors(folders)) == len(NAMES)

@@ -36,9 +36,11 @@ from coterie.deploy.protocol import (
     refused_by,
     setup_message,
 )
+from coterie.deploy.running import withdraw
 from coterie.deploy.sums import MODULUS, masked, moments_of, sums_of, to_hex, total_of
 from coterie.deploy.terms import Request
 from coterie.engines.codec import Message, decode, encode, read_head, vocabulary
+from coterie.engines.site import MODEL
 from coterie.runs.config.loading import merge
 from coterie.runs.plan import Plan
 from fuzz.answers import mutated
@@ -516,6 +518,16 @@ def test_an_agreement_beyond_the_request_is_refused(folders):
         assert found == reason, changes
     few = replace(made, clients=made.clients[:2], counts=made.counts[:2])
     assert attacker.reason(setup_message("agree", Proposal(few.to_json()))) == "not_approved"
+
+
+def test_a_site_that_withdraws_answers_no_more_and_keeps_its_model(finished):
+    attacker, messages = finished
+    folder = attacker.folders["ash"]
+    (line, *_) = withdraw(folder)
+    assert "3 rounds of this site's updates were sent" in line
+    assert attacker.reason(messages[-1]) == "withdrawn"
+    assert not [*folder.experiments.glob("*/states/*.bin")]
+    assert [*folder.experiments.glob(f"*/{MODEL}")]
 
 
 def test_an_approval_ends(finished):

@@ -10,15 +10,14 @@ one that comes a second time in another form is counted.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, ClassVar
 
 from ..engines.site import RoundHead
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..storage import files
-from ..storage.files import STRICT, parsed
+from ..storage.files import parsed, strict
 from .documents import PolicyTable
 from .peer_site import PeerStep
 from .site_folder import SiteFolder
@@ -39,11 +38,9 @@ class ForbiddenError(ConfigError):
         self.reason = reason
 
 
-@dataclass(frozen=True)
+@strict
 class Approval:
     """A request that was approved."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     request: Request
     by_hand: bool

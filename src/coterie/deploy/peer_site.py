@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from ..engines.evaluation import outcomes
 from ..engines.loop import LoopBackend
 from ..engines.site import Site, refused
 from ..errors import ConfigError, EngineError, StoreError
-from ..storage.files import STRICT
+from ..storage.files import strict
 from ..training.guard import Guard, remember, screen
 from . import keys
 from .protocol import as_array
@@ -308,11 +308,9 @@ def _stacked(row: Tree) -> Tree:
 # ---- messages ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@strict
 class PeerStep:
     """What the operator asks of a site: one step of a round with exactly these sites."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     kind: str  # "peer"
     step: str

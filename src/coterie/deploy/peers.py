@@ -17,9 +17,8 @@ twice is left out, as if it had not been drawn, while more than half of the roun
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from ..errors import ConfigError
 from ..runs.config.schema import Config, GuardTable
 from ..runs.plan import Plan
 from ..storage import files
-from ..storage.files import STRICT, parsed
+from ..storage.files import parsed, strict
 from ..training.rounds import participants
 from .federated import Federated, federation_of
 from .peer_site import PeerStep, serverless
@@ -44,11 +43,9 @@ ROUND, END = ("want", "model", "train", "close"), ("want", "model", "predict")
 Sealed = Mapping[str, Mapping[str, Tensor]]  # by receiver and sender
 
 
-@dataclass(frozen=True)
+@strict
 class Progress:
     """What the operator knows of a run: enough to continue it."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     nonce: str
     states: dict[str, str]  # the sha256 of each site's state

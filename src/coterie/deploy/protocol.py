@@ -15,8 +15,8 @@ nothing else. Whatever is wrong with a message or an answer is an EngineError.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -29,7 +29,7 @@ from ..data.data_schema import Schema
 from ..engines.codec import Message, decode, encode, read_head
 from ..engines.remote import SETUP, SiteState, Transport
 from ..errors import EngineError
-from ..storage.files import MOST_BYTES, STRICT, parsed
+from ..storage.files import MOST_BYTES, parsed, strict
 from . import keys
 from .terms import Count, Sha256, SiteCounts
 
@@ -40,18 +40,14 @@ Plain = Annotated[str, Field(pattern=r"^[ -~]{1,100}$")]  # what may be shown an
 Number = Annotated[str, Field(pattern=r"^[0-9a-f]{1,176}$")]
 
 
-@dataclass(frozen=True)
+@strict
 class Nothing:
     """A message without content."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
-
-@dataclass(frozen=True)
+@strict
 class Introduction:
     """A site's answer to ``who``: how many columns its data has of each kind, and no names."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     name: str
     kind: str
@@ -67,61 +63,49 @@ class Introduction:
         return cls(name, schema.kind, schema.target.kind, columns, schema.shape)
 
 
-@dataclass(frozen=True)
+@strict
 class Ask:
     """The JSON of a request (``ask``)."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
     request: str
 
 
-@dataclass(frozen=True)
+@strict
 class Approved:
     """A site's answer to ``ask``, and what it asks of it in ``describe``: the id of a request."""
 
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
-
     request: str
 
 
-@dataclass(frozen=True)
+@strict
 class Description:
     """A site's answer to ``describe``."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     schema: str  # JSON of a Schema
     versions: dict[str, Plain]
 
 
-@dataclass(frozen=True)
+@strict
 class DivisionRequest:
     """The common schema, by which a site tells of its samples; how they are divided is its own."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     request: str  # the id of the request
     schema: str  # JSON of the common Schema
     scale: Scale
 
 
-@dataclass(frozen=True)
+@strict
 class PoolRequest:
     """Which share of a site's training samples a method sends to all sites (``samples``)."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     division: DivisionRequest
     share: float
     seed: int
 
 
-@dataclass(frozen=True)
+@strict
 class DivisionReport:
     """A site's answer to ``divide``."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     counts: SiteCounts
     data: Sha256  # keyed hash of its samples
@@ -132,30 +116,24 @@ class DivisionReport:
     masked: bool
 
 
-@dataclass(frozen=True)
+@strict
 class Proposal:
     """The agreement of an experiment (``agree``)."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     agreement: str  # JSON of an Agreement
 
 
-@dataclass(frozen=True)
+@strict
 class Consent:
     """A site's answer to ``agree``."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     experiment: Sha256
     state: Sha256  # of the site's state before round 0
 
 
-@dataclass(frozen=True)
+@strict
 class JudgeRequest:
     """Which runs to compare: one pair of experiments (of a method, of Local) per seed."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     metric: str
     pairs: tuple[tuple[str, str], ...]

@@ -1,7 +1,5 @@
 """What a site does: answers the coordinator, shows its data, withdraws."""
 
-import contextlib
-import json
 import logging
 import os
 import threading
@@ -9,7 +7,6 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ..engines.site import ANSWERS, REPLY, STATES
 from ..errors import ConfigError, CoterieError
@@ -19,6 +16,7 @@ from .handler import AGREEMENT, WITHDRAWN, SiteHandler
 from .holdings import Holdings
 from .service import Measure, monitored, stopping
 from .site_folder import SiteFolder
+from .site_report import left
 
 UPDATES = ("local", "peer")  # kinds of messages that hold what a site has learnt
 
@@ -142,9 +140,10 @@ class _Watched:
 def withdraw(folder: SiteFolder) -> list[str]:
     """End a site's part: mark it as withdrawn and delete its states; says what stays outside."""
     told = [
-        f"experiment {name[:12]}: {rounds} rounds of this site's updates were sent; what was "
-        "averaged into the models of others stays in them"
-        for name, rounds in sorted(_rounds_sent(folder).items())
+        f"experiment {name[:12]}: {len(found.rounds)} rounds of this site's updates were sent; "
+        "what was averaged into the models of others stays in them"
+        for (name, kind), found in sorted(left(folder.sent).items())
+        if kind in UPDATES
     ]
     when = datetime.now(UTC).isoformat(timespec="seconds")
     files.write_json(folder.path / WITHDRAWN, {"withdrawn": when})
@@ -159,15 +158,3 @@ def _forget(folder: Path) -> None:
         path.unlink(missing_ok=True)
     for name in (REPLY, ANSWERS):
         (folder / name).unlink(missing_ok=True)
-
-
-def _rounds_sent(folder: SiteFolder) -> dict[str, int]:
-    """The number of rounds of each experiment in which the site sent an update."""
-    found: dict[str, set[Any]] = {}
-    lines = folder.sent.read_text(encoding="utf-8") if folder.sent.exists() else ""
-    for text in lines.splitlines():
-        with contextlib.suppress(ValueError, AttributeError):
-            line = json.loads(text)
-            if line.get("kind") in UPDATES:
-                found.setdefault(str(line.get("experiment")), set()).add(line.get("round"))
-    return {name: len(rounds) for name, rounds in found.items()}

@@ -10,8 +10,8 @@ sides then make the same problem and the same method from it.
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar, NamedTuple
+from dataclasses import asdict, replace
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -29,7 +29,7 @@ from ..runs.assemble import factory_of
 from ..runs.config.loading import canonical, load
 from ..runs.config.schema import Config
 from ..runs.run import LOCAL
-from ..storage.files import STRICT, parsed
+from ..storage.files import parsed, strict
 
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
 SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric")
@@ -41,22 +41,18 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Sites = Annotated[tuple[str, ...], Field(min_length=1, max_length=10_000)]
 
 
-@dataclass(frozen=True)
+@strict
 class SiteCounts:
     """The samples that one site declares."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     train: Count
     val: Count
     test: Count
 
 
-@dataclass(frozen=True)
+@strict
 class Request:
     """What a coordinator asks the owners of sites to approve: the experiments of one config."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     federation: str
     clients: Sites
@@ -97,11 +93,9 @@ def request_of(
     )
 
 
-@dataclass(frozen=True)
+@strict
 class Agreement:
     """The terms of one experiment. No two experiments have the same ``nonce``."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     request: str  # the id of the request that it is a part of
     nonce: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ..core.shards import Shards
 from ..core.tree import Tree
 from ..errors import EngineError
 from ..storage import files
-from ..storage.files import STRICT, parsed
+from ..storage.files import parsed, strict
 from .codec import Message, decode, digest, encode, vocabulary
 from .loop import LoopBackend
 
@@ -47,11 +47,9 @@ class Disclosure(NamedTuple):
 SIMULATED = Disclosure(models=True)  # a simulation writes the models into the run's folder
 
 
-@dataclass(frozen=True)
+@strict
 class RoundHead:
     """What the server asks of a site in a round."""
-
-    __pydantic_config__: ClassVar[dict[str, Any]] = STRICT
 
     kind: Literal["local", "predict"]
     experiment: str
