@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from coterie import cli
 from coterie.core.algorithm import Mixture, client_digest
 from coterie.deploy import peer_site, peers
-from coterie.deploy.peer_site import Peer
+from coterie.deploy.peer_site import PeerSite
 from coterie.deploy.peers import run_among_peers
 from coterie.deploy.protocol import refused_by
 from coterie.deploy.site_folder import SiteFolder
@@ -209,8 +209,8 @@ def test_what_a_peer_lies_about_is_left_out(folders, tmp_path, monkeypatch, capl
         liar["on"] = self._me == "cedar"
         return honest(self, *arguments)
 
-    honest = Peer._train
-    monkeypatch.setattr(Peer, "_train", train)
+    honest = PeerSite._train
+    monkeypatch.setattr(PeerSite, "_train", train)
     monkeypatch.setattr(peer_site, "change_of", lying)
     run(wire, tmp_path / "out", merge(ASKED, {"run.rounds": 1}))
     assert f"what 'cedar' sent is left out ({reason})" in caplog.text

@@ -30,7 +30,8 @@ from ..storage.files import parsed
 from .approval import Approval, Approvals, Asked, ForbiddenError, RoundGate
 from .division import ChangedError
 from .holdings import Holdings
-from .peer_site import Peer, PeerStep, serverless
+from .peer_part import serverless
+from .peer_site import PeerSite, PeerStep
 from .protocol import (
     Approved,
     Ask,
@@ -81,7 +82,7 @@ class Open(NamedTuple):
     experiment: Experiment
     site: Site
     gate: RoundGate
-    peer: Peer | None  # where models are sealed between sites
+    peer: PeerSite | None  # where models are sealed between sites
 
 
 class SiteHandler:
@@ -349,7 +350,7 @@ class SiteHandler:
         if agreement.sealed:
             serverless(experiment.algorithm)
             secrets = self._holdings.shared_secrets(agreement.clients)
-            peer = Peer(site, secrets, agreement.hash, experiment.config.run.metric)
+            peer = PeerSite(site, secrets, agreement.hash, experiment.config.run.metric)
         return Open(experiment, site, gate, peer)
 
     def _agreed(self, head: Mapping[str, Any]) -> str:

@@ -33,7 +33,8 @@ from ..storage import files
 from ..storage.files import parsed, strict
 from ..training.rounds import participants
 from .federated import Federated, federation_of
-from .peer_site import PeerStep, serverless
+from .peer_part import serverless
+from .peer_site import PeerStep
 from .protocol import refused_by
 
 PROGRESS = "peers.json"  # in the folder of a run
@@ -44,7 +45,7 @@ Sealed = Mapping[str, Mapping[str, Tensor]]  # by receiver and sender
 
 
 @strict
-class Progress:
+class PeerProgress:
     """What the operator knows of a run: enough to continue it."""
 
     nonce: str
@@ -55,7 +56,7 @@ class Progress:
 
 def run_among_peers(
     config: Config, out: Path, note: Callable[[str], None], transport: Transport | None = None
-) -> Progress:
+) -> PeerProgress:
     """Run the experiment of a config, or continue it in the same folder."""
     serverless(config.method().build())
     if config.guard != GuardTable():
@@ -63,7 +64,7 @@ def run_among_peers(
     out.mkdir(parents=True, exist_ok=True)
     path, before = out / PROGRESS, None
     if path.exists():
-        before = parsed(path.read_text(encoding="utf-8"), Progress, str(path))
+        before = parsed(path.read_text(encoding="utf-8"), PeerProgress, str(path))
     with contextlib.closing(federation_of(config, transport, sealed=True)) as setting:
         return _Run(setting, path, note).run(before)
 
@@ -75,12 +76,12 @@ class _Run:
         self._algorithm = self._cell.method.build()
         self._problem = setting.prepare(self._algorithm, self._cell.config).problem
 
-    def run(self, before: Progress | None) -> Progress:
+    def run(self, before: PeerProgress | None) -> PeerProgress:
         self._experiment, nonce, consents = self._setting.agreed(
             self._cell, None if before is None else before.nonce
         )
         starts = {name: consent.state for name, consent in consents.items()}
-        now = before or Progress(nonce, starts)
+        now = before or PeerProgress(nonce, starts)
         self._save(now)
         for round in range(len(now.rounds), self._cell.config.run.rounds):
             names, states = self._played(round, ROUND, now)
@@ -92,7 +93,7 @@ class _Run:
             self._save(now)
         return now
 
-    def _save(self, now: Progress) -> None:
+    def _save(self, now: PeerProgress) -> None:
         files.write_json(self._path, asdict(now))
 
     def _drawn(self, round: int) -> tuple[str, ...]:
@@ -104,7 +105,7 @@ class _Run:
         return tuple(clients[number] for number in drawn.tolist())
 
     def _played(
-        self, round: int, steps: Iterable[str], now: Progress
+        self, round: int, steps: Iterable[str], now: PeerProgress
     ) -> tuple[tuple[str, ...], dict[str, str]]:
         """The sites that took part in a round until its end, and their new states."""
         drawn = self._drawn(round)
