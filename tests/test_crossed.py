@@ -89,7 +89,6 @@ def test_a_federation_crosses_few_files(tmp_path):
     assert (tmp_path / "out" / "report.html").is_file()
     ran = {file.rpartition("/")[2] for file in files}
     assert {"coordinator.py", "mailbox.py", "direct.py", "handler.py", "federated.py"} <= ran
-    print(len(files))
     assert 50 < len(files) <= 120
 
 
