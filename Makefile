@@ -3,13 +3,20 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test test-slow fuzz check format audit bench bench-peers clean
+.PHONY: demo test browser test-slow fuzz check format audit bench bench-peers clean
 
 demo: $(VENV)/ready      ## compare six methods on a small federation with hidden groups
 	$(BIN)/coterie compare --out runs/demo
 
-test: $(VENV)/all        ## the tests
+test: $(VENV)/all browser ## the tests
 	$(BIN)/pytest -n 2 -m "not slow and not gpu and not shared"
+
+# The pages are clicked through in Debian's chromium; without it, and without root, those tests skip.
+browser:
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then apt-get update -qq && apt-get install -y -qq chromium || echo "no chromium: its tests skip"; \
+	else echo "no chromium, and no root with apt-get to install it: its tests skip"; fi
 
 test-slow: $(VENV)/all   ## what does not fit into `make test`
 	$(BIN)/pytest -n 2 -m "slow"

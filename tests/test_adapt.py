@@ -16,7 +16,7 @@ from coterie.algorithms.fedavg import FedAvg
 from coterie.algorithms.fedprox import proximal
 from coterie.algorithms.local import Local
 from coterie.algorithms.scaffold import Scaffold
-from coterie.core.client import of_server
+from coterie.core.algorithm import of_server
 from coterie.core.flat import FlatModel
 from coterie.core.optim import Recipe
 from coterie.data.federation import Dataset, Federation

@@ -148,4 +148,4 @@ def test_the_command_tells_its_time_first_and_prints_documented_json(capsys, tmp
     section = PAGE.partition("## coterie advise --json")[2].partition("\n## ")[0]
     assert {*value} == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
     first = next(line for line in printed.err.splitlines() if not line.startswith("preparing"))
-    assert re.fullmatch(r"probe: 5 methods x 2 seeds x 2 rounds, about .* s", first)
+    assert re.fullmatch(r"probe: 6 methods x 2 seeds x 2 rounds, about .* s", first)

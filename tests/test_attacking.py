@@ -142,6 +142,19 @@ def test_what_is_not_finite_is_refused_and_nobody_else_is(federation):
     assert (row.rejected, row.refused) == (len(bad) * config.run.rounds, 0)
 
 
+def test_a_guard_refuses_outliers_and_without_it_they_are_taken(federation):
+    inner, _ = federation
+    done = _Rows(inner.config)
+    list(_rows(inner, Threat("A0", 0.0, False), done, ()))
+    found = {}
+    for guarded in (False, True):
+        threat = Threat("A3x100", 0.34, guarded)
+        (found[guarded],) = [r for r in _rows(inner, threat, done, ()) if r.method == "fedavg"]
+    rounds = inner.config.run.rounds
+    assert [found[g].rejected for g in (False, True)] == [0, 2 * rounds]
+    assert found[True].mean > found[False].mean
+
+
 def loop_trimmed(w, out):
     return torch.stack(
         [torch.tensor(sorted(column.tolist())[out : len(column) - out]).mean() for column in w.T]

@@ -11,18 +11,25 @@ import scipy.special
 import scipy.stats
 from sklearn.calibration import calibration_curve
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import brier_score_loss, roc_curve
+from sklearn.metrics import average_precision_score, brier_score_loss, roc_curve
 
 import coterie
 from coterie.core.answers import Answers
 from coterie.data.datasets import load
 from coterie.engines.evaluation import FEW_CLASSES
 from coterie.errors import ConfigError, DataError, StoreError
+from coterie.exporting.calibration import cooled, recalibrated
 from coterie.runs.run import JudgedRows, Run
 from coterie.runs.run_folder import PREDICTIONS
 from coterie.views import clinical as clinical_module
 from coterie.views import clinical as formulas
-from coterie.views.clinical import FEWEST, ClinicalChoice, clinical_run, site_clinical
+from coterie.views.clinical import (
+    FEWEST,
+    ClinicalChoice,
+    clinical_run,
+    companions,
+    site_clinical,
+)
 from coterie.views.clinical_page import clinical_view
 from coterie.views.page import page, run_page
 from coterie.views.site_page import site_page
@@ -39,7 +46,8 @@ def predicted(seed: int, n: int = 300, places: int = 2):
 
 
 @pytest.mark.parametrize(("n", "bins"), [(300, formulas.BINS), (60, formulas.FEW_BINS)])
-def test_calibration_is_scikit_learns(n, bins):
+def test_calibration_is_scikit_learns(n, bins, monkeypatch):
+    monkeypatch.setattr(formulas, "FEWEST", 1)  # no bin is merged
     p, truth = predicted(1, n, places=3)
     p = np.where(np.isclose(p * bins % 1, 0), p + 0.001, p)  # no probability on an edge of a bin
     found = formulas.calibration(p, truth)
@@ -56,6 +64,16 @@ def test_calibration_is_scikit_learns(n, bins):
     assert found.error == pytest.approx(slow)
 
 
+def test_a_bin_of_few_rows_is_merged_and_moves_no_error():
+    """Two rows of probability 0.95 that both have the outcome are no point at 1.0."""
+    p = np.array([0.1] * 30 + [0.7] * 12 + [0.95] * 2)
+    truth = np.array(([0] * 9 + [1]) * 3 + [1, 0] * 6 + [1, 1]) > 0
+    found = formulas.calibration(p, truth)
+    assert [part.rows for part in found.bins] == [30, 14]
+    assert found.bins[1].observed == pytest.approx(8 / 14)
+    assert found.error == pytest.approx((12 * 0.2 + 2 * 0.05) / 44)
+
+
 def test_the_calibration_slope_is_that_of_a_logistic_regression():
     p, truth = predicted(3, 300)
     found = formulas.slope(p, truth)
@@ -66,7 +84,8 @@ def test_the_calibration_slope_is_that_of_a_logistic_regression():
     assert math.isnan(formulas.slope(np.array([0.1, 0.2, 0.8]), np.array([False, False, True])))
 
 
-def test_a_probability_of_one_is_in_the_last_bin():
+def test_a_probability_of_one_is_in_the_last_bin(monkeypatch):
+    monkeypatch.setattr(formulas, "FEWEST", 1)
     found = formulas.calibration(np.array([0.0, 1.0]), np.array([False, True]))
     assert [(part.predicted, part.observed) for part in found.bins] == [(0, 0), (1, 1)]
     assert (found.error, found.brier) == (0.0, 0.0)
@@ -84,6 +103,36 @@ def test_sensitivity_is_the_best_point_of_the_roc_curve(seed, specificity):
     assert 1 - alarm[~truth].mean() >= specificity - 1e-12
 
 
+def test_a_threshold_of_validation_samples_is_judged_on_test_samples():
+    p, truth = predicted(5, 200)
+    own, has = predicted(6, 80)
+    found = formulas.sensitivity(p, truth, np.arange(200), 0.8, (own, has))
+    there = formulas.sensitivity(own, has, np.arange(80), 0.8)
+    assert found.threshold == there.threshold
+    assert found.found.value == pytest.approx((p[truth] >= found.threshold).mean())
+    assert found.specificity.value == pytest.approx((p[~truth] < found.threshold).mean())
+    assert found.specificity.low < found.specificity.value < found.specificity.high
+    again = formulas.sensitivity(p, truth, np.arange(200), 0.8, (own, np.zeros(80, bool)))
+    assert again == formulas.sensitivity(p, truth, np.arange(200), 0.8)  # of one kind: no choice
+
+
+def test_a_temperature_is_found_and_changes_no_class():
+    """Squared odds are twice too sure: the temperature is 2, and the log loss falls."""
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet((1.0, 1.0, 1.0), 4000)
+    y = (rng.random(4000)[:, None] > p.cumsum(1)).sum(1)
+    sure = p**2 / (p**2).sum(1, keepdims=True)
+    parts = [Answers(sure[at], y[at], np.arange(2000)) for at in (slice(2000), slice(2000, None))]
+    found = recalibrated(*parts)
+    assert found.temperature == pytest.approx(2.0, rel=0.1)
+    assert found.after < found.before
+    cool = cooled(parts[1], found.temperature).values
+    assert (cool.argmax(1) == parts[1].values.argmax(1)).all()
+    np.testing.assert_allclose(cool.sum(1), 1)
+    with pytest.raises(ConfigError, match="found 9 usable validation samples"):
+        recalibrated(parts[0].where(slice(9)), None)
+
+
 def test_a_weight_counts_a_sample_so_often():
     p, truth = predicted(5, 40)
     weights = np.random.default_rng(0).integers(0, 4, 40)
@@ -98,10 +147,10 @@ def test_intervals_hold_the_value_and_do_not_vanish():
     p, truth = np.linspace(0, 1, 60), np.arange(60) >= 40
     value, low, high = formulas.sensitivity(p, truth, np.arange(60), 0.9).found
     assert (value, high) == (1.0, 1.0)
-    wilson = scipy.stats.binomtest(20, 20).proportion_ci(method="wilson")
-    assert low == pytest.approx(wilson.low)
-    assert formulas.wilson(0.3, 50) == pytest.approx(
-        tuple(scipy.stats.binomtest(15, 50).proportion_ci(method="wilson"))
+    exact = scipy.stats.binomtest(20, 20).proportion_ci(method="exact")
+    assert low == pytest.approx(exact.low)
+    assert formulas.exact(0.3, 50) == pytest.approx(
+        tuple(scipy.stats.binomtest(15, 50).proportion_ci(method="exact"))
     )
 
 
@@ -360,8 +409,7 @@ def test_the_card_has_the_numbers_of_its_client(compared, tmp_path):
     numbers = clinical_run(compared.of_seed(0)["fedavg"], ClinicalChoice(0.75)).sites[0]
     assert "## How far to trust its probabilities" in card
     assert f"Brier score {numbers.calibration.brier:.3f}" in card
-    value = 100 * numbers.sensitivity.found.value
-    assert re.search(rf"specificity of 75 % it finds {value:.0f} % \(", card)
+    assert re.search(r"chosen on the client's validation samples, for a specificity of 75 %", card)
     assert "By sex:" in card
     for group in numbers.subgroups:
         told = "fewer than 10 | too few rows" if group.rows < FEWEST else f"{group.rows} | "
@@ -377,6 +425,25 @@ def test_a_perfect_score_of_few_rows_has_an_interval():
     truth = np.array([0] * 9 + [1] * 3)
     p = np.where(truth, 0.9, 0.1)
     answers = Answers(np.stack([1 - p, p], 1), truth, np.arange(12))
-    found = formulas._score("auc", answers, np.ones(12, dtype=bool))
+    found = formulas.estimated_score("auc", answers)
     assert found.value == found.high == 100
-    assert 40 < found.low < 50  # three of three
+    assert 29 < found.low < 30  # three of three
+
+
+# ---- beside the AUC ------------------------------------------------------------------------------
+
+
+def test_an_auc_never_stands_alone(compared, table):
+    """The other scores stand under the table and in a run; accuracy has none."""
+    assert companions(compared.of_method("fedavg")) == ""
+    rare = coterie.compare(CONFIG, data=str(table), set={"run.metric": "auc"})
+    said, (run,) = companions(rare.of_method("fedavg")), rare.of_method("fedavg")
+    own = list(run.outcomes.clients())
+    chances = np.concatenate([part.chances[:, 1] for part in own]).astype(float)
+    truth = run.outcomes.targets == 1
+    assert f"AUPRC {100 * average_precision_score(truth, chances):.1f} %" in said
+    assert f"Brier score {((chances - truth) ** 2).mean():.3f}" in said
+    for name in ("balanced accuracy", "sensitivity", "calibration slope"):
+        assert name in said
+    assert f"FedAvg, all test rows: {said}." in repr(rare)
+    assert said in repr(run)

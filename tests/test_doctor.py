@@ -1,6 +1,7 @@
 """What ``coterie doctor`` tells a data team before training."""
 
 import csv
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from coterie.data.partition import PARTITIONS, federate
 from coterie.diagnosis import findings
 from coterie.diagnosis.doctor import SiteRow
 from coterie.diagnosis.findings import data_warnings, score_warnings
+from coterie.diagnosis.leakage import leakage_warnings, one_sided
+from coterie.errors import CoterieWarning, DataError
 from coterie.runs.estimate import _extrapolated
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +65,35 @@ def only_at(site, **cells):
 
 
 def test_alike_sites_give_no_warning(tmp_path):
-    assert data_warnings(federation(tmp_path)) == []
+    made = federation(tmp_path)
+    assert data_warnings(made) == leakage_warnings(made) == []
+
+
+def test_columns_that_alone_tell_the_outcome_are_asked_about(tmp_path):
+    """One that tells four of five rows, if its name says that it is known late."""
+    home = {"yes": "hospice", "no": "home"}
+    luck = iter(np.random.default_rng(0).random(1000) < 0.25)
+
+    def late(site, row):
+        told = home["no" if next(luck) else row["ill"]]
+        return {**row, "discharge_to": told, "drink": told, "code": home[row["ill"]]}
+
+    asked = leakage_warnings(federation(tmp_path, late))
+    assert ["'discharge_to'" in asked[0], "'code'" in asked[1], len(asked)] == [True, True, 2]
+
+
+def test_an_id_is_to_be_a_unit_or_left_out(tmp_path):
+    count = itertools.count()
+    with pytest.warns(CoterieWarning, match=r"values in .* rows.*data.unit = 'patient_id'.*drop"):
+        federation(tmp_path, lambda site, row: {**row, "patient_id": f"{next(count) // 2}"})
+    with pytest.raises(DataError, match=r"is no category: .*data.unit = 'who'.*data.drop"):
+        federation(tmp_path, lambda site, row: {**row, "who": f"p{next(count)}"})
+
+
+def test_a_split_without_positives_is_named(tmp_path):
+    made = federation(tmp_path, only_at("b", ill=lambda cell: "no"))
+    assert one_sided(made) == {"b": ["no 'yes' in train", "no 'yes' in val", "no 'yes' in test"]}
+    assert any("b (no 'yes' in train, no 'yes' in val" in line for line in leakage_warnings(made))
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,13 @@ def copied(exported, tmp_path):
     return Path(shutil.copytree(exported[2], tmp_path / "copy"))
 
 
+def test_the_card_of_a_fold_says_whose_mean_was_judged(table_run, tmp_path):
+    asked = merge(FAST, {"data.target": "label", "run.folds": 2, "run.fold": 1})
+    run = coterie.run(asked, data=str(table_run[0]), method="fedavg", out=tmp_path / "run")
+    said = (coterie.export(run.path, "ash", tmp_path / "out") / "README.md").read_text()
+    assert "one of the models of 2 folds" in " ".join(said.split())
+
+
 def rows_of(path):
     """The cells of a CSV file, line by line."""
     return [*csv.reader(io.StringIO(path.read_text()))]
@@ -381,6 +388,30 @@ def test_the_cards_lines_load_the_model_without_coterie(tmp_path):
         np.testing.assert_allclose(found, values, atol=1e-6, rtol=0, err_msg=name)
 
 
+def test_a_recalibrated_model_answers_so_and_its_card_shows_both(exported, tmp_path):
+    """The threshold is chosen on validation data; plain PyTorch gives the same probabilities."""
+    place = coterie.export(exported[1].path, "cedar", tmp_path / "cedar", recalibrate=True)
+    once, again = coterie.load_export(exported[2]), coterie.load_export(place)
+    t = again.config.temperature
+    rows = new_rows(exported, tmp_path / "new.csv")
+    p, found = once.predict(rows).values, again.predict(rows).values
+    expected = p ** (1 / t) / (p ** (1 / t)).sum(1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    card = (place / "README.md").read_text()
+    assert "| log loss |" in card
+    assert "was chosen on the client's validation samples" in card
+    assert "were not calibrated" not in card
+    lines = card.partition("```python")[2].partition("```")[0]
+    space: dict = {}
+    with contextlib.chdir(place):
+        exec(lines, space)
+    x = again.inputs(torch.zeros(2, len(again.preprocessing.moments.mean)))
+    wanted = space["predict"](x) ** (1 / t)
+    np.testing.assert_allclose(
+        space["calibrated"](x).detach(), (wanted / wanted.sum(-1, keepdim=True)).detach(), rtol=1e-5
+    )
+
+
 def test_the_cards_lines_give_the_values_of_a_regression(number_run, monkeypatch):
     model = coterie.load_export(number_run[2])
     monkeypatch.chdir(number_run[2])
@@ -412,19 +443,18 @@ def test_the_card_says_what_the_model_is_and_escapes_names(exported, tmp_path):
 
 # ---- what a table must be ------------------------------------------------------------------------
 
+STRICT = {"strict": True}
 REFUSED = {
-    "a missing column": ("a,b\n1,2", {}, r"lacks 1 of the model's 3 columns: 'kind'"),
-    "a renamed column": ("a,B,kind\n1,2,x", {}, r"lacks 1 .*: 'b', and has others: 'B'; expected"),
-    "an extra column": ("id,a,b,kind\n7,1,2,x", {}, r"does not know: 'id'.*--keep 'id'.*--drop"),
-    "the target": ("a,b,kind,label\n1,2,x,ill", {}, r"'label' is what the model predicts"),
-    "an unknown category": ("a,b,kind\n1,2,x\n1,2,w", {}, r"line 3: found 'w'.*'x', 'y', 'z'"),
+    "a missing column": ("a,b\n1,2", STRICT, r"lacks 1 of the model's 3 columns: 'kind'"),
+    "a renamed column": ("a,B,kind\n1,2,x", STRICT, r"lacks 1 .*: 'b', and has others: 'B'; exp"),
+    "hardly a column": ("a,id\n1,2", {}, r"lacks 2 of the model's 3 columns: 'b', 'kind'"),
+    "an unknown category": ("a,b,kind\n1,2,x\n1,2,w", STRICT, r"line 3: found 'w'.*'x', 'y', 'z'"),
     "a text as a number": ("a,b,kind\n1,2,x\nhigh,2,x", {}, r"line 3: found 'high'.*a number"),
     "a decimal comma": ("a;b;kind\n1,5;2;x", {"delimiter": ";"}, r"line 2: found '1,5'"),
     "a huge number": ("a,b,kind\n1e39,2,x", {}, r"line 2: column 'a' holds 1e\+39"),
-    "an empty category": ("a,b,kind\n1,2,", {}, r"found '\(missing\)' in column 'kind'"),
+    "an empty category": ("a,b,kind\n1,2,", STRICT, r"found '\(missing\)' in column 'kind'"),
     "no rows": ("a,b,kind\n", {}, r"column names but no rows"),
     "another delimiter": ("a;b;kind\n1;2;x", {}, r"it looks separated by ';'"),
-    "a dropped input": ("a,b,kind\n1,2,x", {"drop": ["a"]}, r"the model needs column 'a'"),
     "nothing to keep": ("a,b,kind\n1,2,x", {"keep": ["id"]}, r"--keep: .* has no column 'id'"),
 }
 
@@ -435,6 +465,40 @@ def test_a_table_that_does_not_fit_is_refused_with_what_to_do(exported, tmp_path
     (tmp_path / "new.csv").write_text(text + "\n")
     with pytest.raises(DataError, match=expected):
         coterie.load_export(exported[2]).predict(tmp_path / "new.csv", **options)
+
+
+def test_unknown_categories_are_a_category_that_training_had(exported, tmp_path):
+    """They are zero in all features of their column, as hidden ones in training; each is named."""
+    model = coterie.load_export(exported[2])
+    rows = {"a": [1.0, 1.0, 1.0], "b": [2.0, 2.0, 2.0]}
+    with pytest.warns(CoterieWarning, match=r"'kind' holds 'w', '\(missing\)' in 2 of 3 rows"):
+        found = model.predict({**rows, "kind": ["w", None, "x"]}).values
+    np.testing.assert_array_equal(found[0], found[1])
+    assert found[0].tolist() != found[2].tolist()
+    with pytest.warns(CoterieWarning, match=r"lacks 1 .*: 'kind'.*EVERY ANSWER"):
+        np.testing.assert_array_equal(model.predict(rows).values[0], found[0])
+    codes = tmp_path / "codes.csv"
+    codes.write_text("column,code,means\nkind,7,x\n")
+    mapped = model.predict({**rows, "kind": [7, 7, 7]}, codes=codes)
+    np.testing.assert_array_equal(mapped.values[0], found[2])
+
+
+def test_the_file_that_people_have_is_answered_and_judged(exported, tmp_path):
+    """An id and a site are ignored with a note; the target column gives scores with intervals."""
+    data, run, place = exported
+    header, *cells = rows_of(data / "cedar.csv")
+    rows = test_rows(run, "cedar")
+    lines = [[*header, "id", "site"], *([*cells[at], f"p{at}", "cedar"] for at in rows)]
+    (tmp_path / "all.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+    model = coterie.load_export(place)
+    found = model.predict(tmp_path / "all.csv")
+    np.testing.assert_allclose(found.values, answers_of(run, "cedar"), atol=1e-6, rtol=0)
+    assert "ignored: 'id', 'site'" in found.notes[0]
+    auc = found.scores["auc"]
+    assert auc.value == pytest.approx(run.last[run.roster.clients.index("cedar")], abs=1e-4)
+    assert auc.low < auc.value < auc.high or auc.value in (auc.low, auc.high)
+    assert f"on the {len(rows)} of {len(rows)} rows" in found.notes[1]
+    assert not model.predict(new_rows(exported, tmp_path / "new.csv")).scores
 
 
 def test_a_gap_that_training_never_had_is_filled_with_the_mean_and_told(exported, tmp_path):
@@ -488,7 +552,7 @@ def test_the_commands_write_a_model_and_answers(exported, tmp_path):
     new = tmp_path / "new.csv"
     rows = [[f"p{i}", *row] for i, row in enumerate(cells)]
     new.write_text("\n".join(",".join(row) for row in [["id", *header], *rows]) + "\n")
-    words = ("predict", tmp_path / "model", new, "--keep", "id", "--drop", "label")
+    words = ("predict", tmp_path / "model", new, "--keep", "id")
     printed = called(*words)
     called(*words, "--out", tmp_path / "answers.csv")
     assert printed == (tmp_path / "answers.csv").read_text()

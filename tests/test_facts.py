@@ -54,7 +54,7 @@ def test_a_row_is_all_that_a_new_metric_needs(monkeypatch):
         return 100.0 * weights @ (metrics.classes(outputs) != targets) / weights.sum(1)
 
     row = metrics.Metric(
-        "wrong", "error rate", errors, "classes", percent=True, higher_is_better=False
+        "wrong", "error rate", errors, "classes", True, 100.0, higher_is_better=False
     )
     monkeypatch.setitem(METRICS, row.name, row)
     found = metrics.score("wrong", np.array([0, 1, 1, 1]), np.array([0, 1, 0, 0]))

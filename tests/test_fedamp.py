@@ -304,12 +304,12 @@ def test_a_client_s_noise_is_what_half_of_its_samples_change():
     server, states = method.init(on.problem)
     _, states, first = amp_round(method, on, server, states, 0)
     for i in range(on.problem.population):
-        half = one_client(on, i).half().train(on.problem.start)
+        half = one_client(on, i).halves()[1].train(on.problem.start)
         assert_close(first.noise[i], ((first.w[i] - half) ** 2).sum())
         assert first.noise[i] > 0
     received = method.download(server, whole_round(on, 1))
     second, kept = method.local(one_client(on, 0, 1), tree.row(received, 0), tree.row(states, 0))
-    once = ((second.w - one_client(on, 0, 1).half().train(on.problem.start)) ** 2).sum()
+    once = ((second.w - one_client(on, 0, 1).halves()[1].train(on.problem.start)) ** 2).sum()
     assert_close(second.noise, (first.noise[0] + once) / 2)  # the mean over its rounds
     assert_close(kept.noise, second.noise)
 
@@ -318,7 +318,7 @@ def test_half_a_client_takes_as_many_steps_on_every_second_sample():
     on = task(FedAMP())
     for i, size in enumerate(on.problem.sizes.tolist()):
         whole = one_client(on, i)
-        half = whole.half()
+        half = whole.halves()[1]
         assert int(half.size) == size // 2
         assert 0 <= int(whole.steps - half.steps) <= on.problem.recipe.epochs  # a short last batch
         mine = [

@@ -17,7 +17,7 @@ from coterie.deploy import federated as sites_of
 from coterie.deploy.federated import federated
 from coterie.deploy.folders import FederationFolder
 from coterie.deploy.handler import SiteHandler
-from coterie.deploy.holdings import Holdings
+from coterie.deploy.holdings import Holdings, told_counts
 from coterie.deploy.protocol import Nothing, Proposal, Signed, refused_by, setup_message
 from coterie.deploy.terms import SiteCounts
 from coterie.engines.codec import Message, decode, digest, encode, read_head, vocabulary
@@ -196,6 +196,45 @@ def test_a_comparison_judges_at_the_sites(joined, tables, tmp_path):
     assert there.verdict == here.verdict
     assert coterie.read(there.path).judgements == here.judgements
     assert not any(coterie.verify(there.path).values())
+
+
+def test_folds_are_judged_at_the_sites(tables, tmp_path, monkeypatch):
+    """Each row tests once; the sites answer about all of them, and send sums and classes once."""
+    joined = Joined(tmp_path, tables, monkeypatch, ("shown", "counts"))
+    asked = merge(FAST, {"run.methods": ["fedamp"], "run.folds": 3})
+    found = coterie.compare(asked, federation=joined.fed, out=tmp_path / "out")
+    tested = {one.client: one.gain.samples for one in found.judgements["fedamp"].clients}
+    assert tested == {"ash": 60, "birch": 47, "cedar": 80}
+    assert "the models of 3 folds" in found.verdict
+    lines = (joined.folders["ash"].path / "sent.jsonl").read_text()
+    assert lines.count("sums") == lines.count("samples of each class") == 1
+    assert "of each of 3 trainings and of all" in lines
+    assert coterie.read(found.path).judgements == found.judgements
+
+
+def test_the_automatic_metric_comes_from_counts_that_may_leave(tmp_path):
+    """AUC where both classes of a site may be counted and one is rare; accuracy otherwise."""
+    for rare, consent, metric in (
+        (25, ("counts",), "auc"),
+        (25, ("shown",), "accuracy"),
+        (120, ("counts",), "accuracy"),
+    ):
+        data = tmp_path / f"{rare}{consent[0]}"
+        for path in write_tables(data, rows=(240,) * 3).glob("*.csv"):
+            head, *lines = path.read_text().splitlines()
+            cut = [line.rpartition(",")[0] for line in lines]
+            told = [f"{row},{'ill' if at < rare else 'well'}" for at, row in enumerate(cut)]
+            path.write_text("\n".join([head, *told]) + "\n")
+        folders = site_folders(data / "home", data, consent)
+        found = setting_of(FAST, InProcess({n: handler_of(f) for n, f in folders.items()}))
+        assert found.config.run.metric == metric
+
+
+def test_no_count_of_a_class_follows_from_the_others():
+    assert told_counts([30, 12, 4, 0], 10) == (30, 0, 0, 0)
+    assert told_counts([30, 4], 10) == (0, 0)
+    assert told_counts([30, 4, 3], 10) == (30, 0, 0)
+    assert told_counts([30, 0], 10) == (30, 0)
 
 
 @pytest.mark.parametrize("point", ["round.aggregated", "log.done", "finish.models"])

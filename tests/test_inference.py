@@ -347,6 +347,12 @@ def test_a_site_is_told_by_its_own_test_or_with_the_others():
     p = np.array([0.004, 0.09, 0.11, 0.09, 0.6])
     above = np.array([0.9, 0.995, 0.995, 0.98, 0.995])
     assert told(g, p, above).tolist() == [1, 1, 0, 0, 0]
+    for own, says in (
+        ([0.001, 0.001, 0.09, 0.09, 0.09], [1, 1, 0, 0, 0]),  # two gain, of three it is open
+        ([0.001, 0.001, 0.001, 0.09, 0.09], [1, 1, 1, 1, 1]),  # three gain
+        ([0.001, 0.001, 0.001, 0.001, 0.11], [1, 1, 1, 1, 0]),  # its own samples do not agree
+    ):
+        assert told(np.ones(5), np.array(own), np.full(5, 0.5)).tolist() == says
     assert told(-g, p, 1 - above).tolist() == [-1, -1, 0, 0, 0]
     assert told(g[:2], p[:2], above[:2]).tolist() == [1, 0]  # two sites show nothing of each other
 
@@ -425,14 +431,38 @@ def test_a_model_that_diverged_is_a_loss_on_the_mean():
 
 def test_trainings_that_differ_and_trainings_that_agree():
     means = np.array([2.0, 5.0, 3.0, 6.0, 4.0])
-    found = inference.trained_again(means, error=0.1, sites=4)
+    found = inference.trained_again(means, error=0.01, sites=4)
     expected = scipy.stats.ttest_1samp(means, 0.0)
-    assert found.p == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
-    agreeing = inference.trained_again(means, error=3.0, sites=4)
+    assert found.p == pytest.approx(expected.pvalue, rel=0.01)
+    ends = tuple(expected.confidence_interval())
+    assert (found.low, found.high) == pytest.approx(ends, rel=0.01)
+    agreeing = inference.trained_again(np.full(5, 4.0), error=3.0, sites=4)
     assert agreeing.error == 3.0
-    assert agreeing.p == pytest.approx(2 * scipy.stats.t.sf(4.0 / 3.0, 4))
+    assert agreeing.p == pytest.approx(2 * scipy.stats.norm.sf(4.0 / 3.0))
     assert inference.trained_again(means[:4], error=0.1, sites=4) is None
+
+
+@pytest.mark.parametrize("trainings", [5, 10, 20])
+def test_errors_of_rows_and_of_training_add(trainings):
+    """Without an effect, few of the trainings on the same rows claim one, whatever weighs more."""
+    rng, runs = np.random.default_rng(trainings), 3000
+    for luck in (0.0, 1.0, 2.0, 8.0):
+        rows = rng.standard_normal((runs, 1))
+        means = rows + luck * rng.standard_normal((runs, trainings))
+        drawn = means.std(1, ddof=1) / math.sqrt(trainings)
+        p = inference.p_of_two(means.mean(1), 1.0, drawn, trainings - 1)
+        one = inference.trained_again(means[0], 1.0, 3)
+        assert one.p == pytest.approx(p[0])
+        assert (p < 0.05).mean() < 0.05 + 3 * math.sqrt(0.05 * 0.95 / runs)
+
+
+@given(st.floats(0.1, 9), st.floats(0.0, 9), st.integers(4, 30), st.floats(0.01, 1))
+def test_an_interval_of_two_errors_ends_where_the_test_rejects(known, drawn, freedom, level):
+    made = MeanGain.of(1.0, math.hypot(known, drawn), freedom, 3, known)
+    found = made.corrected(min(1.0, made.p / level))
+    reach = (found.high - found.low) / 2
+    p = inference.p_of_two(reach, known, math.sqrt(max(0, made.error**2 - known**2)), freedom)
+    assert p == pytest.approx(0.05 * made.p / found.p, rel=1e-3)
 
 
 def test_sites_like_these_is_students_test_over_sites():

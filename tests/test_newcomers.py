@@ -13,7 +13,7 @@ from support import METHODS, federation, last, one_client, predictors, task
 
 SIZES = (40, 36, 44, 38, 42, 40)  # two groups of three: even and odd clients
 RECIPE = Recipe(lr=0.2, epochs=3, batch=10)
-MIXING = ("fedfomo", "fedfomo_ma", "federico", "fedamp", "heurfedamp", "ifca", "fedem")
+MIXING = ("fedfomo", "fedfomo_ma", "federico", "fedamp", "heurfedamp", "ifca", "circle", "fedem")
 
 
 def simulation(method):
@@ -46,7 +46,7 @@ def test_every_method_has_a_rule_or_a_reason_of_its_own(method):
 
 
 def test_the_methods_that_a_refusal_names_have_a_rule():
-    told = "fedavg, fedfomo, federico, fedamp, heurfedamp, ifca, cfl, fedem"
+    told = "fedavg, fedfomo, federico, fedamp, heurfedamp, ifca, cfl, circle, fedem"
     with pytest.raises(ConfigError, match=told):
         join_rule(METHODS["local"]())
     for method in told.split(", "):
@@ -85,7 +85,7 @@ def test_a_copy_of_a_client_gets_that_clients_group_as_its_collaborators(method)
         assert float(weights[mine].sum() / weights.sum()) > 0.7, weights
 
 
-@pytest.mark.parametrize("method", ["fedfomo", "federico", "ifca", "cfl"])
+@pytest.mark.parametrize("method", ["fedfomo", "federico", "ifca", "cfl", "circle"])
 def test_with_all_weight_on_one_model_the_newcomer_gets_that_model(method):
     """One client has a good model; the others have the untrained start or nonsense."""
     algorithm = METHODS[method]()

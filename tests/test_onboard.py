@@ -1,9 +1,11 @@
 """``coterie onboard``: a client that was not there joins a finished run with its own samples."""
 
+import contextlib
 import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +16,24 @@ import coterie
 from coterie import cli
 from coterie.algorithms import ALGORITHMS
 from coterie.algorithms.newcomers import Joined
+from coterie.api import configure
 from coterie.core.algorithm import single
 from coterie.core.answers import Answers
 from coterie.core.optim import Recipe
 from coterie.data.datasets import load
-from coterie.errors import ConfigError, DataError, StoreError
+from coterie.errors import ConfigError, CoterieWarning, DataError, StoreError
+from coterie.onboarding.labelled import read_labelled
+from coterie.onboarding.left_out import leave_out
 from coterie.onboarding.newcomer import (
     FEWEST,
+    JoinOutcome,
     client_of,
     draws_of,
-    read_labelled,
     training_helps,
 )
 from coterie.onboarding.onboarded import curve_point
 from coterie.runs import run_folder
+from coterie.runs.assemble import assemble
 from coterie.runs.config.loading import merge
 from sites import FAST, write_tables
 from support import federation, task
@@ -102,7 +108,7 @@ def test_the_exported_model_is_the_personal_one_and_its_card_says_how(joined):
     card = (found.path / "README.md").read_text("utf-8")
     assert "not in the federation" in card
     assert "The models of these clients entered it" in card
-    answers = model.predict(home / "oak.csv", drop=["label"])
+    answers = model.predict(home / "oak.csv")
     truth = [line.split(",")[-1] for line in (home / "oak.csv").read_text().splitlines()[1:]]
     right = np.mean([a == b for a, b in zip(answers.labels, truth, strict=True)])
     assert right > 0.75
@@ -110,7 +116,10 @@ def test_the_exported_model_is_the_personal_one_and_its_card_says_how(joined):
         coterie.onboard(run_of(home, "fedfomo"), home / "oak.csv", out=found.path, **QUICK)
 
 
-def test_without_local_training_the_newcomer_of_fedavg_has_the_runs_own_model(home, tmp_path):
+def test_without_local_training_the_newcomer_of_fedavg_has_the_runs_own_model(
+    home, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(JoinOutcome, "joins", lambda *_: True)  # else the better one is written
     run, data = run_of(home, "fedavg"), home / "oak.csv"
     found = coterie.onboard(run, data, epochs=0, out=tmp_path / "oak", sizes=(), draws=1)
     (point,) = found.points
@@ -151,15 +160,10 @@ def test_folders_that_hold_no_run_to_join_are_refused(home, tmp_path, monkeypatc
 
 ODD = np.array(["x"] * 59 + ["new"])
 CASES = {
-    "lacks 1 of the model's 3 columns: 'b'": {"columns": ("a", "kind", "label")},
+    "lacks 2 of the model's 3 columns: 'b', 'kind'": {"columns": ("a", "label")},
     "has no column 'label', which the model predicts": {"columns": ("a", "b", "kind")},
-    "line 61: found 'new' in column 'kind'": {"kind": ODD},
     "line 61: found the class 'new' in column 'label'": {"label": np.where(ODD == "x", "ill", ODD)},
     "found 3 labelled samples; expected 4 or more": {"rows": 3},
-    "columns that the model does not know: 'id'": {
-        "columns": ("id", "a", "b", "kind", "label"),
-        "id": np.arange(60),
-    },
     "is empty, as in 1 of 60 rows": {"label": np.where(ODD == "x", "ill", "")},
 }
 
@@ -167,13 +171,36 @@ CASES = {
 @pytest.mark.parametrize("message", CASES)
 def test_the_newcomers_table_is_checked_by_the_runs_columns(home, tmp_path, message):
     data = newcomer(tmp_path / "new.csv", **CASES[message])
-    with pytest.raises(DataError, match=re.escape(message)) as refused:
+    with pytest.raises(DataError, match=re.escape(message)):
         coterie.onboard(run_of(home, "fedfomo"), data)
-    assert "--keep" not in str(refused.value)
-    if "id" in CASES[message]:
-        assert "--drop 'id'" in str(refused.value)
-        found = coterie.onboard(run_of(home, "fedfomo"), data, drop=["id"], sizes=(), draws=1)
-        assert found.client == "new"
+
+
+def test_the_better_of_joined_and_alone_is_recommended_and_written(home, tmp_path):
+    """A newcomer with codes of its own whose labels are turned round gains nothing by joining."""
+    data = newcomer(
+        tmp_path / "elm.csv", id=np.arange(60), columns=("id", "a", "b", "kind", "label")
+    )
+    turned = data.read_text().replace(",x,", ",new,").replace("ill", "?").replace("well", "ill")
+    (tmp_path / "elm.csv").write_text(turned.replace("?", "well"))
+    run, once = run_of(home, "fedavg"), {"sizes": (), "draws": 1, "epochs": 0}
+    with pytest.warns(CoterieWarning, match="'kind' holds 'new'"):
+        found = coterie.onboard(run, data, out=tmp_path / "elm", **once)
+    (point,), facts = found.points, coterie.load_export(tmp_path / "elm").config.model
+    assert point.gain < 0
+    assert (found.recommended, facts.method, facts.collaborators) == ("alone", "local", ())
+    assert facts.score == pytest.approx(point.alone.mean)
+    assert "Recommended: your model trained alone" in found.words
+    joined = coterie.onboard(run_of(home, "fedfomo"), home / "oak.csv", **once)
+    assert (joined.recommended == "joined") == (joined.points[0].gain > 0)
+    with pytest.raises(DataError, match="found 'new' in column 'kind'"):
+        coterie.onboard(run, data, strict=True, **once)
+
+
+def test_rows_of_another_site_are_told(home):
+    with pytest.warns(CoterieWarning, match="the 80 samples are also samples of cedar"):
+        coterie.onboard(
+            run_of(home, "fedavg"), home / "data" / "cedar.csv", name="yew", sizes=(), draws=1
+        )
 
 
 def test_columns_that_the_run_used_otherwise_are_no_inputs(home):
@@ -192,8 +219,7 @@ def test_columns_that_the_run_used_otherwise_are_no_inputs(home):
     assert made.y.tolist() == [0, 1, 0, 1]
     assert made.units.tolist() == [0, 0, 1, 1]
     assert made.x.shape == (4, len(schema.feature_names))
-    with pytest.raises(DataError, match="does not know: 'site', 'patient'"):
-        read_labelled(table, schema, {"target": "label"})
+    assert read_labelled(table, schema, {"target": "label"}).units is None
 
 
 def test_a_newcomer_with_images_joins_by_a_file_of_samples(tmp_path):
@@ -207,7 +233,8 @@ def test_a_newcomer_with_images_joins_by_a_file_of_samples(tmp_path):
     run = coterie.run(asked, method="ifca", engine="loop", out=tmp_path / "run")
     data = load("digits")
     np.savez(tmp_path / "mine.npz", x=data.x[:60].numpy(), y=data.y[:60].numpy())
-    found = coterie.onboard(run.path, tmp_path / "mine.npz", sizes=(10,), draws=2)
+    with pytest.warns(CoterieWarning, match="also samples of client"):
+        found = coterie.onboard(run.path, tmp_path / "mine.npz", sizes=(10,), draws=2)
     assert found.client == "mine"
     assert sum(found.collaborators.values()) == pytest.approx(1.0, abs=1e-3)
     np.savez(tmp_path / "wide.npz", x=np.zeros((9, 9, 9), np.uint8), y=np.arange(9))
@@ -298,3 +325,27 @@ def test_the_command_prints_the_table_or_documented_json(home, capsys, tmp_path)
     code, printed = call()
     assert (code, printed.out) == (2, "")
     assert "--samples" in printed.err
+
+
+# ---- leave one site out --------------------------------------------------------------------------
+
+
+def test_a_site_that_is_left_out_trains_nothing_of_the_model_it_is_told(tmp_path):
+    """Other training rows at cedar change the others' models elsewhere, and not cedar's."""
+    data = write_tables(tmp_path / "data", rows=(40, 40, 40))
+    asked = merge(FAST, {"data.target": "label", "run.rounds": 3, "run.metric": "log_loss"})
+    with contextlib.closing(assemble(configure(asked, data=str(data)))) as assembly:
+        before, (seed,) = leave_out(assembly), assembly.config.seeds
+        made = assembly.federations[seed]
+        x = made.source.x.clone()
+        x[made.train[made.clients.index("cedar")]] += 5.0
+        assembly.federations[seed] = replace(made, source=replace(made.source, x=x))
+        after = leave_out(assembly)
+    for one, other in zip(before.sites, after.sites, strict=True):
+        assert (one.score == other.score) == (one.client == "cedar")
+        assert one.alone == other.alone
+    scores, weights = [one.score for one in before.sites], [one.test for one in before.sites]
+    assert before.means()[0] == pytest.approx(np.mean(scores))
+    assert before.means(weights)[0] == pytest.approx(np.average(scores, weights=weights))
+    section = PAGE.partition("## coterie leave-out --json")[2].partition("\n## ")[0]
+    assert {*before.to_dict()} == set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))

@@ -11,8 +11,7 @@ from coterie.algorithms.fedprox import FedProx
 from coterie.algorithms.pafl import PaFL, Phase, Sent
 from coterie.algorithms.pafl_ewc import PaFLEWC
 from coterie.algorithms.pafl_kd import PaFLKD
-from coterie.core.algorithm import round_of
-from coterie.core.client import of_server
+from coterie.core.algorithm import of_server, round_of
 from coterie.core.optim import Recipe
 from coterie.data.partition import hold_aux
 from coterie.errors import ConfigError

@@ -1,27 +1,50 @@
 """The pages in a real browser: no error, every control by keyboard, nothing overlaps."""
 
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from playwright.sync_api import Page, expect, sync_playwright
 
-from browser import CHROMIUM, Browser
 from coterie.algorithms import ALGORITHMS, ALIASES
 from coterie.runs.run import JudgedRows
 from coterie.views.comparison import Comparison
 from coterie.views.page import page
 from synthetic import comparison_of, roster, run_of, scores
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed: apt-get")
 
 SEVEN = ("North General", "Lakeside", "County", "Hilltop", "Southgate", "Riverside", "Harbour")
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    made = Browser(tmp_path_factory.mktemp("chromium"))
-    yield made
-    made.close()
+def browser():
+    with sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def tab(browser) -> Iterator[Page]:
+    """A page in which no error may occur; it is 800 pixels wide."""
+    found, problems = browser.new_page(viewport={"width": 800, "height": 900}), []
+    found.on("console", lambda message: problems.append(message.text))
+    found.on("pageerror", lambda error: problems.append(str(error)))
+    yield found
+    found.close()
+    assert problems == []
+
+
+def show(tab: Page, path: Path, fragment: str = "") -> None:
+    tab.goto("about:blank")
+    tab.goto(path.as_uri() + fragment)
 
 
 @pytest.fixture(scope="module")
@@ -32,84 +55,95 @@ def seven(tmp_path_factory):
     return path
 
 
-ANSWERED = (
-    "[...document.querySelectorAll('.answers li')].filter((li) => li.offsetParent)"
-    ".map((li) => li.textContent.split(':')[0])"
-)
+def expect_answers(tab: Page, names: Sequence[str]) -> None:
+    """The answers that are seen are those to these sites; a page may need a moment."""
+    shown = tab.locator(".answers li").filter(visible=True)
+    expect(shown).to_have_text([re.compile(f"^{re.escape(name)}: ") for name in names])
 
 
-def test_a_site_is_chosen_by_keyboard_and_kept_in_the_fragment(browser, seven):
-    browser.scripts(True)
-    browser.size(800)
-    browser.open(seven)
-    browser.until(ANSWERED, list(SEVEN))
-    browser.value("document.getElementById('site').focus()")
-    browser.press("ArrowDown")
-    browser.until(ANSWERED, ["North General"])
-    browser.press("ArrowDown")
-    browser.until(ANSWERED, ["Lakeside"])
-    assert browser.value("location.hash") == "#site=Lakeside"
-    assert browser.value("document.querySelectorAll('tr.mine th')[0].textContent") == "Lakeside"
-    browser.open(seven, "#site=North%20General")
-    browser.until(ANSWERED, ["North General"])
-    browser.open(seven, "#site=%3Cb%3Enobody")
-    browser.until(ANSWERED, list(SEVEN))
-    assert browser.problems == []
+def test_a_site_is_chosen_by_keyboard_and_kept_in_the_fragment(tab, seven):
+    show(tab, seven)
+    expect_answers(tab, SEVEN)
+    tab.locator("#site").focus()
+    for name in SEVEN[:2]:
+        tab.keyboard.press("ArrowDown")
+        expect_answers(tab, [name])
+    assert tab.url.endswith("#site=Lakeside")
+    assert tab.locator("tr.mine th").first.text_content() == "Lakeside"
+    show(tab, seven, "#site=North%20General")
+    expect_answers(tab, ["North General"])
+    show(tab, seven, "#site=%3Cb%3Enobody")
+    expect_answers(tab, SEVEN)
 
 
 def test_without_a_script_every_answer_is_there(browser, seven):
-    browser.scripts(False)
-    browser.open(seven, "#site=County")
-    browser.scripts(True)  # for our own questions; the page is loaded
-    browser.until(ANSWERED, list(SEVEN))
-    assert browser.value("document.getElementById('site').offsetParent") is None
+    with browser.new_context(java_script_enabled=False) as context:
+        tab = context.new_page()
+        show(tab, seven, "#site=County")
+        expect_answers(tab, SEVEN)
+        assert not tab.locator("#site").is_visible()
 
 
-def test_the_slider_and_play_show_rounds_by_keyboard(browser, seven):
-    browser.size(800)
-    browser.open(seven)
-    picture = "document.querySelector('.help[open] image').getAttribute('href')"
-    average = browser.value(picture)
-    browser.value("document.querySelector('.rounds input').focus()")
-    browser.press("ArrowRight")
-    assert browser.value("document.querySelector('.rounds output').textContent") == "round 1"
-    first = browser.value(picture)
-    browser.press("End")
-    assert browser.value("document.querySelector('.rounds output').textContent") == "round 20"
-    assert len({average, first, browser.value(picture)}) == 3
-    assert browser.value("document.querySelector('.help[open] .link').style.opacity") != ""
-    browser.press("Home")
-    assert browser.value(picture) == average
-    browser.press("Tab")
-    assert browser.value("document.activeElement.textContent") == "Play"
-    browser.press(" ")
-    assert browser.value("document.activeElement.textContent") == "Stop"
-    assert browser.value("document.activeElement.getAttribute('aria-pressed')") == "true"
-    browser.press(" ")
-    assert browser.value("document.activeElement.textContent") == "Play"
-    assert browser.problems == []
+def test_the_slider_and_play_show_rounds_by_keyboard(tab, seven):
+    show(tab, seven)
+    image, said = tab.locator(".help[open] image"), tab.locator(".rounds output")
+    average = image.get_attribute("href")
+    tab.locator(".rounds input").focus()
+    tab.keyboard.press("ArrowRight")
+    assert said.text_content() == "round 1"
+    first = image.get_attribute("href")
+    tab.keyboard.press("End")
+    assert said.text_content() == "round 20"
+    assert len({average, first, image.get_attribute("href")}) == 3
+    tab.keyboard.press("Home")
+    assert image.get_attribute("href") == average
+    tab.keyboard.press("Tab")
+    button = tab.locator("button:focus")
+    assert button.text_content() == "Play"
+    tab.keyboard.press(" ")
+    assert (button.text_content(), button.get_attribute("aria-pressed")) == ("Stop", "true")
+    tab.keyboard.press(" ")
+    assert button.text_content() == "Play"
 
 
-def test_a_cell_a_row_and_a_node_are_linked_by_focus_and_by_pointer(browser, seven):
-    browser.size(800)
-    browser.open(seven)
-    said = "document.querySelector('.help[open] .readout').textContent"
-    browser.value("document.querySelector('.help[open] .matrix svg').focus()")
-    browser.press("ArrowRight")
-    order = browser.value("JSON.parse(document.querySelector('.help[open]').dataset.order)")
-    first, second = SEVEN[order[0]], SEVEN[order[1]]
-    assert browser.value(said).startswith(f"{second} helps {first}: ")
-    near = "[...document.querySelectorAll('.help[open] .near')].map((e) => e.dataset.site)"
-    assert set(browser.value(near)) == {str(order[0])}
-    assert browser.value("document.querySelectorAll('.help[open] .link.lit').length") > 0
-    box = browser.value(
-        "document.querySelector('.help[open] .graph').scrollIntoView();"
-        f"(r => [r.x + r.width / 2, r.y + r.height / 2])(document.querySelector("
-        f"'.help[open] .node[data-site=\"{order[3]}\"]').getBoundingClientRect())"
-    )
-    browser.point(*box)
-    assert browser.value(said).startswith(f"{SEVEN[order[3]]} is helped on average by ")
-    assert browser.problems == []
+def test_a_cell_a_row_and_a_node_are_linked_by_focus_and_by_pointer(tab, seven):
+    show(tab, seven)
+    card = tab.locator(".help[open]")
+    card.locator(".matrix svg").focus()
+    tab.keyboard.press("ArrowRight")
+    order = json.loads(card.get_attribute("data-order"))
+    said = card.locator(".readout")
+    assert said.text_content().startswith(f"{SEVEN[order[1]]} helps {SEVEN[order[0]]}: ")
+    near = {one.get_attribute("data-site") for one in card.locator(".near").all()}
+    assert near == {str(order[0])}
+    assert card.locator(".link.lit").count() > 0
+    card.locator(f'.node[data-site="{order[3]}"]').hover()
+    assert said.text_content().startswith(f"{SEVEN[order[3]]} is helped on average by ")
+
+
+def test_the_golden_path_of_one_site(tab, tmp_path):
+    """Choose, read, keep the link, print, on a narrow screen, open every part by keyboard."""
+    names = ("Hôpital Saint-Éloi de Montpellier", *SEVEN[1:])
+    path = tmp_path / "comparison.html"
+    path.write_text(page(comparison_of(("local", "fedavg", "fedfomo"), clients=7, names=names)))
+    tab.set_viewport_size({"width": 380, "height": 800})
+    show(tab, path)
+    tab.get_by_label("Your site", exact=True).select_option(names[0])
+    expect_answers(tab, [names[0]])
+    link = tab.url
+    tab.goto("about:blank")
+    tab.goto(link)
+    expect_answers(tab, [names[0]])
+    for part in tab.locator("summary").all():
+        was = part.evaluate("one => one.parentElement.open")
+        part.focus()
+        tab.keyboard.press("Enter")
+        assert part.evaluate("one => one.parentElement.open") != was
+    tab.emulate_media(media="print")
+    assert not tab.locator("#choose").is_visible()
+    cut = "list => list.filter(e => e.scrollHeight > e.clientHeight + 1 && e.clientHeight).length"
+    assert tab.locator(".tall").evaluate_all(cut) == 0
+    assert len(tab.pdf()) > 10_000
 
 
 MATRICES = ("fedfomo", "fedamp", "heurfedamp")
@@ -162,13 +196,13 @@ def crowd(methods, clients):
 
 
 @pytest.mark.parametrize(("methods", "clients"), [(6, 7), (30, 7), (4, 24), (6, 100), (30, 100)])
-def test_nothing_overlaps_at_any_width(browser, tmp_path, methods, clients):
+def test_nothing_overlaps_at_any_width(tab, tmp_path, methods, clients):
     path = tmp_path / "crowd.html"
     text = page(crowd(methods, clients))
     path.write_text(text)
     assert len(text.encode()) < (5_000_000 if methods == 30 else 1_000_000)
     for width in (380, 800, 1600):
-        browser.size(width, dark=width == 800)
-        browser.open(path)
-        assert browser.value(COLLISIONS) == [], width
-        assert browser.problems == []
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme="dark" if width == 800 else "light")
+        show(tab, path)
+        assert tab.evaluate(COLLISIONS) == [], width

@@ -18,7 +18,7 @@ from coterie.api import configure
 from coterie.data import PARTITIONS, describe, emd, federate, load, manifest, remarks
 from coterie.data.federation import Dataset, Federation
 from coterie.data.manifest import changes, class_counts, distance, listed, ranges
-from coterie.data.partition import Fold, take_fold, take_share
+from coterie.data.partition import Fold, folds_of, take_share
 from coterie.data.partitions import latent
 from coterie.data.partitions.base import even, largest_remainder, shard_classes
 from coterie.data.partitions.labels import (
@@ -571,6 +571,9 @@ def test_concept_shift_is_shared_inside_a_group():
         for j in range(12):
             same = torch.equal(made.relabel[i], made.relabel[j])
             assert same == bool(made.groups[i] == made.groups[j])
+    some = federate(load("digits"), PARTITIONS["concept_shift"](clients=6, groups=2, strangers=2))
+    assert some.groups.tolist() == [0, 0, 1, 1, 2, 3]
+    assert len(some.relabel.unique(dim=0)) == 4
     alone = federate(load("digits"), PARTITIONS["concept_shift"](shared=False))
     assert alone.groups is None
     assert len({tuple(row) for row in alone.relabel.tolist()}) == 12
@@ -664,7 +667,7 @@ def test_the_manifest_is_complete_and_json():
     made = federate(load("digits"), PARTITIONS["concept_shift"]())
     found = json.loads(json.dumps(manifest(made)))
     assert found["fingerprint"] == made.fingerprint
-    assert found["partition"] == "ConceptShift(clients=12, groups=3, shared=True)"
+    assert found["partition"] == "ConceptShift(clients=12, groups=3, shared=True, strangers=0)"
     first = found["clients"][0]
     assert indices_in(first["indices"]["train"]) == made.train[0].tolist()
     assert first["permutation"] == made.relabel[0].tolist()
@@ -840,7 +843,7 @@ def test_a_fold_keeps_units_together():
     data = load("digits")
     data = replace(data, units=torch.arange(len(data.x)) // 7)
     mine = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))[:400]
-    masks = [take_fold(data, mine, Fold(part, 5), 0, "fold") for part in range(5)]
+    masks = [folds_of(data, mine, 5, 0, "fold") == part for part in range(5)]
     assert (torch.stack(masks).sum(0) == 1).all()
     units = [set(data.units[mine[mask]].tolist()) for mask in masks]
     assert sum(map(len, units)) == len(set.union(*units))
@@ -854,6 +857,12 @@ def test_a_fold_of_samples_with_times_is_a_stretch_of_time():
         made = federate(data, PARTITIONS["iid"](clients=1), val=0.0, fold=Fold(part, 4))
         inside, outside = (data.times[rows[0]] for rows in (made.test, made.train))
         assert ((outside < inside.min()) | (outside > inside.max())).all()
+
+
+def test_the_option_folds_takes_the_place_of_a_configs_seeds():
+    assert configure({"run": {"seed": 2, "seeds": [0, 1]}}, folds=3).seeds == (2, 3, 4)
+    with pytest.raises(ConfigError, match=r"beside run\.seeds"):
+        configure(None, folds=3, seeds=2)
 
 
 def test_a_comparison_of_folds_trains_each_with_a_seed_of_its_own():

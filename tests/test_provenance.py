@@ -12,7 +12,12 @@ from coterie.runs.run import Log, Roster, Run
 from coterie.runs.summary import Predictors, finished
 from coterie.training.rounds import train
 from coterie.views.page import page, run_page
-from coterie.views.reliance import collaborators, collaborators_of_mixture, provenance
+from coterie.views.reliance import (
+    collaborators,
+    collaborators_of_mixture,
+    provenance,
+    reliance,
+)
 from coterie.views.site_page import site_page
 from sites import FAST, write_tables
 from support import METHODS, engine_of, federation, task
@@ -95,6 +100,18 @@ def test_a_weight_in_any_round_enters_and_what_entered_travels_on():
     assert [one.entered for one in collaborators_of_mixture(run, np.array([1.0, 0, 0, 1.0]))] == [
         *(0.5, 0.25, 0.125, 0.125)
     ]
+
+
+@pytest.mark.parametrize(("rounds", "said"), [(5, [1]), (3, [])])
+def test_who_seldom_relied_on_anybody_is_told_of_nobody(rounds, said):
+    """The only helper of client 0 in 5 or 3 of 20 rounds has all of its weight on others."""
+    alone, helped = np.eye(4), np.eye(4)
+    helped[0] = [0.2, 0.8, 0.0, 0.0]
+    run = weighted(*[helped] * rounds, *[alone] * (20 - rounds))
+    found = reliance([run])
+    assert found.helpers(0) == said
+    assert found.share[0, 1] == 1
+    assert found.rounds[0] == rounds
 
 
 def test_parts_are_the_product_of_all_rounds_and_name_everybody_who_has_one():

@@ -17,6 +17,7 @@ from safetensors.torch import save
 
 import coterie
 from coterie.core.tree import map_leaves
+from coterie.data.partition import Fold
 from coterie.deploy import keys
 from coterie.deploy.approval import Approvals
 from coterie.deploy.division import ChangedError, SiteDivision
@@ -218,6 +219,27 @@ def test_nobody_chooses_the_division(attacker):
         attacker.restart()
         assert attacker.divide() == first
     assert attacker.reason(setup_message("squares", {"means": [1e30, 0.0]})) == "unreadable"
+
+
+def test_folds_are_the_sites_own_and_every_row_tests_in_one(attacker, tmp_path):
+    """Of no other number than was approved; kept when rows come; train and test never meet."""
+    assert refused_by(attacker.divide(fold=(0, 4)))[0] == "not_approved"
+    folder, path = attacker.folders["ash"], tmp_path / "data" / "ash.csv"
+
+    def tested():
+        held = Holdings(folder, folder.data.name, folder.data.options)
+        parts = [held.division.fold(held._plain, held.keys, Fold(at, 4)) for at in range(4)]
+        assert sum((one == 2).int() for one in parts).tolist() == [1] * len(held.keys)
+        classes = [np.bincount(held._plain.y[one == 2].numpy()) for one in parts]
+        assert np.ptp(classes, axis=0).max() <= 2
+        assert all((one == 1).any() and (one == 0).any() for one in parts)
+        at = torch.stack(parts).eq(2).int().argmax(0)
+        return dict(zip(held.keys, at.tolist(), strict=True))
+
+    before = tested()
+    assert tested() == before
+    path.write_text(path.read_text() + "".join(f"{i / 7:.4f},1.5,x,ill\n" for i in range(60)))
+    assert before.items() <= tested().items()
 
 
 @pytest.mark.parametrize("rows", [1, 19])

@@ -375,3 +375,16 @@ def test_many_columns_are_read_quickly_or_refused(tmp_path):
     content = f"site,outcome,{names}\n" + "\n".join(["a,ill," + "1," * 199_999 + "1"] * 2)
     with pytest.raises(DataError, match="200,002 columns; expected at most"):
         read(tmp_path, content)
+
+
+def test_some_categories_of_training_rows_are_hidden_and_none_of_others(tmp_path):
+    """Hidden is what an unknown category is: zero in all features of the column."""
+    kinds = np.random.default_rng(0).choice(["x", "y"], 2000)
+    lines = ["who,n,kind,label", *(f"{i % 2},{i},{k},{'ab'[i % 2]}" for i, k in enumerate(kinds))]
+    (tmp_path / "t.csv").write_text("\n".join(lines) + "\n")
+    made = federate(load(str(tmp_path / "t.csv"), client="who", target="label"), NATURAL)
+    hot = made.dataset.x[:, 1:].sum(1)
+    for train in made.train:
+        assert 0.02 < float((hot[train] == 0).float().mean()) < 0.08
+    assert bool((hot[torch.cat([*made.val, *made.test])] == 1).all())
+    assert bool((made.source.x[:, 1:].sum(1) == 1).all())

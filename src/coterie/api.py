@@ -106,6 +106,8 @@ def changes_of(options: Options) -> dict[str, Any]:
             raise ConfigError(f"there is no option '{name}'; {known}")
         if value is not None:
             changes[OPTIONS[name].field] = value
+    if "run.folds" in changes:  # in place of a config's list of seeds
+        changes.setdefault("run.seeds", 1)
     return changes
 
 

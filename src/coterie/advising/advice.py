@@ -17,10 +17,13 @@ passes at most as often as the one test that should stop it.
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, final
+
+import numpy as np
 
 from ..api import Options, Source, compare_config, configure, listeners_of
 from ..core.inference import MeanGain
@@ -31,7 +34,7 @@ from ..runs.assemble import assemble
 from ..runs.config.schema import Config
 from ..runs.estimate import timings
 from ..runs.listeners import Watch
-from ..runs.run import LOCAL
+from ..runs.run import LOCAL, dense
 from ..views import judgement, words
 from ..views.comparison import Comparison
 from ..views.table import Heading, Line, Table, to_text
@@ -40,13 +43,16 @@ if TYPE_CHECKING:
     from ..views.comparison import Comparison, MethodRow
 
 
+CIRCLE = "circle"  # the method whose circles an advice names
+
 # The kinds, the simplest first, with the methods that try them.
 KINDS: dict[str, tuple[str, ...]] = {
     "stay local": (LOCAL,),
     "average": ("fedavg", "fedprox", "scaffold"),
-    "cluster": ("ifca", "cfl"),
+    "cluster": (CIRCLE, "ifca", "cfl"),
     "personalise": ("fedavg_ft", "fedamp", "fedfomo", "ditto"),
 }
+MOST_CIRCLES = 6  # that the answer names
 MARGIN = 2.0  # points: no smaller gain is worth a less simple kind
 SHARE = 0.02  # the margin as a share of the score, for metrics that are no percents
 
@@ -118,6 +124,28 @@ def _margin(metric: str, score: float) -> float:
     return MARGIN if METRICS[metric].percent else SHARE * abs(score)
 
 
+class FoundCircle(NamedTuple):
+    """Clients that Circle put together, and how sure that is."""
+
+    clients: tuple[str, ...]
+    seeds: int  # in which it is exactly this circle
+
+
+def found_circles(comparison: "Comparison") -> tuple[FoundCircle, ...]:
+    """Each client's most frequent circle over the seeds, the largest first; () without Circle."""
+    runs = [run for run in comparison.runs if run.method == CIRCLE and run.matrices]
+    if not runs or not judgement.one_deal(comparison):
+        return ()
+    names = runs[0].roster.clients
+    rows = [dense(run.matrices[-1]) > 0 for run in runs]
+    count = Counter(
+        tuple(names[j] for j in row.nonzero()[0]) for A in rows for row in np.unique(A, axis=0)
+    )
+    mine = {max((c for c in count if name in c), key=lambda c: count[c]) for name in names}
+    ordered = sorted(mine, key=lambda circle: (-len(circle), circle))
+    return tuple(FoundCircle(circle, count[circle]) for circle in ordered)
+
+
 # ---- in words ------------------------------------------------------------------------------------
 
 ANSWERS = {
@@ -137,11 +165,24 @@ def advice_words(advice: "Advice", comparison: "Comparison") -> str:
     """The answer, what it rests on, and how sure it is."""
     seeds, rounds = len(comparison.seeds), len(comparison.runs[0].lines)
     probe = f"This is a probe of {rounds} rounds and {seeds} {'seeds' if seeds > 1 else 'seed'}"
+    if circles := found_circles(comparison):
+        probe = f"{_circles(circles, seeds)} {probe}"
     if advice.kind is None:
         return f"{_cannot_tell(advice, comparison)} {probe}."
     mine = [one for one in advice.contests if advice.kind in (one.kind, one.simpler)]
     evidence = " ".join(_sentence(one, advice, comparison.metric) for one in mine)
     return f"{ANSWERS[advice.kind]} {evidence} {probe}; 'coterie compare' runs the whole length."
+
+
+def _circles(circles: Sequence[FoundCircle], seeds: int) -> str:
+    """Who is in whose circle, and in how many seeds."""
+    told = [
+        f"{words.listing(list(one.clients), most=6)}{'' if len(one.clients) > 1 else ' alone'} "
+        f"({one.seeds} of {seeds} seeds)"
+        for one in circles[:MOST_CIRCLES]
+    ]
+    more = len(circles) - len(told)
+    return f"Your circle: {'; '.join(told)}{f'; and {more} more' if more else ''}."
 
 
 def _sentence(one: "Contest", advice: "Advice", metric: str) -> str:
@@ -206,7 +247,7 @@ def _table(advice: "Advice", comparison: "Comparison") -> Table:
 # print(found)           # the answer and its evidence
 # print(found.kind)      # "personalise", or None if the probe cannot tell
 
-PROBE = ("local", "fedavg", "ifca", "fedavg_ft", "fedamp")
+PROBE = ("local", "fedavg", CIRCLE, "ifca", "fedavg_ft", "fedamp")
 ROUNDS = 10  # at most, unless the caller says otherwise
 SEEDS = 3
 TIMED = ("fedavg", "fedamp")  # a cheap and a dear method, for the estimate of time
@@ -240,6 +281,7 @@ class Advised:
             "margin": found.margin,
             "metric": self.comparison.metric,
             "methods": found.methods,
+            "circles": [one._asdict() for one in found_circles(self.comparison)],
             "contests": [
                 {"kind": one.kind, "simpler": one.simpler, "won": one.won, **one.gain._asdict()}
                 for one in found.contests

@@ -3,6 +3,7 @@
 from ..core.algorithm import AnyAlgorithm
 from .apfl import APFL
 from .cfl import CFL
+from .circle import Circle
 from .cobo import CoBo
 from .ditto import Ditto
 from .erosion import Erosion
@@ -72,6 +73,7 @@ ALGORITHMS: dict[str, type[AnyAlgorithm]] = {
     "perfedavg": PerFedAvg,
     "fedem": FedEM,
     "mocha": Mocha,
+    "circle": Circle,
     "cfl": CFL,
     "fedcollab": FedCollab,
     "ifca": IFCA,

@@ -307,7 +307,7 @@ class Attentive(Algorithm[Uploads, Cloud, Upload, Own]):
         loss = client.loss(w, "train") if self.reports else ()
         if self.sigma != "auto":
             return Upload(w, (), loss), Own(w)
-        once = (client.trainable(w - self._near(client.half(), received, state)) ** 2).sum()
+        once = (client.trainable(w - self._near(client.halves()[1], received, state)) ** 2).sum()
         rounds = state.rounds + 1
         noise = state.noise + (once - state.noise) / rounds
         return Upload(w, noise, loss), Own(w, noise, rounds)

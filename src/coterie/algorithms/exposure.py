@@ -209,6 +209,13 @@ EXPOSURES: dict[str, Exposure] = {
         "–",
         "the server compares sites",
     ),
+    "circle": Exposure(
+        "its model, the mean of its changes of the common model, two numbers about their noise, "
+        "its sample count",
+        "its circle's model, and everybody's average",
+        "its shares of the two models it predicts with",
+        "the server compares and divides sites",
+    ),
     "cfl": Exposure(
         "the change of its model, its sample count",
         "its cluster's model",

@@ -137,8 +137,8 @@ class FedFomo(Algorithm[Pool, Bank, Upload, Kept]):
 
     @property
     def traits(self) -> Traits:
-        """Models are weighed on validation data."""
-        return Traits(uses_validation=True)
+        """Models are weighed on validation data, and once more before a prediction."""
+        return Traits(uses_validation=True, weighs_again=True)
 
     def init(self, problem: Problem) -> tuple[Pool, Kept]:
         """The common start; P is the identity."""

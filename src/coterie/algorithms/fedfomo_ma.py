@@ -79,8 +79,8 @@ class FedFomoMA(Algorithm[Pool, Bank, Upload, tuple[()]]):
 
     @property
     def traits(self) -> Traits:
-        """Models are weighed on validation data."""
-        return Traits(uses_validation=True)
+        """Models are weighed on validation data, and once more before a prediction."""
+        return Traits(uses_validation=True, weighs_again=True)
 
     def init(self, problem: Problem) -> tuple[Pool, tuple[()]]:
         """The common start; every client has share 1 of itself."""

@@ -11,7 +11,7 @@ samples, so that all of them may judge the models. What follows is ordinary loca
     FedeRiCo        the posterior (line 15) from the losses of all final models
     FedAMP, Heur    the cloud model u after rounds in which only the newcomer trains near it:
                     w = LocalTrain(u);  u = Σ_j ξ_j w_j + ξ_own w;  u is the average at first
-    IFCA, CFL       the cluster's model with the lowest loss
+    IFCA, CFL, Circle  the cluster's model with the lowest loss
     FedEM           E-steps at the final components
 
 A method without a rule is refused, with the reason (``REFUSALS``).
@@ -39,6 +39,7 @@ from ..errors import ConfigError
 from .apfl import APFL
 from .attention import STRANGER, TINY, Attentive, Uploads
 from .cfl import CFL
+from .circle import Circle
 from .cobo import CoBo
 from .ditto import Ditto
 from .erosion import Erosion
@@ -186,7 +187,7 @@ def _chosen(algorithm: IFCA, client: Client, finals: Finals) -> Joined:
     return Joined(_members(cluster == best, finals), single(w))
 
 
-def _lowest(algorithm: CFL, client: Client, finals: Finals) -> Joined:
+def _lowest(algorithm: CFL | Circle, client: Client, finals: Finals) -> Joined:
     models, cluster = _clusters(finals)
     best = client.map(lambda w: client.loss(w, "val"), models).argmin()
     return Joined(_members(cluster == best, finals), single(models[best]))
@@ -217,10 +218,12 @@ RULES: dict[type, Rule] = {
     Attentive: _attention,
     IFCA: _chosen,
     CFL: _lowest,
+    Circle: _lowest,
     FedEM: _components,
 }
 WITH_RULE = (
-    "fedavg, fedfomo, federico, fedamp, heurfedamp, ifca, cfl, fedem or a method of one model"
+    "fedavg, fedfomo, federico, fedamp, heurfedamp, ifca, cfl, circle, fedem or a method of one "
+    "model"
 )
 
 _PERSONAL = (

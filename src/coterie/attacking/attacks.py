@@ -231,6 +231,10 @@ class AttackedSetting:
         """As the setting."""
         return getattr(self._inner, name)
 
+    def asked(self, cell: Cell) -> Config:
+        """The config of one run: the cell's own, which may be guarded."""
+        return cell.config.single(cell.method, cell.seed)
+
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         """The problem, and the shards with the attackers' data changed."""
         on = self._inner.prepare(algorithm, asked)

@@ -18,6 +18,13 @@ CODE = typer.Option(
     help="a folder with a module that the config names as package.module:Class",
 )
 
+CODES = typer.Option(
+    "--codes",
+    metavar="FILE",
+    help="CSV with the columns column, code, means: what this site's own codes are elsewhere",
+)
+
+STRICT = typer.Option("--strict", help="refuse unknown categories and missing columns")
 
 JSON = typer.Option("--json", help="print one JSON value (docs/json.md), and progress on stderr")
 
@@ -43,6 +50,10 @@ POSITIVE = typer.Option(
     "--positive",
     metavar="CLASS",
     help="the class that is the outcome; default: the second of two classes",
+)
+
+RECALIBRATE = typer.Option(
+    "--recalibrate", help="set the temperature of probabilities by the client's validation data"
 )
 
 

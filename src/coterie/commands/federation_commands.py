@@ -43,6 +43,7 @@ def federate(
     ] = None,
     methods: Annotated[str | None, typer.Option(help="separated by commas")] = None,
     rounds: Annotated[int | None, typer.Option(help="communication rounds")] = None,
+    folds: Annotated[int | None, typer.Option(help="parts of all rows that test in turn")] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the results")] = None,
     keep: Annotated[
         Path | None, typer.Option(help="new folder for the sites' folders and logs, which stay")
@@ -61,7 +62,8 @@ def federate(
 
     if config is None and local is None:
         local = 3
-    given = flags({"methods": methods, "rounds": rounds, "clients": local, "out": out})
+    given = flags({"methods": methods, "rounds": rounds, "folds": folds})
+    given |= flags({"clients": local, "out": out})
     if config is None:  # the example's hidden groups: some sites fit together, others do not
         given["set"] = {"partition.groups": 2}
     divided = api.configure(None if config is None else str(config), **given)

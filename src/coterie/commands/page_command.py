@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+import unicodedata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -131,7 +132,7 @@ def _read(places: list[Path]) -> "Comparison | Run":
 
 
 def _page_name(site: str | None) -> str:
-    safe = "" if site is None else "-" + re.sub(r"\W+", "-", site)
+    safe = "" if site is None else "-" + re.sub(r"\W+", "-", unicodedata.normalize("NFC", site))
     return f"report{safe}.html"
 
 

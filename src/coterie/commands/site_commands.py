@@ -9,7 +9,7 @@ import typer
 from ..errors import CoterieWarning, printable
 from ..exporting.export_commands import Out, predict, show_export
 from ..storage import files
-from .arguments import POSITIVE, SPECIFIC
+from .arguments import POSITIVE, RECALIBRATE, SPECIFIC
 from .federation_commands import LOG_JSON, MONITOR
 
 if TYPE_CHECKING:
@@ -140,6 +140,8 @@ def requests(folder: Folder, data: Data = None, target: Target = None) -> None:
         print(printable(f"  {', '.join(request.clients)}"))
         if request.sealed:
             print("  sealed: models and changes of models travel between sites alone")
+        if request.folds is not None:
+            print(f"  in {request.folds} folds: every row tests in one and trains in the others")
     if not waiting:
         print("no request waits")
         return
@@ -224,6 +226,7 @@ def export(
     ] = None,
     specificity: Annotated[float, SPECIFIC] = 0.9,
     positive: Annotated[str | None, POSITIVE] = None,
+    recalibrate: Annotated[bool, RECALIBRATE] = False,
 ) -> None:
     """Write this site's own final model as a folder: parameters, preprocessing, a model card."""
     from ..deploy.folders import SiteFolder
@@ -232,7 +235,8 @@ def export(
 
     choice = ClinicalChoice.checked(specificity, positive)
     place = files.folder_of(out, "--out")
-    show_export(export_site(SiteFolder.open(folder), place, experiment, choice))
+    site = SiteFolder.open(folder)
+    show_export(export_site(site, place, experiment, choice, recalibrate=recalibrate))
 
 
 app.command()(predict)

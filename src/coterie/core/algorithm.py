@@ -22,11 +22,12 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from . import random
-from .client import Client, of_server
+from .batches import Shape, View
+from .client import Client, Clock
 from .fields import Checked
 from .optim import Recipe
 from .problem import Problem
-from .tree import Tree
+from .tree import Tree, row
 
 Server = TypeVar("Server")
 Down = TypeVar("Down")
@@ -68,6 +69,25 @@ class Round(NamedTuple):
     def trainable(self, models: Tensor) -> Tensor:
         """The models' parameters without buffers, as distances and angles are computed on them."""
         return models[..., : self.parameters]
+
+
+def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None:
+    """The server's own samples (``data.aux``) as one more client; None where it holds none."""
+    if problem.aux is None:
+        return None
+    held = row(problem.aux.splits["train"].rows([0]), 0)
+    view = View(
+        id=torch.tensor(problem.population, device=problem.device),
+        stream=random.bits(problem.seed, round_index, "server").to(problem.device),
+        lr=torch.tensor(
+            problem.recipe.rate(round_index), dtype=problem.dtype, device=problem.device
+        ),
+        train=held,
+        val=held,
+        relabel=problem.aux.relabel[0],
+    )
+    shape = Shape(len(problem.aux.x), {"train": True, "val": True}, batched=True)
+    return Client(problem, problem.aux, view, shape, Clock(round_index, horizon))
 
 
 def round_of(problem: Problem, index: int, horizon: int, clients: Tensor) -> Round:
@@ -123,6 +143,8 @@ class Traits:
             shares any unless every site consents.
         models_change_hands: a model ends with the client that uses it most, not with the one that
             began it. ``A Aᵀ`` (clients that use the same models) then shows groups, ``A`` does not.
+        weighs_again: a client weighs the others' models once more before it predicts, which no
+            collaboration matrix records.
         several_models: a client trains several models side by side in one round.
         alone: clients neither send nor receive anything.
         discloses: what a client sends of its data beside models, by the name under which a site
@@ -133,6 +155,7 @@ class Traits:
     everybody: bool = False
     sharing: Sharing | None = None
     models_change_hands: bool = False
+    weighs_again: bool = False
     several_models: bool = False
     alone: bool = False
     discloses: Disclosure | Literal[""] = ""

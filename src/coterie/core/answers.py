@@ -39,6 +39,11 @@ class Answers(NamedTuple):
     units: Counts
     probabilities: Array | None = None
 
+    def where(self, rows: Array) -> "Answers":
+        """The answers to some of the samples."""
+        probable = None if self.probabilities is None else self.probabilities[rows]
+        return Answers(self.values[rows], self.targets[rows], self.units[rows], probable)
+
     @property
     def chances(self) -> Array | None:
         """The probabilities of all classes ``[n, C]``; None if they were not kept."""

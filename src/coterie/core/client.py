@@ -109,24 +109,29 @@ class Client:
             tuned._batches.prepare()
         return tuned
 
-    def half(self) -> "Client":
-        """A copy of the client with only every second training sample.
+    def halves(self) -> tuple["Client", "Client"]:
+        """Two copies of the client with disjoint halves of its training samples.
 
-        It takes as many steps, each on half as many samples (one step fewer per epoch where the
+        Each takes as many steps, each on half as many samples (one step fewer per epoch where the
         last batch is short), and leaves batch-norm statistics that are kept apart and optimiser
-        states unchanged.
-        How far its model ends from the client's shows how uncertain the client's data leave it.
+        states unchanged. The second is the smaller one if the number of samples is odd.
+        How far their models end from each other shows how uncertain the client's data leave it.
         """
+        return self._half(0, "other half"), self._half(1, "half")
+
+    def _half(self, first: int, name: str) -> "Client":
+        """A copy with every second training sample from ``first`` on."""
         least, recipe, split = self._problem.least, self.recipe, self._view.train
         if recipe.batch >= 2 * least:
             recipe = replace(recipe, batch=recipe.batch // 2)
         else:
             recipe = replace(recipe, epochs=2 * recipe.epochs)
-        kept = split.samples[..., 1::2] if self._batches.width > 1 else split.samples
+        kept = split.samples[..., first::2] if self._batches.width > 1 else split.samples
         view = self._view._replace(
-            stream=random.bits(self._view.stream, "half"), train=Split(kept, split.size // 2)
+            stream=random.bits(self._view.stream, name),
+            train=Split(kept, (split.size + 1 - first) // 2),
         )
-        smallest = self._shape.smallest // 2
+        smallest = (self._shape.smallest + 1 - first) // 2
         even = {**self._shape.even, "train": self._shape.even["train"] and smallest > 0}
         shape = self._shape._replace(smallest=smallest, even=even)
         fixed = Statistics(self._statistics.buffers, fixed=True)
@@ -239,6 +244,13 @@ class Client:
             weight = torch.ones_like(found) if block.mask is None else block.mask
             total, count = total + (found * weight).sum(), count + weight.sum()
         return total / count.clamp(min=1)
+
+    def each_loss(self, w: Tensor, on: SplitName) -> tuple[Tensor, Tensor]:
+        """The loss of every sample of a split ``[n]``, and 1 for a sample or 0 for padding."""
+        blocks = list(self.blocks(on))
+        found = torch.cat([self.losses(w, block) for block in blocks])
+        masks = [block.mask for block in blocks if block.mask is not None]
+        return found, torch.cat(masks) if masks else torch.ones_like(found)
 
     def error(self, w: Tensor, on: SplitName) -> Tensor:
         """The error rate of the model on a split; for a regression, the mean loss.
@@ -435,28 +447,6 @@ def descend(client: Client, w: Tensor, g: Tensor, rate: Tensor | float) -> Tenso
     """``w − rate · g`` for the parameters; batch-norm statistics in ``w`` stay unchanged."""
     moved = client.trainable(w) - rate * client.trainable(g)
     return torch.cat([moved, w[len(moved) :]])
-
-
-# ---- the server's own samples, for methods that compute on them (``data.aux``) ------------------
-
-
-def of_server(problem: Problem, round_index: int, horizon: int) -> Client | None:
-    """The server's own samples as one more client; None where the server holds none."""
-    if problem.aux is None:
-        return None
-    held = tree.row(problem.aux.splits["train"].rows([0]), 0)
-    view = View(
-        id=torch.tensor(problem.population, device=problem.device),
-        stream=random.bits(problem.seed, round_index, "server").to(problem.device),
-        lr=torch.tensor(
-            problem.recipe.rate(round_index), dtype=problem.dtype, device=problem.device
-        ),
-        train=held,
-        val=held,
-        relabel=problem.aux.relabel[0],
-    )
-    shape = Shape(len(problem.aux.x), {"train": True, "val": True}, batched=True)
-    return Client(problem, problem.aux, view, shape, Clock(round_index, horizon))
 
 
 # ---- losses per sample, from a model's outputs ---------------------------------------------------

@@ -13,21 +13,23 @@ Arrays hold one gain per site in their last axis. ``docs/results/verdict.md`` ha
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
-from scipy.special import ndtr, ndtri, stdtrit
+from scipy import optimize, stats
+from scipy.special import ndtr, ndtri, roots_genlaguerre, stdtrit
 
 from .metrics import Array, Floats
 from .paired_tests import LEVEL, Discordant, Gain, mid_p, two_sided
 
 SURE = 0.99  # probability of a gain, given what all sites show, at which a site may be told
-OWN = 0.05  # the one-sided p-value that the site's own samples must reach besides
+OWN = 0.05  # the one-sided p-value that the site's own samples must reach in any case
 POOLED = 3  # sites: fewer show nothing of one another
 WIDEST = 40.0  # points: the largest deviation between sites that is considered
 GRID = 60  # deviations between 0 and the widest, closer together where they are small
 TRAININGS = 5  # the fewest that tell how much trainings differ
+NODES = 80  # of the integral over the variance of trainings
 POWER = 0.8  # probability with which a planned comparison should show the gain that was seen
 
 
@@ -100,14 +102,20 @@ def pooled_variances(counts: Sequence[Discordant]) -> Floats:
 def told(gains: Floats, p: Floats, above: Floats, sure: float = SURE, own: float = OWN) -> Array:
     """Which sites are told of a gain (1), a loss (-1) or neither (0), ``[..., K]``.
 
-    By Benjamini and Hochberg's procedure over the sites' own two-sided p-values, or because all
-    sites together are sure and the site's own samples agree. ``above`` is the probability that the
-    site's true gain is above 0.
+    A site's own samples must agree, and either its two-sided p-value is small beside those of the
+    other sites, or all sites together are sure: ``above`` is the probability that the site's true
+    gain is above 0. Few sites have Benjamini and Hochberg's procedure alone; of more, the sites at
+    which it finds something are no longer counted as possibly without an effect, and it is done
+    again (Benjamini, Krieger and Yekutieli 2006).
     """
-    alone = stats.false_discovery_control(p, axis=-1) < LEVEL
-    together = (np.where(gains > 0, above, 1.0 - above) >= sure) & (p / 2 <= own)
-    together = together & (gains.shape[-1] >= POOLED)
-    return np.where(alone | together, np.sign(gains), 0.0)
+    count, adjusted = p.shape[-1], stats.false_discovery_control(p, axis=-1)
+    if count < POOLED:
+        return np.where(adjusted < LEVEL, np.sign(gains), 0.0)
+    level = LEVEL / (1 + LEVEL)
+    without = count - (adjusted < level).sum(-1, keepdims=True)
+    alone = adjusted * without / count < level
+    together = np.where(gains > 0, above, 1.0 - above) >= sure
+    return np.where((alone | together) & (p / 2 <= own), np.sign(gains), 0.0)
 
 
 class SiteFinding(NamedTuple):
@@ -152,27 +160,59 @@ class MeanGain(NamedTuple):
 
     gain: float
     error: float  # standard error of the gain
-    freedom: float  # degrees of freedom of the standard error
+    freedom: float  # degrees of freedom of what is estimated of the standard error
     low: float
     high: float
     p: float  # two-sided
     sites: int
+    known: float = 0.0  # the part of the standard error that is not estimated
 
     @classmethod
-    def of(cls, gain: float, error: float, freedom: float, sites: int) -> "MeanGain":
-        """A mean gain with Student's test and interval."""
-        reach = float(stdtrit(freedom, 1 - LEVEL / 2)) * error
-        return cls(
-            gain, error, freedom, gain - reach, gain + reach,
-            two_sided(gain, error, freedom), sites,
-        )  # fmt: skip
+    def of(
+        cls, gain: float, error: float, freedom: float, sites: int, known: float = 0.0
+    ) -> "MeanGain":
+        """A mean gain with its test and interval; Student's, if no part of the error is known."""
+        p = two_sided(gain, error, freedom)
+        if known > 0:
+            p = float(p_of_two(gain, known, math.sqrt(max(0.0, error**2 - known**2)), freedom))
+        return cls(gain, error, freedom, gain, gain, p, sites, known)._reaching(LEVEL)
 
     def corrected(self, p: float) -> "MeanGain":
         """The mean gain with a corrected p-value, and the interval that agrees with it."""
         if p == self.p or self.p == 0 or not math.isfinite(self.error):
             return self._replace(p=p)
-        reach = float(stdtrit(self.freedom, 1 - LEVEL * self.p / p / 2)) * self.error
-        return self._replace(low=self.gain - reach, high=self.gain + reach, p=p)
+        return self._replace(p=p)._reaching(LEVEL * self.p / p)
+
+    def _reaching(self, level: float) -> "MeanGain":
+        """With the interval of the gains that a test of this level does not reject."""
+        reach = float(stdtrit(self.freedom, 1 - level / 2)) * self.error
+        if self.known > 0:
+            drawn = math.sqrt(max(0.0, self.error**2 - self.known**2))
+            reach = optimize.brentq(
+                lambda x: float(p_of_two(x, self.known, drawn, self.freedom)) - level, 0, 2 * reach
+            )
+        return self._replace(low=self.gain - reach, high=self.gain + reach)
+
+
+def p_of_two(gain: Array | float, known: float, drawn: Array | float, freedom: float) -> Floats:
+    """The two-sided p-value of a gain with two independent errors, one of them estimated.
+
+    The gain has a normal error of standard deviation ``known``, and one whose deviation ``drawn``
+    is an estimate with so many degrees of freedom. The p-value of the normal test is averaged over
+    the true deviations that such an estimate leaves open (Behrens and Fisher): it is Student's if
+    nothing is known, and the normal one if nothing is drawn.
+    """
+    halves, weights = _half_chi_squared(min(freedom, 300.0))
+    variances = np.square(drawn)[..., None] * freedom / (2 * halves) + known**2
+    p: Floats = 2 * ndtr(-np.abs(gain)[..., None] / np.sqrt(variances)) @ weights
+    return p
+
+
+@cache
+def _half_chi_squared(freedom: float) -> tuple[Floats, Floats]:
+    """Values and weights that integrate over half of a χ² variable."""
+    values, weights = roots_genlaguerre(NODES, freedom / 2 - 1)
+    return values, weights / weights.sum()
 
 
 def these_sites(gains: Sequence[Gain]) -> MeanGain | None:
@@ -207,13 +247,15 @@ def over_deals(found: Sequence[MeanGain]) -> MeanGain | None:
 def trained_again(by_training: Floats, error: float, sites: int) -> MeanGain | None:
     """C: the mean gain of these sites over trainings ``[S]``; None with fewer than five.
 
-    ``error`` is the standard error that the test samples alone give the mean over trainings.
+    ``error`` is the standard error that the test samples alone give the mean over trainings. All
+    trainings share the samples, so that it adds to the error of training, whose variance the
+    trainings show: the larger of the two alone would be too small.
     """
     count = len(by_training)
     if count < TRAININGS:
         return None
-    variance = max(float(by_training.var(ddof=1)) / count, error**2)
-    return MeanGain.of(float(by_training.mean()), math.sqrt(variance), count - 1, sites)
+    total = math.sqrt(float(by_training.var(ddof=1)) / count + error**2)
+    return MeanGain.of(float(by_training.mean()), total, count - 1, sites, error)
 
 
 def sites_like_these(gains: Sequence[Gain]) -> MeanGain | None:

@@ -33,13 +33,13 @@ class Metric:
     scorer: Scorer
     targets: Literal["classes", "numbers"]  # what it can score
     percent: bool  # scores are percents, and their differences are percentage points
+    highest: float  # of all possible scores; infinite for an error, which a diverged model has
     higher_is_better: bool = True
     probabilities: bool = False  # reads probabilities, not only the most likely class
     test: str = "strata"  # of the gain of one predictor over another, see core.paired_tests
     by_share: bool = False  # reads signed weights, see _share_weighted_accuracy
     unit: str = ""  # added where a table names the metric
     lowest: float = 0.0  # of all possible scores
-    highest: float = 100.0
 
     def possible(self, score: float) -> bool:
         """Whether a score that somebody else computed may be one; NaN is no score.
@@ -173,6 +173,11 @@ def sample_losses(metric: str, outputs: Array, targets: Array) -> Floats:
     return np.where(np.isfinite(losses), losses, math.inf)
 
 
+def log_losses(probabilities: Array, targets: Array) -> Floats:
+    """The log loss of each sample ``[n]``."""
+    return sample_losses("log_loss", probabilities, targets)
+
+
 def _mean_loss(metric: str) -> Scorer:
     def scorer(outputs: Array, targets: Array, weights: Floats) -> Floats:
         losses = sample_losses(metric, outputs, targets)
@@ -226,25 +231,26 @@ def _loss(name: str, title: str, targets: Literal["classes", "numbers"], **more:
     return Metric(name, title, scorer, targets, **more)
 
 
+def _percent(name: str, title: str, scorer: Scorer, **more: Any) -> Metric:
+    """The row of a metric of classes that is a percentage."""
+    return Metric(name, title, scorer, "classes", percent=True, highest=100.0, **more)
+
+
 METRICS = {
     row.name: row
     for row in (  # the first row of each kind of targets is the default
-        Metric("accuracy", "accuracy", _accuracy, "classes", percent=True, test="counts"),
-        Metric(
-            "balanced_accuracy", "balanced accuracy", _balanced_accuracy, "classes", percent=True
-        ),
-        Metric(
+        _percent("accuracy", "accuracy", _accuracy, test="counts"),
+        _percent("balanced_accuracy", "balanced accuracy", _balanced_accuracy),
+        _percent(
             "share_weighted_accuracy",
             "accuracy weighted by class shares",
             _share_weighted_accuracy,
-            "classes",
-            percent=True,
             test="shares",
             by_share=True,
         ),
-        Metric("auc", "AUC", _auc, "classes", percent=True, probabilities=True, test="ranks"),
-        Metric("auprc", "AUPRC", _auprc, "classes", percent=True, probabilities=True),
-        Metric("f1", "F1", _f1, "classes", percent=True),
+        _percent("auc", "AUC", _auc, probabilities=True, test="ranks"),
+        _percent("auprc", "AUPRC", _auprc, probabilities=True),
+        _percent("f1", "F1", _f1),
         _loss("log_loss", "log loss", "classes", probabilities=True, test="means"),
         _loss("brier", "Brier score", "classes", probabilities=True, test="means"),
         Metric(
@@ -253,14 +259,14 @@ METRICS = {
             _rmse,
             "numbers",
             percent=False,
+            highest=math.inf,
             higher_is_better=False,
             test="root",
             unit="in the target's unit",
-            highest=math.inf,
         ),
         _loss("mae", "error (MAE)", "numbers", test="flips", unit="in the target's unit"),
         Metric(
-            "r2", "R²", _r2, "numbers", percent=False, test="ratio", lowest=-math.inf, highest=1.0
+            "r2", "R²", _r2, "numbers", percent=False, highest=1.0, test="ratio", lowest=-math.inf
         ),
     )
 }

@@ -23,7 +23,7 @@ from .partitions.labels import (
     PracticalGroups,
 )
 from .partitions.latent import Latent
-from .standard import standardised
+from .standard import standardised, with_unknown
 
 # A *block* is never split: the rows of one unit (a patient), or a single row without units.
 
@@ -80,8 +80,8 @@ class Fold(NamedTuple):
     of: int  # how many folds there are
 
 
-def take_fold(dataset: Dataset, mine: Tensor, fold: Fold, *words: int | str) -> Tensor:
-    """The blocks of ``mine`` that a fold tests; return a mask over ``mine``.
+def folds_of(dataset: Dataset, mine: Tensor, of: int, *words: int | str) -> Tensor:
+    """The fold of each sample of ``mine``, of so many folds.
 
     Blocks are dealt to the folds class by class, so that folds have the same classes. If samples
     have times, a fold is a stretch of time; blocks of the same time stay together.
@@ -90,12 +90,12 @@ def take_fold(dataset: Dataset, mine: Tensor, fold: Fold, *words: int | str) -> 
     if dataset.times is not None:
         first = np.full(count, np.inf)
         np.minimum.at(first, block, dataset.times[mine].numpy())
-        place = np.searchsorted(np.sort(first), first) * fold.of // max(1, count)
+        place = np.searchsorted(np.sort(first), first) * of // max(1, count)
     else:
         luck = random.uniform(*words, torch.arange(count)).numpy()
         place = np.empty(count, np.int64)
-        place[np.lexsort((luck, _kinds(dataset, mine, block, count)))] = np.arange(count) % fold.of
-    return torch.from_numpy((place == fold.part)[block])
+        place[np.lexsort((luck, _kinds(dataset, mine, block, count)))] = np.arange(count) % of
+    return torch.from_numpy(place[block])
 
 
 def _blocks(dataset: Dataset, mine: Tensor) -> tuple[Ints, int]:
@@ -162,7 +162,7 @@ def three_ways(
                 f"run.folds: {dataset.name} comes with test data of its own; expected data that "
                 "folds can divide; leave --folds out"
             )
-        taken = take_fold(dataset, pool, fold, seed, "fold", random.name_key(name))
+        taken = folds_of(dataset, pool, fold.of, seed, "fold", random.name_key(name)) == fold.part
         pool, test = pool[~taken], pool[taken]
     if test is None:
         pool, test = take(dataset, name, pool, shares[1], seed, "test")
@@ -220,7 +220,8 @@ def federate(
     the share of all test samples, or of the federated test set, that the server is given instead
     (P3's Fisher data). ``first`` keeps so many clients at most, ``above`` those with more samples
     than that. With a ``fold`` every client's test data is that part of its samples. The missing
-    numbers of a table are filled in and its numbers standardised here, by the training data alone.
+    numbers of a table are filled in and its numbers standardised here, by the training data alone,
+    and some categories of training rows are hidden (:func:`coterie.data.standard.with_unknown`).
     """
     _check_shares(dataset, val, test, federated, aux)
     parts = _selected(partition.split(dataset, seed), first, above)
@@ -241,7 +242,7 @@ def federate(
     if common_test:
         helds = (_common_test(dataset),) * len(parts.clients)
     made = Federation(
-        dataset=standardised(dataset, trains),
+        dataset=standardised(with_unknown(dataset, parts.clients, trains), trains),
         partition=repr(partition),
         clients=parts.clients,
         train=trains,

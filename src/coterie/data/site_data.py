@@ -17,9 +17,10 @@ from .datasets import DATASETS, Kept, file_source, kept_part, load
 from .federation import Dataset, Federation
 from .partition import three_ways
 from .partitions.base import Natural
+from .sources import sheets
 from .sources.sheets import Sheet, describe_target
 from .sources.tables import OpenTable, TableOptions, describe_inputs, encode_table, open_table
-from .standard import Moments, apply
+from .standard import Moments, apply, with_unknown
 
 
 class SiteSource(NamedTuple):
@@ -81,8 +82,9 @@ def site_federation(
         given = VALIDATION in schema.parts
     splits = three_ways(dataset, client, pool, held, (val, test), seed, given)
     train, validation, tested = ((part,) for part in splits)
+    ready = with_unknown(dataset, (client,), train)
     return Federation(
-        dataset=dataset if moments is None else apply(dataset, moments),
+        dataset=ready if moments is None else apply(ready, moments),
         partition=repr(Natural()),
         clients=(client,),
         train=train,
@@ -122,16 +124,19 @@ def site_source(
 
 
 def _refuse_uncovered(name: str, own: Schema, schema: Schema) -> None:
-    """Refuse data that does not fit into the agreed schema: it has changed since, or is another."""
+    """Refuse data that does not fit into the agreed schema: it has changed since, or is another.
+
+    Categories that are new since are told of, and count as unknown.
+    """
     wider = union({"the agreed schema": schema, "this site's data": own})
-    if wider == schema:
+    pairs = list(zip(schema.columns, wider.columns, strict=True))
+    for old, new in pairs:
+        if old.levels and (unknown := [*{*new.levels} - {*old.levels}]):
+            sheets.warn_unknown(name, old, sorted(unknown))
+    same = tuple(replace(new, levels=old.levels) if old.levels else new for old, new in pairs)
+    if replace(wider, columns=same) == schema:
         return
-    told = [
-        f"column '{new.name}' now has "
-        + (f"{[*set(new.levels) - set(old.levels)]}" if new.levels else "missing cells")
-        for old, new in zip(schema.columns, wider.columns, strict=True)
-        if old != new
-    ]
+    told = [f"column '{new.name}' now has missing cells" for old, new in pairs if old != new]
     raise DataError(
         f"{name}: does not fit the schema that the sites agreed on: "
         + (", ".join(told[:5]) or "it has other classes, tokens or parts")

@@ -10,7 +10,7 @@ beside the models of a run, and it comes from other machines: ``from_json`` chec
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core import random
 from ..errors import DataError
 from ..storage.files import parsed, strict
 from .arrays import Floats
@@ -161,6 +162,26 @@ def standardised(dataset: Dataset, train: Indices) -> Dataset:
     means = means_of(site_sums(dataset, mine) for mine in train)
     squares = (site_squares(dataset, mine, means) for mine in train)
     return apply(dataset, moments_of(means, squares, dataset.regression))
+
+
+UNKNOWN = 0.05  # share of a client's training rows whose category is hidden, in each column
+
+
+def with_unknown(dataset: Dataset, clients: Sequence[str], train: Indices) -> Dataset:
+    """Hide the categories of some training rows, so that models learn to answer without them.
+
+    A hidden category is zero in all features of its column, as is one that training did not know.
+    The rows depend on the client, the column and the place among its training rows alone.
+    """
+    if not any(column.levels for column in dataset.columns):
+        return dataset
+    x, first = dataset.x.clone(), 0
+    for column in dataset.columns:
+        block = slice(first, first := first + len(column.titles))
+        for client, rows in zip(clients, train if column.levels else (), strict=False):
+            luck = random.uniform("unknown", client, column.name, torch.arange(len(rows)))
+            x[rows[luck < UNKNOWN], block] = 0.0
+    return replace(dataset, x=x)
 
 
 # ---- how samples become the inputs of a network, and its outputs answers ------------------------

@@ -14,6 +14,7 @@ from dataclasses import asdict, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from ..data.partition import Fold
 from ..engines.site import RoundHead
 from ..errors import ConfigError, StoreError, did_you_mean
 from ..storage import files
@@ -54,6 +55,11 @@ class Approval:
             raise ForbiddenError(
                 "ended", f"the approval of this request ended on {self.until[:10]}"
             )
+
+    def refuse_fold(self, fold: Fold | None) -> None:
+        """Refuse to test by a fold that is none of the request's."""
+        if fold is not None and (fold.of != self.request.folds or not 0 <= fold.part < fold.of):
+            raise ForbiddenError("not_approved", "the fold is none of the approved request")
 
     def refuse_texts(self, found: Texts) -> None:
         """Refuse to name a text that the owner has not seen."""
@@ -128,6 +134,7 @@ class Approvals:
     def agree(self, approval: Approval, experiment: Experiment, size: int) -> None:
         """Refuse an agreement that is not within the request, or one too many."""
         agreement, config, request = experiment.agreement, experiment.config, approval.request
+        approval.refuse_fold(config.fold(config.run.seed))
         own = agreement.counts[agreement.clients.index(self._folder.name)].train
         train, found = (
             config.train,

@@ -2,8 +2,11 @@
 
 The site divides its rows once, by random bytes of its own, and keeps the division for every
 experiment: nobody can choose another or ask for a second one, and a test row never trains
-anywhere. Rows are known by a keyed hash of their cells, so that files of the division hold no data.
-A row that comes later is divided among the new ones; a row that returns has its old part.
+anywhere. Folds, which its owner has to approve, are dealt and kept alike: each row tests in one of
+them and trains in the others.
+
+Rows are known by a keyed hash of their cells, so that files of the division hold no data. A row
+that comes later is divided among the new ones; a row that returns has its old part.
 
 A sum over training rows leaves only if it is of enough rows, and if it is of the same rows as any
 sum that left before, or of rows of which enough came or went.
@@ -13,8 +16,7 @@ import hashlib
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,15 +27,16 @@ from torch import Tensor
 
 from ..data.arrays import TEST, TRAIN, VALIDATION
 from ..data.federation import Dataset
-from ..data.partition import three_ways
+from ..data.partition import Fold, folds_of, take, three_ways
 from ..data.site_data import SiteSource
-from ..errors import DataError
+from ..errors import ConfigError, DataError
 from ..storage import files
 from ..storage.archives import read_npz
 
 FOLDER, PARTS, MASKED = "division", "parts.npz", "masked.json"
 KEY = 16  # bytes of a row's hash
 Bools = npt.NDArray[np.bool_]
+Deal = Callable[[Dataset, Tensor, int], Tensor]  # the places of these new rows, by a seed
 
 
 class ChangedError(DataError):
@@ -75,26 +78,47 @@ class SiteDivision:
 
     def parts(self, dataset: Dataset, keys: list[bytes]) -> Tensor:
         """The part of every row; rows that the file itself divides keep the file's parts."""
-        salt, known = self._stored()
+        salt, known = self._stored(PARTS)
         if known and not known.keys() & {*keys}:
             raise ChangedError(
                 f"{self._path}: none of this site's rows is as it was when they were divided; "
                 "expected the same file with the same [data] options, or some rows more or less; "
                 "if all of them are meant to be new: coterie site renew-division"
             )
-        if dataset.fixed is not None:
-            found = _given(dataset.fixed, keys, known)
-        else:
-            found = self._divided(dataset, keys, known, salt)
-        told = dict(zip(keys, found.tolist(), strict=True))
-        if known | told != known:
-            self._write(salt, known | told)
-        return found
+        if dataset.fixed is None:
+            return self._dealt(PARTS, dataset, keys, self._three_ways)
+        return self._kept(PARTS, keys, _given(dataset.fixed, keys, known), salt)
 
-    def _divided(
-        self, dataset: Dataset, keys: list[bytes], known: dict[bytes, int], salt: bytes
-    ) -> Tensor:
-        """The parts that are known, and new ones for new rows; a unit stays in one part."""
+    def fold(self, dataset: Dataset, keys: list[bytes], fold: Fold) -> Tensor:
+        """The part of every row where a fold tests; other rows train, or are for validation."""
+        if dataset.fixed is not None:
+            raise ConfigError(
+                f"run.folds: the file of '{self._name}' divides its rows itself; expected one "
+                "without data.split, whose rows folds can divide; leave --folds out"
+            )
+
+        def deal(dataset: Dataset, new: Tensor, seed: int) -> Tensor:
+            return folds_of(dataset, new, fold.of, seed)
+
+        name = f"folds-{fold.of}.npz"
+        tests = self._dealt(name, dataset, keys, deal) == fold.part
+        rest, seed = (~tests).nonzero().flatten(), _seed(self._stored(name)[0], fold.part)
+        _, val = take(dataset, self._name, rest, self._shares[0], seed, "val")
+        parts = torch.where(tests, TEST, TRAIN)
+        parts[val] = VALIDATION
+        return parts
+
+    def _three_ways(self, dataset: Dataset, new: Tensor, seed: int) -> Tensor:
+        """The parts of new rows."""
+        splits = three_ways(dataset, self._name, new, None, self._shares, seed, given=False)
+        parts = torch.empty(len(dataset.y), dtype=torch.int64)
+        for part, rows in zip((TRAIN, VALIDATION, TEST), splits, strict=True):
+            parts[rows] = part
+        return parts[new]
+
+    def _dealt(self, name: str, dataset: Dataset, keys: list[bytes], deal: Deal) -> Tensor:
+        """The places that are known, and new ones for new rows; a unit stays in one place."""
+        salt, known = self._stored(name)
         parts = torch.tensor([known.get(key, -1) for key in keys])
         if dataset.units is not None:
             of_unit = dict(zip(dataset.units.tolist(), parts.tolist(), strict=True))
@@ -105,31 +129,32 @@ class SiteDivision:
             }
             parts = torch.tensor([of_unit[unit] for unit in dataset.units.tolist()])
         new = (parts < 0).nonzero().flatten()
-        seed = int.from_bytes(hashlib.sha256(salt + len(known).to_bytes(8, "big")).digest()[:7])
-        train, val, test = three_ways(
-            replace(dataset, fixed=None), self._name, new, None, self._shares, seed, given=False
-        )
-        for part, rows in ((TRAIN, train), (VALIDATION, val), (TEST, test)):
-            parts[rows] = part
-        return parts.to(torch.int64)
+        parts[new] = deal(dataset, new, _seed(salt, len(known)))
+        return self._kept(name, keys, parts, salt)
+
+    def _kept(self, name: str, keys: list[bytes], found: Tensor, salt: bytes) -> Tensor:
+        """The places of the rows, written down if any of them is new."""
+        _, known = self._stored(name)
+        told = known | dict(zip(keys, found.tolist(), strict=True))
+        if told != known:
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            values = np.array([*told.values()], np.uint8)
+            drawn = np.frombuffer(salt, np.uint8)
+            _save(self._path / name, {"salt": drawn, "keys": _table(told), "parts": values})
+        return found
 
     def renew(self) -> None:
         """Forget the division, so that the rows are divided anew. What left is not forgotten."""
-        (self._path / PARTS).unlink(missing_ok=True)
+        for path in (self._path / PARTS, *self._path.glob("folds-*.npz")):
+            path.unlink(missing_ok=True)
 
-    def _stored(self) -> tuple[bytes, dict[bytes, int]]:
-        path = self._path / PARTS
+    def _stored(self, name: str) -> tuple[bytes, dict[bytes, int]]:
+        path = self._path / name
         if not path.exists():
             return secrets.token_bytes(32), {}
         found = read_npz(path)
         keys = [row.tobytes() for row in found["keys"]]
         return found["salt"].tobytes(), dict(zip(keys, found["parts"].tolist(), strict=True))
-
-    def _write(self, salt: bytes, parts: dict[bytes, int]) -> None:
-        self._path.mkdir(mode=0o700, exist_ok=True)
-        values = np.array([*parts.values()], np.uint8)
-        arrays = {"salt": np.frombuffer(salt, np.uint8), "keys": _table(parts), "parts": values}
-        _save(self._path / PARTS, arrays)
 
     # ---- what has left -----------------------------------------------------------------------
 
@@ -250,6 +275,10 @@ class _Released(NamedTuple):
         }
         number = int(path.stem.partition("-")[2])
         return cls(number, {*keys}, told["ranges"], told["allowed"], rows)
+
+
+def _seed(salt: bytes, count: int) -> int:
+    return int.from_bytes(hashlib.sha256(salt + count.to_bytes(8, "big")).digest()[:7])
 
 
 def _given(fixed: Tensor, keys: list[bytes], known: dict[bytes, int]) -> Tensor:

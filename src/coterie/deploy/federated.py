@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..core.algorithm import AnyAlgorithm, Sharing
+from ..core.fields import AUTO
+from ..core.metrics import automatic
 from ..core.paired_tests import SiteGain
 from ..core.problem import Problem, SharedPool
 from ..core.tree import Tree
@@ -26,6 +28,7 @@ from ..data.arrays import Scale, normalisation
 from ..data.data_schema import Schema, client_order, merged
 from ..data.federation import Dataset, Seal, combined_fingerprint
 from ..data.manifest import ClientRow, Identity, listed
+from ..data.partition import Fold
 from ..data.partitions.base import Natural
 from ..data.standard import Moments, Preprocessing, apply
 from ..engines import Engine
@@ -129,29 +132,32 @@ class Federated(Setting):
     request: Request
     schema: Schema
     factory: Callable[[], nn.Module]
-    _divided: list[Divided] = field(default_factory=list)  # one, once the sites were asked
+    _divided: dict[Fold | None, Divided] = field(default_factory=dict)  # once the sites were asked
     _nonces: dict[tuple[str, int], str] = field(default_factory=dict)  # by method and seed
-    _pools: dict[tuple[int, Sharing], SharedPool] = field(default_factory=dict)
+    _pools: dict[tuple[int, Fold | None, Sharing], SharedPool] = field(default_factory=dict)
 
     def prepare(self, algorithm: AnyAlgorithm, asked: Config) -> Prepared:
         """The problem of one run, from what the sites declare."""
-        seed, found = asked.dealt(asked.run.seed), self._division()
+        fold = asked.fold(asked.run.seed)
+        found = self._division(fold)
         declared = Declared(self.clients, tuple(r.counts for r in found.reports), self.schema)
-        pool = self._pool(algorithm, seed)
+        pool = self._pool(algorithm, asked.dealt(asked.run.seed), fold)
         problem = problem_of(asked, algorithm, declared, self.factory, pool=pool)
         return Prepared(problem, found.roster(), None)
 
     def identity(self, seed: int) -> Identity:
         """Hashes of the sites' data and of how it is divided."""
-        return self._division().identity
+        return self._division(self.config.fold(seed)).identity
 
     def manifest(self, seed: int) -> dict[str, Any]:
         """The sites with their counts and hashes; which samples they hold is not known here."""
-        return self._division().manifest(self.config.data.name, self.schema)
+        found = self._division(self.config.fold(seed))
+        return found.manifest(self.config.data.name, self.schema)
 
     def preprocessing(self, seed: int) -> Preprocessing:
         """How the sites' samples become inputs."""
-        scaled = scaled_example(self.schema, self._division().moments, self.config.data.scale)
+        moments = self._division(self.config.fold(seed)).moments
+        scaled = scaled_example(self.schema, moments, self.config.data.scale)
         return Preprocessing.of(self.schema, scaled)
 
     def engine(self, cell: Cell, on: Prepared, left: UnfinishedRun | None) -> Engine:
@@ -179,7 +185,9 @@ class Federated(Setting):
         """Have every site agree to an experiment; its hash, its nonce, what the sites answered."""
         self._nonces[cell.name] = nonce or secrets.token_hex(16)
         agreement = self._agreement(cell)
-        pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
+        pool = self._pool(
+            cell.method.build(), self.config.dealt(cell.seed), self.config.fold(cell.seed)
+        )
         arrays = () if pool is None else (as_array(packed(pool)),)
         asked = setup_message("agree", Proposal(agreement.to_json()), *arrays)
         consents = ask_all(self.transport, self.clients, asked, partial(payload_of, kind=Consent))
@@ -209,34 +217,46 @@ class Federated(Setting):
             ]
         return found
 
+    def with_metric(self) -> "Federated":
+        """With the automatic metric of two classes, by the counts that sites let be known."""
+        reports = self._division().reports
+        none, one = np.sum([r.classes for r in reports if len(r.classes) == 2] or [(0, 0)], axis=0)
+        prevalence = float(one / (none + one)) if none + one > 0 else None
+        run = self.config.run.model_copy(update={"metric": automatic(prevalence)})
+        return replace(self, config=self.config.model_copy(update={"run": run}))
+
     def close(self) -> None:
         """Release the transport."""
         self.transport.close()
 
     # ---- what the sites declare ------------------------------------------------------------------
 
-    def _division(self) -> Divided:
-        if not self._divided:
-            self._divided.append(self._asked_to_divide())
-        return self._divided[0]
+    def _division(self, fold: Fold | None = None) -> Divided:
+        if fold not in self._divided:
+            self._divided[fold] = self._asked_to_divide(fold)
+        return self._divided[fold]
 
-    def _asked_to_divide(self) -> Divided:
-        """Ask all sites for counts and sums, and compute the common moments."""
-        asked = setup_message("divide", self._request())
-        reports = ask_all(self.transport, self.clients, asked, self._report)
-        moments = self._moments(reports)
+    def _asked_to_divide(self, fold: Fold | None) -> Divided:
+        """Ask all sites for counts and sums, and compute the common moments.
+
+        The moments are those of the training rows without folds, so that no other sums leave.
+        """
+        asked = setup_message("divide", self._request(fold))
+        read = partial(self._report, whole=fold is None)
+        reports = ask_all(self.transport, self.clients, asked, read)
+        moments = self._moments(reports) if fold is None else self._division().moments
         seals = tuple(Seal(reports[n].data, reports[n].partition) for n in self.clients)
         scaled = scaled_example(self.schema, moments, self.config.data.scale)
         fingerprint = combined_fingerprint(self.clients, seals, scaled)
         identity = SitesIdentity(self.clients, seals, fingerprint)
         return Divided(identity, tuple(reports[name] for name in self.clients), moments)
 
-    def _report(self, answer: bytes) -> DivisionReport:
+    def _report(self, answer: bytes, *, whole: bool) -> DivisionReport:
         """A site's answer to ``divide``; what cannot be is an error of that site alone."""
         found, numeric = payload_of(answer, DivisionReport), self.schema.numeric
         if len(found.classes) not in (0, len(self.schema.target.classes)):
             raise EngineError(f"found samples of {len(found.classes)} classes")
-        if numeric is not None and found.sums is None:
+        if whole and numeric is not None and found.sums is None:
             raise EngineError("found no sums of its columns")
         if numeric is not None and found.sums is not None and not found.masked:
             total_of([found.sums], self._columns(numeric), found.counts.train)
@@ -245,8 +265,8 @@ class Federated(Setting):
     def _columns(self, numeric: Tensor) -> int:
         return int(numeric.sum()) + self.schema.regression
 
-    def _request(self) -> DivisionRequest:
-        return DivisionRequest(self.request.id, self.schema.to_json(), self.config.data.scale)
+    def _request(self, fold: Fold | None) -> DivisionRequest:
+        return DivisionRequest(self.request.id, self.schema.to_json(), self.config.data.scale, fold)
 
     def _moments(self, reports: Mapping[str, DivisionReport]) -> Moments | None:
         """The common means and deviations; None if nothing is standardised."""
@@ -266,26 +286,27 @@ class Federated(Setting):
 
     # ---- the agreement ---------------------------------------------------------------------------
 
-    def _pool(self, algorithm: AnyAlgorithm, seed: int) -> SharedPool | None:
+    def _pool(self, algorithm: AnyAlgorithm, seed: int, fold: Fold | None) -> SharedPool | None:
         """The samples that a method shares among all sites; every site has to consent."""
         sharing = algorithm.traits.sharing
         if sharing is None:
             return None
-        key = seed, sharing
+        key = seed, fold, sharing
         if key not in self._pools:
-            self._pools[key] = self._asked_for_samples(checked_share(sharing), seed)
+            self._pools[key] = self._asked_for_samples(checked_share(sharing), seed, fold)
         return self._pools[key]
 
-    def _asked_for_samples(self, share: float, seed: int) -> SharedPool:
-        found = self._division()
-        asked = setup_message("samples", PoolRequest(self._request(), share, seed))
+    def _asked_for_samples(self, share: float, seed: int, fold: Fold | None) -> SharedPool:
+        found = self._division(fold)
+        asked = setup_message("samples", PoolRequest(self._request(fold), share, seed))
         parts = [arrays_of(one) for one in answers_of_all(self.transport, self.clients, asked)]
         counts = [report.counts.train for report in found.reports]
         return pool_of(parts, counts, share, self.schema, found.moments)
 
     def _agreement(self, cell: Cell) -> Agreement:
-        config, found = self.config.single(cell.method, cell.seed), self._division()
-        pool = self._pool(cell.method.build(), self.config.dealt(cell.seed))
+        config, fold = self.config.single(cell.method, cell.seed), self.config.fold(cell.seed)
+        found = self._division(fold)
+        pool = self._pool(cell.method.build(), self.config.dealt(cell.seed), fold)
         if cell.name not in self._nonces:  # a run that finished before
             stored = None if cell.out is None else files.read_json(cell.out / CONFIG)
             self._nonces[cell.name] = _nonce(stored) or secrets.token_hex(16)
@@ -374,9 +395,11 @@ def federated(
     schema = merged({name: schema for name, (schema, _) in described.items()})
     run = config.run.model_copy(update={"checkpoint_every": config.run.checkpoint_every or 1})
     asked_for = {"run": run, "partition": PartitionTable(name="natural")}
+    named = config.run.metric != AUTO
     config = settled(config.model_copy(update=asked_for), schema.example())
     factory = factory_of(config, schema.example())
-    return Federated(config, transport, transport_name, clients, request, schema, factory)
+    made = Federated(config, transport, transport_name, clients, request, schema, factory)
+    return made if named or len(schema.target.classes) != 2 else made.with_metric()
 
 
 def _refuse_data(config: Config) -> None:
@@ -392,11 +415,6 @@ def _refuse_data(config: Config) -> None:
         raise ConfigError(
             f"data.val, data.test: found {data.val} and {data.test}; the sites of a federation "
             "divide their own rows, as [statistics] in their site.toml says; leave both out"
-        )
-    if config.run.folds is not None:
-        raise ConfigError(
-            f"run.folds: found {config.run.folds}; the sites of a federation divide their rows "
-            "once, so that a test row never trains; leave it out, and use run.seeds"
         )
     if config.run.spread is not None:
         raise ConfigError(

@@ -170,14 +170,17 @@ class SiteHandler:
     def _asked_schema(self, asked: DivisionRequest) -> tuple[Approval, Schema]:
         """The approved request that a message is a part of, and the common schema."""
         approval = self._approvals.approved(asked.request)
+        approval.refuse_fold(asked.fold)
         approval.refuse_texts(self._holdings.unnamed_texts())
         return approval, Schema.from_json(asked.schema)
 
     def _divide(self, data: bytes) -> bytes:
         asked = payload_of(data, DivisionRequest)
         approval, schema = self._asked_schema(asked)
-        facts = self._holdings.facts(schema, asked.scale, classes=self._folder.consent.counts)
-        sums = self._holdings.sums(schema, asked.scale, approval)
+        whole = asked.fold is None  # differences of two folds would be about a few rows
+        told = whole and self._folder.consent.counts
+        facts = self._holdings.facts(schema, asked.scale, asked.fold, classes=told)
+        sums = self._holdings.sums(schema, asked.scale, approval) if whole else None
         counts = facts.counts
         self._told = (
             f"rows: {counts.train} train, {counts.val} val, {counts.test} test",
@@ -195,7 +198,8 @@ class SiteHandler:
         _, schema = self._asked_schema(asked.division)
         if not self._folder.consent.samples or not 0 <= asked.share <= LARGEST_SHARE:
             raise ForbiddenError("refused", RAW_SAMPLES)
-        shared = self._holdings.shared(schema, asked.division.scale, asked.share, asked.seed)
+        of = asked.division
+        shared = self._holdings.shared(schema, of.scale, asked.share, asked.seed, of.fold)
         self._told = (f"{len(shared[0])} raw training samples",)
         return setup_message("samples", Nothing(), *shared)
 
@@ -230,7 +234,8 @@ class SiteHandler:
                 f"{traits.discloses} is false",
             )
         agreement, scale = experiment.agreement, experiment.config.data.scale
-        own = self._holdings.facts(agreement.schema, scale, classes=False).counts
+        fold = experiment.config.fold(experiment.problem.seed)
+        own = self._holdings.facts(agreement.schema, scale, fold, classes=False).counts
         said = agreement.counts[agreement.clients.index(self._folder.name)]
         if own != said:
             raise ForbiddenError(
@@ -283,7 +288,10 @@ class SiteHandler:
             (self._finished(ours, asked.metric), self._finished(local, asked.metric))
             for ours, local in asked.pairs
         ]
-        self._told = ("gains over training alone, with their variances",)
+        self._told = (
+            f"gain over training alone, of each of {len(pairs)} trainings and of all: variance, "
+            "interval, p-value, degrees of freedom, and counts of wins, losses and rows",
+        )
         return setup_message("judge", judged(asked.metric, pairs).to_json())
 
     def _finished(self, name: str, metric: str) -> Path:

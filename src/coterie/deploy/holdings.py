@@ -2,7 +2,7 @@
 
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ..core.metrics import METRICS
 from ..core.shards import SPLITS, Shards
-from ..data.arrays import Scale
+from ..data.arrays import TEST, TRAIN, VALIDATION, Scale
 from ..data.data_schema import Schema
 from ..data.federation import Dataset, Federation, Seal
 from ..data.manifest import class_counts
+from ..data.partition import Fold
 from ..data.simulation import from_each, simulate
 from ..data.site_data import SiteSource, read_with, site_federation, site_source
 from ..data.sources.sheets import Sheet, numbers
@@ -65,7 +66,7 @@ class Holdings:
         self._folder, self._name, self._options = folder, name, dict(options)
         shares = folder.statistics.val, folder.statistics.test
         self.division = SiteDivision(folder.path, folder.name, shares)
-        self._read: tuple[tuple[str, Scale], Dataset] | None = None
+        self._read: tuple[tuple[str, Scale, Fold | None], Dataset] | None = None
 
     # ---- what is read --------------------------------------------------------------------------
 
@@ -126,13 +127,18 @@ class Holdings:
     @cached_property
     def parts(self) -> Tensor:
         """The part of every row."""
+        return self.division.parts(self._plain, self.keys)
+
+    @cached_property
+    def _plain(self) -> Dataset:
+        """The rows with what divides them: their classes, units and times."""
         source = self._source
         if source.table is None:
             assert source.samples is not None
-            return self.division.parts(source.samples, self.keys)
+            return source.samples
         some = tuple(column for column in source.schema.columns if column.kind != "empty")[:1]
-        plain = encode_table(source.table, some, source.table.target)  # for classes and units
-        return self.division.parts(replace(plain, fixed=source.table.fixed), self.keys)
+        plain = encode_table(source.table, some, source.table.target)
+        return replace(plain, fixed=source.table.fixed)
 
     @cached_property
     def schema(self) -> Schema:
@@ -167,14 +173,16 @@ class Holdings:
 
     # ---- what is told --------------------------------------------------------------------------
 
-    def facts(self, schema: Schema, scale: Scale, *, classes: bool) -> SiteFacts:
+    def facts(
+        self, schema: Schema, scale: Scale, fold: Fold | None = None, *, classes: bool
+    ) -> SiteFacts:
         """Counts and keyed hashes of the site's data; samples per class only with ``classes``."""
-        held = self._federation(schema, scale)
+        held = self.federation(schema, scale, fold=fold)
         (train,), (val,), (test,) = held.train, held.val, held.test
         shares: tuple[int, ...] = ()
         if classes and not held.dataset.regression:
             found = class_counts(held, held.train, held.val)[0].tolist()
-            shares = tuple(n if n >= self._folder.statistics.rows else 0 for n in found)
+            shares = told_counts(found, self._folder.statistics.rows)
         secret = self._folder.secret()
         seal = Seal(*(hmac.digest(secret, one.encode(), "sha256").hex() for one in held.seals[0]))
         counts = SiteCounts(len(train), len(val), len(test))
@@ -182,7 +190,7 @@ class Holdings:
 
     def sums(self, schema: Schema, scale: Scale, asked: Approval) -> SentSums | None:
         """The site's part of the means and deviations; None if nothing is standardised."""
-        held = self._federation(schema, scale)
+        held = self.federation(schema, scale)
         data, train, rule = held.dataset, held.train[0], self._folder.statistics
         if data.numeric is None:
             return None
@@ -240,7 +248,9 @@ class Holdings:
         """The site's samples as one client of the experiment."""
         agreement, config, problem = experiment.agreement, experiment.config, experiment.problem
         made = simulate(
-            self._federation(agreement.schema, config.data.scale, agreement.moments),
+            self.federation(
+                agreement.schema, config.data.scale, agreement.moments, config.fold(problem.seed)
+            ),
             problem.factory,
             problem.recipe,
             seed=problem.seed,
@@ -259,14 +269,15 @@ class Holdings:
         """The subgroups of the site's test samples; None if its data names no column for them."""
         if "subgroup" not in self._options:
             return None
-        scale = experiment.config.data.scale
-        return JudgedRows.of(self._federation(experiment.agreement.schema, scale))
+        schema, config = experiment.agreement.schema, experiment.config
+        fold = config.fold(config.run.seed)
+        return JudgedRows.of(self.federation(schema, config.data.scale, fold=fold))
 
     def shared(
-        self, schema: Schema, scale: Scale, share: float, seed: int
+        self, schema: Schema, scale: Scale, share: float, seed: int, fold: Fold | None = None
     ) -> tuple[Tensor, Tensor]:
         """The samples and targets that the site gives to a pool of all sites, as they were read."""
-        held = self._federation(schema, scale)
+        held = self.federation(schema, scale, fold=fold)
         (mask,) = from_each(held, share, seed)
         given = held.train[0][mask].sort().values
         return held.dataset.x[given], held.dataset.y[given]
@@ -293,19 +304,42 @@ class Holdings:
             pacsv.write_csv(table.append_column(PART, pa.array(names[parts])), temporary)
         return path
 
-    def _federation(
-        self, schema: Schema, scale: Scale, moments: Moments | None = None
+    def federation(
+        self,
+        schema: Schema,
+        scale: Scale,
+        moments: Moments | None = None,
+        fold: Fold | None = None,
     ) -> Federation:
-        data = self._dataset(schema, scale)
+        """The site's rows, divided as it divided them, or as one of its folds."""
+        data = self._dataset(schema, scale, fold)
         name = self._folder.name
+        if fold is not None:  # it has all parts
+            schema = replace(schema, parts=(TRAIN, VALIDATION, TEST))
         return site_federation(data, schema, name, val=0.0, test=0.0, seed=0, moments=moments)
 
-    def _dataset(self, schema: Schema, scale: Scale) -> Dataset:
-        key = schema.hash, scale
+    def _dataset(self, schema: Schema, scale: Scale, fold: Fold | None) -> Dataset:
+        key = schema.hash, scale, fold
         if self._read is None or self._read[0] != key:
             made = read_with(self._name, self._options, schema, scale, self._source)
-            self._read = key, replace(made, fixed=self.parts, times=None)
+            parts = self.parts  # refused if its rows are others than before
+            if fold is not None:
+                parts = self.division.fold(self._plain, self.keys, fold)
+            self._read = key, replace(made, fixed=parts, times=None)
         return self._read[1]
+
+
+def told_counts(counts: Sequence[int], least: int) -> tuple[int, ...]:
+    """The samples of each class as they may leave: none of a class with fewer than ``least``.
+
+    The number of all samples leaves too, so that a single hidden class takes the smallest other
+    one with it.
+    """
+    few = {at for at, n in enumerate(counts) if 0 < n < least}
+    if len(few) == 1:
+        others = [at for at, n in enumerate(counts) if n >= least]
+        few |= {min(others, key=counts.__getitem__)} if others else set()
+    return tuple(0 if at in few else n for at, n in enumerate(counts))
 
 
 def _names(schema: Schema, numeric: Tensor) -> list[str]:

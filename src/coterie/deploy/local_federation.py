@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from ..core.shards import SPLITS
 from ..data.datasets import DATASETS, file_source
@@ -32,13 +34,15 @@ PATIENCE = 180.0  # seconds until all sites must be online
 PART = "part of the data"  # the column that says how rows are divided
 
 
-def _write_samples(folder: Path, federation: Federation, client: int) -> dict[str, Any]:
-    """Write a client's samples with its labels, already divided; the table that reads them."""
+def _write_samples(
+    folder: Path, federation: Federation, client: int, folded: bool
+) -> dict[str, Any]:
+    """Write a client's samples with its labels, divided unless a site deals them to folds."""
     data = federation.dataset if federation.source is None else federation.source
     arrays = {"class_names": np.array(data.class_names, dtype=str)} if data.class_names else {}
-    splits = (federation.train, federation.val, federation.test)
-    for name, split in zip(SPLITS, splits, strict=True):
-        mine = split[client]
+    splits = (federation.train[client], federation.val[client], federation.test[client])
+    parts = {"train": torch.cat(splits)} if folded else dict(zip(SPLITS, splits, strict=True))
+    for name, mine in parts.items():
         y = data.y[mine]
         if federation.relabel is not None:
             y = federation.relabel[client, y]
@@ -65,17 +69,16 @@ def local_sites(
     The clients are those of the config's partition, with the division of its seed; the clients of a
     table are sites with a table of their own.
     """
-    made = assemble(config)
+    made, folded = assemble(config), config.run.folds is not None
     divided, federation = made.config, made.federations[made.config.run.seed]
     names = _site_names(federation.clients)
     fed = FederationFolder.create(home / "fed", f"localhost:{free_port()}", transport)
     sites = []
     for client, name in enumerate(names):
         site = SiteFolder.create(home / name, fed.invite, name)
-        written = _write_table(site.path, divided, federation, client)
-        _allow_all(
-            site.path / "site.toml", written or _write_samples(site.path, federation, client)
-        )
+        told = _write_table(site.path, divided, federation, client)
+        told = told or _write_samples(site.path, federation, client, folded)
+        _allow_all(site.path / "site.toml", told)
         fed.add_site(site.public, name)
         sites.append(SiteFolder.open(site.path))
     return sites, load(_of_sites(divided), {"run.federation": str(fed.path)}, divided.code)
@@ -103,7 +106,9 @@ def _of_sites(config: Config) -> dict[str, Any]:
 
 def _site_names(clients: Sequence[str]) -> list[str]:
     """The names of clients as sites may be called."""
-    names = [re.sub(r"[^A-Za-z0-9_-]", "-", client)[:40] for client in clients]
+    plain = (unicodedata.normalize("NFKD", client) for client in clients)  # ô is o and an accent
+    plain = (re.sub(r"[\u0300-\u036f]", "", client) for client in plain)
+    names = [re.sub(r"[^A-Za-z0-9_-]", "-", client)[:40] for client in plain]
     if len({name.casefold() for name in names}) < len(names):
         raise ConfigError(
             f"data.client: the clients {', '.join(clients)[:200]} would have the same names as "
@@ -127,12 +132,15 @@ def _write_table(
     rows = np.concatenate([part.numpy() for part in parts])
     split = np.repeat(["train", "val", "test"], [len(part) for part in parts])
     order = np.argsort(rows)
-    gone = {options.client, options.split, options.time}
+    folded = config.run.folds is not None  # the site deals its rows to the folds itself
+    gone = {options.client} | (set() if folded else {options.split, options.time})
     kept = [name for name in sheet.column_names if name not in gone]
-    table = sheet.select(kept).take(rows[order]).append_column(PART, pa.array(split[order]))
+    table = sheet.select(kept).take(rows[order])
+    said = {**source.options, "drop": [c for c in options.drop if c in kept]}
+    if not folded:
+        table, said["split"] = table.append_column(PART, pa.array(split[order])), PART
     pq.write_table(table, folder / "data.parquet")
-    said = {**source.options, "split": PART, "drop": [c for c in options.drop if c in kept]}
-    own = ("client", "time", "delimiter")
+    own = ("client", "delimiter") if folded else ("client", "time", "delimiter")
     left = {name: value for name, value in said.items() if name not in own and value is not None}
     texts = [name for name in kept if not pa.types.is_floating(sheet.schema.field(name).type)]
     return {"data": {"name": "data.parquet", **left}, "levels": dict.fromkeys(texts, "named")}

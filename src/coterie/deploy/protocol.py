@@ -26,6 +26,7 @@ from ..core.messages import REASONS
 from ..core.paired_tests import SiteGain
 from ..data.arrays import Scale
 from ..data.data_schema import Schema
+from ..data.partition import Fold
 from ..engines.codec import Message, decode, encode, read_head
 from ..engines.remote import SETUP, SiteState, Transport
 from ..errors import EngineError
@@ -92,6 +93,7 @@ class DivisionRequest:
     request: str  # the id of the request
     schema: str  # JSON of the common Schema
     scale: Scale
+    fold: Fold | None = None  # which tests; no sums and no classes are told of it
 
 
 @strict

@@ -1,5 +1,6 @@
 """A site's own final model, from the folder of an experiment that it took part in."""
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -8,14 +9,15 @@ import numpy as np
 from ..core.algorithm import Mixture
 from ..data.standard import Preprocessing
 from ..engines.site import ANSWERS, MODEL
-from ..errors import ConfigError, StoreError
+from ..errors import ConfigError, CoterieError, StoreError
+from ..exporting.calibration import validation_answers
 from ..exporting.model_card import ModelFacts, NetworkFacts, network_factory
-from ..exporting.writing import Trained, without, write_export
+from ..exporting.writing import Trained, judged_client, notes_on_training, without, write_export
 from ..runs.run import JudgedRows
 from ..runs.stored import read_outcomes
 from ..storage import files
 from ..storage.archives import read_npz
-from ..views.clinical import ClinicalChoice, SiteClinical, site_clinical
+from ..views.clinical import ClinicalChoice
 from ..views.reliance import unknown_parts
 from .federated import scaled_example
 from .handler import AGREEMENT, allowed_code
@@ -29,12 +31,15 @@ def export_site(
     out: Path,
     experiment: str | None = None,
     choice: ClinicalChoice | None = None,
+    *,
+    recalibrate: bool = False,
 ) -> Path:
     """Write the site's final model of one experiment into a new folder, and return its path.
 
     ``experiment`` is the beginning of the experiment's hash; by default the one that finished last.
     """
-    return write_export(trained_site(site, finished_experiment(site, experiment), choice), out)
+    folder = finished_experiment(site, experiment)
+    return write_export(trained_site(site, folder, choice, recalibrate=recalibrate), out)
 
 
 def finished_experiment(site: SiteFolder, prefix: str | None) -> Path:
@@ -58,7 +63,13 @@ def finished_experiment(site: SiteFolder, prefix: str | None) -> Path:
     return fits[0]
 
 
-def trained_site(site: SiteFolder, folder: Path, choice: ClinicalChoice | None = None) -> Trained:
+def trained_site(
+    site: SiteFolder,
+    folder: Path,
+    choice: ClinicalChoice | None = None,
+    *,
+    recalibrate: bool = False,
+) -> Trained:
     """The site's final model of one experiment, with what the site knows of it."""
     files.refuse_links(folder.parent, [folder.name])
     agreement = Agreement.from_json((folder / AGREEMENT).read_text(encoding="utf-8"))
@@ -77,27 +88,26 @@ def trained_site(site: SiteFolder, folder: Path, choice: ClinicalChoice | None =
         config.train.precision,
     )
     plain = network_factory(network, agreement.schema, config.code)
-    return Trained(
-        _facts(site, folder, made),
-        network,
-        Preprocessing.of(agreement.schema, scaled),
-        *without(config.changes, model, _predictor(folder / MODEL, model.whole), plain),
-        _clinical(site, folder / ANSWERS, made, choice),
-    )
-
-
-def _clinical(
-    site: SiteFolder, path: Path, made: Experiment, choice: ClinicalChoice | None
-) -> SiteClinical | None:
-    """Calibration, sensitivity and subgroups of the site's own test samples; nothing leaves it."""
-    outcomes, _ = read_outcomes(path)
+    ready = Preprocessing.of(agreement.schema, scaled)
+    found = without(config.changes, model, _predictor(folder / MODEL, model.whole), plain)
+    outcomes, _ = read_outcomes(folder / ANSWERS)
     (answers,) = outcomes.clients()
-    target, rows = made.agreement.schema.target, None
+    target, rows, held = agreement.schema.target, None, None
     if site.data.name is not None:
-        rows = Holdings(site, site.data.name, site.data.options).judged(made)
+        holdings = Holdings(site, site.data.name, site.data.options)
+        rows = holdings.judged(made)
+        if target.classes and not made.merged:
+            with contextlib.suppress(CoterieError):  # the data may have changed since
+                fold = config.fold(config.run.seed)
+                own = holdings.federation(agreement.schema, config.data.scale, fold=fold)
+                held = validation_answers(*found, ready, own, 0)
     if rows is None or rows.codes is None or len(rows.codes) != len(answers.targets):
         rows = JudgedRows(target.classes, target.name)
-    return site_clinical(made.config.run.metric, answers, rows, choice)
+    metric = config.run.metric
+    judged = judged_client(metric, answers, rows, choice, held, recalibrate=recalibrate)
+    facts = _facts(site, folder, made)
+    plain_model, predictor = found
+    return Trained(facts, network, ready, plain_model, predictor, *judged)
 
 
 def _facts(site: SiteFolder, folder: Path, made: Experiment) -> ModelFacts:
@@ -117,7 +127,7 @@ def _facts(site: SiteFolder, folder: Path, made: Experiment) -> ModelFacts:
         metric=config.run.metric,
         score=_score(folder / ANSWERS),
         collaborators=() if made.algorithm.traits.alone else unknown_parts(others),
-        notes=("Validation data was trained on as well.",) if made.merged else (),
+        notes=notes_on_training(made.merged, config.run.folds),
     )
 
 

@@ -32,7 +32,7 @@ from ..runs.run import LOCAL
 from ..storage.files import parsed, strict
 
 OWN = ("engine", "guard")  # tables of the coordinator's config that do not concern the sites
-SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric")
+SHARED_RUN = ("rounds", "seed", "deal", "participation", "metric", "folds", "fold")
 SHARED_DATA = ("scale",)  # fields of [data] that all sites have to share
 
 
@@ -59,6 +59,7 @@ class Request:
     methods: Sites
     rounds: int  # of one experiment
     epochs: int  # of one round, by the method that trains most
+    folds: int | None = None  # in which every row tests once and trains in the others
     sealed: bool = False  # whether sites seal models for each other, see coterie.deploy.peers
 
     def to_json(self) -> str:
@@ -89,6 +90,7 @@ def request_of(
         tuple(sorted({*named} | (set() if sealed else {LOCAL}))),
         config.run.rounds,
         max(train.epochs for train in trained),
+        config.run.folds,
         sealed,
     )
 

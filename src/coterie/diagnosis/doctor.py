@@ -16,6 +16,7 @@ from ..core import tree
 from ..core.algorithm import round_of
 from ..core.inference import smallest_gain
 from ..core.policies import governed
+from ..data.federation import Federation
 from ..data.simulation import Simulation
 from ..engines import auto, cluster, process
 from ..engines.auto import PROBE_STEPS, Candidate
@@ -36,6 +37,7 @@ from .findings import (
     score_warnings,
     weak_warnings,
 )
+from .leakage import leakage_warnings
 
 MOST = 30  # sites that are printed; JSON has all of them
 FEW = 4  # classes whose shares are printed
@@ -110,16 +112,32 @@ def doctor(source: Source = None, **options: Unpack[Options]) -> Diagnosis:
     repeated = duplicates(made)
     inside, across = sum(repeated.across_splits.values()), repeated.across_clients
     counts = ("duplicates", f"{inside:,} across splits, {across:,} across clients")
-    facts = (*_data_facts(assembly, on, roster), *_commonest(sites), counts, *costs)
+    facts = (*_data_facts(assembly, on, roster), *_vocabulary(made), *_commonest(sites), counts)
     warnings = (
         *weak_warnings(roster, config.run.participation),
         *score_warnings(sites, metric),
+        *leakage_warnings(made),
         *data_warnings(made),
         *repeated_warnings(made, repeated),
         *slow,
     )
     told = (ANY_METHOD, *map(_leaving, methods))
-    return Diagnosis(facts, warnings, sites, told, estimate)
+    return Diagnosis((*facts, *costs), warnings, sites, told, estimate)
+
+
+def _vocabulary(federation: Federation) -> list[tuple[str, str]]:
+    """The names of categories, which leave a site as part of the common schema."""
+    columns = [column for column in federation.dataset.columns if column.levels]
+    if not columns:
+        return []
+    names = [f"{column.name} ({', '.join(column.levels[:FEW])}, …)" for column in columns]
+    return [
+        (
+            "categories",
+            f"every site, and every exported card, sees the names in {findings.some(names)}; "
+            "[levels] in site.toml hashes a column's names or keeps those of a list",
+        )
+    ]
 
 
 def _leaving(method: Method) -> tuple[str, str]:

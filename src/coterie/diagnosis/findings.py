@@ -4,7 +4,6 @@ All functions read the data before it is standardised. They find what a person s
 change nothing, and what they find may be right as it is.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ..core.metrics import METRICS, Array, score
 from ..data.arrays import Floats
-from ..data.federation import Dataset, Federation
+from ..data.federation import Dataset, Federation, sample_hashes
 from ..data.sources.sheets import NO_CELL
 from ..runs.run import Roster
 
@@ -313,10 +312,9 @@ def duplicates(federation: Federation) -> Duplicates:
 
 def _prints(federation: Federation, client: int, held: Tensor) -> list[bytes]:
     """A short hash of each of these samples of a client."""
-    x, y = federation.dataset.x[held].numpy(), federation.dataset.y[held]
+    data, y = original(federation), federation.dataset.y[held]
     y = y if federation.relabel is None else federation.relabel[client, y]
-    samples = (x.tobytes() + target.tobytes() for x, target in zip(x, y.numpy(), strict=True))
-    return [hashlib.blake2b(sample, digest_size=16).digest() for sample in samples]
+    return sample_hashes(data.x[held], y)
 
 
 def shared_units(federation: Federation) -> list[str]:

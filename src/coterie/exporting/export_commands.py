@@ -1,11 +1,12 @@
 """``coterie export`` and ``coterie predict``: the model that somebody takes home."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..commands.arguments import CODE, POSITIVE, SPECIFIC
+from ..commands.arguments import CODE, CODES, POSITIVE, RECALIBRATE, SPECIFIC, STRICT
 from ..errors import printable
 
 Out = Annotated[str, typer.Option(metavar="DIR", help="new folder for the model")]
@@ -17,12 +18,21 @@ def export(
     out: Out,
     specificity: Annotated[float, SPECIFIC] = 0.9,
     positive: Annotated[str | None, POSITIVE] = None,
+    recalibrate: Annotated[bool, RECALIBRATE] = False,
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
     """Write one client's model as a folder: parameters, preprocessing, a model card."""
     from .writing import export as write
 
-    show_export(write(run, client, out, specificity=specificity, positive=positive, code=code))
+    show_export(
+        write(
+            *(run, client, out),
+            specificity=specificity,
+            positive=positive,
+            recalibrate=recalibrate,
+            code=code,
+        )
+    )
 
 
 def predict(
@@ -34,20 +44,21 @@ def predict(
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="copy this column to the answers")
     ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="ignore this column")
-    ] = None,
+    codes: Annotated[str | None, CODES] = None,
+    strict: Annotated[bool, STRICT] = False,
     delimiter: Annotated[str | None, typer.Option(help="what separates cells of a CSV")] = None,
     encoding: Annotated[str, typer.Option(help="text encoding of a CSV")] = "utf-8",
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
-    """Predict new samples with an exported model; columns are checked, rows keep their order."""
+    """Predict new samples with an exported model; with known outcomes, also score it on them."""
     from .exported_model import load_export
 
     model = load_export(folder, code=code)
     answers = model.predict(
-        data, keep=keep or (), drop=drop or (), delimiter=delimiter, encoding=encoding
+        data, keep=keep or (), codes=codes, strict=strict, delimiter=delimiter, encoding=encoding
     )
+    for note in answers.notes:
+        print(printable(f"coterie: {note}"), file=sys.stderr)
     if out is None:
         print(answers.to_csv(), end="")
         return

@@ -3,9 +3,7 @@
 import contextlib
 import inspect
 import json
-import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, field
 from typing import Any, Literal, NamedTuple
 
@@ -13,18 +11,17 @@ import torch
 from torch import nn
 
 from ..core.imports import INSTALLED_ONLY, Code
-from ..core.metrics import METRICS
+from ..core.metrics import LEAST_CHANCE, METRICS
 from ..data.data_schema import Schema
 from ..data.standard import Preprocessing
-from ..errors import printable
 from ..networks import registry
 from ..networks.registry import Recurrent, Residual, head, norm_layer
 from ..storage import files
 from ..storage.files import strict
 from ..views import words
-from ..views.clinical import FEWEST, Calibration, Sensitivity, SiteClinical
-from ..views.clinical_page import TOO_FEW, rows_text, sensitivity_text, subgroup_text
+from ..views.clinical import SiteClinical
 from ..views.reliance import Collaborator
+from .clinical_card import markdown_table, plain
 
 # ---- the files of an export ----------------------------------------------------------------------
 
@@ -80,6 +77,7 @@ class ExportConfig:
     model: ModelFacts
     digest: str  # of the weights and parameters
     coterie: str  # the version that wrote it
+    temperature: float = 1.0  # by which the logarithms of probabilities are divided
     format: int = field(default=FORMAT, kw_only=True)
 
     def to_json(self) -> str:
@@ -181,77 +179,9 @@ def _expression(module: nn.Module, depth: int) -> str | None:
     return f"nn.Sequential(OrderedDict({line}))" if named else f"nn.Sequential({line})"
 
 
-# ---- the part of a model card on a clinical outcome: calibration, sensitivity, subgroups --------
-
-# Bins and subgroups with few rows are given without numbers: a card may be passed on.
-
-
-def clinical_text(found: SiteClinical, plain: Callable[[object], str]) -> str:
-    """The text in Markdown; ``plain`` escapes what comes from data."""
-    numbers, parts = found.numbers, []
-    if found.outcome is not None:
-        parts.append(
-            f"The outcome is {plain(found.outcome)}: {numbers.positives} of the client's "
-            f"{numbers.rows} test samples."
-        )
-        if numbers.calibration is None:
-            parts.append(f"The test samples are too few (fewer than {FEWEST}) for more numbers.")
-        else:
-            parts += [_calibration(numbers.calibration), *_sensitivity(found, numbers.sensitivity)]
-    if numbers.subgroups:
-        title = METRICS[found.metric].title + words.unit(found.metric)
-        rows = [
-            (
-                plain(group.name),
-                plain(rows_text(group.rows)),
-                subgroup_text(group, group.score, found.metric),
-            )
-            for group in numbers.subgroups
-        ]
-        head = (plain(found.column), "test samples", f"{title} (95 % interval)")
-        parts.append(f"By {plain(found.column)}:\n\n{_markdown_table(head, rows)}")
-    return "\n\n".join(parts)
-
-
-def _calibration(found: Calibration) -> str:
-    rows = [
-        (
-            f"{part.predicted:.2f}",
-            rows_text(part.rows),
-            TOO_FEW if part.rows < FEWEST else f"{part.observed:.2f}",
-        )
-        for part in found.bins
-    ]
-    table = _markdown_table(
-        ("mean predicted probability", "test samples", "share with the outcome"), rows
-    )
-    slope = "" if math.isnan(found.slope) else f", calibration slope {found.slope:.2f} (ideally 1)"
-    return (
-        f"Expected calibration error {found.error:.3f}, Brier score {found.brier:.3f} (less is "
-        f"better){slope}. A well calibrated model has the same number in both columns:\n\n{table}"
-    )
-
-
-def _sensitivity(found: SiteClinical, sensitivity: Sensitivity | None) -> list[str]:
-    if sensitivity is None:
-        return ["All test samples are of one kind, so that there is no sensitivity."]
-    return [
-        f"With a specificity of {100 * found.specificity:g} % it finds "
-        f"{sensitivity_text(sensitivity)} of the samples with the outcome: those with a "
-        f"probability of at least {sensitivity.threshold:.3g}. The threshold was chosen on the "
-        "same samples."
-    ]
-
-
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 # ---- the model card of an export: what the model is, for what it may be used, and how to load it
 
 MOST_ROWS = 100  # columns of a table that the card lists
-_MARKS = re.compile(r"([\\`*_{}\[\]<>#|&~])")
 
 LOADING = """\
 tensors, models = load_file("model.safetensors"), [network() for _ in range({count})]
@@ -260,6 +190,9 @@ for i, model in enumerate(models):
     model.eval().load_state_dict(state, assign=True)
 predict = lambda x: sum(w * m(x){last} for w, m in zip(tensors["weights"], models))
 """
+CALIBRATED = """\
+calibrated = lambda x: (predict(x).clamp(min={least}).log() / {temperature!r}).softmax(-1)
+"""
 
 
 def card(
@@ -267,24 +200,28 @@ def card(
     preprocessing: Preprocessing,
     count: int,
     clinical: SiteClinical | None = None,
+    told: str = "",
 ) -> str:
-    """The text of ``README.md``; ``count`` is the number of models in the mixture."""
+    """The text of ``README.md``; ``count`` is the number of models in the mixture.
+
+    ``told`` is the :func:`clinical_section`.
+    """
     facts = config.model
     trust = (
         "## How far to trust its probabilities" if clinical and clinical.outcome else "## Subgroups"
     )
     parts = (
-        f"# Model of {_plain(facts.client)}, trained by {_plain(facts.method)}",
+        f"# Model of {plain(facts.client)}, trained by {plain(facts.method)}",
         _what(config, preprocessing, count),
         "## How good it is",
-        _quality(config),
-        *(() if clinical is None else (trust, clinical_text(clinical, _plain))),
+        _quality(config, clinical),
+        *((trust, told) if told else ()),
         "## Intended use, and limits",
         _limits(config, preprocessing.schema),
         "## Use it with coterie",
         _with_coterie(preprocessing.schema),
         "## Load it with plain PyTorch",
-        _plain_torch(config.network, preprocessing.schema, count),
+        _plain_torch(config.network, preprocessing.schema, count, config.temperature),
         "## Inputs",
         _inputs(preprocessing),
         "## Where it comes from",
@@ -293,13 +230,8 @@ def card(
     return "\n\n".join(parts) + "\n"
 
 
-def _plain(text: object) -> str:
-    """A text from data or a config, as plain text in Markdown."""
-    return _MARKS.sub(r"\\\1", printable(text))
-
-
 def _listed(names: Iterable[object]) -> str:
-    return ", ".join(map(_plain, names))
+    return ", ".join(map(plain, names))
 
 
 def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str:
@@ -319,8 +251,8 @@ def _what(config: ExportConfig, preprocessing: Preprocessing, count: int) -> str
         )
     several = f" It is a mixture of {count} such networks." if count > 1 else ""
     return (
-        f"It predicts {_plain(target.name) or 'the target'}: {asked}. It is a network of the kind "
-        f"`{config.network.name}`, made for the client {_plain(facts.client)}{way}.{several}\n\n"
+        f"It predicts {plain(target.name) or 'the target'}: {asked}. It is a network of the kind "
+        f"`{config.network.name}`, made for the client {plain(facts.client)}{way}.{several}\n\n"
         f"{_partners(facts)}"
     )
 
@@ -336,14 +268,14 @@ def _partners(facts: ModelFacts) -> str:
         how = "made from the models of" if facts.onboarded else "trained together with"
         return f"It was {how} {names}: the parts of each are not recorded."
     rows = [
-        (_plain(one.name), *map(_percent, (one.average, one.last, one.entered))) for one in known
+        (plain(one.name), *map(_percent, (one.average, one.last, one.entered))) for one in known
     ]
     head = "collaborator", "weight on average", "weight in the last round", "part of this model"
     when = "when it joined" if facts.onboarded else "over the rounds in which it took part"
     maybe = f"\n\nMay have entered it too, in a weighing that is not recorded: {names}."
     return (
         "The models of these clients entered it, directly or through others:\n\n"
-        f"{_markdown_table(head, rows)}\n\nWeights are parts of the client's weight on others, "
+        f"{markdown_table(head, rows)}\n\nWeights are parts of the client's weight on others, "
         f"{when}; a part of this model is what is left of another's after all rounds of mixing."
         f"{maybe if others else ''}"
     )
@@ -353,11 +285,18 @@ def _percent(part: float | None) -> str:
     return words.NONE if part is None else "< 1 %" if 0 < part < 0.005 else f"{100 * part:.0f} %"
 
 
-def _quality(config: ExportConfig) -> str:
+def _quality(config: ExportConfig, clinical: SiteClinical | None) -> str:
     facts = config.model
     metric, unit = METRICS[facts.metric], words.unit(facts.metric)
     if facts.score is None:
-        score = "It has no test score: the client had no test data, or its model failed on it."
+        positives = None if clinical is None else clinical.numbers.positives
+        why = "the client had no test data"
+        if facts.test:
+            why = f"its model failed on the client's {facts.test} test samples"
+        if facts.test and positives in (0, facts.test):
+            lacks = "no positives" if positives == 0 else "nothing but positives"
+            why = f"there are {lacks} among the client's {facts.test} test samples"
+        score = f"It has no test score: {why}."
     else:
         number = words.number(facts.score, facts.metric)
         score = (
@@ -365,12 +304,12 @@ def _quality(config: ExportConfig) -> str:
             f"**{metric.title} {number}{unit}**" + (f" ({metric.unit})." if metric.unit else ".")
         )
     counts = f"The client trained on {facts.train} samples and validated on {facts.val}."
-    return "\n\n".join([score, counts, *map(_plain, facts.notes)])
+    return "\n\n".join([score, counts, *map(plain, facts.notes)])
 
 
 def _limits(config: ExportConfig, schema: Schema) -> str:
     facts = config.model
-    name = _plain(facts.client)
+    name = plain(facts.client)
     small = f" With {facts.test} test samples the score is itself uncertain." * (facts.test < 1000)
     return (
         f"It is meant for new samples that come about as those of {name} did: the same columns, "
@@ -379,7 +318,7 @@ def _limits(config: ExportConfig, schema: Schema) -> str:
         "or after a change of equipment, coding or patients, it may be wrong without any sign of "
         "it: judge it again on labelled samples first.\n\n"
         + (
-            "Its probabilities were not calibrated. "
+            ("Its probabilities were not calibrated. " if config.temperature == 1.0 else "")
             if not schema.regression
             else "It gives no interval around a value. "
         )
@@ -392,19 +331,22 @@ def _with_coterie(schema: Schema) -> str:
     new = "new.csv" if schema.kind == "table" else "new.npz"
     return f"```\ncoterie predict . {new} --out answers.csv\n```\n\n" + (
         "The file needs the columns below; their order does not matter. Other columns, such as an "
-        "id, are copied to the answers with `--keep` or ignored with `--drop`."
+        "id, are ignored, or copied to the answers with `--keep`."
         if schema.kind == "table"
         else "The file holds one array of samples, as below."
     )
 
 
-def _plain_torch(network: NetworkFacts, schema: Schema, count: int) -> str:
+def _plain_torch(network: NetworkFacts, schema: Schema, count: int, temperature: float) -> str:
     last = ".softmax(-1)" if not schema.regression else ".squeeze(-1)"
     given = "probabilities of the classes" if not schema.regression else "values to scale back"
     half = network.precision == "bf16"
+    lines = LOADING.format(count=count, last=last)
+    if temperature != 1.0:
+        lines += CALIBRATED.format(temperature=temperature, least=LEAST_CHANCE)
     return (
         "In this folder, with torch and safetensors alone:\n\n```python\n"
-        f"{_network_code(network, schema)}\n\n\n{LOADING.format(count=count, last=last)}```\n\n"
+        f"{_network_code(network, schema)}\n\n\n{lines}```\n\n"
         f"`predict(x)` takes inputs of shape [n, {', '.join(map(str, network.shape))}], prepared "
         f"as below, and gives the {given}."
         + (" The run computed in bfloat16; these lines compute in float32." if half else "")
@@ -462,10 +404,10 @@ def _column_table(schema: Schema) -> str:
         else:
             extra = ", and 1 if it is missing, else 0" if column.missing else ""
             what = "number", f"the standardised number{extra}"
-        rows.append((_plain(column.name), *what))
+        rows.append((plain(column.name), *what))
     more = len(schema.columns) - MOST_ROWS
     rest = f"\n\n{more} more columns are in `preprocessing.json`." if more > 0 else ""
-    return f"\n\n{_markdown_table(('column', 'kind', 'becomes'), rows)}{rest}"
+    return f"\n\n{markdown_table(('column', 'kind', 'becomes'), rows)}{rest}"
 
 
 def _origin(config: ExportConfig) -> str:
@@ -480,7 +422,7 @@ def _origin(config: ExportConfig) -> str:
         "network": f"{config.network.name} {json.dumps(config.network.options)}",
         "coterie": config.coterie,
     }
-    told = _markdown_table(("", ""), [(name, _plain(value)) for name, value in rows.items()])
+    told = markdown_table(("", ""), [(name, plain(value)) for name, value in rows.items()])
     return (
         f"{told}\n\n`config.json` has the same for programs; "
         "`MANIFEST.json` has the size and the sha256 of every file."

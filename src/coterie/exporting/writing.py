@@ -20,6 +20,7 @@ from torch import nn
 
 from .. import __version__
 from ..core.algorithm import Mixture, client_digest
+from ..core.answers import Answers
 from ..core.flat import FlatModel, build
 from ..core.imports import Code, Given
 from ..data.standard import Preprocessing
@@ -27,10 +28,19 @@ from ..errors import ConfigError, StoreError, did_you_mean
 from ..networks.changes import Changes, merged
 from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE
-from ..runs.run import Run
+from ..runs.config.loading import load
+from ..runs.run import JudgedRows, Run
 from ..storage import files
 from ..views.clinical import SPECIFICITY, ClinicalChoice, SiteClinical, rows_of, site_clinical
 from ..views.reliance import collaborators
+from .calibration import (
+    Recalibration,
+    cooled,
+    federation_of,
+    recalibrated,
+    validation_answers,
+)
+from .clinical_card import clinical_section
 from .model_card import (
     CARD,
     CONFIG,
@@ -55,6 +65,8 @@ class Trained(NamedTuple):
     model: FlatModel
     predictor: Mixture  # weights [r], models [r, P]
     clinical: SiteClinical | None = None  # where the outcome is a class
+    recalibration: Recalibration | None = None
+    before: SiteClinical | None = None  # the same without the recalibration
 
 
 def export(
@@ -64,18 +76,20 @@ def export(
     *,
     specificity: float = SPECIFICITY,
     positive: str | None = None,
+    recalibrate: bool = False,
     code: Given = None,
 ) -> Path:
     """Write the model of one client of a finished run into a new folder, and return its path.
 
     The card gives the sensitivity at ``specificity`` for the outcome ``positive``, which is a
-    class; by default the second of two classes.
+    class; by default the second of two classes. ``recalibrate`` sets the temperature of the
+    probabilities by the client's validation samples.
     A network of one's own is imported only from the folders ``code``, or from installed packages if
     ``code`` is ``"installed"``: the run's folder may come from somebody else.
     """
     path, allowed = files.folder_of(run, "RUN"), Code.of(code, installed=False)
     choice = ClinicalChoice.checked(specificity, positive)
-    made = trained_client(path, client, allowed, choice)
+    made = trained_client(path, client, allowed, choice, recalibrate=recalibrate)
     return write_export(made, files.folder_of(out, "--out"))
 
 
@@ -89,14 +103,19 @@ def write_export(trained: Trained, out: Path) -> Path:
     for number, w in enumerate(predictor.models):
         state = trained.model.state_dict(w)
         tensors |= {f"{number}/{name}": value for name, value in state.items()}
-    config = ExportConfig(trained.network, trained.facts, client_digest(predictor), __version__)
+    again = trained.recalibration
+    config = ExportConfig(
+        *(trained.network, trained.facts, client_digest(predictor), __version__),
+        1.0 if again is None else again.temperature,
+    )
     with files.writing(out):
         out.mkdir(parents=True, exist_ok=True)
     with files.whole(out / MODEL) as temporary:
         save_file(tensors, temporary)
     files.write_text(out / PREPROCESSING, trained.preprocessing.to_json() + "\n")
     files.write_text(out / CONFIG, config.to_json())
-    text = card(config, trained.preprocessing, len(predictor.weights), trained.clinical)
+    told = clinical_section(trained.clinical, trained.before, again)
+    text = card(config, trained.preprocessing, len(predictor.weights), trained.clinical, told)
     files.write_text(out / CARD, text)
     files.write_json(out / files.MANIFEST, {"files": files.list_files(out)})
     return out
@@ -133,7 +152,12 @@ def _used(trained: Trained) -> Mixture:
 
 
 def trained_client(
-    path: Path, client: str, code: Code, choice: ClinicalChoice | None = None
+    path: Path,
+    client: str,
+    code: Code,
+    choice: ClinicalChoice | None = None,
+    *,
+    recalibrate: bool = False,
 ) -> Trained:
     """The model of one client, from the folder of a finished run."""
     run = verified_run(path)
@@ -148,10 +172,17 @@ def trained_client(
     changes, plain = Changes.of(run.config), network_factory(network, preprocessing.schema, code)
     changed = _model(network, plain, changes, predictor, run.seed)
     model, predictor = without(changes, changed, predictor, plain)
-    said, rows, found = run.outcomes, run.roster.rows, None
-    if said is not None and rows is not None:
+    said, rows, judged = run.outcomes, run.roster.rows, _Judged()
+    if said is not None and rows is not None and preprocessing.schema.target.classes:
+        config, held = load(path / run_folder.CONFIG, code=code), None
+        federation = federation_of(config, run.seed, run.roster.fingerprint)
+        if federation is not None and not run.merge_val:
+            held = validation_answers(model, predictor, preprocessing, federation, at)
         own = list(said.clients())[at]
-        found = site_clinical(run.metric, own, rows_of(rows, said.sizes, at), choice)
+        mine = rows_of(rows, said.sizes, at)
+        judged = judged_client(run.metric, own, mine, choice, held, recalibrate=recalibrate)
+    elif recalibrate:
+        recalibrated(None, None)
     facts = facts_of_run(
         run,
         client=client,
@@ -163,7 +194,35 @@ def trained_client(
         collaborators=collaborators(run, at),
         notes=_notes(path, run, at),
     )
-    return Trained(facts, network, preprocessing, model, predictor, found)
+    return Trained(facts, network, preprocessing, model, predictor, *judged)
+
+
+class _Judged(NamedTuple):
+    """The last three fields of :class:`Trained`."""
+
+    clinical: SiteClinical | None = None
+    recalibration: Recalibration | None = None
+    before: SiteClinical | None = None
+
+
+def judged_client(
+    metric: str,
+    own: Answers,
+    rows: JudgedRows,
+    choice: ClinicalChoice | None,
+    held: Answers | None,
+    *,
+    recalibrate: bool,
+) -> _Judged:
+    """The numbers of a client's answers, with a threshold and a temperature by validation data."""
+    before = site_clinical(metric, own, rows, choice, held)
+    if not recalibrate:
+        return _Judged(before)
+    again = recalibrated(held, own)
+    assert held is not None
+    cool = (cooled(part, again.temperature) for part in (own, held))
+    own, held = cool
+    return _Judged(site_clinical(metric, own, rows, choice, held), again, before)
 
 
 def facts_of_run(run: Run, score: float, **facts: Any) -> ModelFacts:
@@ -247,7 +306,17 @@ def _notes(path: Path, run: Run, at: int) -> tuple[str, ...]:
         "The test score is on another client's data, as the run asked for (foreign targets).": (
             stored.get("judged_on")
         ),
-        "Validation data was trained on as well.": run.merge_val,
         f"The client lacks data to be judged: {lacks}.": lacks,
+    }
+    trained = notes_on_training(run.merge_val, run.config["run"].get("folds"))
+    return (*(note for note, holds in found.items() if holds), *trained)
+
+
+def notes_on_training(merged: bool, folds: int | None) -> tuple[str, ...]:
+    """What a reader has to know of how a model was trained."""
+    found = {
+        "Validation data was trained on as well.": merged,
+        f"This is one of the models of {folds} folds: the rows that test here trained the others, "
+        "and an answer of their comparison is about the mean of all.": folds,
     }
     return tuple(note for note, holds in found.items() if holds)

@@ -6,11 +6,13 @@ labelled only so many. Each draw gives a model by the method's own rule
 start on the same samples. Nobody else trains.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,28 +25,18 @@ from ..core.batches import shape_of, views
 from ..core.client import Client, Clock
 from ..core.flat import FlatModel
 from ..core.imports import Code
+from ..core.metrics import gains, score
 from ..core.shards import Ragged
 from ..data.data_schema import Schema
-from ..data.datasets import file_source
-from ..data.federation import Dataset, Federation
+from ..data.federation import Dataset, Federation, sample_hashes
 from ..data.simulation import Simulation, simulate
 from ..data.site_data import site_federation
-from ..data.sources import sheets
-from ..data.sources.sheets import InputColumn, Sheet, TargetColumn, read_sheet, sheet_of
-from ..data.sources.tables import OpenTable, TableOptions, encode_table
 from ..data.standard import Preprocessing
 from ..engines import EngineSettings, make_engine
 from ..engines.evaluation import outputs
 from ..engines.loop import LoopBackend
-from ..errors import ConfigError, DataError, StoreError
-from ..exporting.exported_model import (
-    Others,
-    Source,
-    array_samples,
-    check_cells,
-    check_names,
-    in_memory,
-)
+from ..errors import ConfigError, CoterieWarning, DataError, StoreError
+from ..exporting.calibration import federation_of
 from ..exporting.model_card import NetworkFacts, network_factory
 from ..exporting.writing import Trained, facts_of_run, network_facts, verified_run, without
 from ..networks import registry
@@ -52,7 +44,7 @@ from ..runs import run_folder
 from ..runs.comparison_folder import COMPARE
 from ..runs.config.loading import load
 from ..runs.config.schema import Config
-from ..runs.run import Run
+from ..runs.run import LOCAL, Run
 from ..training.rounds import train
 from ..views.reliance import collaborators_of_mixture
 
@@ -61,6 +53,7 @@ SIZES = (5, 10, 20, 50, 100)  # numbers of labelled samples, and all of them
 DRAWS = 5  # draws of each number
 LEAST = 0.005  # weight from which on a client counts as a collaborator
 MOST_COLLABORATORS = 20  # that the table's collaborators name
+ALONE = "Joining was tried and was not better on the test samples: this model was trained alone."
 FEWEST = 4  # labelled samples of a newcomer: some to join with, some to test on
 TEST = 0.2  # share of the newcomer's samples that test, where the run's config says nothing
 
@@ -111,124 +104,7 @@ def _plain_average(path: Path, run: Run) -> Tensor | None:
     return other.predictor(0).models[0] if same else None
 
 
-# ---- the newcomer's labelled samples, by the schema of the run's data ---------------------------
-
-# Columns, categories, shapes and classes are checked as for new samples without targets; units and
-# times decide how the samples can be split.
-
-ROLES = "split", "unit", "time", "subgroup"  # options: a column that says how rows are split
-DROP = "ignore a column with --drop '{0}'"
-
-
-def read_labelled(
-    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str] = ()
-) -> Dataset:
-    """The samples and targets of a file, or of a table in memory, as the schema encodes them.
-
-    ``options`` are those of the run's ``[data]``: its columns for clients, units, times and splits
-    need not be there, and are no inputs if they are. Columns ``drop`` are ignored.
-    """
-    if schema.kind == "table":
-        return _labelled_rows(source, schema, options, drop)
-    if drop:
-        raise DataError(f"--drop: this model takes {schema.kind}, which have no columns")
-    if not isinstance(source, str | Path):
-        raise DataError(f"found {type(source).__name__}; expected a file of {schema.kind}")
-    return _recoded(file_source(str(source)).read(), schema)
-
-
-def _labelled_rows(
-    source: Source, schema: Schema, options: Mapping[str, Any], drop: Sequence[str]
-) -> Dataset:
-    sheet = _sheet(source, schema, options)
-    path, found, target = sheet.files[0], sheet.table.column_names, schema.target
-    if target.name not in found:
-        raise DataError(
-            f"{path}: has no column '{target.name}', which the model predicts; expected labelled "
-            "rows; add it with the known outcomes"
-        )
-    roles = {role: str(options[role]) for role in ROLES if options.get(role) in found}
-    inputs = {column.name for column in schema.columns}
-    unused = [options.get("client"), *options.get("drop", ())]
-    ignored = [name for name in unused if name in found and name not in inputs]
-    others = Others([target.name, *roles.values()], [*ignored, *drop])
-    check_names(path, found, schema, others, DROP)
-    for column in schema.columns:
-        check_cells(sheet, column)
-    _check_targets(sheet, target)
-    return encode_table(
-        OpenTable(path, sheet, _options(target.name, roles), target, None, ()),
-        schema.columns,
-        target,
-    )
-
-
-def _sheet(source: Source, schema: Schema, options: Mapping[str, Any]) -> Sheet:
-    if not isinstance(source, str | Path):
-        table = in_memory(source, schema)
-        return sheet_of(table, table.column_names, Path("table"))
-    path = Path(source)
-    if not path.is_file():
-        raise DataError(f"{path}: is no file; expected a table of labelled rows")
-    dates = (options["time"],) if options.get("time") else ()
-    delimiter, encoding = options.get("delimiter"), options.get("encoding", "utf-8")
-    return read_sheet([path], delimiter, encoding, [], dates)
-
-
-def _options(target: str, roles: Mapping[str, str]) -> TableOptions:
-    split, unit, time, group = (roles.get(role) for role in ROLES)
-    return TableOptions(None, target, split, unit, time, group, "auto", (), (), None, "utf-8")
-
-
-def _check_targets(sheet: Sheet, target: TargetColumn) -> None:
-    """Refuse empty cells, classes that the run does not know, and texts where numbers belong."""
-    cells = sheets.column(sheet, target.name, "target")
-    if target.kind != "texts":
-        check_cells(sheet, InputColumn(target.name, "numbers"))
-    if target.kind == "quantity":
-        return
-    known = {*target.classes}
-    for row, name in enumerate(sheets.texts(cells)):
-        if _plain(name, target) not in known:
-            raise DataError(
-                f"{sheet.where(row)}: found the class '{name}' in column '{target.name}'; expected "
-                f"one of {', '.join(target.classes)}, the classes of the run; spell it as there, "
-                "or leave the row out: the models know nothing of it"
-            )
-
-
-def _plain(name: str, target: TargetColumn) -> str:
-    """A class as the schema writes it: whole numbers without a fraction."""
-    if target.kind != "integers":
-        return name
-    number = float(name)
-    return str(int(number)) if number.is_integer() else name
-
-
-def _recoded(found: Dataset, schema: Schema) -> Dataset:
-    """Samples with the shape and the class numbers of the schema."""
-    if found.regression != schema.regression:
-        raise DataError(
-            f"{found.name}: found targets that are {'numbers' if found.regression else 'classes'};"
-            f" expected {'numbers' if schema.regression else 'classes'}, as in the run"
-        )
-    names, x = schema.target.classes, array_samples(found.x.numpy(), schema)
-    y = found.y if schema.regression else _classes(found, schema)
-    return replace(
-        found, x=x, y=y, classes=len(names), class_names=names, superclass=None, owners=None
-    )
-
-
-def _classes(found: Dataset, schema: Schema) -> Tensor:
-    place = {name: number for number, name in enumerate(schema.target.classes)}
-    own = found.class_names or tuple(str(c) for c in range(found.classes))
-    unknown = [own[c] for c in found.y.unique().tolist() if own[c] not in place]
-    if unknown:
-        raise DataError(
-            f"{found.name}: found the class '{unknown[0]}'; expected one of "
-            f"{', '.join(schema.target.classes)}, the classes of the run"
-        )
-    return torch.tensor([place.get(name, -1) for name in own])[found.y]
+# ---- the newcomer's samples, and draws of them ------------------------------------------------
 
 
 class Newcomer(NamedTuple):
@@ -277,6 +153,7 @@ class Tried(NamedTuple):
     score: float  # of the joined model
     weights: Tensor | None  # [K] of the run's clients
     predictor: Mixture
+    own: Mixture  # trained alone
 
 
 class JoinOutcome(NamedTuple):
@@ -290,6 +167,11 @@ class JoinOutcome(NamedTuple):
     def personal(self) -> Tried:
         """The draw of all samples, which gives the newcomer's model."""
         return self.tries[-1]
+
+    def joins(self, metric: str) -> bool:
+        """Whether joining gives a better model than training alone, on the test samples."""
+        alone, joined = (score(metric, *part[:2]) for part in self.personal[1:3])
+        return bool(gains(np.array(joined), np.array(alone), metric) > 0)
 
 
 def draws_of(pool: Tensor, sizes: Sequence[int], count: int, seed: int) -> list[Draw]:
@@ -315,7 +197,7 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
     on = _simulation(host, new, plan)
     judge, metric = LoopBackend(on.problem, on.shards), host.run.metric
     finals, usable = _finals(host, on)
-    alone, found = _alone(host, on), []
+    (alone, own), found = _alone(host, on), []
 
     def rule(client: Client) -> Joined:
         return host.rule(host.algorithm, client, finals)
@@ -326,8 +208,9 @@ def join(host: JoinableRun, new: Newcomer, plan: Sequence[Draw], epochs: int | N
         if epochs is not None or training_helps(on, draw.samples, rule, finals.round.index):
             made = made._replace(predictor=trained(client, made.predictor, epochs))
         said: dict[int, Answers] = {}
-        score = judge.judged(made.predictor, i, metric, said)[0]
-        found.append(Tried(draw, alone[i], said[i], score, _spread(made, usable), made.predictor))
+        scored = judge.judged(made.predictor, i, metric, said)[0]
+        weights, mine = _spread(made, usable), Mixture(own.weights[i], own.models[i])
+        found.append(Tried(draw, alone[i], said[i], scored, weights, made.predictor, mine))
     average = None
     if host.average is not None:
         average = judge.judged(single(host.average), 0, metric, None)[0]
@@ -372,8 +255,8 @@ def _finals(host: JoinableRun, on: Simulation) -> tuple[Finals, Tensor]:
     return Finals(weights[usable], models[usable], sizes, start, after), usable
 
 
-def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
-    """The answers of models trained alone, as long as the run was and from its start."""
+def _alone(host: JoinableRun, on: Simulation) -> tuple[list[Answers], Mixture]:
+    """Models trained alone, as long as the run was and from its start, and their answers."""
     rounds, metric = len(host.run.lines), host.run.metric
     engine = make_engine(EngineSettings("loop"), on.problem, on.shards)
     try:
@@ -381,7 +264,8 @@ def _alone(host: JoinableRun, on: Simulation) -> list[Answers]:
     finally:
         engine.close()
     assert last.outcomes is not None
-    return list(last.outcomes.clients())
+    assert last.mixture is not None
+    return list(last.outcomes.clients()), last.mixture
 
 
 def _spread(made: Joined, usable: Tensor) -> Tensor | None:
@@ -458,8 +342,9 @@ def _sums(costs: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Trained:
-    """The newcomer's model from all of its samples, ready to be written by ``write_export``."""
-    made = outcome.personal
+    """The newcomer's better model from all of its samples, ready for ``write_export``."""
+    made, joins = outcome.personal, outcome.joins(host.run.metric)
+    weights = None if made.weights is None else made.weights.numpy()
     facts = facts_of_run(
         host.run,
         client=new.name,
@@ -467,15 +352,35 @@ def personal_model(host: JoinableRun, new: Newcomer, outcome: JoinOutcome) -> Tr
         train=made.draw.size,
         val=0,
         test=len(new.test),
-        score=made.score,
-        collaborators=collaborators_of_mixture(
-            host.run, None if made.weights is None else made.weights.numpy()
-        ),
+        score=made.score if joins else score(host.run.metric, *made.alone[:2]),
+        collaborators=collaborators_of_mixture(host.run, weights) if joins else (),
+        notes=() if joins else (ALONE,),
         onboarded=True,
     )
     plain = network_factory(host.network, host.schema, host.code)
-    found = without(host.config.changes, outcome.model, made.predictor, plain)
+    predictor = made.predictor if joins else made.own
+    found = without(host.config.changes, outcome.model, predictor, plain)
+    facts = facts if joins else replace(facts, method=LOCAL)
     return Trained(facts, host.network, host.preprocessing, *found)
+
+
+def warn_of_copies(host: JoinableRun, dataset: Dataset) -> None:
+    """Warn of samples that clients of the run hold, if the run's data is still at its place."""
+    made = federation_of(host.config, host.run.seed, host.run.roster.fingerprint)
+    if made is None:
+        return
+    data, own = made.source or made.dataset, sample_hashes(dataset.x, dataset.y)
+    for client, *parts in zip(made.clients, made.train, made.own_val, made.own_test, strict=True):
+        rows = torch.cat(parts)
+        theirs = {*sample_hashes(data.x[rows], data.y[rows])}
+        if count := sum(one in theirs for one in own):
+            warnings.warn(
+                CoterieWarning(
+                    f"{count} of the {len(own)} samples are also samples of {client}: a model that "
+                    "was trained on them looks better here than it is on new ones"
+                ),
+                stacklevel=3,
+            )
 
 
 def collaborators(run: Run, weights: Tensor | None) -> dict[str, float | None]:

@@ -1,10 +1,11 @@
 """``coterie onboard``: a client that was not in the federation joins a finished run."""
 
-from typing import Annotated
+import contextlib
+from typing import Annotated, Any
 
 import typer
 
-from ..commands.arguments import CODE, JSON
+from ..commands.arguments import CODE, CODES, JSON, STRICT, configured
 from ..errors import ConfigError
 
 
@@ -15,7 +16,8 @@ def onboard(
     ],
     name: Annotated[str | None, typer.Option(help="the newcomer's name; else the file's")] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="new folder for the personal model")
+        str | None,
+        typer.Option(metavar="DIR", help="new folder for the better model"),
     ] = None,
     samples: Annotated[
         str | None,
@@ -28,9 +30,8 @@ def onboard(
             help="passes of local training after joining; else one round's, if it helps", min=0
         ),
     ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="ignore this column")
-    ] = None,
+    codes: Annotated[str | None, CODES] = None,
+    strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, JSON] = False,
     code: Annotated[list[str] | None, CODE] = None,
 ) -> None:
@@ -49,7 +50,8 @@ def onboard(
             sizes=SIZES if samples is None else _numbers(samples),
             draws=DRAWS if draws is None else draws,
             epochs=epochs,
-            drop=drop or (),
+            codes=codes,
+            strict=strict,
             out=out,
             code=code,
         )
@@ -67,3 +69,26 @@ def _numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigError(f"--samples: found '{text[:60]}'; expected numbers, as in 5,20") from None
+
+
+@configured
+def leave_out(
+    config: str | None,
+    given: dict[str, Any],
+    site: Annotated[
+        str | None, typer.Option(metavar="NAME", help="leave this site out; default: each in turn")
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Leave each site out: how good is a model of the others there, against training alone?"""
+    from ..api import configure
+    from ..commands.console import show, show_json
+    from ..runs.assemble import assemble
+    from .left_out import leave_out as left_out
+
+    with contextlib.closing(assemble(configure(config, **given))) as assembly:
+        found = left_out(assembly, site)
+    if as_json:
+        show_json(found.to_dict())
+        return
+    show(found)

@@ -21,14 +21,13 @@ from ..core.imports import Code, Given
 from ..core.metrics import METRICS
 from ..core.paired_tests import LEVEL, Pair, client_gain
 from ..errors import ConfigError, printable_lines
-from ..exporting.exported_model import (
-    Source,
-)
+from ..exporting.new_samples import Source
 from ..exporting.writing import refuse_filled, write_export
 from ..runs.statistics import OverSeeds, over_seeds
 from ..storage import files
 from ..views import words
 from ..views.table import Heading, Line, Table, to_html, to_text
+from .labelled import read_labelled
 from .newcomer import (
     DRAWS,
     SIZES,
@@ -41,7 +40,7 @@ from .newcomer import (
     newcomer,
     open_joinable,
     personal_model,
-    read_labelled,
+    warn_of_copies,
 )
 
 # ---- score against the number of labelled samples, for two ways to a model from the same samples
@@ -100,7 +99,8 @@ MOST_NAMED = 3  # collaborators in a row of the table
 
 def answer(found: "Onboarded") -> str:
     """With whom, how good, and from how few samples, in a few sentences."""
-    return " ".join([_with_whom(found), _how_good(found), _how_long(found)]).strip()
+    parts = [_with_whom(found), _how_good(found), _how_long(found), _which(found)]
+    return " ".join(part for part in parts if part)
 
 
 def table_of(found: "Onboarded") -> Table:
@@ -185,6 +185,15 @@ def _how_long(found: "Onboarded") -> str:
     return f"A gain over training alone is shown with {listed} samples, and not with the others."
 
 
+def _which(found: "Onboarded") -> str:
+    """The better of the two models, which ``--out`` writes."""
+    point = found.points[-1]
+    if found.recommended == "alone":
+        return "Recommended: your model trained alone; joining was not better on the test samples."
+    shown = "" if point.shown else ", although its gain is not shown"
+    return f"Recommended: the joined model{shown}."
+
+
 # ---- the answer ----------------------------------------------------------------------------------
 
 Weights = Mapping[str, float | None]  # by client; None where all clients have one model
@@ -203,7 +212,8 @@ class Onboarded:
     average: float | None  # score of the run's plain average, if there is one
     points: tuple[CurvePoint, ...]  # by the number of labelled samples; the last has all
     weights: tuple[Weights, ...]  # of the run's clients, mean over the draws of each point
-    path: Path | None  # folder of the personal model, if it was written
+    recommended: str  # "joined" or "alone": the better one on the test samples
+    path: Path | None  # folder of the recommended model, if it was written
 
     @property
     def collaborators(self) -> dict[str, float | None]:
@@ -222,6 +232,7 @@ class Onboarded:
             "method": self.method,
             "metric": self.metric,
             "answer": self.words,
+            "better": self.recommended,
             "collaborators": self.collaborators,
             "test_samples": self.test,
             "average": self.average,
@@ -247,7 +258,8 @@ def onboard(
     sizes: Sequence[int] = SIZES,
     draws: int = DRAWS,
     epochs: int | None = None,
-    drop: Sequence[str] = (),
+    codes: str | Path | None = None,
+    strict: bool = False,
     out: str | Path | None = None,
     code: Given = None,
 ) -> Onboarded:
@@ -260,14 +272,17 @@ def onboard(
         sizes: numbers of labelled samples to try; all samples are always tried.
         draws: random draws of each number.
         epochs: passes of local training after joining; by default as many as in one round.
-        drop: columns to ignore.
-        out: new folder for the personal model, as ``coterie.export`` writes it.
+        codes: CSV file with the columns column, code, means: what the newcomer's own codes are.
+        strict: refuse unknown categories and missing columns.
+        out: new folder for the better model, joined or alone, as ``coterie.export`` writes it.
         code: folders from which code that the run's config names may be imported.
     """
     _check(sizes, draws, epochs)
     place = None if out is None else refuse_filled(files.folder_of(out, "--out"))
     host = open_joinable(files.folder_of(run, "RUN"), Code.of(code, installed=False))
-    dataset = read_labelled(data, host.schema, host.config.data.options, drop)
+    asked = host.config.data.options
+    dataset = read_labelled(data, host.schema, asked, codes, strict=strict)
+    warn_of_copies(host, dataset)
     new = newcomer(host, dataset, _name(name, data))
     plan = draws_of(new.pool, sizes, draws, host.run.seed)
     found = join(host, new, plan, epochs)
@@ -310,6 +325,7 @@ def _collected(
         average=found.average,
         points=points,
         weights=weights,
+        recommended="joined" if found.joins(metric) else "alone",
         path=path,
     )
 

@@ -124,8 +124,8 @@ NAMING = ("data", "partition", "model", "adapt")  # tables whose fields belong t
 class CardTable(StrictTable):
     """The table ``[card]``."""
 
-    id: Annotated[str, Field(pattern=r"P[1-5]-[A-Za-z0-9-]{1,30}")]
-    paper: Literal["FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP"]
+    id: Annotated[str, Field(pattern=r"P[1-5]-[A-Za-z0-9-]{1,30}|arena")]
+    paper: Literal["FedFomo", "FedeRiCo", "PaFL", "WAFFLE", "FedAMP", "coterie"]
     title: str
     kind: Literal["table", "figure"] = "table"
     figure: Literal["sweep", "curves", "matrices", "scatter"] | None = None

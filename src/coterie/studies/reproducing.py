@@ -73,7 +73,8 @@ def _has_study(card: Card, scale: str) -> bool:
 
 
 def _card_paths() -> list[Path]:
-    return sorted(cards_folder().glob("p*/*.toml"), key=_order)
+    home = cards_folder()
+    return [*sorted(home.glob("p*/*.toml"), key=_order), *home.glob("arena.toml")]
 
 
 def _order(path: Path) -> tuple[str, str, int, str]:

@@ -1,7 +1,8 @@
 """How far predicted probabilities can be trusted: calibration, sensitivity, intervals.
 
 Intervals cover 95 %: they come from a bootstrap over units (patients), and the interval of a
-proportion is at least as wide as Wilson's, which does not vanish where a model makes no mistake.
+proportion is at least as wide as the exact one, which does not vanish where a model makes no
+mistake.
 """
 
 import math
@@ -10,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit, logit, ndtri
+from scipy.special import betaincinv, expit, logit
 
 from ..core import metrics
 from ..core.answers import Answers
-from ..core.metrics import BESIDE, METRICS, Array, Floats
+from ..core.metrics import BESIDE, METRICS, Array, Floats, mean_known
 from ..core.paired_tests import LEVEL
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import JudgedRows, Run
@@ -24,6 +25,7 @@ ENOUGH = 200  # samples for the larger number of bins
 BLOCK = 2_000_000  # bootstrap weights in memory at a time
 DRAWS, FEW_DRAWS = 400, 100  # of a bootstrap; few for many samples
 MANY = 20_000  # samples
+FEWEST = 10  # test rows: a smaller subgroup or site has no numbers, and no smaller bin is drawn
 
 Truths = NDArray[np.bool_]
 
@@ -39,8 +41,8 @@ class Bin(NamedTuple):
 class Calibration(NamedTuple):
     """How well predicted probabilities agree with observed shares."""
 
-    bins: tuple[Bin, ...]  # those with samples
-    error: float  # the expected calibration error: mean distance of a bin, weighted by its rows
+    bins: tuple[Bin, ...]  # small ones are merged with the next
+    error: float  # expected calibration error: mean distance of a bin before merging, by rows
     brier: float  # the mean squared difference of probability and outcome
     slope: float  # of the outcome on the probabilities' logits; below 1, these are too extreme
 
@@ -58,6 +60,7 @@ class Sensitivity(NamedTuple):
 
     found: Estimate
     threshold: float  # a probability of at least this much is an alarm; infinite: none is
+    specificity: Estimate | None = None  # that it has; None if it was chosen on the same samples
 
 
 def calibration(p: Floats, truth: Truths) -> Calibration:
@@ -70,12 +73,23 @@ def calibration(p: Floats, truth: Truths) -> Calibration:
     at = np.minimum((p * count).astype(np.int64), count - 1)
     rows, hits = np.bincount(at, minlength=count), np.bincount(at, truth, count)
     total = np.bincount(at, p, count)
-    bins = tuple(
-        Bin(float(total[i] / rows[i]), float(hits[i] / rows[i]), int(rows[i]))
-        for i in np.flatnonzero(rows)
-    )
-    apart = sum(part.rows * abs(part.predicted - part.observed) for part in bins) / len(p)
+    apart = float(np.abs(total - hits).sum() / len(p))
+    bins = tuple(Bin(float(t / n), float(h / n), int(n)) for n, t, h in _merged(rows, total, hits))
     return Calibration(bins, apart, float(((p - truth) ** 2).mean()), slope(p, truth))
+
+
+def _merged(*counts: Array) -> list[Array]:
+    """The columns of counts, added up until each has ``FEWEST`` rows, which are the first count."""
+    found: list[Array] = []
+    for column in np.stack(counts, 1):
+        if found and found[-1][0] < FEWEST:
+            found[-1] = found[-1] + column
+        else:
+            found.append(column)
+    if len(found) > 1 and found[-1][0] < FEWEST:
+        last = found.pop()
+        found[-1] = found[-1] + last
+    return found
 
 
 def slope(p: Floats, truth: Truths) -> float:
@@ -97,14 +111,28 @@ def slope(p: Floats, truth: Truths) -> float:
     return math.nan
 
 
-def sensitivity(p: Floats, truth: Truths, units: Array, specificity: float) -> Sensitivity | None:
+def sensitivity(
+    p: Floats,
+    truth: Truths,
+    units: Array,
+    specificity: float,
+    validation: tuple[Floats, Truths] | None = None,
+) -> Sensitivity | None:
     """The largest sensitivity of a threshold whose specificity is at least the chosen one.
 
-    The threshold is chosen on the same samples, in every bootstrap draw again. None if there are no
-    samples with the outcome, or none without it.
+    The threshold is chosen on validation samples of both kinds if there are any, else on the same
+    samples, in every bootstrap draw again. None if there are no samples with the outcome, or none
+    without it.
     """
     if truth.all() or not truth.any():
         return None
+    if validation is not None and validation[1].any() and not validation[1].all():
+        edge = _threshold(*validation, specificity)
+        return Sensitivity(
+            _share((p >= edge)[truth], units[truth]),
+            edge,
+            _share((p < edge)[~truth], units[~truth]),
+        )
     values, at = _sensitivities(p, truth, np.ones((1, len(p))), specificity)
     again = np.concatenate(
         [_sensitivities(p, truth, weights, specificity)[0] for weights in drawn(units)]
@@ -113,6 +141,18 @@ def sensitivity(p: Floats, truth: Truths, units: Array, specificity: float) -> S
     found = estimate(float(values[0]), again, proportion_of=alike)
     edges = np.unique(p)[::-1]
     return Sensitivity(found, float(edges[at[0] - 1]) if at[0] else math.inf)
+
+
+def _threshold(p: Floats, truth: Truths, specificity: float) -> float:
+    """The lowest probability that is an alarm at this specificity; infinite if there is none."""
+    allowed = int(_sensitivities(p, truth, np.ones((1, len(p))), specificity)[1][0])
+    return float(np.unique(p)[::-1][allowed - 1]) if allowed else math.inf
+
+
+def _share(hits: Truths, units: Array) -> Estimate:
+    """The share of hits among samples, and its interval over units."""
+    again = [weights @ hits / weights.sum(1) for weights in drawn(units)]
+    return estimate(float(hits.mean()), np.concatenate(again), len(np.unique(units)))
 
 
 def _sensitivities(
@@ -154,17 +194,16 @@ def estimate(value: float, again: Floats, proportion_of: int | None) -> Estimate
     if len(known):
         low, high = np.quantile(known, [LEVEL / 2, 1 - LEVEL / 2]).tolist()
     if proportion_of is not None:
-        least, most = wilson(value, proportion_of)
+        least, most = exact(value, proportion_of)
         low, high = min(low, least), max(high, most)
     return Estimate(value, min(low, value), max(high, value))
 
 
-def wilson(share: float, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Wilson's score interval for a proportion that was found among ``n`` samples."""
-    z = float(ndtri(1 - level / 2))
-    middle = (share + z * z / (2 * n)) / (1 + z * z / n)
-    reach = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n)) / (1 + z * z / n)
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+def exact(share: float, n: int, level: float = LEVEL) -> tuple[float, float]:
+    """Clopper and Pearson's exact interval for a proportion that was found among ``n`` samples."""
+    hits = share * n
+    low = float(betaincinv(hits, n - hits + 1, level / 2)) if hits > 0 else 0.0
+    return low, float(betaincinv(hits + 1, n - hits, 1 - level / 2)) if hits < n else 1.0
 
 
 # ---- numbers for a clinical outcome: calibration, sensitivity at a chosen specificity, subgroups
@@ -174,7 +213,6 @@ def wilson(share: float, n: int, level: float = LEVEL) -> tuple[float, float]:
 
 SPECIFICITY = 0.9  # unless another one is chosen
 MOST_SITES = 1000  # of more sites, only all together have numbers
-FEWEST = 10  # test rows: a smaller subgroup or site has no numbers
 
 
 class ClinicalChoice(NamedTuple):
@@ -242,30 +280,73 @@ def clinical_run(run: Run, choice: ClinicalChoice | None = None) -> ClinicalRun 
                 "samples with names of classes; expected a simulation by this version"
             )
         return None
+    together = _together(run, choice)
+    if together is None:
+        return None
     sites, sizes = list(run.outcomes.clients()), run.outcomes.sizes
     sites = sites if len(sites) <= MOST_SITES else []
     own = [
         site_clinical(run.metric, x, rows_of(rows, sizes, i), choice) for i, x in enumerate(sites)
     ]
-    (whole,) = run.outcomes._replace(sizes=sizes.sum(keepdims=True)).clients()
-    together = site_clinical(run.metric, whole, rows, choice)
-    if together is None:
-        return None
     parts = tuple(site.numbers for site in own if site is not None)
     return ClinicalRun(*together[:3], parts, together.numbers)
 
 
+def _together(run: Run, choice: ClinicalChoice) -> SiteClinical | None:
+    """The numbers of all clients together."""
+    if run.outcomes is None or run.roster.rows is None:
+        return None
+    sizes = run.outcomes.sizes.sum(keepdims=True)
+    (whole,) = run.outcomes._replace(sizes=sizes).clients()
+    return site_clinical(run.metric, whole, run.roster.rows, choice)
+
+
+def companions(runs: Sequence[Run]) -> str:
+    """What belongs beside a score such as the AUC of two classes: the other scores, in words.
+
+    They are of all test samples together, and the mean over the runs of one method. Empty for a
+    metric of another kind, and where the answers are not known.
+    """
+    found = [_together(run, ClinicalChoice()) for run in runs if run.metric in BESIDE]
+    known = [one.numbers for one in found if one is not None and one.numbers.calibration]
+    if not known:
+        return ""
+    scores = np.array([one.beside for one in known]).T
+    parts = [
+        f"{METRICS[name].title} {mean_known(row):.1f} %"
+        for name, row in zip(BESIDE, scores, strict=True)
+        if name != runs[0].metric
+    ]
+    caught = [one.sensitivity.found.value for one in known if one.sensitivity is not None]
+    brier, slopes = np.array([one.calibration[2:] for one in known if one.calibration]).T
+    if caught:
+        level = f"{100 * SPECIFICITY:.0f} % specificity"
+        parts.append(f"sensitivity {100 * np.mean(caught):.0f} % at {level}")
+    slope = mean_known(slopes)
+    parts += [f"Brier score {brier.mean():.3f}"]
+    parts += [] if np.isnan(slope) else [f"calibration slope {slope:.2f}"]
+    return ", ".join(parts)
+
+
 def site_clinical(
-    metric: str, answers: Answers, rows: JudgedRows, choice: ClinicalChoice | None = None
+    metric: str,
+    answers: Answers,
+    rows: JudgedRows,
+    choice: ClinicalChoice | None = None,
+    validation: Answers | None = None,
 ) -> SiteClinical | None:
-    """The numbers of one client's answers; None without an outcome and subgroups."""
+    """The numbers of one client's answers; None without an outcome and subgroups.
+
+    The threshold is chosen on the answers to validation samples, where there are any.
+    """
     choice = choice or ClinicalChoice()
     outcome = outcome_class(rows.classes, choice.positive)
     if answers.chances is None:  # probabilities were not kept
         outcome = None
     if outcome is None and rows.codes is None:
         return None
-    found = clinical(metric, answers, outcome, choice.specificity, rows.names, rows.codes)
+    groups = rows.names, rows.codes
+    found = clinical(metric, answers, outcome, choice.specificity, *groups, validation)
     named = None if outcome is None else rows.classes[outcome]
     title = f"{rows.target}: {named}" if named is not None and rows.target else named
     return SiteClinical(title, choice.specificity, rows.column, metric, found)
@@ -296,6 +377,7 @@ def clinical(
     specificity: float,
     names: Sequence[str],
     codes: Array | None,
+    validation: Answers | None = None,
 ) -> Clinical:
     """The numbers of one client's test samples; ``names`` and ``codes`` are of the subgroups."""
     count, positives, calibrated, sensitive = len(answers.targets), None, None, None
@@ -307,7 +389,10 @@ def clinical(
             both = np.stack([1 - p, p], 1)
             beside = tuple(metrics.score(name, both, truth.astype(int)) for name in BESIDE)
             calibrated = calibration(p, truth)
-            sensitive = sensitivity(p, truth, answers.units, specificity)
+            held = None
+            if validation is not None and validation.chances is not None:
+                held = validation.chances[:, outcome], validation.targets == outcome
+            sensitive = sensitivity(p, truth, answers.units, specificity, held)
     groups = [] if codes is None else [(i, codes == i) for i in range(len(names))]
     return Clinical(
         count,
@@ -316,18 +401,18 @@ def clinical(
         calibrated,
         sensitive,
         tuple(
-            Subgroup(names[i], int(inside.sum()), _score(metric, answers, inside))
+            Subgroup(names[i], int(inside.sum()), estimated_score(metric, answers.where(inside)))
             for i, inside in groups
             if inside.any()
         ),
     )
 
 
-def _score(metric: str, answers: Answers, inside: Truths) -> Estimate | None:
-    """The score of a subgroup with its interval; None if it has too few rows or no score."""
-    if inside.sum() < FEWEST:
+def estimated_score(metric: str, answers: Answers) -> Estimate | None:
+    """The score of answers with its interval; None if they are too few or have no score."""
+    values, targets, units = answers[:3]
+    if len(targets) < FEWEST:
         return None
-    values, targets, units = (part[inside] for part in answers[:3])
     value = metrics.score(metric, values, targets)
     if not math.isfinite(value):
         return None
@@ -335,7 +420,7 @@ def _score(metric: str, answers: Answers, inside: Truths) -> Estimate | None:
     if alike is None and METRICS[metric].targets == "classes" and value in (0.0, 100.0):
         # No draw differs from a perfect ranking; it rests on the units of the rarer class.
         alike = min(len(np.unique(units[targets == one])) for one in np.unique(targets))
-    weights = drawn(units) if alike != len(units) else ()  # a proportion has Wilson's interval
+    weights = drawn(units) if alike != len(units) else ()  # a proportion has the exact interval
     again = [metrics.scores(metric, values, targets, some) for some in weights]
     scale = 100.0 if METRICS[metric].percent else 1.0
     found = estimate(value / scale, np.concatenate([[], *again]) / scale, proportion_of=alike)

@@ -160,7 +160,12 @@ def sensitivity_text(found: Sensitivity | None) -> str:
     """
     if found is None:
         return words.NONE
-    value, low, high = (f"{100 * part:.0f}" for part in found.found)
+    return share_text(found.found)
+
+
+def share_text(found: Estimate) -> str:
+    """A share with its interval, in percent."""
+    value, low, high = (f"{100 * part:.0f}" for part in found)
     return f"{value} % ({low} to {high})"
 
 
@@ -207,12 +212,12 @@ def calibration_curves(curves: Mapping[str, Calibration], title: str) -> Markup:
 
 
 def _curve(found: Calibration, x: Scale, y: Scale, method: str) -> list[Markup]:
-    """A dot per bin; the line leaves out bins with few rows."""
+    """A line through the bins, with a dot for each."""
     ink = colour(method)
     dash = {"stroke_dasharray": "5 4"} if method == LOCAL else {}
     most = max(part.rows for part in found.bins)
-    sure = [(x(part.predicted), y(part.observed)) for part in found.bins if part.rows >= FEWEST]
-    drawn = [polyline(sure, class_="line thin", stroke=ink, **dash)]
+    places = [(x(part.predicted), y(part.observed)) for part in found.bins]
+    drawn = [polyline(places, class_="line thin", stroke=ink, **dash)]
     for part in found.bins:
         told = (
             f"{words.label(method)}: predicted {part.predicted:.2f}, observed {part.observed:.2f}, "

@@ -32,7 +32,8 @@ def page_figures(
     made: dict[str, Markup] = {}
     for name, drawn in named:
         if drawn is not None:
-            safe = re.sub(r"[\W_]+", "-", name.lower()).strip("-") or "figure"
+            name = unicodedata.normalize("NFC", name.lower())
+            safe = re.sub(r"[\W_]+", "-", name).strip("-") or "figure"
             taken = sum(re.sub(r"-\d+$", "", other) == safe for other in made)
             made[f"{safe}-{taken + 1}" if taken else safe] = drawn
     return made

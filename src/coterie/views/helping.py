@@ -68,7 +68,7 @@ SIDE, EDGE = 300.0, 12.0
 CLEAR, UNSURE = (0, 114, 178), (128, 128, 128)  # an image cannot take the page's colours
 GROUP_COLOURS = 7  # --c1 … --c7 of the page's style
 FINE_UP_TO = 300  # clients; a larger matrix has fewer levels of colour
-LONGEST = 26  # characters of a name in a figure
+LONGEST = 36  # characters of a name in a figure
 
 
 def short(name: str) -> str:

@@ -135,6 +135,13 @@ def validation_scores(history: Run, served: Floats) -> Floats:
     return np.where(unseen, history.val[-1], np.nan)
 
 
+def median_fold(comparison: "Comparison", method: str) -> Run:
+    """The fold whose model is for use: that with the median mean score on validation data."""
+    runs = comparison.of_method(method)
+    scores = [float(metrics.mean_known(validation_scores(run, run.last))) for run in runs]
+    return runs[int(np.argsort(scores, kind="stable")[(len(runs) - 1) // 2])]
+
+
 # ---- the tests -----------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from ..algorithms import ALGORITHMS
 from ..core.metrics import Floats
 from ..core.paired_tests import LEVEL
 from ..runs import collaboration
@@ -29,6 +30,7 @@ from ..storage.files import strict
 MOST_CLIENTS = 1000  # averages of more clients would take minutes and gigabytes
 LARGEST_WEIGHT = 1e6  # larger entries, which a diverged run has, count as zero
 FEWEST_ROUNDS = 3  # rounds that a test over rounds needs
+OFTEN = 0.25  # share of its rounds in which a client with clear helpers relied on others
 ABOVE = 1.5  # a clear share is at least so many times the uniform share
 
 
@@ -49,12 +51,13 @@ class Reliance(NamedTuple):
 
 
 def reliance(runs: Sequence[Run]) -> Reliance | None:
-    """The mean reliance over all rounds of runs of one method; None if there is no matrix.
+    """The mean reliance over the rounds of runs of one method; None if there is no matrix.
 
     Only runs whose clients are in the same true groups as in the first run count, because a seed
     may give a client other data. A share is clear if it is ``ABOVE`` times the uniform share, and
     the weight exceeds the mean weight on others by a t-test over rounds, corrected for the number
-    of other clients. Rounds are not independent, so the test is a filter and no proof.
+    of other clients. Rounds are not independent, so the test is a filter and no proof. Nothing is
+    clear of a client that relied on others in fewer than ``OFTEN`` of the rounds it took part in.
     """
     first = runs[0].roster
     drawn = [run for run in runs if run.matrices and _same_groups(run.roster, first)]
@@ -62,6 +65,7 @@ def reliance(runs: Sequence[Run]) -> Reliance | None:
         return None
     K = len(first)
     count, total = np.zeros(K, dtype=np.int64), np.zeros((K, K))
+    took = sum(here for run in drawn for here in presence(run))
     excess, squares = np.zeros((K, K)), np.zeros((K, K))
     for run in drawn:
         for weight in applied(run):
@@ -69,7 +73,8 @@ def reliance(runs: Sequence[Run]) -> Reliance | None:
             count, total = count + (weight.sum(1) > 0), total + weight
             excess, squares = excess + over, squares + over**2
     share = parts_of(total)
-    return Reliance(share, _clear(share, excess, squares, count), count)
+    clear = _clear(share, excess, squares, count) & (count >= OFTEN * took)[:, None]
+    return Reliance(share, clear, count)
 
 
 def parts_of(weight: Floats) -> Floats:
@@ -81,11 +86,15 @@ def parts_of(weight: Floats) -> Floats:
 
 def applied(run: Run) -> Iterator[Floats]:
     """The weights on others in each round ``[K, K]``; rows of zeros for clients that had none."""
-    lines = {line["round"]: line for line in run.lines}
-    for index, packed in zip(run.matrix_rounds, run.matrices, strict=True):
+    for packed, here in zip(run.matrices, presence(run), strict=True):
         weight = on_others(packed, run.swaps)
-        here = (weight.sum(1) > ZERO_WITHIN) & took_part(lines.get(index), run.roster)
-        yield weight * here[:, None]
+        yield weight * ((weight.sum(1) > ZERO_WITHIN) & here)[:, None]
+
+
+def presence(run: Run) -> list[NDArray[np.bool_]]:
+    """The clients that took part in each round with a matrix ``[K]``."""
+    lines = {line["round"]: line for line in run.lines}
+    return [took_part(lines.get(index), run.roster) for index in run.matrix_rounds]
 
 
 def on_others(packed: Packed, swaps: bool) -> Floats:
@@ -128,9 +137,6 @@ def _clear(
 
 
 # ---- whose models entered a client's model -------------------------------------------------------
-
-# Methods that weigh the others' models once more before they predict, which no matrix records.
-WEIGH_AGAIN = ("fedfomo", "fedfomo_ma")
 
 
 @strict
@@ -213,7 +219,8 @@ def _all_recorded(run: Run) -> bool:
 
     A client that misses a round may later get a model that was averaged without it.
     """
-    again = run.method.partition("@")[0].removesuffix("_ft") in WEIGH_AGAIN
+    kind = ALGORITHMS.get(run.method.partition("@")[0].removesuffix("_ft"))
+    again = kind is not None and kind().traits.weighs_again
     everybody = all(len(line["clients"]) == len(run.roster) for line in run.lines)
     return everybody and not again and len(run.matrices) == len(run.lines)
 

@@ -15,7 +15,8 @@ from ..core.metrics import METRICS
 from ..errors import ConfigError, did_you_mean
 from ..runs.run import LOCAL
 from ..runs.summary import BY_VALIDATION, LAST, score_field
-from . import words
+from . import judgement, words
+from .clinical import companions
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -226,9 +227,10 @@ def _gain_cells(mean: MeanGain | None, metric: str) -> tuple[str, str]:
     return words.number(mean.gain, metric, sign=True), f"{low} to {high}"
 
 
+FOR_USE = "The model for use is that of {}: its validation score is the median of the folds."
 FOLDS = (
     "The answer is about the mean of the models of {} folds (as many trainings), each tested on "
-    "rows that it never saw. The model for use is trained once more, without --folds."
+    "rows that it never saw."
 )
 MERGED = (
     "merge_val = true: methods that do not use validation data otherwise were trained on it too, "
@@ -237,8 +239,16 @@ MERGED = (
 
 
 def notes(comparison: "Comparison") -> list[str]:
-    """Notes under the table: how the choice by validation was limited, if it was."""
-    found = [] if comparison.folds is None else [FOLDS.format(comparison.folds)]
+    """What stands under the table: what folds answer, what belongs beside an AUC, limits."""
+    found, choice = [], comparison.choice
+    if comparison.folds is not None:
+        found.append(FOLDS.format(comparison.folds))
+        if choice is not None:
+            fold = judgement.median_fold(comparison, choice.method)
+            found[0] += " " + FOR_USE.format(f"{fold.method}/seed-{fold.seed}")
+    for method in dict.fromkeys([LOCAL if choice is None else choice.method, LOCAL]):
+        if said := companions(comparison.of_method(method)):
+            found.append(f"{words.label(method)}, all test rows: {said}.")
     found += [MERGED] if any(run.merge_val for run in comparison.runs) else []
     lacking = {c: None for run in comparison.runs for c in run.roster.without_validation}
     if lacking and MERGED not in found:
@@ -329,6 +339,7 @@ def run_facts(result: "Run") -> list[tuple[str, str]]:
     inside = found["in_group_weight"]
     return [
         (f"mean {METRICS[metric].title}", f"{text(last)}{words.unit(metric)}"),
+        *([("all test rows", beside)] if (beside := companions([result])) else []),
         ("worst tenth", text(found["worst_tenth"])),
         ("best by validation", text(found[score_field(BY_VALIDATION, metric)])),
         *([("merge_val", "true: trained on validation data too")] if found["merge_val"] else []),

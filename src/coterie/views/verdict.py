@@ -90,16 +90,11 @@ def _runs(comparison: "Comparison") -> str:
     return f"these {seeds} runs" if one_deal(comparison) else f"{seeds} deals of the data"
 
 
-def _size(mean: MeanGain, metric: str) -> str:
-    """``7.3 points on average (95 % interval 5.1 to 9.4)``."""
-    low, high = (words.number(end, metric) for end in (mean.low, mean.high))
+def _size(mean: MeanGain, metric: str, sign: int = 1) -> str:
+    """``7.3 points on average (95 % interval 5.1 to 9.4)``; with a sign of -1, of a loss."""
+    value, low, high = _turned((mean.gain, mean.low, mean.high), sign, metric)
     average = " on average" if mean.sites > 1 else ""
-    value = words.number(mean.gain, metric)
     return f"{value}{words.points(metric)}{average} (95 % interval {low} to {high})"
-
-
-def _mirrored(mean: MeanGain) -> MeanGain:
-    return mean._replace(gain=-mean.gain, low=-mean.high, high=-mean.low)
 
 
 def _scores(row: "MethodRow", metric: str) -> str:
@@ -177,7 +172,7 @@ def _said(mean: MeanGain, metric: str, subject: str) -> str:
     if (shown := claim(mean)) == "unclear":
         return f"it is open whether {subject} gains: {_size(mean, metric)}"
     if shown == "worse":
-        return f"{subject} costs {_size(_mirrored(mean), metric)}"
+        return f"{subject} costs {_size(mean, metric, -1)}"
     return f"{subject} gains {_size(mean, metric)}"
 
 

@@ -90,16 +90,19 @@ class ConceptShift(Partition):
     """IID samples, but every hidden group has its own permutation of the class labels.
 
     Any two groups label every class differently. With ``shared = false`` every client but the first
-    has an independent permutation instead, as in P4, and there are no groups.
+    has an independent permutation instead, as in P4, and there are no groups. Each of the last
+    ``strangers`` clients is a group of its own.
     """
 
     clients: Count = 12  # the number of clients
     groups: Count = 3  # the number of hidden groups, each with its own class labels
     shared: bool = True  # whether the clients of a group share their class labels
+    strangers: CountOrZero = 0  # clients beside the groups, each with its own class labels
 
     def check_together(self) -> None:
         """Every group needs a client."""
-        one_client_each(self.clients, self.groups if self.shared else 1, "groups")
+        needed = self.groups + self.strangers if self.shared else 1
+        one_client_each(self.clients, needed, "groups and strangers")
 
     def plan(self, dataset: Dataset, seed: int) -> Quota:
         """Quota an equal share for each client, and its class labels."""
@@ -107,8 +110,10 @@ class ConceptShift(Partition):
         cells, names = one_cell(dataset)
         groups = None
         if self.shared:
-            groups = np.arange(self.clients) * self.groups // self.clients
-            relabel = conflicting(self.groups, dataset.classes, seed)[groups]
+            friends = self.clients - self.strangers
+            groups = np.arange(friends) * self.groups // friends
+            groups = np.append(groups, self.groups + np.arange(self.strangers))
+            relabel = conflicting(self.groups + self.strangers, dataset.classes, seed)[groups]
         else:
             relabel = independent(self.clients, dataset.classes, seed)
         return Quota(

@@ -11,7 +11,10 @@ is encoded by a description in :mod:`coterie.data.sources.tables`.
 
 import csv
 import io
+import re
+import warnings
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -21,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from ...errors import DataError
+from ...errors import CoterieWarning, DataError
 from ...storage.files import strict
 from ..arrays import Array, Floats
 
@@ -81,8 +84,11 @@ def read_sheet(
     return Sheet(pa.table(columns), tuple(files), tuple(table.num_rows for table in tables))
 
 
-def sheet_of(table: pa.Table, names: list[str], source: Path) -> Sheet:
+def sheet_of(
+    table: pa.Table, names: Iterable[str], source: Path, dates: tuple[str, ...] = ()
+) -> Sheet:
     """Some columns of a table in memory as a sheet; ``source`` names it in messages."""
+    table = _dates_as_text(table, dates)
     columns = {name: _unified([table.column(name)], name) for name in names}
     return Sheet(pa.table(columns), (source,), (table.num_rows,))
 
@@ -310,10 +316,38 @@ def describe(sheet: Sheet, name: str, category: bool) -> InputColumn:
     if len(levels) > MOST_LEVELS:
         raise DataError(
             f"column '{name}' holds {len(levels)} different texts ('{levels[0]}', '{levels[1]}', …)"
-            f"; more than {MOST_LEVELS} is no category: leave it out with data.drop = ['{name}']"
+            f"; more than {MOST_LEVELS} is no category: {_unit_or_drop(name)}"
             + _decimal_commas(levels)
         )
     return InputColumn(name, "levels", levels=tuple(levels.tolist()))
+
+
+ID = re.compile(r"(?:^|_|\b)(?:id|nr|mrn|patient|person|subject|case|admission)(?:$|_|\b)", re.I)
+FEWEST_OF_ID = 20  # different values
+
+
+def warn_of_id(sheet: Sheet, name: str) -> None:
+    """Warn of an input that looks like an id: whole numbers or texts, and called so."""
+    cells = sheet.table.column(name)
+    values, rows = pc.unique(cells.drop_null()), len(cells) - cells.null_count
+    if not ID.search(name) or len(values) < max(FEWEST_OF_ID, rows / 10):
+        return
+    told = "a different one in each row"
+    if len(values) < rows:
+        told = (
+            f"{len(values)} values in {rows} rows; rows of one of them may train and test a model"
+        )
+    warnings.warn(
+        CoterieWarning(f"column '{name}' looks like an id ({told}); {_unit_or_drop(name)}"),
+        stacklevel=3,
+    )
+
+
+def _unit_or_drop(name: str) -> str:
+    return (
+        f"if it names patients (or other units), say data.unit = '{name}', which keeps their rows "
+        f"in one split; else leave it out with data.drop = ['{name}']"
+    )
 
 
 def filled(column: InputColumn) -> InputColumn:
@@ -324,6 +358,54 @@ def filled(column: InputColumn) -> InputColumn:
             f"['{column.name}']"
         )
     return column
+
+
+def with_codes(sheet: Sheet, codes: Path) -> Sheet:
+    """The sheet with a site's own codes replaced by the categories that a CSV file gives them.
+
+    The file has the columns ``column``, ``code`` and ``means``, and one row for each code.
+    """
+    rows = read_rows(codes, fewest=3)
+    if {*rows.column_names} != {"column", "code", "means"}:
+        raise DataError(
+            f"{codes}: found the columns {', '.join(rows.column_names)}; expected column, code and "
+            "means: a row for each code of this site"
+        )
+    table, meanings = sheet.table, dict[str, dict[str, str]]()
+    for row in rows.to_pylist():
+        meanings.setdefault(row["column"].strip(), {})[row["code"].strip()] = row["means"].strip()
+    for name, known in meanings.items():
+        if name not in table.column_names:
+            raise DataError(f"{codes}: {sheet.files[0]} has no column '{name}' among the inputs")
+        missing = table.column(name).is_null().to_pylist()
+        cells = [
+            None if gone else known.get(text, text)
+            for gone, text in zip(missing, texts(table.column(name)), strict=True)
+        ]
+        at = table.column_names.index(name)
+        table = table.set_column(at, name, pa.chunked_array([cells], pa.string()))
+    return sheet._replace(table=table)
+
+
+def warn_unknown(source: str, column: InputColumn, found: Sequence[str], rows: str = "") -> None:
+    """Tell of categories that are none of the column's levels."""
+    warnings.warn(
+        CoterieWarning(
+            f"{source}: column '{column.name}' holds {some(found)}{rows}, which training did not "
+            f"know (it knew {some(column.levels)}); taken as unknown; if only the spelling differs,"
+            " write it as there"
+        ),
+        stacklevel=4,
+    )
+
+
+MOST_SHOWN = 8  # names that a message lists
+
+
+def some(names: Sequence[str]) -> str:
+    """The first names in quotes, and how many more there are."""
+    more = f" and {len(names) - MOST_SHOWN} more" if len(names) > MOST_SHOWN else ""
+    return ", ".join(f"'{name}'" for name in names[:MOST_SHOWN]) + more
 
 
 def categories(sheet: Sheet, name: str) -> pa.ChunkedArray:

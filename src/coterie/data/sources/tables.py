@@ -131,8 +131,7 @@ def parts(sheet: Sheet, split: str) -> torch.Tensor:
 
 # ---- features and targets ------------------------------------------------------------------------
 
-# The description must hold for the sheet: every cell of a number column is a number, every category
-# is among the levels.
+# The description must hold for the sheet: every cell of a number column is a number.
 
 
 def encode(sheet: Sheet, columns: tuple[InputColumn, ...]) -> torch.Tensor:
@@ -143,12 +142,13 @@ def encode(sheet: Sheet, columns: tuple[InputColumn, ...]) -> torch.Tensor:
 
 
 def _block(sheet: Sheet, column: InputColumn) -> npt.NDArray[np.float32]:
-    """The features of one column: one-hot levels, or numbers and whether they are missing."""
+    """The features of one column: one-hot levels, or numbers and whether they are missing.
+
+    A category that is none of the levels is zero in all of them: unknown.
+    """
     if column.kind == "levels":
         place = _places(categories(sheet, column.name), column.levels)
-        hot = np.zeros((len(place), len(column.levels)), np.float32)
-        hot[np.arange(len(place)), place] = 1
-        return hot
+        return np.equal.outer(place, np.arange(len(column.levels))).astype(np.float32)
     values = floats(sheet.table.column(column.name))
     if not column.missing:
         return values[:, None].astype(np.float32)
@@ -167,11 +167,11 @@ def encode_target(sheet: Sheet, target: TargetColumn) -> Array:
 
 
 def _places(cells: pa.ChunkedArray, names: tuple[str, ...]) -> Ints:
-    """The place of every cell's text among the sorted names."""
-    distinct = pc.unique(cells)
-    place = np.searchsorted(np.array(names), np.array(texts(distinct)))
-    found: Ints = place[pc.index_in(cells, value_set=distinct).to_numpy()]
-    return found
+    """The place of every cell's text among the names; -1 where it is none of them."""
+    distinct, place = pc.unique(cells), {name: at for at, name in enumerate(names)}
+    found = np.array([place.get(text, -1) for text in texts(distinct)], np.int64)
+    places: Ints = found[pc.index_in(cells, value_set=distinct).to_numpy()]
+    return places
 
 
 # ---- a whole table -------------------------------------------------------------------------------
@@ -293,7 +293,9 @@ def describe_inputs(table: OpenTable) -> Iterator[InputColumn]:
     """Describe the input columns one after another, in the order of the first file."""
     for name in table.sheet.table.column_names:
         if name not in (*table.options.roles.values(), *table.options.drop):
-            yield sheets.describe(table.sheet, name, name in table.options.categories)
+            column = sheets.describe(table.sheet, name, name in table.options.categories)
+            sheets.warn_of_id(table.sheet, name)
+            yield column
 
 
 def encode_table(

@@ -201,7 +201,6 @@ def _check_folds(config: Config) -> None:
     excluded = {
         "run.seeds": len(run.seeds) > 1,
         "run.deal": run.deal == "anew",
-        "run.federation": run.federation is not None,
         "data.federated": bool(data.federated),
         "partition.common_test": bool(partition.common_test),
         "partition.foreign_targets": partition.foreign_targets,

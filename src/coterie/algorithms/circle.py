@@ -1,0 +1,200 @@
+"""Circle: clients whose moves agree beyond chance share a model; the method if you do not know.
+
+A client's round, from its circle's mean u_i and everybody's mean g:
+
+    w_i ← LocalTrain(u_i);   a, b ← LocalTrain(g) on two disjoint halves of its data
+    D_i ← mean over its rounds of (a + b)/2 − g;   v_i ← ‖mean over its rounds of a − b‖² / 4
+
+v_i estimates the part of ‖D_i‖² that sampling explains. From both the server forms the circles
+(module ``agreement``). u_i is the circle's mean of w, weighted by samples, and nobody else's.
+
+Prediction: u_i and w_i, in the shares in which they explain samples that did not train w_i: those
+for validation where they are kept apart from training, else each half's under the other half's
+model, which costs no data. EM fits the shares, with ``prior`` samples more for u_i.
+
+Travels: u_i and g down; w_i, D_i, v_i, another number and the sample count up.
+
+Notes:
+    Moves are compared at the common point g, so that a wrong circle cannot feed on itself. A client
+    without evidence gets g. The weight of an absent client's last model halves in every round. The
+    D_i of clients that took part in n of T rounds differ by the choice of the rounds, too: v_i has
+    1 − n/T of the variance of D_i that the single moves show. An implausible upload counts as
+    absent. With ``every`` above 1 the other rounds have no evidence and cost what FedAvg's do.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core import tree
+from ..core.algorithm import Algorithm, Mixture, Round, rows
+from ..core.client import Client
+from ..core.mixing import gram, last_applied, mix, nobody_yet
+from ..core.problem import Problem
+from ..core.ranges import Count, NotNegative
+from ..core.rows import Rows, dense, updated
+from ..core.tree import Tree
+from .agreement import TINY, circles, plausible
+from .fedem import fitted_shares
+
+
+class Server(NamedTuple):
+    """The server: every client's last upload, and the circles."""
+
+    w: Rows  # [K, P]
+    moves: Rows  # [K, P] D, without buffers
+    noise: Tensor  # [K, 2] v, and the variance of D by the choice of rounds
+    rounds: Tensor  # [K] with evidence
+    size: Tensor  # [K] training samples
+    last: Tensor  # [K] the round of the last upload, -1 before the first
+    circle: Tensor  # [K, K] who is in each client's circle; everybody until there is evidence
+    start: Tensor  # [P]
+    applied: Rows  # [K, K]
+
+
+class Down(NamedTuple):
+    """What a client receives."""
+
+    u: Tensor  # [P]
+    g: Tree  # [P]; () in a round without evidence
+
+
+class Up(NamedTuple):
+    """What a client sends."""
+
+    w: Tensor  # [P]
+    size: Tensor  # []
+    move: Tree = ()  # [P] D, without buffers; () in a round without evidence
+    noise: Tree = ()  # [2] v, and the variance of D by the choice of rounds
+
+
+class Own(NamedTuple):
+    """What a client keeps."""
+
+    w: Tensor  # [P]
+    move: Tensor  # [P] D
+    halves: Tensor  # [P] the mean of a − b
+    square: Tensor  # [] the mean of ‖(a + b)/2 − g‖²
+    rounds: Tensor  # [] with evidence
+    shares: Tensor  # [2] of u and w, by the halves
+
+
+@dataclass(frozen=True)
+class Circle(Algorithm[Server, Down, Up, Own]):
+    """Circles of clients whose moves agree, found without a setting.
+
+    Fields:
+        every: rounds from one comparison of the clients to the next.
+        prior: samples by which u leads when a client weighs it against its own model.
+        without: an ingredient to leave out, for its ablation: ``clusters`` (average with all with
+            whom there is a gain), ``halves`` (noise by one half), ``common`` (compare at u) or
+            ``means`` (compare single rounds).
+    """
+
+    every: Count = 1
+    prior: NotNegative = 10.0
+    without: Literal["nothing", "clusters", "halves", "common", "means"] = "nothing"
+    paper: ClassVar[str] = "coterie's own; no paper"
+
+    def trace_key(self, index: int, horizon: int) -> bool:
+        """Whether the round has evidence."""
+        return index % self.every == 0
+
+    def init(self, problem: Problem) -> tuple[Server, Own]:
+        """The common start."""
+        start, K = problem.start, problem.population
+        w, zero = rows(start, K), rows(torch.zeros_like(start[: problem.model.parameters]), K)
+        count, noise = torch.zeros_like(problem.sizes), start.new_zeros(K, 2)
+        everybody = torch.ones(K, K, dtype=torch.bool, device=problem.device)
+        rest = problem.sizes, count - 1, everybody, start, nobody_yet(start, K)
+        own = Own(w, zero, zero, noise[:, 0], noise[:, 0], rows(torch.eye(2).to(start)[0], K))
+        return Server(w, zero, noise, count, *rest), own
+
+    def _weights(self, server: Server, circle: Tensor) -> Tensor:
+        """The weights ``[m, K]`` of the clients' last models in the means of some circles."""
+        aged = torch.exp2((server.last - server.last.max()).clamp(min=-60).to(torch.float64))
+        n = circle * torch.where(server.last >= 0, server.size * aged, 0.0)
+        return n / n.sum(1, keepdim=True).clamp(min=TINY)
+
+    def _means(self, server: Server, circle: Tensor) -> Tensor:
+        """The means of some circles ``[m, P]``; the start where nobody has uploaded."""
+        different, place = circle.unique(dim=0, return_inverse=True)
+        p = self._weights(server, different)
+        return torch.where(p.sum(1, keepdim=True) > 0, mix(p, dense(server.w)), server.start)[place]
+
+    def download(self, server: Server, round: Round) -> Down:
+        """The circle's mean and, in a round with evidence, everybody's."""
+        u, everybody = self.serve(server, round), torch.ones_like(server.circle[round.clients])
+        g = u if self.without == "common" else self._means(server, everybody)
+        return Down(u, g if self.trace_key(round.index, 0) else ())
+
+    def local(self, client: Client, received: Down, state: Own) -> tuple[Up, Own]:
+        """Train the circle's model, and the common one on both halves of the data."""
+        u, g = received
+        w = client.train(u)
+        if not self.trace_key(client.round if self.every > 1 else 0, 0):
+            return Up(w, client.size), state._replace(w=w)
+        one, two = client.halves()
+        a, b = one.train(g), two.train(g)
+        whole = client.train(g) if self.without == "halves" else (a + b) / 2
+        n = state.rounds + 1 if self.without != "means" else torch.ones_like(state.rounds)
+        once, apart = client.trainable(whole - g), client.trainable(2 * (whole - b))
+        move = state.move + (once - state.move) / n
+        halves = state.halves + (apart - state.halves) / n
+        square = state.square + ((once**2).sum() - state.square) / n
+        spread = (square - (move**2).sum()).clamp(min=0) / (n - 1).clamp(min=1)
+        noise = torch.stack([(halves**2).sum() / 4, torch.where(n > 1, spread, square)])
+        first, here = one.map(lambda m: one.each_loss(m, "train"), torch.stack([u, b]))
+        second, there = two.map(lambda m: two.each_loss(m, "train"), torch.stack([u, a]))
+        mask = torch.cat([here[0], there[0]])
+        shares = fitted_shares(torch.cat([first, second], 1), mask, self.prior)
+        return Up(w, client.size, move, noise), Own(w, move, halves, square, n, shares)
+
+    def aggregate(self, server: Server, uploads: Up, round: Round) -> Server:
+        """Store what is sound and, where there is evidence, form the circles anew."""
+        sound = plausible(uploads.w - server.start)
+        if isinstance(uploads.noise, Tensor):
+            sound &= plausible(uploads.move) & uploads.noise.isfinite().all(1)
+        at, up = round.clients[sound], tree.take(uploads, sound.nonzero().flatten())
+        new = server._replace(
+            w=updated(server.w, at, up.w),
+            size=server.size.index_copy(0, at, up.size),
+            last=server.last.index_fill(0, at, round.index),
+        )
+        if isinstance(up.noise, Tensor):
+            noise = server.noise.index_copy(0, at, up.noise)
+            counted = server.rounds.index_add(0, at, torch.ones_like(at))
+            new = new._replace(
+                noise=noise, rounds=counted, moves=updated(server.moves, at, up.move)
+            )
+            new = new._replace(circle=self._circles(new, round.index // self.every + 1))
+        weights = self._weights(new, new.circle[at]).to(up.w.dtype)
+        return new._replace(applied=updated(server.applied, at, weights))
+
+    def _circles(self, server: Server, rounds: int) -> Tensor:
+        """Who is in each client's circle ``[K, K]``, after so many rounds with evidence."""
+        ids = ((server.rounds > 0) & (server.size > 0)).nonzero().flatten()
+        v, by_rounds = server.noise[ids].to(torch.float64).T
+        v = v + (1 - server.rounds[ids] / rounds) * by_rounds
+        found = circles(gram(server.moves[ids]), v, pairwise=self.without == "clusters")
+        circle = torch.ones_like(server.circle)
+        circle[ids] = False
+        circle[ids[:, None], ids] = found
+        return circle
+
+    def serve(self, server: Server, round: Round) -> Tensor:
+        """The newest mean of each client's circle."""
+        return self._means(server, server.circle[round.clients])
+
+    def predictor(self, client: Client, served: Tensor, state: Own) -> Mixture:
+        """u and w, in the shares in which they explain unseen samples."""
+        models = torch.stack([served, state.w])
+        losses, masks = client.map(lambda w: client.each_loss(w, "val"), models)
+        judged = fitted_shares(losses, masks[0], self.prior)
+        return Mixture(torch.where(client.validated, judged, state.shares), models)
+
+    def collaboration(self, server: Server, shown: Tree, round: Round) -> Tensor:
+        """The weights of the clients' last models in each client's u after its last round."""
+        return last_applied(server.applied)

@@ -1,0 +1,179 @@
+"""Circle: exact groups from noisy moves, FedAvg where all are alike, and nothing from strangers."""
+
+import itertools
+
+import pytest
+import torch
+
+from coterie.algorithms.agreement import circles
+from coterie.algorithms.circle import Circle, Up
+from coterie.algorithms.fedavg import FedAvg
+from coterie.core.optim import Recipe
+from coterie.core.tree import count_bytes
+from coterie.data.federation import Federation
+from support import (
+    assert_close,
+    backend_of,
+    federation,
+    images,
+    last,
+    one_client,
+    predictors,
+    task,
+    whole_round,
+)
+
+WHOLE = Recipe(lr=0.1, batch=200)  # every batch has all samples of a client
+
+
+def moves(groups, noise=0.3, width=60, seed=0):
+    """Moves of clients in groups of one direction each, of unlike lengths, and their noise v."""
+    generator = torch.Generator().manual_seed(seed)
+    centre = torch.randn(max(groups) + 1, width, generator=generator).double()
+    length = 0.2 + 5 * torch.rand(len(groups), 1, generator=generator).double()
+    chance = noise * torch.randn(len(groups), width, generator=generator).double()
+    D = length * (centre[list(groups)] + chance)
+    return D, noise**2 * width * length.squeeze(1) ** 2
+
+
+def same(groups):
+    group = torch.tensor(groups)
+    return group == group[:, None]
+
+
+def slow_circles(D, v):
+    """The clustering as its formulae are printed, over lists of members."""
+    size = (D**2).sum(1)
+    signal = torch.maximum(size - v, size / 4)
+    x, noise = D / signal.sqrt()[:, None], torch.minimum(v, size) / signal
+    clusters = [((i,), x[i], float(noise[i])) for i in range(len(D))]
+
+    def tried(one, other):
+        (S, M, V), (T, N, W) = one, other
+        s, t = len(S), len(T)
+        delta = max(0.0, float(((M - N) ** 2).sum()) - V - W)
+        both = (s**2 * V + t**2 * W) / (s + t) ** 2
+        gain = s * V + t * W - (s + t) * both - s * t / (s + t) * delta
+        merged = (S + T, (s * M + t * N) / (s + t), both)
+        return (float(M @ N / M.norm() / N.norm()) if gain > 0 else -2.0), merged, one, other
+
+    while len(clusters) > 1:
+        cosine, merged, *gone = max(
+            itertools.starmap(tried, itertools.combinations(clusters, 2)), key=lambda one: one[0]
+        )
+        if cosine == -2.0:
+            break
+        clusters = [one for one in clusters if not any(one is old for old in gone)] + [merged]
+    found = torch.zeros(len(D), len(D), dtype=torch.bool)
+    for members, *_ in clusters:
+        found[torch.tensor(members)[:, None], torch.tensor(members)] = True
+    return found
+
+
+@pytest.mark.parametrize("noise", [0.3, 1.0, 2.0, 4.0])
+def test_circles_are_those_of_the_printed_formulae(noise):
+    for seed in range(4):
+        D, v = moves((0, 1, 2, 0, 1, 2, 0, 3, 0, 1), noise, seed=seed)
+        assert torch.equal(circles(D @ D.T, v), slow_circles(D, v))
+
+
+def test_separated_groups_are_found_exactly_in_any_order():
+    groups = (0, 1, 0, 2, 1, 0, 3, 0, 2, 1)
+    D, v = moves(groups, noise=1.0)
+    assert torch.equal(circles(D @ D.T, v), same(groups))
+    order = torch.randperm(len(D), generator=torch.Generator().manual_seed(1))
+    found = circles(D[order] @ D[order].T, v[order])
+    assert torch.equal(found, same(groups)[order][:, order])
+
+
+def test_a_false_noise_or_a_huge_move_leaves_the_others_circles_as_they_are():
+    groups = (0, 0, 0, 1, 1, 2)
+    D, v = moves(groups, noise=0.5)
+    for factor, false in itertools.product((1.0, 1e6), (0.0, float(v[5]), 1e30)):
+        stretched, lied = D.clone(), v.clone()
+        stretched[5], lied[5] = factor * D[5], false
+        assert torch.equal(circles(stretched @ stretched.T, lied)[:5, :5], same(groups)[:5, :5])
+    lied[5] = 2 * (stretched[5] ** 2).sum()  # what the length allows, and more, is one
+    most = lied.clone()
+    most[5] = (stretched[5] ** 2).sum()
+    products = stretched @ stretched.T
+    assert torch.equal(circles(products, lied), circles(products, most))
+
+
+def test_without_clients_and_without_moves_there_are_no_circles():
+    assert circles(torch.zeros(0, 0), torch.zeros(0)).shape == (0, 0)
+    assert torch.equal(circles(torch.zeros(3, 3), torch.zeros(3)), torch.eye(3).bool())
+
+
+# ---- the method ----------------------------------------------------------------------------------
+
+
+def alike(clients, labels=1, samples=60):
+    """Clients that hold samples of one kind, with ``labels`` ways to read the classes."""
+    data = images(clients * (samples + 20))
+    parts = [
+        part.split([samples, 10, 10]) for part in torch.arange(len(data.y)).split(samples + 20)
+    ]
+    group = torch.arange(clients) % labels
+    relabel = torch.stack([torch.arange(3).roll(int(g)) for g in group])
+    names = tuple(f"site {i}" for i in range(clients))
+    splits = (tuple(part[i] for part in parts) for i in range(3))
+    return Federation(data, "alike", names, *splits, groups=group, relabel=relabel)
+
+
+def test_clients_that_are_alike_are_one_circle_with_fedavg_s_model():
+    on = task(Circle(), federated=alike(5), recipe=WHOLE)
+    found = last(Circle(), on, rounds=3, participation=1.0)
+    usual = last(FedAvg(), on, participation=1.0)
+    assert found.server.circle.all()
+    assert_close(predictors(found).models[:, 0], predictors(usual).models[:, 0], 1e-10)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_groups_that_contradict_each_other_are_circles_and_give_each_other_nothing(participation):
+    federated = alike(8, labels=2)
+    on = task(Circle(), federated=federated)
+    record = last(Circle(), on, rounds=8, participation=participation)
+    assert torch.equal(record.server.circle, same(federated.groups.tolist()))
+    applied = record.server.applied.dense()
+    assert (applied[~record.server.circle] == 0).all()
+
+
+def test_tiny_clients_and_clients_of_one_class_end_with_finite_models():
+    federated = federation((2, 1, 3, 2, 40))
+    record = last(Circle(), task(Circle(), federated=federated), rounds=4)
+    assert predictors(record).models.isfinite().all()
+    assert predictors(record).weights.sum(1).sub(1).abs().max() < 1e-9
+
+
+def test_an_upload_that_is_not_finite_or_outsized_counts_as_absent():
+    method, on = Circle(), task(Circle())
+    backend, round = backend_of("loop", on), whole_round(on, 0)
+    server, states = method.init(on.problem)
+    received = method.download(server, round)
+    up, _ = backend.local(method, received, states, round)
+    fine = method.aggregate(
+        server, Up(*(leaf[:4] for leaf in up)), round._replace(clients=round.clients[:4])
+    )
+    for harm in (torch.nan, 1e9):
+        spoilt = Up(up.w.clone(), up.size, up.move.clone(), up.noise)
+        spoilt.w[4] *= harm
+        found = method.aggregate(server, spoilt, round)
+        assert_close(method.serve(found, round)[:4], method.serve(fine, round)[:4], 0)
+
+
+def test_rounds_without_evidence_cost_as_much_as_fedavg():
+    method, on = Circle(every=5), task(Circle())
+    server, _ = method.init(on.problem)
+    usual = count_bytes(FedAvg().download(on.problem.start, whole_round(on, 1)))
+    assert count_bytes(method.download(server, whole_round(on, 1))) == usual
+    assert count_bytes(method.download(server, whole_round(on, 5))) == 2 * usual
+
+
+def test_halves_are_disjoint_and_hold_every_sample():
+    on = task(Circle())
+    for i, size in enumerate(on.problem.sizes.tolist()):
+        client = one_client(on, i)
+        one, two = (half._view.train for half in client.halves())
+        kept = torch.cat([half.samples[: int(half.size)] for half in (one, two)])
+        assert sorted(kept.tolist()) == sorted(client._view.train.samples[:size].tolist())
